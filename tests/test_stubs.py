@@ -212,20 +212,23 @@ def _wrong_types(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[
     return wrong
 
 
+# What calls may raise that cannot be made without values, or are made in forms of PyTorch's own.
+REFUSED = (NotImplementedError, RuntimeError, TypeError, ValueError, IndexError, AttributeError)
 # (entry, parameter) -> what PyTorch's tests give there that a checked program should not.
 LOOSER: dict[tuple[str, str], str] = {}
 
 
+@pytest.mark.long
 def test_calls_are_of_the_types_that_stubs_tell() -> None:
     wrong: list[str] = []
     count = 0
     for op in recording.entries():
         if isinstance(op.example, str):
             continue
-        for sample in recording.samples(op, "float32", 6):
-            with warnings.catch_warnings(), contextlib.suppress(NotImplementedError, RuntimeError):
+        for sample in recording.samples(op, "float32", 4):
+            with warnings.catch_warnings(), contextlib.suppress(*REFUSED):
                 warnings.simplefilter("ignore")
-                mine = sample.map(lambda x: recording._ours(x, "cpu"))
+                mine = sample.map(lambda x: recording._ours(x, "meta"))
                 found = _wrong_types(op, mine.args, mine.kwargs)
                 count += 1
                 wrong += [

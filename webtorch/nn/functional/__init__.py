@@ -4,12 +4,7 @@ Nearly all of them are entries of the op table. Those that are not are written h
 file.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable as _Callable
-from collections.abc import Sequence as _Sequence
 from types import ModuleType as _ModuleType
-from typing import Any as _Any
 
 from webtorch.nn.functional.activation import *  # noqa: F403
 from webtorch.nn.functional.alignment import *  # noqa: F403
@@ -19,25 +14,11 @@ from webtorch.nn.functional.fractional import *  # noqa: F403
 from webtorch.nn.functional.loss import *  # noqa: F403
 from webtorch.nn.functional.norm import *  # noqa: F403
 from webtorch.nn.functional.table import entries as _entries
+from webtorch.nn.functional.table import with_indices as _with_indices
 from webtorch.tensors.absent import missing_names as _missing_names
-from webtorch.tensors.tensor import Tensor as _Tensor
 
 for _name, _function in _entries.items():
     globals().setdefault(_name, _function)
-
-
-def _with_indices(rank: int) -> _Callable[..., _Any]:
-    pool = _entries[f"adaptive_max_pool{rank}d"]
-
-    def function(
-        input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = False
-    ) -> tuple[_Tensor, _Tensor]:
-        """Return the maxima of windows that cover the input, and where they are."""
-        return pool(input, output_size, True)
-
-    return function
-
-
 for _rank in (1, 2, 3):
     globals()[f"adaptive_max_pool{_rank}d_with_indices"] = _with_indices(_rank)
 # The files are rooms of this package and no functions of it.
