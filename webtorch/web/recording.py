@@ -22,7 +22,8 @@ from webtorch.errors import DTypeError, WebtorchError
 from webtorch.ops.record import TABLE, Elementwise, Example, Op
 from webtorch.runtime.realize import freeze, to_graph
 from webtorch.tensors.storage import Storage
-from webtorch.web.export import Exported, export_json
+from webtorch.web.export import export_json
+from webtorch.web.exported import Exported
 
 # The public names, nn.functional's among them.
 webtorch: Any = sys.modules["webtorch"]

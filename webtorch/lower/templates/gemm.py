@@ -706,46 +706,13 @@ def _blocks(
         for scopes, variable in ((rows, ROW), (columns, COLUMN)):
             mask = BATCHES | (1 << variable) | (1 << TAP)
             scopes[:] = [Places(body, (batch, s, tap), mask) for s in scopes]
-    begin = f"part * {chunk}" if split > 1 else "0"
     # Four k at once: a row of the left operand is then one vector, where it lies along k in memory.
     whole = p.k - p.k % 4
-    sizes = (("4", whole, 4), ("1", p.k, 1)) if p.k % 4 else (("4", p.k, 4),)
-    for _, stop, step in sizes:
-        if stop == 0:
-            continue
-        start = begin if step == 4 else (f"max({begin}, {whole})" if split > 1 else f"{whole}")
-        end = f"min({begin} + {chunk}, {stop})" if split > 1 else f"{stop}"
-        if p.needs == "from":
-            start = f"max({start}, row)"
-        elif p.needs == "before":
-            end = f"min({end}, row + 4)"
-        loop: list[str] = []
-        a_names: list[str] = []
-        b_names: list[str] = []
-        if step == 4:
-            for operand, scopes, names in ((left, rows, a_names), (right, columns, b_names)):
-                if operand.deep:
-                    k = Places(loop, (), 1 << K)
-                    k.env[p.variable(K)] = "k"
-                    lanes = _lane_scopes(scopes, k, operand.variable, loop)
-                    lines4 = [w.bind(w.wide_load(operand.load, s), loop) for s in lanes]
-                    for c in "xyzw":
-                        parts = ", ".join(f"{x}.{c}" for x in lines4)
-                        names.append(w.bind(f"vec4<{w.kind}>({parts})", loop))
-        for at in range(step):
-            k = Places(loop, (), 1 << K)
-            k.env[p.variable(K)] = f"(k + {at})" if at else "k"
-            for operand, scopes, names in ((left, rows, a_names), (right, columns, b_names)):
-                if len(names) <= at:
-                    lanes = _lane_scopes(scopes, k, operand.variable, loop)
-                    names.append(w.bind(_vector(w, operand, lanes), loop))
-            for r, c in enumerate("xyzw"):
-                loop.append(
-                    f"acc{r} = {_fma(w.kind, f'{a_names[at]}.{c}', b_names[at], f'acc{r}')};"
-                )
-        body.append(f"for (var k: i32 = {start}; k < {end}; k = k + {step}) {{")
-        body += ["  " + x for x in loop]
-        body.append("}")
+    sides = ((left, rows), (right, columns))
+    if whole:
+        body += _block_loop(w, sides, split, chunk, (0, whole), 4)
+    if p.k % 4:
+        body += _block_loop(w, sides, split, chunk, (whole, p.k), 1)
     if p.taps > 1:
         outer.append(f"for (var tap: i32 = 0; tap < {p.taps}; tap = tap + 1) {{")
         outer += ["  " + x for x in body]
@@ -754,6 +721,59 @@ def _blocks(
     for r in range(4):
         finish_block(w, body, f"(row + {r})" if r else "row", "column", f"acc{r}", split, _BLOCK)
     return body, [], 64, grid
+
+
+def _block_loop(
+    w: ProductWriter,
+    sides: tuple[tuple[Operand, list[Places]], ...],
+    split: int,
+    chunk: int,
+    over: tuple[int, int],
+    step: int,
+) -> list[str]:
+    """Write the loop of a block's sums over k from over[0] to over[1], `step` k a turn; of a split
+    product, as far as they are in its part."""
+    p = w.p
+    first, stop = over
+    begin = f"part * {chunk}" if split > 1 else "0"
+    start = begin if not first else f"max({begin}, {first})" if split > 1 else f"{first}"
+    end = f"min({begin} + {chunk}, {stop})" if split > 1 else f"{stop}"
+    if p.needs == "from":
+        start = f"max({start}, row)"
+    elif p.needs == "before":
+        end = f"min({end}, row + 4)"
+    lines: list[str] = []
+    vectors: tuple[list[str], list[str]] = ([], [])
+    if step == 4:
+        for (operand, scopes), names in zip(sides, vectors, strict=True):
+            if operand.deep:
+                names += _turned(w, operand, scopes, lines)
+    for at in range(step):
+        k = Places(lines, (), 1 << K)
+        k.env[p.variable(K)] = f"(k + {at})" if at else "k"
+        for (operand, scopes), names in zip(sides, vectors, strict=True):
+            if len(names) <= at:
+                lanes = _lane_scopes(scopes, k, operand.variable, lines)
+                names.append(w.bind(_vector(w, operand, lanes), lines))
+        a, b = (names[at] for names in vectors)
+        lines += [
+            f"acc{r} = {_fma(w.kind, f'{a}.{c}', b, f'acc{r}')};" for r, c in enumerate("xyzw")
+        ]
+    head = f"for (var k: i32 = {start}; k < {end}; k = k + {step}) {{"
+    return [head, *("  " + x for x in lines), "}"]
+
+
+def _turned(
+    w: ProductWriter, operand: Operand, scopes: list[Places], lines: list[str]
+) -> list[str]:
+    """Load four k of four rows of an operand that lies along k; return the vectors at each k."""
+    k = Places(lines, (), 1 << K)
+    k.env[w.p.variable(K)] = "k"
+    lanes = _lane_scopes(scopes, k, operand.variable, lines)
+    loaded = [w.bind(w.wide_load(operand.load, s), lines) for s in lanes]
+    return [
+        w.bind(f"vec4<{w.kind}>({', '.join(f'{x}.{c}' for x in loaded)})", lines) for c in "xyzw"
+    ]
 
 
 @dataclass(slots=True)
@@ -872,9 +892,8 @@ def _tiles(
     body = tile_numbers(
         p, tile.rows, tile.columns, split, grid, grid[0] * grid[1] * grid[2] == groups
     )
-    wide_x = tile.columns // tile.own_columns
     body += [
-        *lanes(wide_x, tile.rows // tile.own_rows),
+        *lanes(tile.columns // tile.own_columns, tile.rows // tile.own_rows),
         "let me = i32(lid);",
     ]
     kinds = f"vec4<{w.kind}>"
@@ -892,19 +911,18 @@ def _tiles(
         body,
     )
 
-    def fetch(lines: list[str], base: str) -> None:
-        """Write what each unit copies into workgroup memory."""
+    def fetch(base: str) -> list[str]:
+        """Return the loads of what each unit copies into workgroup memory."""
+        lines: list[str] = []
         for unit in units:
             unit.fetch(w, lines, base, depth)
+        return lines
 
     for unit in units:
         body += [f"var {name}: {kinds};" for name in unit.registers]
-    per_row, per_column = tile.own_rows // 4, tile.own_columns // 4
     for i in range(tile.own_rows):
-        body += [f"var acc{i}_{j} = {kinds}();" for j in range(per_column)]
-    first: list[str] = []
-    fetch(first, "k_first")
-    body += first
+        body += [f"var acc{i}_{j} = {kinds}();" for j in range(tile.own_columns // 4)]
+    body += fetch("k_first")
     body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {depth}) {{")
     loop: list[str] = []
     for unit in units:
@@ -914,39 +932,57 @@ def _tiles(
     # last turn fetches its own tile once more; where turns are few, that costs more.
     if chunk >= _LONG * depth:
         loop.append(f"let next = select(k0, k0 + {depth}, k0 + {depth} < k_end);")
-        fetch(loop, "next")
+        loop += fetch("next")
     else:
-        ahead: list[str] = []
-        fetch(ahead, f"k0 + {depth}")
-        loop.append(f"if (k0 + {depth} < k_end) {{")
-        loop += ["  " + x for x in ahead]
-        loop.append("}")
-    y_step = tile.rows // 4 // per_row
-    x_step = tile.columns // 4 // per_column
-    # Written out for every k: drivers then load ahead what the next k needs. As a loop, whatever
-    # the driver made of it, the same tile had 30 rather than 44 TFLOP/s.
-    for kk in range(depth):
-        loop.append("{")
+        ahead = ("  " + x for x in fetch(f"k0 + {depth}"))
+        loop += [f"if (k0 + {depth} < k_end) {{", *ahead, "}"]
+    loop += _tile_sums(w.kind, tile)
+    loop.append("workgroupBarrier();")
+    body += ["  " + x for x in loop]
+    body.append("}")
+    _finish_tile(w, tile, split, body)
+    return body, shared, threads, grid
+
+
+def _steps(tile: Tile) -> tuple[int, int]:
+    """Return how far apart in the tile an invocation's vectors are, down and across."""
+    return tile.rows // tile.own_rows, tile.columns // tile.own_columns
+
+
+def _tile_sums(kind: str, tile: Tile) -> list[str]:
+    """Write what an invocation adds to its sums from the tiles in workgroup memory.
+
+    Written out for every k: drivers then load ahead what the next k needs. As a loop, whatever the
+    driver made of it, the same tile had 30 rather than 44 TFLOP/s.
+    """
+    across, down = tile.columns // 4 + _PAD, tile.rows // 4 + _PAD
+    per_row, per_column = tile.own_rows // 4, tile.own_columns // 4
+    y_step, x_step = _steps(tile)
+    lines: list[str] = []
+    for k in range(tile.depth):
+        lines.append("{")
         for i in range(per_row):
-            loop.append(f"  let a{i} = left_tile[ty + {kk * (down + _PAD) + i * y_step}];")
+            lines.append(f"  let a{i} = left_tile[ty + {k * down + i * y_step}];")
         for j in range(per_column):
-            loop.append(f"  let b{j} = right_tile[tx + {kk * (across + _PAD) + j * x_step}];")
+            lines.append(f"  let b{j} = right_tile[tx + {k * across + j * x_step}];")
         for i in range(per_row):
             for r, c in enumerate("xyzw"):
                 for j in range(per_column):
                     acc = f"acc{i * 4 + r}_{j}"
-                    loop.append(f"  {acc} = {_fma(w.kind, f'a{i}.{c}', f'b{j}', acc)};")
-        loop.append("}")
-    loop.append("workgroupBarrier();")
-    body += ["  " + x for x in loop]
-    body.append("}")
-    for i in range(per_row):
+                    lines.append(f"  {acc} = {_fma(kind, f'a{i}.{c}', f'b{j}', acc)};")
+        lines.append("}")
+    return lines
+
+
+def _finish_tile(w: ProductWriter, tile: Tile, split: int, body: list[str]) -> None:
+    """Write the stores of an invocation's sums."""
+    y_step, x_step = _steps(tile)
+    for i in range(tile.own_rows // 4):
         for r in range(4):
             row = w.bind(f"tile_row + (ty + {i * y_step}) * 4 + {r}", body)
-            for j in range(per_column):
+            for j in range(tile.own_columns // 4):
                 column = w.bind(f"tile_column + (tx + {j * x_step}) * 4", body)
                 finish_block(w, body, row, column, f"acc{i * 4 + r}_{j}", split, tile)
-    return body, shared, threads, grid
 
 
 def split(x: Expr, *sizes: int) -> list[Expr]:
