@@ -20,15 +20,9 @@ from fractions import Fraction
 from typing import Any
 
 from webtorch.capture.backward import stand_in
+from webtorch.capture.captured import Capture, Returned, is_constant
 from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
-from webtorch.capture.trace import (
-    Capture,
-    Compiler,
-    NotReplayable,
-    Returned,
-    compile_varying,
-    is_constant,
-)
+from webtorch.capture.trace import Compiler, NotReplayable, compile_varying
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import contiguous_strides

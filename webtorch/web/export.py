@@ -23,9 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from webtorch.capture.captured import Capture
 from webtorch.capture.compiled import function_of
 from webtorch.capture.step import CompiledFunction
-from webtorch.capture.trace import Capture, compile_never
+from webtorch.capture.trace import compile_never
 from webtorch.errors import CaptureError, DTypeError, ShapeError
 from webtorch.functions import public as webtorch
 from webtorch.functions.random import default_generator

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from webtorch.capture.trace import Capture, Returned
+from webtorch.capture.captured import Capture, Returned
 from webtorch.errors import CaptureError, DTypeError, KernelError
 from webtorch.functions.random import default_generator
 from webtorch.io.safetensors import RawTensor

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from webtorch import autograd
-from webtorch.capture.trace import Capture, Returned
+from webtorch.capture.captured import Capture, Returned
 from webtorch.errors import DTypeError, WebtorchError
 from webtorch.ops.record import TABLE, Elementwise, Example, Op
 from webtorch.runtime.realize import freeze, to_graph

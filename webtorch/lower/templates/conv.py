@@ -21,20 +21,10 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Convolution, Kernel
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates import conv_units, matrix_units, winograd
-from webtorch.lower.templates.gemm import (
-    BATCH,
-    COLUMN,
-    ROW,
-    TAP,
-    K,
-    Product,
-    choose,
-    finishes,
-    product_passes,
-    split,
-)
+from webtorch.lower.templates.gemm import choose, product_passes
 from webtorch.lower.templates.generic import conv_kernel, guarded, within
 from webtorch.lower.templates.phases import phase, untouched
+from webtorch.lower.templates.product import BATCH, COLUMN, ROW, TAP, K, Product, finishes, split
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 
 from webtorch.ir.dtype import float16, float32
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.gemm import (
+from webtorch.lower.templates.gemm import add_parts, finish_block, k_range, tile_numbers
+from webtorch.lower.templates.product import (
     BATCHES,
     COLUMN,
     ROW,
@@ -27,11 +28,7 @@ from webtorch.lower.templates.gemm import (
     Places,
     Product,
     ProductWriter,
-    add_parts,
     batch_place,
-    finish_block,
-    k_range,
-    tile_numbers,
 )
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile
 from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, fold_grid

@@ -24,18 +24,9 @@ from webtorch.ir.dtype import float32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Reduce, Store
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.gemm import (
-    BATCH,
-    COLUMN,
-    PARTS,
-    ROW,
-    K,
-    Product,
-    product_passes,
-    ranked,
-    split,
-)
+from webtorch.lower.templates.gemm import product_passes, ranked
 from webtorch.lower.templates.generic import at_points, guarded, within
+from webtorch.lower.templates.product import BATCH, COLUMN, PARTS, ROW, K, Product, split
 from webtorch.lower.templates.tuning import FAMILIES
 from webtorch.lower.wgsl_kernel import render_kernel, render_points
 from webtorch.lower.wgsl_shader import Engine, WgslPass, on_scratch

@@ -13,7 +13,8 @@ from typing import Any
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
 from webtorch.ir.expr.exponential import exp_of_negative
-from webtorch.runtime.backends.cpu import jit, philox
+from webtorch.runtime.backends.cpu import philox
+from webtorch.runtime.backends.cpu.machine import LlvmMachine
 from webtorch.runtime.backends.cpu.vectorcode import VectorWriter
 
 EXP = exp_of_negative(ex.input_(0, float32))
@@ -41,7 +42,7 @@ def shape_for(features: str) -> Shape:
     return Shape(4, (8, 6, 4) if "+sse2" in names else (8, 8, 8, 6))
 
 
-class _Machine(jit.LlvmMachine):
+class _Machine(LlvmMachine):
     """Elementary functions of vectors."""
 
     def __init__(self, module: Any, fused: bool, lanes: int) -> None:
