@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from webtorch.runtime.backends.cpu.flashparts import Block, BlockWriter, Operand, Shape
+from webtorch.runtime.backends.cpu.llvmtypes import Ir
 
 # Keys of a block of scores.
 KEYS = 64
@@ -35,9 +35,9 @@ class _Running:
     """Accumulators of a block, a vector of queries each: the largest score that was met, the sum of
     weights, and the largest score before the keys at hand."""
 
-    tops: list[Any]
-    sums: list[Any]
-    tops_before: list[Any]
+    tops: list[Ir]
+    sums: list[Ir]
+    tops_before: list[Ir]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class _ForwardRoom:
     """A unit's memory: queries, scores and results, transposed; a mask; and of each query two numbers,
     the factor of what is in results, then the largest score and what weights are multiplied with."""
 
-    query: Any
-    scores: Any
-    facts: Any
-    result: Any
-    extra: Any
+    query: Ir
+    scores: Ir
+    facts: Ir
+    result: Ir
+    extra: Ir
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,16 @@ class _BackwardRoom:
     cotangents; scores and their cotangents; of each query the largest score, what weights are multiplied
     with, and what is taken off; a mask; and ones."""
 
-    query: Any
-    cotangent: Any
-    change_query: Any
-    query_rows: Any
-    grad_rows: Any
-    scores: Any
-    changes: Any
-    facts: Any
-    extra: Any
-    ones: Any
+    query: Ir
+    cotangent: Ir
+    change_query: Ir
+    query_rows: Ir
+    grad_rows: Ir
+    scores: Ir
+    changes: Ir
+    facts: Ir
+    extra: Ir
+    ones: Ir
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +76,16 @@ class _Backward:
     and value go, how the work is cut, and how long rows are."""
 
     grad: Operand
-    stats: Any
-    delta: Any
-    results: list[Any]
-    heads_at_once: Any
-    blocks_at_once: Any
-    keys_at_once: Any
-    query_parts: Any
-    key_parts: Any
-    query_line: Any
-    grad_line: Any
+    stats: Ir
+    delta: Ir
+    results: list[Ir]
+    heads_at_once: Ir
+    blocks_at_once: Ir
+    keys_at_once: Ir
+    query_parts: Ir
+    key_parts: Ir
+    query_line: Ir
+    grad_line: Ir
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,14 @@ class _Part:
     """What one item of a backward function computes: the ranges of heads, of blocks of queries and of
     keys, where keys and values begin, and their gradients."""
 
-    batch: Any
-    shared: Any
-    heads: tuple[Any, Any]
-    blocks: tuple[Any, Any]
-    keys: tuple[Any, Any]
-    key: Any
-    value: Any
-    outs: list[Any]
+    batch: Ir
+    shared: Ir
+    heads: tuple[Ir, Ir]
+    blocks: tuple[Ir, Ir]
+    keys: tuple[Ir, Ir]
+    key: Ir
+    value: Ir
+    outs: list[Ir]
 
 
 class FlashWriter(BlockWriter):
@@ -118,7 +118,7 @@ class FlashWriter(BlockWriter):
                 name = name_of("backward", vectors, mask, dropout, columns, even)
                 self.functions[name] = self.backward, (vectors, mask, dropout, columns, even)
 
-    def forward(self, begin: Any, end: Any, vectors: int, mask: str, dropout: bool) -> None:
+    def forward(self, begin: Ir, end: Ir, vectors: int, mask: str, dropout: bool) -> None:
         """Compute the results or the statistics of blocks of queries, as long as there are some."""
         b, lanes = self.b, self.width
         self.parameters(mask, dropout)
@@ -185,7 +185,7 @@ class FlashWriter(BlockWriter):
                     b.store(self.scalar(self.at(room.facts, i)), to)
                     b.store(self.scalar(self.at(room.facts, b.add(line, i))), self.at(to, one))
 
-    def _forward_room(self, unit: Any, line: Any) -> _ForwardRoom:
+    def _forward_room(self, unit: Ir, line: Ir) -> _ForwardRoom:
         """Return where a unit keeps its block."""
         b = self.b
         query = self.at(self.scratch, b.mul(unit, self.room))
@@ -195,7 +195,7 @@ class FlashWriter(BlockWriter):
         extra = self.at(result, b.mul(self.value_width, line))
         return _ForwardRoom(query, scores, facts, result, extra)
 
-    def _begin(self, running: _Running, result: Any) -> None:
+    def _begin(self, running: _Running, result: Ir) -> None:
         """Clear what is added up over keys."""
         vectors = len(running.tops)
         for v in range(vectors):
@@ -208,10 +208,10 @@ class FlashWriter(BlockWriter):
     def _scores(
         self,
         block: Block,
-        key: Any,
-        first: Any,
-        count: Any,
-        limits: list[Any],
+        key: Ir,
+        first: Ir,
+        count: Ir,
+        limits: list[Ir],
         room: _ForwardRoom,
         running: _Running,
     ) -> None:
@@ -242,7 +242,7 @@ class FlashWriter(BlockWriter):
                 b.store(self.larger_lanes(x, top), tops[v])
 
     def _weights(
-        self, block: Block, first: Any, count: Any, room: _ForwardRoom, running: _Running
+        self, block: Block, first: Ir, count: Ir, room: _ForwardRoom, running: _Running
     ) -> None:
         """Put weights in place of scores; sums, and the factors of results, follow the largest score."""
         b, vectors, sums = self.b, block.vectors, running.sums
@@ -262,7 +262,7 @@ class FlashWriter(BlockWriter):
                     x = b.fmul(x, self.keep(block, b.add(first, row), v))
                 self.store(x, at)
 
-    def _statistics(self, running: _Running, facts: Any) -> None:
+    def _statistics(self, running: _Running, facts: Ir) -> None:
         """Store the largest score of each query, and what its weights are multiplied with."""
         b, vectors = self.b, len(running.tops)
         for v in range(vectors):
@@ -277,8 +277,8 @@ class FlashWriter(BlockWriter):
 
     def backward(
         self,
-        begin: Any,
-        end: Any,
+        begin: Ir,
+        end: Ir,
         vectors: int,
         mask: str,
         dropout: bool,
@@ -347,7 +347,7 @@ class FlashWriter(BlockWriter):
                                 room.ones,
                             )
 
-    def _add_to_queries(self, key: Any, count: Any, vectors: int, room: _BackwardRoom) -> None:
+    def _add_to_queries(self, key: Ir, count: Ir, vectors: int, room: _BackwardRoom) -> None:
         """Add what some keys give to the gradients of a block of queries."""
         strides = self.key.strides[3], self.key.strides[2]
         self.product_of(
@@ -359,7 +359,7 @@ class FlashWriter(BlockWriter):
         stats, delta, *results = (self.cell(self.pointer) for _ in range(5))
         return _Backward(grad, stats, delta, results, *(self.cell() for _ in range(7)))
 
-    def _backward_room(self, unit: Any, line: Any, given: _Backward) -> _BackwardRoom:
+    def _backward_room(self, unit: Ir, line: Ir, given: _Backward) -> _BackwardRoom:
         """Return where a unit keeps its block."""
         b = self.b
         place = self.at(self.scratch, b.mul(unit, self.room))
@@ -380,7 +380,7 @@ class FlashWriter(BlockWriter):
         rooms += [place, ones]
         return _BackwardRoom(*rooms)
 
-    def _part_of(self, item: Any, given: _Backward, wants: list[Any]) -> _Part:
+    def _part_of(self, item: Ir, given: _Backward, wants: list[Ir]) -> _Part:
         """Return what an item computes, and clear the gradients of its keys and values."""
         b = self.b
         rest, key_part = b.sdiv(item, given.key_parts), b.srem(item, given.key_parts)
@@ -411,8 +411,8 @@ class FlashWriter(BlockWriter):
         )
 
     def _queries(
-        self, block: Block, row: Any, line: Any, given: _Backward, room: _BackwardRoom
-    ) -> list[tuple[Any, Any]]:
+        self, block: Block, row: Ir, line: Ir, given: _Backward, room: _BackwardRoom
+    ) -> list[tuple[Ir, Ir]]:
         """Lay out a block of queries, their cotangents and statistics; return where rows of queries and
         of cotangents are, and how far apart."""
         b, vectors, valid = self.b, block.vectors, block.valid
@@ -451,11 +451,11 @@ class FlashWriter(BlockWriter):
         self,
         block: Block,
         part: _Part,
-        first: Any,
-        count: Any,
-        limits: list[Any],
+        first: Ir,
+        count: Ir,
+        limits: list[Ir],
         room: _BackwardRoom,
-    ) -> Any:
+    ) -> Ir:
         """Compute the weights of some keys, in place of scores, and the cotangents of scores; return
         where the keys are."""
         b, vectors = self.b, block.vectors
@@ -473,7 +473,7 @@ class FlashWriter(BlockWriter):
         return key_at
 
     def _change(
-        self, block: Block, room: _BackwardRoom, row: Any, key: Any, v: int, limit: Any
+        self, block: Block, room: _BackwardRoom, row: Ir, key: Ir, v: int, limit: Ir
     ) -> None:
         """Put weights in place of scores, and the cotangents of scores in place of those of weights."""
         b, vectors = self.b, block.vectors

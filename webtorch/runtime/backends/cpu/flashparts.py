@@ -14,7 +14,8 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
 from webtorch.ir.expr.exponential import exp_of_negative
 from webtorch.runtime.backends.cpu import philox
-from webtorch.runtime.backends.cpu.machine import LlvmMachine
+from webtorch.runtime.backends.cpu.llvmtypes import Ir, Kind
+from webtorch.runtime.backends.cpu.machine import LlvmMachine, Value
 from webtorch.runtime.backends.cpu.vectorcode import VectorWriter
 
 EXP = exp_of_negative(ex.input_(0, float32))
@@ -50,7 +51,7 @@ class _Machine(LlvmMachine):
         self.lanes = lanes
         self.types = {k: self.ir.VectorType(t, lanes) for k, t in self.types.items()}
 
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
         """Return a * b + c, rounded once where the processor can."""
         if not self.fused:
             return a * b + c
@@ -66,8 +67,8 @@ class _Machine(LlvmMachine):
 class Operand:
     """A tensor (batch, head, position, element): where it starts, and its strides."""
 
-    start: Any
-    strides: tuple[Any, Any, Any, Any]
+    start: Ir
+    strides: tuple[Ir, Ir, Ir, Ir]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,10 @@ class Block:
     """A block of queries of one head: how many vectors, the first query and how many there are."""
 
     vectors: int
-    batch: Any
-    head: Any
-    first: Any
-    valid: Any
+    batch: Ir
+    head: Ir
+    first: Ir
+    valid: Ir
 
 
 class BlockWriter(VectorWriter):
@@ -98,36 +99,36 @@ class BlockWriter(VectorWriter):
         b, h, p, e = (self.cell() for _ in range(4))
         return Operand(start, (b, h, p, e))
 
-    def of(self, x: Operand, *indices: Any) -> Any:
+    def of(self, x: Operand, *indices: Ir) -> Ir:
         """Return the address of an element; indices that are left out are 0."""
         place = x.start
         for index, stride in zip(indices, x.strides, strict=False):
             place = self.at(place, self.b.mul(index, stride))
         return place
 
-    def beside(self, base: Any, row: Any, width: int, vector: int = 0) -> Any:
+    def beside(self, base: Ir, row: Ir, width: int, vector: int = 0) -> Ir:
         """Return the address of a vector of a row of `width` vectors."""
         place = self.b.mul(row, self.number(width * self.width))
         return self.at(base, self.b.add(place, self.number(vector * self.width)))
 
-    def scalar(self, place: Any) -> Any:
+    def scalar(self, place: Ir) -> Ir:
         """Return a float."""
         return self.b.load(place, typ=self.f32)
 
-    def constant(self, value: float) -> Any:
+    def constant(self, value: float) -> Ir:
         """Return a vector of one constant."""
         return self.machine.constant(value, "float32").value
 
-    def lane_numbers(self) -> Any:
+    def lane_numbers(self) -> Ir:
         """Return (0, 1, ..) as positions."""
         kind = self.ir.VectorType(self.index, self.width)
         return self.ir.Constant(kind, [self.number(n) for n in range(self.width)])
 
-    def positions(self, x: Any) -> Any:
+    def positions(self, x: Ir) -> Ir:
         """Return a vector of one position."""
         return self.spread(x, self.index)
 
-    def spread(self, x: Any, kind: Any) -> Any:
+    def spread(self, x: Ir, kind: Kind) -> Ir:
         """Return a vector of one value of any type."""
         vector = self.ir.VectorType(kind, self.width)
         first = self.ir.Constant(self.i32, 0)
@@ -135,17 +136,17 @@ class BlockWriter(VectorWriter):
         mask = self.ir.Constant(self.ir.VectorType(self.i32, self.width), None)
         return self.b.shuffle_vector(one, one, mask)
 
-    def larger_lanes(self, a: Any, b: Any) -> Any:
+    def larger_lanes(self, a: Ir, b: Ir) -> Ir:
         """Return the larger of each two lanes; that of `b` where either is NaN."""
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
 
-    def exp(self, x: Any) -> Any:
+    def exp(self, x: Ir) -> Ir:
         """Return e^x for arguments that are hardly positive: 0 below -87."""
         m = self.machine
         m.builder = self.b
         return m.evaluate(EXP, [m.wrap(x, "float32")]).value
 
-    def call(self, name: str, values: Sequence[Any], write: Callable[..., None]) -> None:
+    def call(self, name: str, values: Sequence[Ir], write: Callable[..., None]) -> None:
         """Call a function of the module, which `write` writes where there is none of this name."""
         function = self.module.globals.get(name)
         if function is None:
@@ -161,24 +162,24 @@ class BlockWriter(VectorWriter):
         self.b.call(function, values)
 
     @contextmanager
-    def taken(self, counter: Any, items: Any, unit: Any, units: Any) -> Iterator[Any]:
+    def taken(self, counter: Ir | None, items: Ir, unit: Ir, units: Ir) -> Iterator[Ir]:
         """Take one item after the other that no other unit has taken."""
         b = self.b
         head, inside, after = (b.append_basic_block(n) for n in ("next", "item", "taken"))
         before = b.block
         b.branch(head)
         b.position_at_end(head)
-        static = counter is None
-        if static:
-            item = b.phi(self.index)
-            item.add_incoming(unit, before)
+        phi, item = None, unit
+        if counter is None:
+            item = phi = b.phi(self.index)
+            phi.add_incoming(unit, before)
         else:
             item = b.atomic_rmw("add", counter, self.ir.Constant(self.i64, 1), "monotonic")
         b.cbranch(b.icmp_signed("<", item, items), inside, after)
         b.position_at_end(inside)
         yield item
-        if static:
-            item.add_incoming(b.add(item, units), b.block)
+        if phi is not None:
+            phi.add_incoming(b.add(phi, units), b.block)
         b.branch(head)
         b.position_at_end(after)
 
@@ -186,15 +187,15 @@ class BlockWriter(VectorWriter):
 
     def product(
         self,
-        left: Any,
-        strides: tuple[Any, Any],
-        rows: Any,
-        right: Any,
-        line: Any,
-        steps: Any,
+        left: Ir,
+        strides: tuple[Ir, Ir],
+        rows: Ir,
+        right: Ir,
+        line: Ir,
+        steps: Ir,
         vectors: int,
-        start: Callable[[Any, int], Any],
-        finish: Callable[[Any, int, Any], None],
+        start: Callable[[Ir, int], Ir],
+        finish: Callable[[Ir, int, Ir], None],
     ) -> None:
         """Add up left[row, step] * right[step, :] over steps, in tiles of rows; rows past the last
         repeat it, which stores the same again.
@@ -226,59 +227,59 @@ class BlockWriter(VectorWriter):
 
     def product_of(
         self,
-        left: Any,
-        strides: tuple[Any, Any],
-        rows: Any,
-        right: Any,
-        steps: Any,
-        out: Any,
+        left: Ir,
+        strides: tuple[Ir, Ir],
+        rows: Ir,
+        right: Ir,
+        steps: Ir,
+        out: Ir,
         vectors: int,
-        factors: Any = None,
+        factors: Ir | None = None,
     ) -> None:
         """Compute out[row, :] = out[row, :] * factors + left[row, step] * right[step, :], summed over
         steps; all rows are of `vectors` vectors. Without factors nothing is in `out` before.
         """
         line = self.number(vectors * self.width)
-        more = factors is not None
+        of_old = () if factors is None else (factors,)
 
         def write(
-            left: Any, along: Any, step: Any, rows: Any, right: Any, steps: Any, out: Any, *at: Any
+            left: Ir, along: Ir, step: Ir, rows: Ir, right: Ir, steps: Ir, out: Ir, *at: Ir
         ) -> None:
             """Write the product at a place."""
             kept = [
                 self.load(self.at(at[0], self.number(v * self.width)))
-                for v in range(vectors * more)
+                for v in range(vectors if at else 0)
             ]
 
-            def old(row: Any, v: int) -> Any:
+            def old(row: Ir, v: int) -> Ir:
                 """Return what is in `out`, times the factors."""
-                if not more:
+                if not at:
                     return self.zero
                 return self.b.fmul(self.load(self.beside(out, row, vectors, v)), kept[v])
 
-            def put(row: Any, v: int, x: Any) -> None:
+            def put(row: Ir, v: int, x: Ir) -> None:
                 """Store a vector of `out`."""
                 self.store(x, self.beside(out, row, vectors, v))
 
             self.product(left, (along, step), rows, right, line, steps, vectors, old, put)
 
-        name = f"product{vectors}{'_more' * more}"
-        values = [left, *strides, rows, right, steps, out, *([factors] if more else [])]
-        self.call(name, values, write)
+        name = f"product{vectors}{'_more' * len(of_old)}"
+        self.call(name, [left, *strides, rows, right, steps, out, *of_old], write)
 
     def transpose_in(
         self,
-        source: Any,
-        strides: tuple[Any, Any],
-        steps: Any,
-        valid: Any,
-        out: Any,
+        source: Ir,
+        strides: tuple[Ir, Ir],
+        steps: Ir,
+        valid: Ir,
+        out: Ir,
         vectors: int,
-        kind: Any = None,
-        factor: Any = None,
+        kind: Kind | None = None,
+        factor: Ir | None = None,
     ) -> None:
         """Copy source[lane, step], times a factor, to out[step, lane]; lanes past the last repeat it."""
-        name = f"transpose_in{vectors}_{kind or self.f32}"
+        kind = self.f32 if kind is None else kind
+        name = f"transpose_in{vectors}_{kind}"
         values = [source, *strides, steps, valid, out]
         values.append(self.constant(1.0) if factor is None else factor)
         self.call(name, values, partial(self._transpose_in, vectors, kind))
@@ -286,23 +287,22 @@ class BlockWriter(VectorWriter):
     def _transpose_in(
         self,
         vectors: int,
-        kind: Any,
-        source: Any,
-        line: Any,
-        step_stride: Any,
-        steps: Any,
-        valid: Any,
-        out: Any,
-        factor: Any,
+        kind: Kind,
+        source: Ir,
+        line: Ir,
+        step_stride: Ir,
+        steps: Ir,
+        valid: Ir,
+        out: Ir,
+        factor: Ir,
     ) -> None:
         b, lanes = self.b, self.width
-        kind = kind or self.f32
         wide = self.ir.VectorType(kind, lanes)
         straight = b.icmp_signed("==", step_stride, self.number(1))
         whole = b.select(straight, b.sub(steps, b.srem(steps, self.number(lanes))), self.number(0))
         last = b.sub(valid, self.number(1))
 
-        def number(x: Any) -> Any:
+        def number(x: Ir) -> Ir:
             """Return a vector as scaled float32 numbers."""
             return b.fmul(x if kind == self.f32 else b.uitofp(x, self.vector), factor)
 
@@ -322,21 +322,21 @@ class BlockWriter(VectorWriter):
                     self.store(column, self.beside(to, b.add(step, self.number(i)), vectors))
             with self.loop(whole, steps) as step:
                 along = b.mul(step, step_stride)
-                found = self.ir.Constant(wide, self.ir.Undefined)
+                column = self.ir.Constant(wide, self.ir.Undefined)
                 for i, row in enumerate(rows):
                     x = b.load(self.at(row, along, kind), typ=kind)
-                    found = b.insert_element(found, x, self.ir.Constant(self.i32, i))
-                self.store(number(found), self.beside(to, step, vectors))
+                    column = b.insert_element(column, x, self.ir.Constant(self.i32, i))
+                self.store(number(column), self.beside(to, step, vectors))
 
     def transpose_out(
         self,
-        source: Any,
-        steps: Any,
-        valid: Any,
-        out: Any,
-        line: Any,
+        source: Ir,
+        steps: Ir,
+        valid: Ir,
+        out: Ir,
+        line: Ir,
         vectors: int,
-        factors: Any,
+        factors: Ir,
     ) -> None:
         """Copy source[step, lane], times a factor of each lane, to out[lane, step]."""
         b, lanes = self.b, self.width
@@ -346,7 +346,7 @@ class BlockWriter(VectorWriter):
             start, to = self.at(source, first), self.at(out, b.mul(first, line))
             left = self.smaller(b.sub(valid, first), self.number(lanes))
 
-            def scaled(step: Any) -> Any:
+            def scaled(step: Ir) -> Ir:
                 """Return a step's vector, times the lanes' factors."""
                 x = self.load(self.beside(start, step, vectors))
                 return b.fmul(x, self.load(self.at(factors, first)))
@@ -359,9 +359,9 @@ class BlockWriter(VectorWriter):
                         self.store(row, self.at(place, step))
             with self.loop(whole, steps) as step:
                 self.store(scaled(step), self.beside(start, step, vectors))
-                with self.loop(self.number(0), left) as i:
-                    x = self.scalar(self.at(self.beside(start, step, vectors), i))
-                    b.store(x, self.at(self.at(to, b.mul(i, line)), step))
+                with self.loop(self.number(0), left) as lane:
+                    x = self.scalar(self.at(self.beside(start, step, vectors), lane))
+                    b.store(x, self.at(self.at(to, b.mul(lane, line)), step))
 
     # -- scores ---------------------------
 
@@ -396,7 +396,7 @@ class BlockWriter(VectorWriter):
             ]
             self.drawn = self.b.load(places[3], typ=self.i64)
 
-    def keep(self, block: Block, key: Any, vector: int) -> Any:
+    def keep(self, block: Block, key: Ir, vector: int) -> Ir:
         """Return the factors of dropout of one key and a vector of queries."""
         b, m = self.b, self.machine
         m.builder = b
@@ -422,11 +422,11 @@ class BlockWriter(VectorWriter):
         uniform = uniform * m.constant(2.0**-24, "float32")
         return b.select(b.fcmp_ordered(">=", uniform.value, self.least), self.kept, self.zero)
 
-    def wide(self, x: Any) -> Any:
+    def wide(self, x: Ir) -> Ir:
         """Return a position as an integer of 64 bits."""
         return x if self.index == self.i64 else self.b.zext(x, self.i64)
 
-    def mask_block(self, block: Block, first: Any, count: Any, out: Any) -> None:
+    def mask_block(self, block: Block, first: Ir, count: Ir, out: Ir) -> None:
         """Lay out the mask of a block of scores like these."""
         if self.hidden is None:
             return
@@ -446,7 +446,7 @@ class BlockWriter(VectorWriter):
             with each:
                 self.transpose_in(start, (line, step), count, block.valid, out, block.vectors, kind)
 
-    def masked(self, score: Any, place: Any) -> Any:
+    def masked(self, score: Ir, place: Ir) -> Ir:
         """Return scores as the mask changes them."""
         b = self.b
         if self.mask == "bool":
@@ -454,7 +454,7 @@ class BlockWriter(VectorWriter):
             return b.select(seen, score, self.constant(float("-inf")))
         return b.fadd(score, self.load(place)) if self.mask else score
 
-    def limits(self, block: Block) -> list[Any]:
+    def limits(self, block: Block) -> list[Ir]:
         """Return the last key that each query sees, for `before`."""
         b = self.b
         causal = b.icmp_signed("!=", self.causal, self.number(0))
@@ -465,12 +465,12 @@ class BlockWriter(VectorWriter):
             found.append(b.select(causal, last, self.positions(self.source)))
         return found
 
-    def before(self, score: Any, key: Any, limit: Any) -> Any:
+    def before(self, score: Ir, key: Ir, limit: Ir) -> Ir:
         """Return scores, -infinity where the key comes after the last that a query sees."""
         seen = self.b.icmp_signed("<=", self.positions(key), limit)
         return self.b.select(seen, score, self.constant(float("-inf")))
 
-    def seen_by(self, block: Block) -> Any:
+    def seen_by(self, block: Block) -> Ir:
         """Return how many keys some query of a block sees."""
         b = self.b
         end = self.smaller(self.source, b.add(block.first, block.valid))
@@ -480,13 +480,13 @@ class BlockWriter(VectorWriter):
 
     def rows_of(
         self,
-        source: Any,
-        strides: tuple[Any, Any],
-        valid: Any,
-        width: Any,
-        room: Any,
-        line: Any,
-    ) -> tuple[Any, Any]:
+        source: Ir,
+        strides: tuple[Ir, Ir],
+        valid: Ir,
+        width: Ir,
+        room: Ir,
+        line: Ir,
+    ) -> tuple[Ir, Ir]:
         """Return where rows of queries are that can be read in whole vectors, and the distance of two:
         in place, or in a copy with zeros at the ends.
         """
@@ -504,13 +504,13 @@ class BlockWriter(VectorWriter):
 
     def add_rows(
         self,
-        left: Any,
-        line: Any,
-        count: Any,
-        right: tuple[Any, Any],
-        steps: Any,
-        out: Any,
-        width: Any,
+        left: Ir,
+        line: Ir,
+        count: Ir,
+        right: tuple[Ir, Ir],
+        steps: Ir,
+        out: Ir,
+        width: Ir,
         columns: int,
         even: bool,
     ) -> None:
@@ -520,16 +520,16 @@ class BlockWriter(VectorWriter):
 
     def _add_rows(
         self,
-        line: Any,
+        line: Ir,
         columns: int,
         even: bool,
-        left: Any,
-        count: Any,
-        right: Any,
-        right_line: Any,
-        steps: Any,
-        out: Any,
-        width: Any,
+        left: Ir,
+        count: Ir,
+        right: Ir,
+        right_line: Ir,
+        steps: Ir,
+        out: Ir,
+        width: Ir,
     ) -> None:
         b, lanes = self.b, self.width
         with self.loop(self.number(0), width, columns * lanes) as column:
@@ -539,17 +539,17 @@ class BlockWriter(VectorWriter):
                 position = b.add(position, self.lane_numbers())
                 inside.append(b.icmp_signed("<", position, self.positions(width)))
 
-            def place(row: Any, v: int) -> Any:
+            def place(row: Ir, v: int) -> Ir:
                 """Return the address of a row's vector."""
                 start = self.at(out, b.add(b.mul(row, width), column))
                 return self.at(start, self.number(v * lanes))
 
-            def old(row: Any, v: int) -> Any:
+            def old(row: Ir, v: int) -> Ir:
                 """Return what is there; past the last column nothing is read."""
                 at = place(row, v)
                 return self.load(at) if even else self.masked_load(at, inside[v])
 
-            def put(row: Any, v: int, x: Any) -> None:
+            def put(row: Ir, v: int, x: Ir) -> None:
                 """Store a vector; past the last column nothing is written."""
                 if even:
                     self.store(x, place(row, v))
@@ -568,7 +568,7 @@ class BlockWriter(VectorWriter):
                 put,
             )
 
-    def masked_load(self, place: Any, lanes: Any) -> Any:
+    def masked_load(self, place: Ir, lanes: Ir) -> Ir:
         """Return some lanes of a vector, 0 for the others."""
         name = f"llvm.masked.load.v{self.width}f32.p0"
         kinds = [self.pointer, self.i32, lanes.type, self.vector]
@@ -578,7 +578,7 @@ class BlockWriter(VectorWriter):
         align = self.ir.Constant(self.i32, 4)
         return self.b.call(function, [place, align, lanes, self.zero])
 
-    def masked_store(self, value: Any, place: Any, lanes: Any) -> None:
+    def masked_store(self, value: Ir, place: Ir, lanes: Ir) -> None:
         """Store some lanes of a vector."""
         name = f"llvm.masked.store.v{self.width}f32.p0"
         kinds = [self.vector, self.pointer, self.i32, lanes.type]

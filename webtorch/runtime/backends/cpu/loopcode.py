@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from webtorch.runtime.backends.cpu import philox
+from webtorch.runtime.backends.cpu.llvmtypes import Ir, Kind, Place
 from webtorch.runtime.backends.cpu.machine import BITS, BYTES, FLOATS, LlvmMachine, Value
 
 # Loops of so many turns fill vectors; shorter ones are better written out, longer ones never are.
@@ -37,9 +38,9 @@ class LoopCompiler:
         self.entry = self.function.append_basic_block("entry")
         self.b = self.m.builder = ir.IRBuilder(self.entry)
         # Variables live in memory here; LLVM's first pass puts them in registers.
-        self.variables: dict[str, tuple[Any, str]] = {}
-        self.buffers: dict[str, tuple[Any, str, Any, Any]] = {}
-        self.arrays: dict[str, tuple[Any, str]] = {}
+        self.variables: dict[str, tuple[Ir, str]] = {}
+        self.buffers: dict[str, tuple[Ir, str, Any, Any]] = {}
+        self.arrays: dict[str, tuple[Ir, str]] = {}
         self.tuples: dict[str, list[Value]] = {}
         self.parameters(tree)
         # Allocations go to the entry block, before its last jump.
@@ -54,7 +55,7 @@ class LoopCompiler:
         b, ir = self.b, self.ir
         i64 = ir.IntType(64)
         begin, end, cells = self.function.args
-        slots: list[tuple[str, str, Any]] = []
+        slots: list[tuple[str, str, Ir]] = []
         for number, parameter in enumerate(tree.args.args[2:]):
             kind = parameter.annotation.id if isinstance(parameter.annotation, ast.Name) else ""
             cell = b.gep(cells, [ir.Constant(i64, number)], source_etype=i64)
@@ -100,7 +101,7 @@ class LoopCompiler:
             place, kind = self.variables[name] = (self.allocate(value.value.type), value.kind)
         self.b.store(value.value, place)
 
-    def allocate(self, kind: Any, count: Any = None) -> Any:
+    def allocate(self, kind: Kind, count: int | None = None) -> Place:
         """Return a place on the stack, made at the function's entry."""
         # Parameters come before the entry block has its jump.
         jump = getattr(self, "jump", None)
@@ -123,6 +124,7 @@ class LoopCompiler:
                 value=ast.Call(func=ast.Name(id="local"), args=[kind, count]),
             ):
                 assert isinstance(kind, ast.Name) and isinstance(count, ast.Constant)
+                assert isinstance(count.value, int)
                 element = self.m.types[kind.id] if kind.id != "bool" else self.ir.IntType(8)
                 place = self.allocate(element, count.value)
                 place.align = 64
@@ -245,7 +247,7 @@ class LoopCompiler:
 
     # -- memory ---------------------------
 
-    def place(self, node: ast.Subscript) -> tuple[Any, str, Any, Any]:
+    def place(self, node: ast.Subscript) -> tuple[Ir, str, Any, Any]:
         """Return an element's address, type and alias scopes."""
         assert isinstance(node.value, ast.Name)
         name = node.value.id

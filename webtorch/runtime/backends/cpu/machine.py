@@ -16,6 +16,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float16, float32
 from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.runtime.backends.cpu import lane_loops
+from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir
 
 FLOATS = {"float32", "float64"}
 HALVES = {"float16", "bfloat16"}
@@ -45,7 +46,7 @@ class Value:
 
     __slots__ = ("kind", "machine", "value")
 
-    def __init__(self, machine: LlvmMachine, value: Any, kind: str) -> None:
+    def __init__(self, machine: LlvmMachine, value: Ir, kind: str) -> None:
         self.machine, self.value, self.kind = machine, value, kind
 
     def __add__(self, other: Value) -> Value:
@@ -108,19 +109,20 @@ class Value:
 class LlvmMachine:
     """Writes instructions for scalar functions, and for what the text calls."""
 
+    builder: Builder
+
     def __init__(self, module: Any, fused: bool, position_bits: int = 64) -> None:
         from llvmlite import ir
 
         self.ir = ir
         self.module = module
         self.fused = fused
-        self.builder: Any = None
         self.widths = {**BITS, "int": position_bits}
         self.types = {
             "float32": ir.FloatType(), "float64": ir.DoubleType(),
         } | {k: ir.IntType(b) for k, b in self.widths.items() if k not in FLOATS}  # fmt: skip
 
-    def wrap(self, value: Any, kind: str) -> Value:
+    def wrap(self, value: Ir, kind: str) -> Value:
         """Return a typed value."""
         return Value(self, value, kind)
 
