@@ -291,7 +291,7 @@ def meet(lib: Any, name: str) -> tuple[Any, Any]:
 
 def print_first_meetings() -> None:
     """Print what each gives in a process of its own, in which nobody asks yet."""
-    assert not webtorch.tensors.override._armed.is_set()
+    assert not webtorch.tensors.override.override.armed
     for name in FIRST_MEETINGS:
         sys.stdout.flush()
         child = os.fork()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from webtorch.dispatch.call import Callee, active, call
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
@@ -185,8 +186,12 @@ class Op:
     function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
     # A composite as it is written, without what `function` is wrapped with.
     written: Any = field(default=None, repr=False)
+    # What a call of the entry is of, for those who see calls.
+    callee: Callee = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if active.count:
+            return call(self.callee, args, kwargs)
         return self.function(*args, **kwargs)
 
     def positional(self) -> tuple[str, ...]:
