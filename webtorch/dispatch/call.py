@@ -28,15 +28,23 @@ class Callee:
 
     `public` is the function that users hold, None of a primitive; `op` its entry in the table, None of what is
     written with entries. `autocast` are the rules that it follows, and `writes` says that it writes to its first
-    argument, which keeps its type.
+    argument, which keeps its type. `parameters` are those by which its arguments are told apart when it is noted;
+    what has none is noted by the calls that it makes.
     """
 
-    __slots__ = ("autocast", "name", "op", "public", "run", "writes")
+    __slots__ = ("autocast", "name", "op", "parameters", "public", "run", "writes")
 
     def __init__(
-        self, name: str, run: Run, op: Any = None, *, autocast: Any = None, writes: bool = False
+        self,
+        name: str,
+        run: Run,
+        op: Any = None,
+        *,
+        parameters: inspect.Signature | None = None,
+        autocast: Any = None,
+        writes: bool = False,
     ) -> None:
-        self.name, self.run, self.op = name, run, op
+        self.name, self.run, self.op, self.parameters = name, run, op, parameters
         self.autocast, self.writes = autocast, writes
         self.public: Callable[..., Any] | None = None
 
@@ -118,22 +126,24 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dispatched(
-    name: str = "", *, autocast: Any = None, writes: bool = False, positional: bool = False
+    noted_as: str = "", *, autocast: Any = None, positional: bool = False
 ) -> Callable[[F], F]:
     """Decorate a public function that is no entry of the table: its calls go through the interpreters, too.
 
-    `positional`: Python alone calls it, with all of its arguments and without their names.
+    `noted_as`: its name where calls are noted, if not only those that it makes itself. `positional`: Python alone
+    calls it, with all of its arguments and without their names.
     """
 
     def decorate(function: F) -> F:
         """Return the function that asks whether an interpreter is on."""
+        parameters = inspect.signature(function)
         callee = Callee(
-            name or function.__name__,
+            noted_as or function.__name__,
             lambda args, kwargs: function(*args, **kwargs),
+            parameters=parameters if noted_as else None,
             autocast=autocast,
-            writes=writes,
         )
-        names = list(inspect.signature(function).parameters)
+        names = list(parameters.parameters)
 
         def called(*args: Any, **kwargs: Any) -> Any:
             """Call the function, or the interpreters that are on."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from webtorch import autograd
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.tensors import autocast
@@ -340,6 +341,7 @@ def _padded(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, list[int
     return padded, webtorch.tensor(real, device=data.device), places
 
 
+@dispatched("recurrence")
 def _sequence(cell: _Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Run either form of PyTorch's functions: with steps in a dimension, or packed."""
     names: tuple[str, ...]

@@ -186,6 +186,8 @@ class Op:
     function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
     # A composite as it is written, without what `function` is wrapped with.
     written: Any = field(default=None, repr=False)
+    # The parameters of a composite's function.
+    parameters: inspect.Signature = field(default=None, repr=False)  # type: ignore[assignment]
     # What a call of the entry is of, for those who see calls.
     callee: Callee = field(default=None, repr=False)  # type: ignore[assignment]
 
@@ -375,7 +377,7 @@ def composite(
 
     def declare(function: Callable[..., Any]) -> Op:
         title = name or function.__name__.rstrip("_")
-        plain = inspect.signature(function)
+        plain = parameters = inspect.signature(function)
         if fields.get("factor"):
             kept = [p for n, p in plain.parameters.items() if n != "old"]
             plain = function.__signature__ = plain.replace(parameters=kept)  # type: ignore[attr-defined]
@@ -390,7 +392,7 @@ def composite(
             torch=fields.pop("torch", title), **fields,
         )  # fmt: skip
         op.function = function
-        op.written = inspect.unwrap(function)
+        op.written, op.parameters = inspect.unwrap(function), parameters
         return register(op)
 
     return declare

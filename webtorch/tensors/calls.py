@@ -29,6 +29,7 @@ from webtorch.ir.dtype import (
     uint8,
 )
 from webtorch.ir.view import numel
+from webtorch.ops import primitive
 from webtorch.ops.purity import warn
 from webtorch.ops.record import (
     Autocast,
@@ -41,12 +42,10 @@ from webtorch.ops.record import (
 from webtorch.tensors import override
 from webtorch.tensors.forward import transposed_call
 from webtorch.tensors.primitives import (
-    cast_to,
     check_places,
     check_writable,
     conjugate,
     leave_hooks,
-    write,
 )
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_two
@@ -87,7 +86,7 @@ def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tenso
                 "t.resize_(0)."
             )
         out.resize_(result._shape)
-    return write(out, cast_to(result, out.dtype), fresh=False)
+    return primitive.write(out, primitive.cast_to(result, out.dtype), fresh=False)
 
 
 def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
@@ -108,14 +107,14 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
                 f"result type {legacy_name(result.dtype)} can't be cast to the desired output "
                 f"type {legacy_name(x.dtype)}"
             )
-        result = cast_to(result, x.dtype)
-    return write(x, result, fresh=True)
+        result = primitive.cast_to(result, x.dtype)
+    return primitive.write(x, result, fresh=True)
 
 
 def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     """Return the public function of an elementwise entry."""
     run = _elementwise_run(op)
-    callee = op.callee = Callee(op.name, run, op, autocast=op.autocast)
+    callee = op.callee = Callee(op.name, run, autocast=op.autocast)
     direct = not op.refuses
 
     def called(args: Args, kwargs: Kwargs) -> Any:
@@ -161,6 +160,7 @@ def _elementwise_run(op: Elementwise) -> Run:
     count = len(op.tensors)
     by_position = len(op.positional())
     of_one = count == 1 and not op.numbers
+    recorded = Callee(op.name, lambda args, _: apply(op, args[:count], args[count:]), op)
 
     def run(args: Args, kwargs: Kwargs) -> Tensor:
         """Record a call."""
@@ -176,8 +176,12 @@ def _elementwise_run(op: Elementwise) -> Run:
                 f"{op.name}(): argument 'input' (position 1) must be Tensor, not "
                 f"{type(values[0]).__name__}"
             )
-        tensors = [_operand(op, v, i) for i, v in enumerate(values[:count])]
-        result = apply(op, tensors, values[count:])
+        values[:count] = [_operand(op, v, i) for i, v in enumerate(values[:count])]
+        result: Tensor = (
+            call(recorded, tuple(values), {})
+            if active.count
+            else apply(op, values[:count], values[count:])
+        )
         if out is None:
             return result
         if (op.out(*values) if callable(op.out) else op.out) == "exact":
@@ -287,7 +291,10 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     written = op.function
     if not (op.function_in or op.vjp or op.refuses or op.gradient_name or op.autocast):
         # A part of other entries: its calls can be seen, and it is called as it is.
-        op.callee = Callee(op.name, lambda args, kwargs: op.function(*args, **kwargs), op)
+        parameters = inspect.signature(written) if op.written is None else op.parameters
+        op.callee = Callee(
+            op.name, lambda args, kwargs: op.function(*args, **kwargs), op, parameters=parameters
+        )
         return written
     public, made = bool(op.function_in), bool(op.function_in) and op.family != "movement"
     # Below a gradient rule nothing records gradients: in training, too, its forward part is remembered.
@@ -304,7 +311,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     # What moves elements and has no title gives views of its input.
     if title is not None or made or names:
         run = composed(run, title, names, op.own_view or (title is None and not made))
-    op.callee = Callee(op.name, run, op, autocast=op.autocast)
+    op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast)
     function = bind(op.callee, written)
     if op.vjp is not None:
         function.__name__ = function.__qualname__ = op.name
@@ -349,7 +356,8 @@ def bind_public(op: Op, with_out: Run) -> Callable[..., Any]:
                 _explain(op, error, args, kwargs)
             raise
 
-    return bind(Callee(op.name, checked, op, autocast=op.autocast), op.function)
+    callee = Callee(op.name, checked, op, parameters=op.parameters, autocast=op.autocast)
+    return bind(callee, op.function)
 
 
 def _explain(op: Op, error: AttributeError, args: Args, kwargs: Kwargs) -> None:
