@@ -155,6 +155,8 @@ class Op:
     foreach: bool = False
     # Which of Python's operators it is: "add" stands for `__add__`, `__radd__` and `__iadd__`.
     operator: str = ""
+    # What it is with two tensors and nothing else, as the operator is: that is called in its place.
+    alone: Elementwise | None = None
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
     # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's

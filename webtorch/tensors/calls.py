@@ -311,12 +311,29 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     # What moves elements and has no title gives views of its input.
     if title is not None or made or names:
         run = composed(run, title, names, op.own_view or (title is None and not made))
+    if op.alone is not None:
+        run = _or_alone(op.alone, run)
     op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast)
     function = bind(op.callee, written)
     if op.vjp is not None:
         function.__name__ = function.__qualname__ = op.name
         function.__doc__ = op.doc
     return function
+
+
+def _or_alone(alone: Elementwise, run: Run) -> Run:
+    """Return a call that is another entry's where two tensors are given and nothing else."""
+    function = alone.function
+
+    def called(args: Args, kwargs: Kwargs) -> Any:
+        """Record one elementwise operation, or call."""
+        if kwargs or len(args) != 2:
+            return run(args, kwargs)
+        x, y = args
+        both = isinstance(x, Tensor) and isinstance(y, Tensor)
+        return function(x, y) if both else run(args, kwargs)
+
+    return called
 
 
 def refuse_types(op: Op, run: Run) -> Run:
