@@ -173,6 +173,7 @@ def dispatched(
                     return meet(callee, (self, other), {})
 
         callee.public = functools.update_wrapper(public, function)
+        public.callee = callee  # type: ignore[attr-defined]
         return public  # type: ignore[return-value]
 
     return decorate

@@ -1025,9 +1025,6 @@ def _register_own(library: Any) -> None:
             library.impl(name, _recurrent(decomposition), key)
         for name in ("lstm", "gru"):
             library.impl(f"{name}_cell", _cell(name), key)
-    # Of layers, PyTorch's list for CUDA has the kernels that stand below these.
-    AUTOCAST.update(dict.fromkeys([n.partition(".")[0] for n in _RECURRENT], "lower"))
-    AUTOCAST.update({f"{n}_cell": "lower" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")})
 
 
 # ---- autocast -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
@@ -201,6 +201,12 @@ def _off(kind: str | None, run: Run, args: Args, kwargs: Kwargs) -> Any:
         return run(args, kwargs)
     finally:
         state.enabled = enabled
+
+
+def rules_of(function: Callable[..., Any]) -> Autocast:
+    """Return the rules that a function follows which is no entry of the table."""
+    callee: Callee = function.callee  # type: ignore[attr-defined]
+    return callee.autocast or Autocast()
 
 
 def _ruled(
