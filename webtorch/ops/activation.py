@@ -7,7 +7,7 @@ takes: relu and hardtanh give 0 at their corners, clamp (in elementwise.py) give
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from webtorch.errors import ShapeError
 from webtorch.ir import expr as ex
@@ -27,6 +27,9 @@ from webtorch.ops.elementwise import (
 from webtorch.ops.layout import of_operands
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.record import BOOL, LOWER, Autocast, Elementwise, composite, elementwise
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
 # PyTorch's constants (Klambauer et al., "Self-Normalizing Neural Networks", 2017).
@@ -272,10 +275,17 @@ softplus = elementwise(
     doc="log(1 + exp(beta * input)) / beta, never overflowing; input itself above threshold.",
     autocast=Autocast(gpu="fp32"),
 )
+
+
+@computed_wide
+def _logsigmoid_rule(g: Tensor, _out: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (g * sigmoid(-x),)
+
+
 logsigmoid = elementwise(
     "logsigmoid",
     lambda x: -log1pexp(-x),
-    vjp=computed_wide(lambda g, _out, x: (g * sigmoid(-x),)),
+    vjp=_logsigmoid_rule,
     dtypes=FLOATS,
     torch="nn.functional.logsigmoid",
     function_in=FUNCTIONAL,

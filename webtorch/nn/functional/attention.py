@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
@@ -88,6 +89,7 @@ def _check_shapes(
     return rank == 3
 
 
+@dispatched()
 def multi_head_attention_forward(
     query: Tensor,
     key: Tensor,
