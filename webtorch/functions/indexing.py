@@ -34,7 +34,7 @@ from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
-from webtorch.ops.record import BOOL, Autocast, Example, composite
+from webtorch.ops.record import BOOL, Autocast, Example, Operand, composite
 from webtorch.tensors import tape
 
 FUNCTIONAL = ("nn.functional",)
@@ -308,7 +308,7 @@ def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool 
     name="index_put_",
     function_in=METHOD,
     torch="Tensor.index_put_",
-    example=Example(((5, 2),), (("i5",), (9, 2), True)),
+    example=Example(((5, 2),), (("i5",), Operand(9, 2), True)),
 )
 def _index_put_in_place(
     input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False

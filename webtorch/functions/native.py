@@ -26,7 +26,12 @@ FUNCTION = ("torch",)
 Frexp = return_type("frexp", "mantissa", "exponent")
 
 
-@composite(family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"))
+@composite(
+    family="index",
+    function_in=FUNCTION,
+    autocast=Autocast(gpu="fp32"),
+    differs={"float16": "its statistics are float32, as PyTorch's are on a graphics card"},
+)
 def native_layer_norm(
     input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> tuple[Any, Any, Any]:
