@@ -120,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
     testpage = add(
         "testpage",
+        "testpage.command",
         help="write a page that tests every operation on WebGPU in the browser",
         description="Record every operation of the table with PyTorch's results (PyTorch must be "
         "installed) and write a page that computes them on WebGPU in the tab and compares; "

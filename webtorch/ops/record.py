@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -79,6 +79,15 @@ OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask"]
 Overlap = Literal["any", "whole", "first", "none"]
 
 
+class Operand(tuple[int, ...]):
+    """The shape of an operand that stands among the other arguments of an `Example`."""
+
+    __slots__ = ()
+
+    def __new__(cls, *sizes: int) -> Operand:
+        return super().__new__(cls, sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A call for tests: inputs by shape, then other arguments.
@@ -125,6 +134,8 @@ class Op:
     # A call, for entries that PyTorch's database of test inputs does not have; a string: why no results can be
     # compared.
     example: Example | str | None = None
+    # What is known to differ from PyTorch on the CPU, "gradient" or what is of a type, with the reason.
+    differs: Mapping[str, str] = field(default_factory=dict)
     # Whether the results are random numbers, or memory that nobody wrote: their types and shapes are compared.
     drawn: bool = False
     # Whether the last result says where something is: among equal elements any place will do.

@@ -40,7 +40,7 @@ from webtorch.lower.layout import binding_bytes, device_bytes, uniform_type
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
 from webtorch.runtime.backends import webassembly
-from webtorch.runtime.realize import open_runtimes
+from webtorch.runtime.realize import freeze, open_runtimes, to_graph
 from webtorch.tensors.attention import for_pages
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import HostScalar, RandomOffset
@@ -214,6 +214,28 @@ def export_json(
         state=state,
         limits=limits,
     )
+
+
+def export_pending(results: Sequence[Any]) -> Exported:
+    """Return the program that computes `results`, which are pending; its outputs are "0", "1", ..."""
+    runtime = results[0]._storage.runtime
+    owners = list({id(t._storage): t._storage for t in results}.values())
+    pending = [s for s in owners if s.node.kind != "buffer"]
+    for owner in pending:
+        owner.donor = None
+    frozen = freeze(pending)
+    number = {id(s): i for i, s in enumerate(pending)}
+    result = {
+        str(i): Returned(number.get(id(t._storage)), t._shape, t._strides, t._offset, t._storage)
+        for i, t in enumerate(results)
+    }
+    sources: list[int | Storage] = [Storage(node, runtime) for node in frozen.inputs]
+    executable: Any = None  # nothing runs it
+    captured = Capture(
+        runtime, to_graph(frozen), executable, sources, [False] * len(sources),
+        list(range(len(pending))), [s.node.shape for s in pending], frozen.args, [], [], result,
+    )  # fmt: skip
+    return export_json(captured, name="compute")
 
 
 def export_all(
