@@ -64,6 +64,8 @@ FP32 = Autocast("fp32", "fp32")
 WHOLE = Autocast("whole", "whole")
 
 
+# A gradient rule, written with public operations.
+Rule = Callable[..., Any]
 # What an `out=` may be: "exact", of the type of the result; "cast", of any type that PyTorch's rules let it be
 # cast to; "truncate", the same, and floats are cut off for integers; "into", the operation computes in its
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
@@ -103,9 +105,10 @@ class Op:
     function_in: tuple[str, ...] = ("torch", "Tensor")
     inplace: bool = False
     # A rule (g, out, *inputs) -> one cotangent per tensor input (None where there is none); None:
-    # not differentiable
-    # or, for an elementwise op, derived from the formula.
-    vjp: Callable[..., tuple[Any, ...]] | None = None
+    # not differentiable or, for an elementwise op, derived from the formula. Of a composite, also a tuple of rules,
+    # one for each parameter up to the last tensor (None where there is no cotangent): only those of operands that
+    # need gradients are called, only what these read is saved, and cotangents of broadcast operands are summed.
+    vjp: Rule | tuple[Rule | None, ...] | None = None
     differentiable: bool = True
     autocast: Autocast | None = None
     dtypes: tuple[DType, ...] = ALL
@@ -189,6 +192,11 @@ class Op:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the gradient rules: none, one for all operands, or those of single ones."""
+        rules = self.vjp if isinstance(self.vjp, tuple) else (self.vjp,)
+        return tuple([r for r in rules if r is not None])
+
     def positional(self) -> tuple[str, ...]:
         """Return the names of the parameters that may be given by position."""
         names = self.signature.split("*")[0].strip("(), ")
@@ -265,8 +273,8 @@ class Elementwise(Op):
         saved.
         """
         if self._used is None:
-            assert self.vjp is not None
-            self._used = used_arguments(self.vjp, ("g", "out", *self.tensors))
+            (rule,) = self.rules()
+            self._used = used_arguments(rule, ("g", "out", *self.tensors))
         return self._used
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,30 +18,21 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.view import numel
 from webtorch.ops.purity import warn
-from webtorch.ops.record import Elementwise, Op, gradient_title, in_old_order, used_arguments
+from webtorch.ops.record import Elementwise, Op, in_old_order
 from webtorch.tensors import override
 from webtorch.tensors.autocast import without_autocast
-from webtorch.tensors.forward import transposed_call
 from webtorch.tensors.primitives import (
     cast_to,
     check_places,
     check_writable,
-    conjugate,
     leave_hooks,
     write,
 )
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_two
+from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import (
-    GradFn,
-    SavedTensor,
-    forward,
-    gradient_edge,
-    mode,
-    set_history,
-    unrecorded,
-)
+from webtorch.tensors.tape import SavedTensor, mode
 from webtorch.tensors.tensor import Tensor
 
 
@@ -445,128 +435,20 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
     made = result._storage
     write_result(x, result, name)
     for s in saved:
-        if same_dtype and s.storage is made and s.is_output:
+        if same_dtype and s.storage is made and s.output is not None:
             s.move(x._storage, (x._shape, x._strides, x._offset, x._whole, x.dtype, x._levels))
     return x
 
 
 def bind_composite(op: Op) -> Callable[..., Any]:
     """Return the public function of a composite that carries its own gradient rule."""
-    inner, vjp = op.function, op.vjp
-    assert vjp is not None
-    signature = inspect.signature(inner)
-    names = tuple(signature.parameters)
-    used = used_arguments(vjp, ("g", "out", *names))
-    many = op.outputs > 1
-    title = gradient_title(op.name)
+    inner = op.function
+    run = with_rule(op, lambda args, kwargs: inner(*args, **kwargs))
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            if bound.kwargs:
-                if _recorded(args) or (forward.levels and mode.forward):
-                    return _with_keywords(bound)
-                return inner(*args, **kwargs)
-            args = bound.args
-        if forward.levels and mode.forward:
-            return run(args)
-        if not _recorded(args):
-            return inner(*args)
-        return run(args)
-
-    def _with_keywords(bound: inspect.BoundArguments) -> Any:
-        return run(tuple(bound.arguments.values()))
-
-    def move(args: Sequence[Any], tensors: list[Tensor], results: Sequence[Tensor]) -> None:
-        """Give the results their tangents."""
-        if not forward.levels or not mode.forward:
-            return
-        out = tuple(results) if many else results[0]
-        has_complex = any(t.dtype.is_complex for t in (*tensors, *results))
-
-        def rule(gs: tuple[Tensor, ...]) -> list[Any]:
-            found = (_turned(vjp) if has_complex else vjp)(gs if many else gs[0], out, *args)
-            return _one_each(found, args)
-
-        transposed_call(results, tensors, rule)
-
-    def run(args: tuple[Any, ...]) -> Any:
-        bound = signature.bind(*args) if len(args) <= len(names) else None
-        if bound is not None:
-            bound.apply_defaults()
-            args = bound.args
-        with unrecorded():
-            out = inner(*args)
-        results = out[: op.outputs] if isinstance(out, tuple) else (out,)
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        if not _recorded(args):
-            move(args, tensors, results)
-            return out
-        edges = tuple(
-            [
-                gradient_edge(t) if t.dtype.has_gradient and t.requires_grad else None
-                for t in tensors
-            ]
-        )
-        saved = [
-            (SavedTensor(a, apart=op.saves_values) if n in used else None)
-            if isinstance(a, Tensor)
-            else a
-            for n, a in zip(names, args, strict=False)
-        ]
-        saved_out = [SavedTensor(r, is_output=True) for r in results] if "out" in used else []
-        positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        owner: list[Any] = []
-        has_complex = not op.complex_rule and any(t.dtype.is_complex for t in (*tensors, *results))
-
-        def rule(gs: Any) -> list[Tensor | None]:
-            kept = [s.unpack(owner[0]()) for s in saved_out]
-            for number, result in enumerate(kept):
-                result._output_nr = number
-            g, out = (tuple(gs), tuple(kept)) if many else (gs[0], kept[0] if kept else None)
-            values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
-            found = (_turned(vjp) if has_complex else vjp)(g, out, *values)
-            return [found[i] if i < len(found) else None for i in positions]
-
-        fn = GradFn(title, edges, rule)
-        owner.append(weakref.ref(fn))
-        for number, result in enumerate(results):
-            set_history(result, fn, number)
-        move(args, tensors, results)
-        return out
+        return run(args, kwargs)
 
     function.__name__ = function.__qualname__ = op.name
     function.__doc__ = op.doc
-    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__signature__ = inspect.signature(inner)  # type: ignore[attr-defined]
     return function
-
-
-def _turned(vjp: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for complex numbers that a rule of real ones stands for.
-
-    PyTorch's cotangent of a complex number is that of its two parts, as one number; for a holomorphic
-    function it is conj(f'(x)) * g: the rule for conj(g), conjugated.
-    """
-
-    def rule(g: Any, out: Any, *values: Any) -> Any:
-        given = g if isinstance(g, tuple) else (g,)
-        turned = tuple([c if c is None else conjugate(c) for c in given])
-        found = vjp(turned if isinstance(g, tuple) else turned[0], out, *values)
-        return tuple([conjugate(c) if isinstance(c, Tensor) else c for c in found])
-
-    return rule
-
-
-def _one_each(cotangents: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Return the cotangents of the tensors among the arguments."""
-    places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-    return [cotangents[i] if i < len(cotangents) else None for i in places]
-
-
-def _recorded(args: Sequence[Any]) -> bool:
-    if mode.grad:
-        for a in args:
-            if isinstance(a, Tensor) and a.requires_grad:
-                return True
-    return False
