@@ -118,9 +118,7 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
     return _mm(a, b, transposed, transposed or (rows == 1 and columns != 1))
 
 
-def _cotangent_of_matrix(
-    g: Any, _out: Any, a: Any, _b: Any, transposed: bool, turned: bool
-) -> Any:
+def _cotangent_of_matrix(g: Any, _out: Any, a: Any, _b: Any, transposed: bool, turned: bool) -> Any:
     k, n = a._shape[-1], g._shape[-1]
     m = numel(g._shape[:-1])
     x, g = conjugate(a).reshape((m, k)), g.reshape((m, n))

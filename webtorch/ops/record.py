@@ -108,7 +108,9 @@ class Op:
     # not differentiable or, for an elementwise op, derived from the formula. Of a composite, also a tuple of rules,
     # one for each parameter up to the last tensor (None where there is no cotangent): only those of operands that
     # need gradients are called, only what these read is saved, and cotangents of broadcast operands are summed.
-    vjp: Rule | tuple[Rule | None, ...] | None = None
+    # "anew": the operands are saved, and the function is computed again and differentiated: for what costs less than
+    # to keep what it is made of. Within one program the compiler finds what was computed before.
+    vjp: Rule | tuple[Rule | None, ...] | Literal["anew"] | None = None
     differentiable: bool = True
     autocast: Autocast | None = None
     dtypes: tuple[DType, ...] = ALL
@@ -195,7 +197,7 @@ class Op:
     def rules(self) -> tuple[Rule, ...]:
         """Return the gradient rules: none, one for all operands, or those of single ones."""
         rules = self.vjp if isinstance(self.vjp, tuple) else (self.vjp,)
-        return tuple([r for r in rules if r is not None])
+        return tuple([r for r in rules if callable(r)])
 
     def positional(self) -> tuple[str, ...]:
         """Return the names of the parameters that may be given by position."""

@@ -105,9 +105,7 @@ class _Gradient:
         if op.vjp is not None:
             used = op.used_by_vjp()
             self.parts = [(i, None) for i in places]
-            self.reads = [
-                i for i, name in enumerate(op.tensors) if i not in places or name in used
-            ]
+            self.reads = [i for i, name in enumerate(op.tensors) if i not in places or name in used]
             self.reads_out = "out" in used
             return
         for i, edge in zip(places, edges, strict=True):

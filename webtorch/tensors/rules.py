@@ -23,10 +23,13 @@ from webtorch.tensors.tape import (
     Edge,
     GradFn,
     SavedTensor,
+    enable_grad,
     forward,
     gradient_edge,
+    looks_at_each,
     mode,
     one_requires_grad,
+    run_backward,
     set_history,
     unrecorded,
 )
@@ -40,11 +43,13 @@ Run = Callable[[Args, dict[str, Any]], Any]
 def with_rule(op: Op, inner: Run) -> Run:
     """Return the call of a composite that carries its own gradient rule: `inner` records no gradient."""
     assert op.vjp is not None
-    place = _by_place(op.function)
+    place, anew = _by_place(op.function), op.vjp == "anew"
     rule = _Rule(op, tuple(inspect.signature(op.function).parameters))
 
     def run(args: Args, kwargs: dict[str, Any]) -> Any:
         """Call, and give the results their gradient function and tangents."""
+        if anew and looks_at_each():
+            return inner(args, kwargs)
         moves = forward.levels and mode.forward
         recorded = mode.grad and (
             one_requires_grad(_tensors(args))
@@ -89,10 +94,10 @@ def _by_place(function: Callable[..., Any]) -> Callable[[Args, dict[str, Any]], 
 class _Rule:
     """The gradient rule of an entry, or its rules for single operands, and what is saved for them."""
 
-    __slots__ = ("chosen", "many", "names", "op", "title")
+    __slots__ = ("chosen", "function", "many", "names", "op", "title")
 
     def __init__(self, op: Op, names: tuple[str, ...]) -> None:
-        self.op, self.names = op, names
+        self.op, self.function, self.names = op, op.function, names
         self.many = op.outputs > 1
         self.title = gradient_title(op.name)
         # By the places of the operands that need gradients.
@@ -101,7 +106,7 @@ class _Rule:
     def _choose(self, needs: tuple[int, ...]) -> _Chosen:
         found = self.chosen.get(needs)
         if found is None:
-            found = self.chosen[needs] = _Chosen(self.op, self.names, needs)
+            found = self.chosen[needs] = _Chosen(self.op, self.function, self.names, needs)
         return found
 
     def attach(self, args: Args, results: Sequence[Tensor]) -> None:
@@ -176,17 +181,21 @@ class _Chosen:
 
     __slots__ = ("again", "reads", "reads_out", "rule")
 
-    def __init__(self, op: Op, names: tuple[str, ...], needs: tuple[int, ...]) -> None:
+    def __init__(
+        self, op: Op, function: Callable[..., Any], names: tuple[str, ...], needs: tuple[int, ...]
+    ) -> None:
         vjp = op.vjp
-        if isinstance(vjp, tuple):
+        if vjp == "anew":
+            used = set(names)
+            self.rule = functools.partial(_anew, function, needs)
+        elif isinstance(vjp, tuple):
             parts = {i: part for i in needs if i < len(vjp) and (part := vjp[i]) is not None}
-            rules: Iterable[Callable[..., Any]] = parts.values()
+            used = {n for r in parts.values() for n in used_arguments(r, ("g", "out", *names))}
             self.rule = functools.partial(_each, parts)
         else:
             assert vjp is not None
-            rules = (vjp,)
+            used = set(used_arguments(vjp, ("g", "out", *names)))
             self.rule = functools.partial(_all, vjp)
-        used = {n for r in rules for n in used_arguments(r, ("g", "out", *names))}
         self.reads = tuple([n in used for n in names])
         self.reads_out = "out" in used
         # The same where nothing differentiates it again.
@@ -199,6 +208,33 @@ def _all(
     """Return the cotangents of the tensors by one rule for all arguments."""
     found = rule(g, out, *values)
     return tuple([found[i] if i < len(found) else None for i, _ in shapes])
+
+
+def _anew(
+    function: Callable[..., Any],
+    needs: tuple[int, ...],
+    g: Any,
+    _out: Any,
+    shapes: Shapes,
+    *values: Any,
+) -> tuple[Any, ...]:
+    """Return the cotangents of the tensors by computing the result again."""
+    create_graph, given = mode.grad, list(values)
+    with enable_grad():
+        if not create_graph:
+            for i in needs:
+                given[i] = given[i].detach()
+                given[i]._requires_grad = True
+        found = run_backward(
+            [function(*given)],
+            [g],
+            retain_graph=create_graph,
+            create_graph=create_graph,
+            inputs=[given[i] for i in needs],
+            accumulate=False,
+        )
+    cotangents = dict(zip(needs, found, strict=True))
+    return tuple([cotangents.get(i) for i, _ in shapes])
 
 
 def _each(
