@@ -282,11 +282,16 @@ class Elementwise(Op):
 
 def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozenset[str]:
     """Return which of `names`, given in the order of a rule's positional parameters, it reads: the rule says of the
-    others that it does not, by a name that begins with an underscore.
+    others that it does not, by a name that begins with an underscore, or that it reads no more of a tensor than its
+    shape, by a name that ends in "_shape".
     """
     code = inspect.unwrap(rule).__code__
     parameters = code.co_varnames[: code.co_argcount]
-    used = {n for n, p in zip(names, parameters, strict=False) if not p.startswith("_")}
+    used = {
+        n
+        for n, p in zip(names, parameters, strict=False)
+        if not p.startswith("_") and not p.endswith("_shape")
+    }
     if code.co_flags & inspect.CO_VARARGS and not code.co_varnames[code.co_argcount].startswith(
         "_"
     ):

@@ -43,8 +43,11 @@ Run = Callable[[Args, dict[str, Any]], Any]
 def with_rule(op: Op, inner: Run) -> Run:
     """Return the call of a composite that carries its own gradient rule: `inner` records no gradient."""
     assert op.vjp is not None
-    place, anew = _by_place(op.function), op.vjp == "anew"
-    rule = _Rule(op, tuple(inspect.signature(op.function).parameters))
+    signature = inspect.signature(op.function)
+    names = tuple(signature.parameters)
+    named = [n for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
+    most = len(names) - len(named)
+    place, anew, rule = _by_place(signature), op.vjp == "anew", _Rule(op, names)
 
     def run(args: Args, kwargs: dict[str, Any]) -> Any:
         """Call, and give the results their gradient function and tangents."""
@@ -59,7 +62,7 @@ def with_rule(op: Op, inner: Run) -> Run:
             return inner(args, kwargs)
         args = place(args, kwargs)
         with unrecorded():
-            out = inner(args, {})
+            out = inner(args[:most], dict(zip(named, args[most:], strict=True)))
         results = out[: op.outputs] if isinstance(out, tuple) else (out,)
         if recorded:
             rule.attach(args, results)
@@ -74,19 +77,20 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return [x for x in values if isinstance(x, Tensor)]
 
 
-def _by_place(function: Callable[..., Any]) -> Callable[[Args, dict[str, Any]], Args]:
+def _by_place(signature: inspect.Signature) -> Callable[[Args, dict[str, Any]], Args]:
     """Return what puts the arguments of a call in the order of the parameters, with the defaults."""
-    signature = inspect.signature(function)
-    defaults = tuple([p.default for p in signature.parameters.values()])
+    parameters = signature.parameters.values()
+    defaults = tuple([p.default for p in parameters])
+    most = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
     required = sum(d is inspect.Parameter.empty for d in defaults)
 
     def place(args: Args, kwargs: dict[str, Any]) -> Args:
-        """Return all arguments by position."""
-        if not kwargs and required <= len(args) <= len(defaults):
+        """Return all arguments by position, those that have only names last."""
+        if not kwargs and required <= len(args) <= most:
             return args + defaults[len(args) :]
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return bound.args
+        return (*bound.args, *bound.kwargs.values())
 
     return place
 
@@ -131,13 +135,13 @@ class _Rule:
                 values[i] = SavedTensor(a, None, apart)
                 saved.append(values[i])
             else:
-                values[i] = None
+                values[i] = a._shape
         kept = [SavedTensor(r, number) for number, r in enumerate(results) if chosen.reads_out]
         turns = not self.op.complex_rule and (
             has_complex or any(r.dtype.is_complex for r in results)
         )
-        shapes = tuple([(i, a._shape) for i, a in tensors])
-        rule = functools.partial(self._run, chosen, values, kept, shapes, turns)
+        gaps = None if len(needs) == len(edges) else [e is not None for e in edges]
+        rule = functools.partial(self._run, chosen, values, kept, gaps, turns)
         fn = GradFn(self.title, tuple(edges), rule, saved + kept)
         for number, result in enumerate(results):
             set_history(result, fn, number)
@@ -147,37 +151,41 @@ class _Rule:
         chosen: _Chosen,
         values: Sequence[Any],
         kept: Sequence[SavedTensor],
-        shapes: Shapes,
+        gaps: Sequence[bool] | None,
         turns: bool,
         gs: Cotangents,
     ) -> Cotangents:
-        """Return the cotangents of the tensors among the arguments."""
+        """Return the cotangents of the tensors among the arguments, None between those that are needed."""
         results = tuple([s.unpack() for s in kept])
         values = [v.unpack() if type(v) is SavedTensor else v for v in values]
         rule = _turned(chosen.rule) if turns else chosen.again
         if self.many:
-            return cast("Cotangents", rule(tuple(gs), results, shapes, *values))
-        return cast("Cotangents", rule(gs[0], results[0] if results else None, shapes, *values))
+            found = rule(tuple(gs), results, *values)
+        else:
+            found = rule(gs[0], results[0] if results else None, *values)
+        if gaps is None:
+            return cast("Cotangents", found)
+        rest = iter(found)
+        return [next(rest) if there else None for there in gaps]
 
     def move(self, args: Args, results: Sequence[Tensor]) -> None:
         """Give the results of a call their tangents, by the transpose of the rule."""
-        tensors = _tensors(args)
-        out = tuple(results) if self.many else results[0]
-        shapes = tuple([(i, a._shape) for i, a in enumerate(args) if isinstance(a, Tensor)])
-        chosen = self._choose(tuple([i for i, _ in shapes]))
+        places = tuple([i for i, a in enumerate(args) if isinstance(a, Tensor)])
+        chosen = self._choose(places)
+        tensors, out = [args[i] for i in places], tuple(results) if self.many else results[0]
         has_complex = any(t.dtype.is_complex for t in (*tensors, *results))
         rule = _turned(chosen.rule) if has_complex and not self.op.complex_rule else chosen.rule
+        values = [
+            a._shape if isinstance(a, Tensor) and not read else a
+            for a, read in zip(args, chosen.reads, strict=True)
+        ]
         transposed_call(
-            results, tensors, lambda gs: rule(tuple(gs) if self.many else gs[0], out, shapes, *args)
+            results, tensors, lambda gs: rule(tuple(gs) if self.many else gs[0], out, *values)
         )
 
 
-# The tensors among the arguments of a call: their places and shapes.
-Shapes = tuple[tuple[int, tuple[int, ...]], ...]
-
-
 class _Chosen:
-    """The rules of an entry for the operands that need gradients, as one."""
+    """The rules of an entry for the operands at the places `needs`, as one: it gives their cotangents."""
 
     __slots__ = ("again", "reads", "reads_out", "rule")
 
@@ -189,13 +197,14 @@ class _Chosen:
             used = set(names)
             self.rule = functools.partial(_anew, function, needs)
         elif isinstance(vjp, tuple):
-            parts = {i: part for i in needs if i < len(vjp) and (part := vjp[i]) is not None}
-            used = {n for r in parts.values() for n in used_arguments(r, ("g", "out", *names))}
+            parts = [(i, vjp[i] if i < len(vjp) else None) for i in needs]
+            read = [used_arguments(r, ("g", "out", *names)) for _, r in parts if r is not None]
+            used = set().union(*read)
             self.rule = functools.partial(_each, parts)
         else:
             assert vjp is not None
             used = set(used_arguments(vjp, ("g", "out", *names)))
-            self.rule = functools.partial(_all, vjp)
+            self.rule = functools.partial(_all, vjp, needs)
         self.reads = tuple([n in used for n in names])
         self.reads_out = "out" in used
         # The same where nothing differentiates it again.
@@ -203,22 +212,28 @@ class _Chosen:
 
 
 def _all(
-    rule: Callable[..., Any], g: Any, out: Any, shapes: Shapes, *values: Any
+    rule: Callable[..., Any], needs: tuple[int, ...], g: Any, out: Any, *values: Any
 ) -> tuple[Any, ...]:
-    """Return the cotangents of the tensors by one rule for all arguments."""
+    """Return the cotangents by one rule for all arguments."""
     found = rule(g, out, *values)
-    return tuple([found[i] if i < len(found) else None for i, _ in shapes])
+    return tuple([found[i] if i < len(found) else None for i in needs])
+
+
+def _each(
+    parts: Sequence[tuple[int, Callable[..., Any] | None]], g: Any, out: Any, *values: Any
+) -> tuple[Any, ...]:
+    """Return the cotangents by rules for single operands."""
+    found: list[Any] = []
+    for i, part in parts:
+        shape = values[i] if type(values[i]) is tuple else values[i]._shape
+        found.append(None if part is None else sum_to(part(g, out, *values), shape))
+    return tuple(found)
 
 
 def _anew(
-    function: Callable[..., Any],
-    needs: tuple[int, ...],
-    g: Any,
-    _out: Any,
-    shapes: Shapes,
-    *values: Any,
+    function: Callable[..., Any], needs: tuple[int, ...], g: Any, _out: Any, *values: Any
 ) -> tuple[Any, ...]:
-    """Return the cotangents of the tensors by computing the result again."""
+    """Return the cotangents by computing the result again."""
     create_graph, given = mode.grad, list(values)
     with enable_grad():
         if not create_graph:
@@ -233,18 +248,6 @@ def _anew(
             inputs=[given[i] for i in needs],
             accumulate=False,
         )
-    cotangents = dict(zip(needs, found, strict=True))
-    return tuple([cotangents.get(i) for i, _ in shapes])
-
-
-def _each(
-    parts: dict[int, Callable[..., Any]], g: Any, out: Any, shapes: Shapes, *values: Any
-) -> tuple[Any, ...]:
-    """Return the cotangents of the tensors by rules for single ones."""
-    found: list[Any] = []
-    for i, shape in shapes:
-        part = parts.get(i)
-        found.append(None if part is None else sum_to(part(g, out, *values), shape))
     return tuple(found)
 
 
