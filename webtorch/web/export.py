@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from webtorch.capture.captured import Capture
+from webtorch.capture.captured import Capture, Returned
 from webtorch.capture.compiled import function_of
 from webtorch.capture.step import CompiledFunction
 from webtorch.capture.trace import compile_never
