@@ -301,6 +301,7 @@ def print_first_meetings() -> None:
         os.waitpid(child, 0)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that continue this one")
 def test_the_first_object_that_is_met_is_asked() -> None:
     code = "from tests.test_overrides import print_first_meetings as show; show()"

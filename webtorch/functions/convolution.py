@@ -14,10 +14,12 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.contract import c_name, check_tensor
 from webtorch.functions.movement import pick, window
 from webtorch.ir.dtype import bool_
+from webtorch.ir.view import Shape
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, composite
 from webtorch.tensors.tape import attach
+from webtorch.tensors.tensor import Tensor
 
 Sizes = int | Sequence[int]
 EVERYWHERE = ("torch", "nn.functional")
@@ -129,7 +131,7 @@ def _raw(
     kind: str,
     a: Any,
     b: Any,
-    shapes: tuple[tuple[int, ...], ...],
+    shapes: tuple[Shape, Shape, Shape],
     stride: tuple[int, ...],
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
@@ -141,7 +143,7 @@ def _raw(
         return conv2d_raw(kind, a, b, *shapes, stride, padding, dilation, groups)
     out = fill(out_shape, 0, a.dtype, a.device)
 
-    def rule(g: Any) -> tuple[Any, Any]:
+    def rule(g: Tensor) -> tuple[Tensor, ...]:
         """Return zeros: nothing was added."""
         return tuple(fill(tuple(x.shape), 0, g.dtype, g.device) for x in (a, b))
 
@@ -218,6 +220,7 @@ def _convolve(
         extra = tuple(b - a for a, b in zip(low, high, strict=True))
         x = pad_with(x, (0,) * (rank + 2), (0, 0, *extra), 0)
     out_sizes = tuple((s - r) // t + 1 for s, r, t in zip(padded, reach, stride, strict=True))
+    shapes: tuple[Shape, Shape, Shape]
     match rank:
         case 1:
             shapes = (
@@ -410,6 +413,7 @@ def _transposed(
             f"{op}: Given input size per channel: {list(x.shape[2:])}. Calculated output size per "
             f"channel: {list(sizes)}. Output size is too small: use less padding."
         )
+    shapes: tuple[Shape, Shape, Shape]
     match rank:
         case 1:
             shapes = (

@@ -288,6 +288,7 @@ def _eigh_vjp(g: Any, out: Any, _a: Any, _uplo: str) -> Any:
         core = 0.5 * (core + core.mH)
     if gw is not None:
         core = _plus(core, gw.diag_embed())
+    assert core is not None
     return (v @ cast_to(core, v.dtype) @ v.mH,)
 
 
@@ -430,6 +431,7 @@ def _svd_vjp(g: Any, out: Any, a: Any, full: bool) -> Any:
         # What both turn by one phase.
         phase = (u.mH @ gu).diagonal(0, -2, -1)
         core = core + ((phase - conjugate(phase)) / (2.0 * s)).diag_embed()
+    assert core is not None
     result = u @ cast_to(core, u.dtype) @ vh
     if gu is not None and m > k:
         inner = gu / s.unsqueeze(-2)

@@ -19,6 +19,7 @@ from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.record import BOOL, Autocast, composite, over_dims, return_type
+from webtorch.tensors.tensor import Tensor
 
 Sort = return_type("sort")
 Topk = return_type("topk")
@@ -298,9 +299,9 @@ def _unique(x: Any, sort: bool, return_inverse: bool, return_counts: bool, dim: 
                 "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied"
             )
         none = fill((0,), 0, int64, x.device)
-        inverse = fill(x._shape if dim is None else (0,), 0, int64, x.device)
+        nowhere = fill(x._shape if dim is None else (0,), 0, int64, x.device)
         values = copy(moved) if dim is None else movement.clone(movement.movedim(moved, 0, dim))
-        return _answer(values, inverse if return_inverse else None, none if return_counts else None)
+        return _answer(values, nowhere if return_inverse else None, none if return_counts else None)
     if sort:
         order = iota(n, 0, 1, int64, x.device)
         # Rows in lexicographic order: a stable sort by each column, the last one first.
@@ -312,7 +313,7 @@ def _unique(x: Any, sort: bool, return_inverse: bool, return_counts: bool, dim: 
     values = movement.reshape(indexing.index_select(rows, 0, starts), (count, *moved._shape[1:]))
     if dim is not None:
         values = movement.contiguous(movement.movedim(values, 0, dim))
-    inverse = None
+    inverse: Tensor | None = None
     if return_inverse:
         inverse = number
         if sort:

@@ -75,6 +75,7 @@ from webtorch.ops.record import (
     return_type,
 )
 from webtorch.ops.reduction import is_nonzero_part, log_add, norm_slope, root
+from webtorch.tensors.tensor import Tensor
 
 Dims = int | Sequence[int] | None
 
@@ -299,12 +300,17 @@ def _others(x: Any, dim: int) -> Any:
     return both.narrow(dim, 0, size) if 2 * half > size else both
 
 
+@computed_wide
+def _prod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]:
+    # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
+    return (g * _where(isnan(x), x, _others(x, dim)),)
+
+
 @composite(
     name="_prod",
     function_in=(),
     torch="",
-    # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
-    vjp=computed_wide(lambda g, _out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),)),
+    vjp=_prod_rule,
 )
 def _prod(x: Any, dim: int) -> Any:
     return reduce_dims(x, "prod", (dim,))
@@ -818,7 +824,7 @@ def norm(
     if p == "nuc":
         pair = (0, 1) if dim is None else dim
         return TABLE["linalg_matrix_norm"](input, "nuc", pair, keepdim, dtype=dtype)
-    order = 2 if p is None or p == "fro" else p
+    order: Any = 2 if p is None or p == "fro" else p
     return vector_norm(input, order, dim, keepdim, dtype=dtype)
 
 
@@ -915,11 +921,16 @@ def _cumprod_slope(g: Any, x: Any, dim: int) -> Any:
     return before * total
 
 
+@computed_wide
+def _cumprod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]:
+    return (_cumprod_slope(g, x, dim),)
+
+
 @composite(
     name="_cumprod",
     function_in=(),
     torch="",
-    vjp=computed_wide(lambda g, _out, x, dim: (_cumprod_slope(g, x, dim),)),
+    vjp=_cumprod_rule,
 )
 def _cumprod(x: Any, dim: int) -> Any:
     return scan(x, "prod", dim)

@@ -7,7 +7,7 @@ takes: relu and hardtanh give 0 at their corners, clamp (in elementwise.py) give
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS
@@ -15,6 +15,9 @@ from webtorch.ir.expr import Expr
 from webtorch.ops.elementwise import EVERYWHERE, NUMERIC, log1pexp, logistic, mul, sigmoid, tanh
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.record import BOOL, Autocast, Elementwise, elementwise
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
 # PyTorch's constants (Klambauer et al., "Self-Normalizing Neural Networks", 2017).
@@ -209,10 +212,17 @@ softplus = elementwise(
     doc="log(1 + exp(beta * input)) / beta, never overflowing; input itself above threshold.",
     autocast=Autocast(gpu="fp32"),
 )
+
+
+@computed_wide
+def _logsigmoid_rule(g: Tensor, _out: Tensor, x: Tensor) -> tuple[Tensor]:
+    return (g * sigmoid(-x),)
+
+
 logsigmoid = elementwise(
     "logsigmoid",
     lambda x: -log1pexp(-x),
-    vjp=computed_wide(lambda g, _out, x: (g * sigmoid(-x),)),
+    vjp=_logsigmoid_rule,
     dtypes=FLOATS,
     torch="nn.functional.logsigmoid",
     function_in=FUNCTIONAL,

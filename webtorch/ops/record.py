@@ -13,7 +13,7 @@ import re
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
@@ -22,6 +22,11 @@ from webtorch.ops.derive import derivative
 from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 # Types that PyTorch's kernels leave out, in groups.
 BOOL = (bool_,)
 NARROW_INTEGERS = tuple(d for d in (*INTEGERS, bool_) if d is not int64)
@@ -210,6 +215,15 @@ class Op:
 
 
 @dataclass(slots=True, eq=False)
+class Composite(Op, Generic[P, R]):
+    """An operation that is a function: calling the entry has that function's types."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+@dataclass(slots=True, eq=False)
 class Elementwise(Op):
     """A scalar formula over broadcast tensors. `tensors` and `numbers` name the formula's
     parameters in order.
@@ -241,6 +255,10 @@ class Elementwise(Op):
     _gradients: dict[int, Elementwise | None] = field(default_factory=dict)
     _order: dict[tuple[DType, ...], tuple[Expr, ...]] = field(default_factory=dict)
     _used: frozenset[str] | None = None
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
     def __post_init__(self) -> None:
         if not self.gradient_name:
@@ -368,36 +386,37 @@ def elementwise(
     return op
 
 
+def signature_of(function: inspect.Signature) -> str:
+    """Return a function's signature as an entry has it: without types."""
+    plain = [p.replace(annotation=p.empty) for p in function.parameters.values()]
+    return str(function.replace(parameters=plain, return_annotation=function.empty))
+
+
 def composite(
     *,
     doc: str | None = None,
     name: str | None = None,
     family: Family = "composite",
     **fields: Any,
-) -> Callable[[Callable[..., Any]], Op]:
+) -> Callable[[Callable[P, R]], Composite[P, R]]:
     """Declare an op written with other ops: decorate the function. Its derivative follows from its
     parts.
     """
 
-    def declare(function: Callable[..., Any]) -> Op:
+    def declare(function: Callable[P, R]) -> Composite[P, R]:
         title = name or function.__name__.rstrip("_")
         plain = inspect.signature(function)
         if fields.get("factor"):
             kept = [p for n, p in plain.parameters.items() if n != "old"]
             plain = function.__signature__ = plain.replace(parameters=kept)  # type: ignore[attr-defined]
-        signature = str(
-            plain.replace(
-                parameters=[p.replace(annotation=p.empty) for p in plain.parameters.values()],
-                return_annotation=plain.empty,
-            )
-        )
-        op = Op(
-            name=title, family=family, signature=signature, doc=doc or inspect.getdoc(function) or "",
+        op: Composite[P, R] = Composite(
+            name=title, family=family, signature=signature_of(plain), doc=doc or inspect.getdoc(function) or "",
             torch=fields.pop("torch", title), **fields,
         )  # fmt: skip
         op.function = function
         op.written = inspect.unwrap(function)
-        return register(op)
+        register(op)
+        return op
 
     return declare
 

@@ -81,8 +81,9 @@ def operand(value: Any, name: str) -> Any:
         if value.dim() == 0:
             kind = TO_WEBTORCH.get(value.dtype)
             # A tensor, not a number: its type takes part in the promotion. float64, which is not there, cannot.
-            known = kind is not None and kind not in UNSUPPORTED
-            return fill((), value.item(), kind, _where()) if known else value.item()
+            if kind is None or kind in UNSUPPORTED:
+                return value.item()
+            return fill((), value.item(), kind, _where())
         if name.partition(".")[0] in _CPU_INDICES and not value.dtype.is_floating_point:
             return upload(value, TO_WEBTORCH[value.dtype])
         raise RuntimeError(
@@ -1024,9 +1025,6 @@ def _register_own(library: Any) -> None:
             library.impl(name, _recurrent(decomposition), key)
         for name in ("lstm", "gru"):
             library.impl(f"{name}_cell", _cell(name), key)
-    # Of layers, PyTorch's list for CUDA has the kernels that stand below these.
-    AUTOCAST.update(dict.fromkeys([n.partition(".")[0] for n in _RECURRENT], "lower"))
-    AUTOCAST.update({f"{n}_cell": "lower" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")})
 
 
 # ---- autocast -----------------------------------------------------------------------------------

@@ -181,6 +181,7 @@ def follow(rules: Autocast, name: str, function: Callable[..., Any]) -> Callable
         return _off(None, function, args, kwargs) if state.enabled else function(*args, **kwargs)
 
     ruled.without_autocast = plain  # type: ignore[attr-defined]
+    ruled.autocast = rules  # type: ignore[attr-defined]
     return ruled
 
 
@@ -199,6 +200,11 @@ def _off(
 def autocast_rule(rules: Autocast) -> Callable[[Callable[..., Any]], Any]:
     """Decorate a function that is no entry of the table with its rules."""
     return lambda function: follow(rules, function.__name__, function)
+
+
+def rules_of(function: Callable[..., Any]) -> Autocast:
+    """Return the rules that a function follows."""
+    return getattr(function, "autocast", Autocast())
 
 
 def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -118,6 +118,7 @@ def multi_margin_loss(
     return _reduced(losses.squeeze(0) if unbatched and target.dim() == 0 else losses, reduction)
 
 
+@autocast_rule(FP32)
 def multilabel_margin_loss(
     input: Tensor,
     target: Tensor,
