@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # or stays in its room. This is where the order is written.
 ORDER = (
     "errors version multiprocessing backends show",
-    "ir",
+    "ir dispatch",
     "ops jit",
     "lower",
     "runtime",

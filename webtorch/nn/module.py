@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from webtorch.dispatch.call import Args, Callee, Kwargs, call
 from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
@@ -638,12 +639,7 @@ class Module:
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, with hooks only where there are any."""
         if tracing.active:
-            self._note_state()
-            name = tracing.module_names.pop(id(self), "")
-            if name:
-                result = self._call_impl(*args, **kwargs)
-                tracing.keep(name, result)
-                return result
+            return call(CALL_OF_MODULE, (self, *args), kwargs)
         if not (
             self._forward_hooks
             or self._forward_pre_hooks
@@ -1129,6 +1125,20 @@ class Module:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take back what `__getstate__` returned."""
         self.__dict__.update(state)
+
+
+def _call_traced(args: Args, kwargs: Kwargs) -> Any:
+    module, *given = args
+    module._note_state()
+    name = tracing.module_names.pop(id(module), "")
+    result = module._call_with_hooks(tuple(given), kwargs)
+    if name:
+        tracing.keep(name, result)
+    return result
+
+
+# What the call of a module is of, for those who note in which module an operation is called.
+CALL_OF_MODULE = Callee("module", _call_traced)
 
 
 class _LoadHook:

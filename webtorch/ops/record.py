@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
+from webtorch.dispatch.call import Callee, active, call
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
@@ -165,6 +166,8 @@ class Op:
     foreach: bool = False
     # Which of Python's operators it is: "add" stands for `__add__`, `__radd__` and `__iadd__`.
     operator: str = ""
+    # What it is with two tensors and nothing else, as the operator is: that is called in its place.
+    alone: Elementwise | None = None
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
     # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's
@@ -201,8 +204,14 @@ class Op:
     function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
     # A composite as it is written, without what `function` is wrapped with.
     written: Any = field(default=None, repr=False)
+    # The parameters of a composite's function.
+    parameters: inspect.Signature = field(default=None, repr=False)  # type: ignore[assignment]
+    # What a call of the entry is of, for those who see calls.
+    callee: Callee = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if active.count:
+            return call(self.callee, args, kwargs)
         return self.function(*args, **kwargs)
 
     def positional(self) -> tuple[str, ...]:
@@ -405,7 +414,7 @@ def composite(
 
     def declare(function: Callable[P, R]) -> Composite[P, R]:
         title = name or function.__name__.rstrip("_")
-        plain = inspect.signature(function)
+        plain = parameters = inspect.signature(function)
         if fields.get("factor"):
             kept = [p for n, p in plain.parameters.items() if n != "old"]
             plain = function.__signature__ = plain.replace(parameters=kept)  # type: ignore[attr-defined]
@@ -414,7 +423,7 @@ def composite(
             torch=fields.pop("torch", title), **fields,
         )  # fmt: skip
         op.function = function
-        op.written = inspect.unwrap(function)
+        op.written, op.parameters = inspect.unwrap(function), parameters
         register(op)
         return op
 

@@ -9,6 +9,7 @@ import math
 import warnings
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
@@ -88,6 +89,7 @@ def _check_shapes(
     return rank == 3
 
 
+@dispatched()
 def multi_head_attention_forward(
     query: Tensor,
     key: Tensor,
