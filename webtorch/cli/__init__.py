@@ -146,6 +146,7 @@ def _check(commands: _Commands) -> None:
 def _testpage(commands: _Commands) -> None:
     command = commands.add(
         "testpage",
+        "testpage.command",
         help="write a page that tests every operation on WebGPU in the browser",
         description="Record every operation of the table with PyTorch's results (PyTorch must be "
         "installed) and write a page that computes them on WebGPU in the tab and compares; "

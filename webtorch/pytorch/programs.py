@@ -54,7 +54,7 @@ from webtorch.runtime.trace import debug_level
 from webtorch.tensors.host import host_scalar
 from webtorch.tensors.storage import Kept, Storage, writes
 from webtorch.tensors.tensor import Tensor
-from webtorch_autoload import hide
+from webtorch_autoload.device import hide
 
 _ADDRESS = torch.Tensor.data_ptr
 # Python's numbers are traced as tensors of these types, which the device lacks; it computes with those.

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from webtorch.capture.captured import Capture
+from webtorch.capture.captured import Capture, Returned
 from webtorch.capture.compiled import function_of
 from webtorch.capture.step import CompiledFunction
 from webtorch.capture.trace import compile_never
@@ -35,9 +35,10 @@ from webtorch.ir.limits import Limits
 from webtorch.ir.view import is_contiguous
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
-from webtorch.runtime.realize import open_runtimes
+from webtorch.runtime.realize import freeze, open_runtimes, to_graph
 from webtorch.tensors.attention import for_pages
 from webtorch.tensors.device import device_of
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import no_grad
 from webtorch.tensors.tensor import Tensor
 from webtorch.web.exported import Exported, FunctionExport, Page, Variant, named_leaves
@@ -210,6 +211,28 @@ def export_json(
         state=state,
         limits=limits,
     )
+
+
+def export_pending(results: Sequence[Any]) -> Exported:
+    """Return the program that computes `results`, which are pending; its outputs are "0", "1", ..."""
+    runtime = results[0]._storage.runtime
+    owners = list({id(t._storage): t._storage for t in results}.values())
+    pending = [s for s in owners if s.node.kind != "buffer"]
+    for owner in pending:
+        owner.donor = None
+    frozen = freeze(pending)
+    number = {id(s): i for i, s in enumerate(pending)}
+    result = {
+        str(i): Returned(number.get(id(t._storage)), t._shape, t._strides, t._offset, t._storage)
+        for i, t in enumerate(results)
+    }
+    sources: list[int | Storage] = [Storage(node, runtime) for node in frozen.inputs]
+    executable: Any = None  # nothing runs it
+    captured = Capture(
+        runtime, to_graph(frozen), executable, sources, [False] * len(sources),
+        list(range(len(pending))), [s.node.shape for s in pending], frozen.args, [], [], result,
+    )  # fmt: skip
+    return export_json(captured, name="compute")
 
 
 def export_all(
