@@ -33,11 +33,12 @@ from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
     Example,
+    Operand,
     OutRule,
     composite,
     with_factors_first,
 )
-from webtorch.tensors.tape import SavedTensor, attach, needs_grad, unrecorded
+from webtorch.tensors.tape import attach
 from webtorch.tensors.tensor import Tensor
 
 # C++ names, which PyTorch's messages use.
@@ -109,11 +110,38 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     )
 
 
-def rows_times(a: Tensor, b: Tensor, transposed: bool = False) -> Any:
+def rows_times(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
     """Return a @ b, or a @ b.T if `transposed`, for any rows a (*, K) and a matrix b.
 
     The leading dimensions of a are one long column of rows. All of it is one gradient function.
     """
+    rows, columns = b._strides
+    # The cotangent of a matrix is made in the layout of the matrix, so that it is stored without a copy.
+    return _mm(a, b, transposed, transposed or (rows == 1 and columns != 1))
+
+
+def _cotangent_of_matrix(
+    g: Tensor, _out: Tensor | None, a: Tensor, _b: Tensor | None, transposed: bool, turned: bool
+) -> Tensor:
+    k, n = a._shape[-1], g._shape[-1]
+    m = numel(g._shape[:-1])
+    x, g = conjugate(a).reshape((m, k)), g.reshape((m, n))
+    found = rows_times(g.t(), x) if turned else rows_times(x.t(), g)
+    return found.t() if turned and not transposed else found
+
+
+@composite(
+    name="_mm",
+    function_in=(),
+    torch="",
+    complex_rule=True,
+    vjp=(
+        lambda g, _out, _a, b, transposed, _turned: rows_times(g, conjugate(b), not transposed),
+        _cotangent_of_matrix,
+    ),
+)
+def _mm(a: Tensor, b: Tensor, transposed: bool, turned: bool) -> Tensor:
+    """Return the product of rows and a matrix. `turned`: how the cotangent of the matrix will lie."""
     lead, k = a._shape[:-1], a._shape[-1]
     m, n = numel(lead), b._shape[0 if transposed else 1]
     if not (m and k and n):
@@ -124,35 +152,16 @@ def rows_times(a: Tensor, b: Tensor, transposed: bool = False) -> Any:
         a, strides = a.contiguous(), (k, 1)
     rows, columns = b._strides
     across = (0, columns, rows) if transposed else (0, rows, columns)
-    with unrecorded():
-        out = matmul3(
-            as_view(a, (1, m, k), (0, *strides), a._offset),
-            as_view(b, (1, k, n), across, b._offset),
-        )
-        shape = (*lead, n)
-        if out._whole:
-            # A result that nobody has seen yet: it simply is of that shape.
-            out._shape, out._strides = shape, contiguous_strides(shape)
-        else:
-            out = as_view(out, shape, contiguous_strides(shape), 0).detach()
-    if not needs_grad((a, b)):
+    out = matmul3(
+        as_view(a, (1, m, k), (0, *strides), a._offset),
+        as_view(b, (1, k, n), across, b._offset),
+    )
+    shape = (*lead, n)
+    if out._whole:
+        # A result that nobody has seen yet: it simply is of that shape.
+        out._shape, out._strides = shape, contiguous_strides(shape)
         return out
-    # Each cotangent takes the other operand: that of a frozen weight keeps no activation.
-    saved_a = SavedTensor(a) if needs_grad((b,)) else None
-    saved_b = SavedTensor(b) if needs_grad((a,)) else None
-    # The cotangent of a matrix is made in the layout of the matrix, so that it is stored without a copy.
-    turned = transposed or (rows == 1 and columns != 1)
-
-    def rule(g: Tensor) -> tuple[Any, ...]:
-        """Return the cotangents of both operands."""
-        grad_a = saved_b and rows_times(g, conjugate(saved_b.unpack()), not transposed)
-        if saved_a is None:
-            return grad_a, None
-        x, g = conjugate(saved_a.unpack()).reshape((m, k)), g.reshape((m, n))
-        grad_b = rows_times(g.t(), x) if turned else rows_times(x.t(), g)
-        return grad_a, grad_b.t() if turned and not transposed else grad_b
-
-    return attach(out, "Mm", (a, b), rule)
+    return as_view(out, shape, contiguous_strides(shape), 0).detach()
 
 
 def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
@@ -410,6 +419,20 @@ def _batched(a: Tensor, b: Tensor) -> Tensor:
     return out.permute(order).contiguous()
 
 
+def _cotangent_of_input(g: Tensor, _out: Tensor, _input: Any, weight: Tensor, _bias: Any) -> Tensor:
+    if weight.ndim == 1:
+        return g.unsqueeze(-1) * conjugate(weight)
+    return rows_times(g, conjugate(weight))
+
+
+def _cotangent_of_weight(
+    g: Tensor, _out: Tensor, input: Tensor, _weight: Any, _bias: Any
+) -> Tensor:
+    if g.ndim < input.ndim:
+        return g.unsqueeze(-1) * conjugate(input)
+    return _cotangent_of_matrix(g, None, input, None, True, True)
+
+
 def _linear_name(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
     if input.ndim == 2:
         return "MmBackward0" if bias is None else "AddmmBackward0"
@@ -423,6 +446,8 @@ def _linear_name(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> s
     autocast=LOWER,
     takes_out=True,
     gradient_name=_linear_name,
+    complex_rule=True,
+    vjp=(_cotangent_of_input, _cotangent_of_weight, lambda g, _out, _input, _weight, _bias: g),
     gain=1.0,
 )
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -728,7 +753,7 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     autocast=LOWER,
     own_view=True,
     gradient_name="ViewBackward0",
-    example=Example((), ("bij,bjk->ik", (3, 4, 5), (3, 5, 2))),
+    example=Example((), ("bij,bjk->ik", Operand(3, 4, 5), Operand(3, 5, 2))),
 )
 def einsum(*args: Any) -> Tensor:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).

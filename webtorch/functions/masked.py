@@ -14,10 +14,10 @@ from webtorch.errors import DTypeError
 from webtorch.functions import composite as norms
 from webtorch.functions import creation, ordering, reduce
 from webtorch.functions.movement import integers_held
+from webtorch.functions.pointwise import where
 from webtorch.functions.reduce import Dims
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ops import elementwise
-from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
 from webtorch.ops.record import Composite, P, R, composite
 from webtorch.tensors.tensor import Tensor

@@ -6,9 +6,9 @@ import math
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import contract, creation, indexing
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import Number, int64
 from webtorch.ir.view import normalize_dim
-from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, fill, iota
 from webtorch.ops.record import NOT_FLOATS, Autocast, composite
 from webtorch.tensors.tensor import Tensor

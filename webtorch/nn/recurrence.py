@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from webtorch import autograd
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.ops.record import Autocast
 from webtorch.tensors import autocast
-from webtorch.tensors.autocast import autocast_rule
 from webtorch.tensors.host import sizes_in, tracing
 from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
@@ -351,6 +351,7 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**dict(zip((*names, "batch_first"), args, strict=False)), **kwargs}
 
 
+@dispatched("recurrence")
 def _sequence(cell: _Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Run either form of PyTorch's functions: with steps in a dimension, or packed."""
     given = _named(args, kwargs)
@@ -372,7 +373,7 @@ _COMMON = ("params", "has_biases", "num_layers", "dropout", "train", "bidirectio
 _ON_ACCELERATORS = Autocast(gpu="lower")
 
 
-@autocast_rule(_ON_ACCELERATORS)
+@dispatched(autocast=_ON_ACCELERATORS)
 def rnn_tanh(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n) of `(input, hx, params, has_biases, num_layers, dropout, train,
     bidirectional, batch_first)`, or packed, of `(data, batch_sizes, hx, params, ...)`.
@@ -380,13 +381,13 @@ def rnn_tanh(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     return _sequence(_TANH, args, kwargs)
 
 
-@autocast_rule(_ON_ACCELERATORS)
+@dispatched(autocast=_ON_ACCELERATORS)
 def rnn_relu(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n); arguments as those of `rnn_tanh`."""
     return _sequence(_RELU, args, kwargs)
 
 
-@autocast_rule(_ON_ACCELERATORS)
+@dispatched(autocast=_ON_ACCELERATORS)
 def lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n, c_n); arguments as those of `rnn_tanh`, with hx = (h_0, c_0)."""
     given = _named(args, kwargs)
@@ -397,13 +398,13 @@ def lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     return _onednn_lstm(*args, **kwargs)
 
 
-@autocast_rule(Autocast(cpu="lower"))
+@dispatched(autocast=Autocast(cpu="lower"))
 def _onednn_lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Run what is one operation of oneDNN in PyTorch on the CPU, for which its autocast has a rule."""
     return _sequence(_LSTM, args, kwargs)
 
 
-@autocast_rule(_ON_ACCELERATORS)
+@dispatched(autocast=_ON_ACCELERATORS)
 def gru(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n); arguments as those of `rnn_tanh`."""
     return _sequence(_GRU, args, kwargs)
@@ -428,7 +429,7 @@ def _products(
     return F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
 
 
-@autocast_rule(_ON_ACCELERATORS)
+@dispatched(autocast=_ON_ACCELERATORS)
 def rnn_tanh_cell(
     input: Tensor,
     hx: Tensor,
@@ -442,7 +443,7 @@ def rnn_tanh_cell(
     return webtorch.tanh(a + b)
 
 
-@autocast_rule(_ON_ACCELERATORS)
+@dispatched(autocast=_ON_ACCELERATORS)
 def rnn_relu_cell(
     input: Tensor,
     hx: Tensor,
@@ -456,7 +457,7 @@ def rnn_relu_cell(
     return webtorch.relu(a + b)
 
 
-@autocast_rule(_ON_ACCELERATORS)
+@dispatched(autocast=_ON_ACCELERATORS)
 def lstm_cell(
     input: Tensor,
     hx: Sequence[Tensor],
@@ -471,7 +472,7 @@ def lstm_cell(
     return h, c
 
 
-@autocast_rule(_ON_ACCELERATORS)
+@dispatched(autocast=_ON_ACCELERATORS)
 def gru_cell(
     input: Tensor,
     hx: Tensor,

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from webtorch.errors import DTypeError
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import FLOATS, float64
+from webtorch.ir.dtype import float64
 from webtorch.ir.expr import Expr
-from webtorch.ops.elementwise import exp, is_tensor, log
-from webtorch.ops.record import NOT_FLOATS, Elementwise, composite, elementwise
-from webtorch.ops.special import SPECIAL, _horner, _log_gamma_positive, _trigamma, digamma, lgamma
+from webtorch.ops.elementwise import exp, log
+from webtorch.ops.record import Elementwise, elementwise
+from webtorch.ops.special import _horner, _log_gamma_positive, lgamma
 
 if TYPE_CHECKING:
     from webtorch.tensors.tensor import Tensor
@@ -67,43 +66,6 @@ _zeta: Elementwise = elementwise(
 )
 
 
-def _no_derivative(_g: Tensor, _out: Tensor, _x: Tensor, what: str) -> Tensor:
-    raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
-
-
-@composite(name="_constant", function_in=(), torch="", vjp=_no_derivative)
-def _constant(x: Tensor, what: str) -> Tensor:
-    """Return x; a gradient that arrives here raises NotImplementedError."""
-    return x.clone()
-
-
-def _both_tensors(name: str, *operands: Any) -> None:
-    for where_, x in zip(("input", "other"), operands, strict=True):
-        if not is_tensor(x):
-            raise TypeError(f"{name}(): argument '{where_}' must be Tensor, not {type(x).__name__}")
-
-
-def undifferentiable(x: Tensor, what: str) -> Tensor:
-    """Return an operand for which there is no derivative: asking for it raises, as in PyTorch."""
-    return _constant(x, what) if getattr(x, "requires_grad", False) else x
-
-
-@composite(
-    function_in=SPECIAL,
-    torch="special.zeta",
-    dtypes=FLOATS,
-    domain=(1.1, 6.0),
-    out="cast",
-    gradient_name="SpecialZetaBackward0",
-    aten=("special_zeta",),
-)
-def zeta(input: Tensor, other: Tensor) -> Tensor:
-    """Hurwitz's zeta function: the sum of (other + k) ** -input over k = 0, 1, ..."""
-    if not is_tensor(input) and not is_tensor(other):
-        raise TypeError("zeta(): one argument must be Tensor, not two numbers")
-    return _zeta(undifferentiable(input, "special_zeta: self"), other)
-
-
 _polygamma: Elementwise = elementwise(
     "_polygamma",
     lambda x, n: (
@@ -118,35 +80,6 @@ _polygamma: Elementwise = elementwise(
     inplace=False,
     doc="polygamma(n, input) / n!, for n >= 1.",
 )
-
-
-# No oracle: the order comes before the tensor.
-@composite(
-    function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast", aten=("polygamma",)
-)
-def polygamma(n: int, input: Tensor) -> Tensor:
-    """Return the n-th derivative of digamma."""
-    if n < 0:
-        raise RuntimeError("polygamma(n, x) does not support negative n.")
-    if n == 0:
-        return digamma(input)
-    if n == 1:
-        return _trigamma(input)
-    return _polygamma(input, float(n)) * float(math.factorial(n))
-
-
-@composite(dtypes=FLOATS, torch="", inplace=True, out="cast", also=("special.multigammaln",))
-def mvlgamma(input: Tensor, p: int) -> Tensor:
-    """The logarithm of the multivariate gamma function of dimension p."""
-    if p < 1:
-        raise RuntimeError("p has to be greater than or equal to 1")
-    if input.dtype.kind == "bool":
-        raise DTypeError("mvlgamma: the input must be a number, not torch.bool")
-    shifts = (1 - p) * 0.5
-    total: Any = p * (p - 1) * 0.25 * math.log(math.pi)
-    for j in range(p):
-        total = total + lgamma(input + (shifts + 0.5 * j))
-    return total
 
 
 # -- incomplete gamma functions -----------------------------------------------------------------------
@@ -255,33 +188,3 @@ _igammac: Elementwise = elementwise(
     function_in=(),
     doc="The regularised upper incomplete gamma function.",
 )
-
-
-@composite(
-    dtypes=FLOATS,
-    inplace=True,
-    domain=(0.2, 9.0),
-    refuses=NOT_FLOATS,
-    out="cast",
-    also=("special.gammainc",),
-    aten=("igamma",),
-)
-def igamma(input: Tensor, other: Tensor) -> Tensor:
-    """The regularised lower incomplete gamma function of order `input` at `other`."""
-    _both_tensors("igamma", input, other)
-    return _igamma(undifferentiable(input, "igamma: input"), other)
-
-
-@composite(
-    dtypes=FLOATS,
-    inplace=True,
-    domain=(0.2, 9.0),
-    refuses=NOT_FLOATS,
-    out="cast",
-    also=("special.gammaincc",),
-    aten=("igammac",),
-)
-def igammac(input: Tensor, other: Tensor) -> Tensor:
-    """The regularised upper incomplete gamma function of order `input` at `other`."""
-    _both_tensors("igammac", input, other)
-    return _igammac(undifferentiable(input, "igammac: input"), other)

@@ -13,9 +13,9 @@ from webtorch.ir.dtype import Scalar as _Scalar
 from webtorch.tensors.promotion import Operand as _Operand
 from webtorch.tensors.tensor import Tensor as _Tensor
 
-def adaptive_avg_pool1d(input: _Tensor, output_size: int | _Sequence[int]) -> _Tensor: ...
-def adaptive_avg_pool2d(input: _Tensor, output_size: int | _Sequence[int]) -> _Tensor: ...
-def adaptive_avg_pool3d(input: _Tensor, output_size: int | _Sequence[int]) -> _Tensor: ...
+def adaptive_avg_pool1d(input: _Tensor, output_size: _Any) -> _Tensor: ...
+def adaptive_avg_pool2d(input: _Tensor, output_size: _Any) -> _Tensor: ...
+def adaptive_avg_pool3d(input: _Tensor, output_size: _Any) -> _Tensor: ...
 @_overload
 def adaptive_max_pool1d(
     input: _Tensor, output_size: int | _Sequence[int | None], return_indices: _Literal[False] = ...
@@ -69,7 +69,7 @@ def avg_pool1d(
 def avg_pool2d(
     input: _Tensor,
     kernel_size: _Sizes,
-    stride: int | _Sequence[int] | None = ...,
+    stride: _Any = ...,
     padding: _Sizes = ...,
     ceil_mode: bool = ...,
     count_include_pad: bool = ...,
@@ -80,7 +80,7 @@ def avg_pool2d(
 def avg_pool3d(
     input: _Tensor,
     kernel_size: _Sizes,
-    stride: int | _Sequence[int] | None = ...,
+    stride: _Any = ...,
     padding: _Sizes = ...,
     ceil_mode: bool = ...,
     count_include_pad: bool = ...,
@@ -394,12 +394,12 @@ def max_pool1d(
 def max_pool1d_with_indices(
     input: _Tensor,
     kernel_size: _Sizes,
-    stride: _Any = ...,
+    stride: _Sizes | None = ...,
     padding: _Sizes = ...,
     dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> _Tensor: ...
+) -> tuple[_Tensor, _Tensor]: ...
 @_overload
 def max_pool2d(
     input: _Tensor,
@@ -434,12 +434,12 @@ def max_pool2d(
 def max_pool2d_with_indices(
     input: _Tensor,
     kernel_size: _Sizes,
-    stride: _Any = ...,
+    stride: _Sizes | None = ...,
     padding: _Sizes = ...,
     dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> _Tensor: ...
+) -> tuple[_Tensor, _Tensor]: ...
 @_overload
 def max_pool3d(
     input: _Tensor,
@@ -474,12 +474,12 @@ def max_pool3d(
 def max_pool3d_with_indices(
     input: _Tensor,
     kernel_size: _Sizes,
-    stride: _Any = ...,
+    stride: _Sizes | None = ...,
     padding: _Sizes = ...,
     dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> _Tensor: ...
+) -> tuple[_Tensor, _Tensor]: ...
 def max_unpool1d(
     input: _Tensor,
     indices: _Tensor,

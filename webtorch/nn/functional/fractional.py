@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -93,6 +94,7 @@ def _pooled(
     return best, where
 
 
+@dispatched()
 def fractional_max_pool2d_with_indices(
     input: Tensor,
     kernel_size: int | Sequence[int],
@@ -105,6 +107,7 @@ def fractional_max_pool2d_with_indices(
     return _pooled(2, input, kernel_size, output_size, output_ratio, _random_samples)
 
 
+@dispatched()
 def fractional_max_pool3d_with_indices(
     input: Tensor,
     kernel_size: int | Sequence[int],
@@ -117,6 +120,7 @@ def fractional_max_pool3d_with_indices(
     return _pooled(3, input, kernel_size, output_size, output_ratio, _random_samples)
 
 
+@dispatched()
 def fractional_max_pool2d(
     input: Tensor,
     kernel_size: int | Sequence[int],
@@ -130,6 +134,7 @@ def fractional_max_pool2d(
     return found if return_indices else found[0]
 
 
+@dispatched()
 def fractional_max_pool3d(
     input: Tensor,
     kernel_size: int | Sequence[int],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.functions.bind import NAMESPACES
 from webtorch.tensors.tensor import Tensor
 
@@ -23,6 +24,7 @@ def with_indices(rank: int) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return `adaptive_max_pool{rank}d_with_indices`."""
     pool = entries[f"adaptive_max_pool{rank}d"]
 
+    @dispatched()
     def function(
         input: Tensor, output_size: int | Sequence[int | None], return_indices: bool = False
     ) -> tuple[Tensor, Tensor]:
