@@ -40,7 +40,7 @@ from webtorch.tensors.device import DeviceLike, device_of, resolve
 from webtorch.tensors.device import device as device_type
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import memory_format as MemoryFormat
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads, tracing
 from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 
@@ -306,7 +306,7 @@ def randperm(
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
     source = default_generator(where) if generator is None else generator
     # The same order: many are faster sorted on the device.
-    if n > 1 and (tracing.active or n >= 1 << 12):
+    if n > 1 and (not reads.possible or n >= 1 << 12):
         made = cast_to(_permutation_on_device(n, source, where), wanted)
     else:
         made = creation._make(permutation(n, source), wanted, where)
@@ -650,8 +650,7 @@ def multinomial(
         weights = cast_to(weights, creation.float32)
     rows = movement.reshape(weights, (-1, n))
     count = rows._shape[0]
-    captured = tracing.active
-    if count and not captured and not input.is_meta:
+    if count and reads.possible and not input.is_meta:
         _check_weights(rows)
     if replacement:
         sums = scan(rows, "sum", 1)
@@ -666,7 +665,7 @@ def multinomial(
         key = elementwise.log1p(-u) / rows
         key = pointwise.where(elementwise.gt(rows, 0), key, -math.inf)
         result = ordering.topk(key, num_samples, 1).indices
-    if count and captured:
+    if count and not reads.possible:
         for wrong, message in _wrong_weights(rows):
             result = demand(result, elementwise.logical_not(wrong), message)
     return finish(
