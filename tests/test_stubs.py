@@ -22,8 +22,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 import pytest
 
 from tools import stubs
+from webtorch.cli.testpage import recording
 from webtorch.ops.record import Op
-from webtorch.web import recording
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "webtorch").rglob("*.pyi")}
