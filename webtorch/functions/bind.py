@@ -38,9 +38,12 @@ from webtorch.tensors.absent import MissingName
 from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
-_FORMULAS = ("elementwise", "special", "activation", "optimize", "bessel", "gamma", "integer")
+_FORMULAS = (
+    "elementwise", "special", "activation", "optimize", "bessel", "gamma", "integer",
+    "floats", "reduction", "loss", "grid", "packed", "samplers",
+)  # fmt: skip
 _FUNCTIONS = (
-    "reduce", "movement", "indexing", "ordering", "creation", "random",
+    "pointwise", "reduce", "movement", "indexing", "ordering", "creation", "random",
     "assign", "contract", "convolution", "pooling", "resize",
     "norm", "loss", "attention", "composite", "statistics",
     "quantize",

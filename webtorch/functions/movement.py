@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError, ShapeError
+from webtorch.functions import pointwise
 from webtorch.ir.dtype import (
     DType,
     Scalar,
@@ -37,7 +38,6 @@ from webtorch.ir.view import (
     reshape_strides,
     strides_like,
 )
-from webtorch.ops import elementwise
 from webtorch.ops.layout import channels_last_together, of_first
 from webtorch.ops.primitive import (
     as_view,
@@ -1651,7 +1651,7 @@ def _triangle(name: str, x: Any) -> None:
 def tril(input: Any, diagonal: int = 0) -> Any:
     """The lower triangle of matrices, up to `diagonal`; 0 elsewhere."""
     _triangle("tril", input)
-    return elementwise.where(_distance(input) <= diagonal, input, zero_of(input.dtype))
+    return pointwise.where(_distance(input) <= diagonal, input, zero_of(input.dtype))
 
 
 @composite(
@@ -1660,7 +1660,7 @@ def tril(input: Any, diagonal: int = 0) -> Any:
 def triu(input: Any, diagonal: int = 0) -> Any:
     """The upper triangle of matrices, from `diagonal` on; 0 elsewhere."""
     _triangle("triu", input)
-    return elementwise.where(_distance(input) >= diagonal, input, zero_of(input.dtype))
+    return pointwise.where(_distance(input) >= diagonal, input, zero_of(input.dtype))
 
 
 # -- padding ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from webtorch.dispatch.call import Foreign
 from webtorch.errors import DeviceError
-from webtorch.functions import assign, creation, indexing, movement
+from webtorch.functions import assign, creation, indexing, movement, pointwise
 from webtorch.functions.movement import pick, slice_bounds, window
 from webtorch.ir.dtype import bool_, int8, int16, int32, int64, uint8
 from webtorch.ir.view import numel
@@ -67,7 +67,7 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
     if mask is not None and value.numel() == 1:
         # No positions are needed, so nothing is read from the device.
         mask = movement.reshape(mask, mask._shape + (1,) * (x.ndim - mask.ndim))
-        write(x, elementwise.where(mask, movement.reshape(value, ()), x), fresh=True)
+        write(x, pointwise.where(mask, movement.reshape(value, ()), x), fresh=True)
         return
     view, tensors, single, names = _parse(x, index)
     if tensors:
