@@ -41,11 +41,12 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-as-gpu venv lint types format check system coverage-table clean
+.PHONY: faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
-	@echo "make test            lint, types and the whole suite"
+	@echo "make test            lint, types and the suite, in minutes"
+	@echo "make test-all        the same with every case of its matrices and all that trains for long"
 	@echo "make test-as-gpu     a graphics card's kernels, on a software adapter"
 	@echo "make venv            .venv with everything that tests need"
 	@echo "make lint            ruff: rules and layout"
@@ -68,9 +69,11 @@ demo: $(VENV)/.demo
 
 venv: $(VENV)/.full
 
-test: $(VENV)/.full system pyodide lint types
+# What is long (tests/long.py) is left to test-all.
+test faults: SHORT = PYTEST_ADDOPTS='-m "not long"'
+test test-all: $(VENV)/.full system pyodide lint types
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
-	$(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
+	$(SHORT) $(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 # What only a graphics card gets (tiles, split sums, joint products), on a software adapter that says it is one.
 test-as-gpu: $(VENV)/.full system
@@ -100,7 +103,7 @@ meet: $(VENV)/.full system
 # FAULTS="--room optim --room nn", FAULTS="--only adam-bias", FAULTS=--list
 faults: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
-	$(TEST_ENV) $(BIN)/python -m tools.plant_faults --jobs $(FAULT_JOBS) $(FAULTS)
+	$(SHORT) $(TEST_ENV) $(BIN)/python -m tools.plant_faults --jobs $(FAULT_JOBS) $(FAULTS)
 
 testpage: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"

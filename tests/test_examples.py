@@ -66,6 +66,7 @@ def calm(*models: Any) -> None:
                 one.dropout = 0.0
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.covers("T5")
 @pytest.mark.parametrize("name", sorted(LEARNED))
 def test_example_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +77,7 @@ def test_example_learns(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{steps}/{steps}" in capsys.readouterr().out
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted([*LEARNED, "dcgan", "dqn"]))
 def test_example_ends_with_a_picture_and_computes_the_same_uncompiled(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -104,6 +106,7 @@ def test_example_ends_with_a_picture_and_computes_the_same_uncompiled(
     assert picture.strip()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", sorted(LEARNED))
 def test_example_computes_what_it_computes_in_pytorch(name: str) -> None:
     ours, theirs = program(name, "webtorch"), program(name, "torch")
@@ -178,6 +181,7 @@ def test_a_llama_with_its_cache_says_what_it_says_without() -> None:
     webtorch.testing.assert_close(webtorch.cat(parts, 1), whole[:, :8], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.covers("T7")
 def test_a_conversation_about_the_village(capsys: pytest.CaptureFixture[str]) -> None:
     chat = program("chat", "webtorch")
@@ -258,6 +262,7 @@ def test_the_chat_takes_weights_of_hugging_face(tmp_path: Path) -> None:
         chat.load(tmp_path, "cpu")
 
 
+@pytest.mark.long
 @pytest.mark.covers("T8")
 def test_words_nobody_said_are_spoken_like_the_synthesiser_does(tmp_path: Path) -> None:
     speech = program("speech", "webtorch")

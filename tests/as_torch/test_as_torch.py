@@ -224,6 +224,7 @@ def test_imports_and_idioms_of_pytorch_programs(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("line", "kind", "text"),
     [

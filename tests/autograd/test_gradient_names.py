@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import webtorch
+from webtorch.cli.testpage import recording
 from webtorch.ops.record import Elementwise, gradient_title
-from webtorch.web import recording
 
 # What PyTorch's name depends on more than the entry's does.
 DIFFERENT = {
@@ -50,6 +50,7 @@ def _title(results: list[Any], name: Any) -> str | None:
     return None
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("op", _stated(), ids=lambda op: op.name)
 def test_gradient_functions_have_pytorchs_names(op: Any) -> None:
     theirs, ours = recording._named(torch, op.torch), recording._named(webtorch, op.torch)

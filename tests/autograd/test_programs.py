@@ -170,6 +170,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_a_program_computes_what_it_computes_in_pytorch(
     program: Callable[[Any, Make], Any], device: str

@@ -68,6 +68,7 @@ def test_work_is_recorded_and_runs_when_a_value_is_read(device: str) -> None:
     assert counters.realized == before + 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("M2", "K11")
 def test_a_whole_training_step_is_one_program(device: str) -> None:
     losses = []

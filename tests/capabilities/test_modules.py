@@ -137,6 +137,7 @@ def test_multi_head_attention(device: str) -> None:
     same_module(lambda n: n.MultiheadAttention(8, 2, batch_first=True), x, y, y, device=device)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("I20")
 def test_attention_with_masks_and_fewer_key_heads(device: str) -> None:
     def attend(t: Any, q: Any, k: Any, v: Any, bias: Any) -> Any:
@@ -257,6 +258,7 @@ def _time_embedding(t: Any, steps: Any, width: int) -> Any:
     return t.cat([angles.sin(), angles.cos()], -1).to(steps.dtype)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("I28")
 def test_a_conditional_unet_of_diffusion_models(device: str) -> None:
     """Residual blocks with a time embedding, attention to the picture and to a text, skips between the halves."""
@@ -320,6 +322,7 @@ def test_a_conditional_unet_of_diffusion_models(device: str) -> None:
     same_module(unet, values(2, 3, 8, 8), steps, text, device=device, tolerance=2e-3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("I29")
 def test_a_deep_signed_distance_function_learns_shapes(device: str) -> None:
     """A decoder of (code, point) to distance; codes and decoder are learnt together, as DeepSDF does."""

@@ -34,6 +34,7 @@ def test_the_device_and_the_way_there_and_back(webgpu: str) -> None:
     assert made.tolist() == [0, 5]
 
 
+@pytest.mark.long
 @pytest.mark.covers("S6")
 def test_training_gives_the_cpus_losses(webgpu: str) -> None:
     start = _net()

@@ -103,6 +103,7 @@ def test_the_adapters_limits_are_asked_for_and_named(need: Any) -> None:
     assert (x + 1).tolist() == [2, 2, 2]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("N13", "N16")
 def test_more_workgroups_than_one_dimension_has(device: str) -> None:
     n = 65_536 * 256 + 77 if device == "webgpu" else 70_001

@@ -100,6 +100,7 @@ def differentiated(t: Any, compiled: Compiled, name: str) -> Iterator[Any]:
         yield from [x.grad for x in leaves]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", list(forms(torch)))
 def test_forward_compiled_and_backward_outside(name: str, device: str) -> None:
     agrees(lambda t, compiled: differentiated(t, compiled, name), device)
@@ -508,6 +509,7 @@ def copies_and_files(t: Any, compiled: Compiled) -> Iterator[Any]:
     yield from (net[0].weight.grad, net[0].bias.grad is None)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("written", PROGRAMS, ids=lambda p: str(p.__name__))
 def test_around_a_compiled_function(written: Program, device: str) -> None:
     agrees(written, device, USUAL.get(written))

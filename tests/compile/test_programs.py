@@ -273,6 +273,7 @@ def sizes_that_vary(t: Any, data: Data, compiled: Any) -> tuple[list[Any], int, 
     return [*out, net[1].running_var.tolist()], traced, step
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("A26")
 def test_one_capture_serves_every_size_of_a_marked_dimension(device: str) -> None:
     expected, _, _ = sizes_that_vary(torch, Data(torch, "cpu"), identity)
@@ -284,6 +285,7 @@ def test_one_capture_serves_every_size_of_a_marked_dimension(device: str) -> Non
     assert traced == 8
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("A26")
 def test_kernels_of_a_marked_dimension_are_compiled_for_all_sizes(device: str) -> None:
     from webtorch.runtime.realize import runtime_for
@@ -343,6 +345,7 @@ def test_machine_code_for_all_sizes() -> None:
     assert 0 < compiled <= len(rows.program().routines)
 
 
+@pytest.mark.one_in(2)
 def test_a_cache_may_grow_and_is_differentiated_outside(device: str) -> None:
     w = webtorch.nn.Parameter(webtorch.ones(3, 3, device=device))
     traced = []
@@ -370,6 +373,7 @@ def test_a_cache_may_grow_and_is_differentiated_outside(device: str) -> None:
     assert len(attend.captures) == 1
 
 
+@pytest.mark.one_in(2)
 def test_what_depends_on_a_size_in_python_is_captured_for_each(device: str) -> None:
     @webtorch.compile
     def branch(x: Any) -> Any:
@@ -387,6 +391,7 @@ def test_what_depends_on_a_size_in_python_is_captured_for_each(device: str) -> N
         webtorch.mark_dynamic(x, 1)
 
 
+@pytest.mark.one_in(2)
 def test_an_argument_that_churns_is_named(device: str) -> None:
     @webtorch.compile
     def add(x: Any, n: int) -> Any:

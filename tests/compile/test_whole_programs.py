@@ -255,6 +255,7 @@ PROGRAMS: list[Callable[[World], Iterator[Any]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.__name__))
 def test_a_compiled_program_is_the_uncompiled_one(
     program: Callable[[World], Iterator[Any]],
@@ -271,6 +272,7 @@ def test_a_compiled_program_is_the_uncompiled_one(
         np.testing.assert_allclose(ours, want, rtol=1e-3, atol=1e-5, err_msg=f"value {number}")
 
 
+@pytest.mark.one_in(2)
 def test_numbers_that_change_capture_nothing_anew(device: str) -> None:
     """Rates given as arguments, parameters given to functional_call, sizes, records as results."""
     net = webtorch.nn.Linear(3, 2).to(device)

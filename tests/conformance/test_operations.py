@@ -31,6 +31,7 @@ def test_the_list_names_operations_of_the_database() -> None:
     assert set(names) <= set(OPERATIONS)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.covers("Q1")
 @pytest.mark.parametrize(("device", "name"), CASES, ids=[f"{d}-{n}" for d, n in CASES])
 def test_results_and_gradients(device: str, name: str) -> None:

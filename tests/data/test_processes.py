@@ -161,6 +161,7 @@ def in_tuples(rows: list[Any]) -> Any:
     return webtorch.stack([x for x, _ in rows]), rows[0][1]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_processes_that_are_not_forked_from_this_one(method: str) -> None:
     x = webtorch.arange(12.0).reshape(6, 2) * 2

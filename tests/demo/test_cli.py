@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 from tests.conftest import need_device
 from webtorch import cli
 from webtorch.cli import doctor
-from webtorch.cli.demo import digits
+from webtorch.cli.demo import digits, gpt
 from webtorch.cli.demo.progress import Meter
 from webtorch.runtime import disk
 from webtorch.runtime.backends.webgpu import AdapterInfo
@@ -31,34 +32,81 @@ def run_demo(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> 
     return figures
 
 
+def check_digits(
+    device: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    figures = run_demo(folder, monkeypatch, "--device", device)
+    assert figures["demo"] == "digits"
+    assert figures["device"] == device
+    assert len(figures["losses"]) == figures["epochs"] == 2
+    assert 0 <= figures["accuracy"] <= 1
+    assert figures["examples_per_second"] > 0
+    report = (folder / "webtorch-demo" / "report.html").read_text("utf-8")
+    assert f"{figures['accuracy'] * 100:.2f}" in report
+    assert "report.html" in capsys.readouterr().out
+    return figures
+
+
+@pytest.mark.long
+def test_demo_digits_learns(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = check_digits(device, tmp_path, monkeypatch, capsys)["losses"]
+    assert losses[1] < losses[0]
+
+
+def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the demo see two batches of pictures, and tested on eight."""
+    data = digits.load_digits()
+    few = replace(
+        data,
+        train_images=data.train_images[:128],
+        train_labels=data.train_labels[:128],
+        test_images=data.test_images[:8],
+        test_labels=data.test_labels[:8],
+    )
+    monkeypatch.setattr(digits, "load_digits", lambda: few)
+
+
+# On WebGPU: test_both_devices_lose_alike_in_the_first_epoch.
+@pytest.mark.one_in(2)
 @pytest.mark.covers("T2", "R3")
 def test_demo_digits_trains_and_reports(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = run_demo(tmp_path, monkeypatch, "--device", device)
-    assert figures["demo"] == "digits"
+    few_digits(monkeypatch)
+    check_digits(device, tmp_path, monkeypatch, capsys)
+
+
+def check_gpt(
+    device: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> dict[str, Any]:
+    figures = run_demo(folder, monkeypatch, "gpt", "--preset", "tiny", "--device", device)
+    assert figures["demo"] == "gpt"
     assert figures["device"] == device
-    assert figures["losses"][1] < figures["losses"][0]
-    assert len(figures["losses"]) == figures["epochs"] == 2
-    assert 0 <= figures["accuracy"] <= 1
-    assert figures["examples_per_second"] > 0
-    report = (tmp_path / "webtorch-demo" / "report.html").read_text("utf-8")
-    assert f"{figures['accuracy'] * 100:.2f}" in report
-    assert "report.html" in capsys.readouterr().out
+    assert figures["tokens_per_second"] > 0
+    assert "<details" in (folder / "webtorch-demo" / "report.html").read_text("utf-8")
+    assert "def " in capsys.readouterr().out
+    return figures
+
+
+@pytest.mark.long
+def test_demo_gpt_learns(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Better than blind guessing among 96 characters (4.56) after a few steps.
+    assert check_gpt(device, tmp_path, monkeypatch, capsys)["loss"] < 4.5
 
 
 @pytest.mark.covers("T3")
 def test_demo_gpt_trains_samples_and_reports(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = run_demo(tmp_path, monkeypatch, "gpt", "--preset", "tiny", "--device", device)
-    assert figures["demo"] == "gpt"
-    assert figures["device"] == device
-    # Better than blind guessing among 96 characters (4.56) after a few steps.
-    assert figures["loss"] < 4.5
-    assert figures["tokens_per_second"] > 0
-    assert "<details" in (tmp_path / "webtorch-demo" / "report.html").read_text("utf-8")
-    assert "def " in capsys.readouterr().out
+    few = {"layers": 1, "steps": 2, "held_out_windows": 1, "sample_length": 4}
+    monkeypatch.setattr(gpt, "QUICK", {**gpt.QUICK, **few})
+    figures = check_gpt(device, tmp_path, monkeypatch, capsys)
+    assert len(figures["losses"]) == 2
+    assert figures["losses"][1] < figures["losses"][0]
 
 
 @pytest.mark.parametrize(
@@ -144,8 +192,13 @@ def test_the_module_runs_as_a_program() -> None:
 
 
 @pytest.mark.covers("B15", "Q4")
-def test_both_devices_lose_alike_in_the_first_epoch() -> None:
+@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_both_devices_lose_alike_in_the_first_epoch(
+    few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     need_device("webgpu")
+    if few:
+        few_digits(monkeypatch)
     meter = Meter(Console(quiet=True))
     cpu, webgpu = (
         digits.train(device, epochs=1, quick=True, seed=4, meter=meter)

@@ -103,6 +103,7 @@ def test_matrices_have_their_moments() -> None:
     assert away.max() < 1.95 / math.sqrt(N)
 
 
+@pytest.mark.one_in(2)
 def test_a_seed_gives_the_same_samples_on_every_device(device: str) -> None:
     rates = webtorch.tensor([0.2, 1.0, 6.0, 30.0, 400.0] * 4)
     probs = webtorch.tensor([0.1, 0.4, 0.6, 0.97, 0.0] * 4)
@@ -204,6 +205,7 @@ REPARAMETERISED: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["gamma", "dirichlet", "beta"])
 def test_gradients_of_samples_are_pytorchs_for_the_same_sample(name: str) -> None:
     """The backward of PyTorch's samplers, given our samples."""
@@ -230,6 +232,7 @@ def test_gradients_of_samples_are_pytorchs_for_the_same_sample(name: str) -> Non
     np.testing.assert_allclose(a.grad.numpy(), wanted.numpy(), rtol=3e-3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", REPARAMETERISED)
 def test_gradients_of_samples_are_those_of_the_mean(name: str) -> None:
     """The mean of the gradients is the gradient of the mean (6 standard errors, fixed seed)."""

@@ -24,6 +24,7 @@ def _backend(device: str) -> Any:
     return webtorch.zeros(1, device=device)._storage.runtime.backend
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("no_gc")
 def test_300_training_steps_hold_no_more_memory_than_10(device: str) -> None:
     webtorch.manual_seed(0)

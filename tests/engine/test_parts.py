@@ -101,6 +101,7 @@ def test_what_comes_often_is_compiled_as_a_whole(
     assert runtime.counters.hits - before[2] == runtime.counters.realized - before[1]
 
 
+@pytest.mark.one_in(2)
 def test_a_training_step_of_growing_sequences_writes_in_place_and_right(
     runtime: Any, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def test_a_training_step_of_growing_sequences_writes_in_place_and_right(
     np.testing.assert_allclose(in_parts, train(), rtol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("part", [1, 2, 3])
 @pytest.mark.parametrize("error", [KernelError, OutOfMemoryError, KeyboardInterrupt])
 def test_what_fails_between_parts_loses_nothing(

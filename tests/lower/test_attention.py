@@ -170,6 +170,7 @@ def test_scores_that_are_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(found("fused"), expected, rtol=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("scratch", "case"),
     [
@@ -188,6 +189,7 @@ def test_gradients_in_little_memory(
     check(case, "webgpu")
 
 
+@pytest.mark.one_in(2)
 def test_dropout_and_second_derivatives_are_those_of_products(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

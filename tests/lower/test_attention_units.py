@@ -93,6 +93,7 @@ def emulated(p: WgslPass) -> WgslPass:
     return without_units(p, OWN, shared + first + "".join(loads) + rest)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("length", "source", "size", "width", "causal", "mask", "results"),
     [

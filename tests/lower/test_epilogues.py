@@ -101,6 +101,7 @@ def check(
         )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("M11")
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize("types", TYPES)
@@ -112,6 +113,7 @@ def test_every_type(types: str, gpu: bool) -> None:
             check(make(batch, m, n, k, TYPES[types], *layout), limits, f16=f16)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("tile", [None, *TILES], ids=str)
 def test_every_tile(tile: Tile | None) -> None:
     limits = open_device().limits
@@ -164,6 +166,7 @@ def test_matrix_units(tile: MatrixTile, m: int, n: int, k: int, split: int, out:
     check(r, limits, passes)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", test_wgsl_conv.KINDS)
 @pytest.mark.parametrize("case", test_wgsl_conv.CASES)
 def test_convolutions(case: str, kind: str) -> None:

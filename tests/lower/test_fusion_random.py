@@ -218,6 +218,7 @@ def _programs(seeds: range, of_webgpu: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("device", "seed"), pairs, indirect=["device"])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("M10", "Q4")
 @_programs(range(40), of_webgpu=12)
 def test_fused_programs_equal_pytorch(seed: int, device: str) -> None:
@@ -229,6 +230,7 @@ def test_fused_programs_equal_pytorch(seed: int, device: str) -> None:
     machine.check()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.covers("M8", "M10")
 @_programs(range(100, 130), of_webgpu=15)
 def test_programs_with_products_equal_pytorch(seed: int, device: str) -> None:

@@ -111,6 +111,7 @@ _LAYERS = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.covers("M14")
 @pytest.mark.parametrize(("m", "k", "ns", "biases", "transposed"), _LAYERS, ids=str)
 def test_layers_of_one_input_are_one_dispatch(
@@ -136,6 +137,7 @@ def test_layers_of_one_input_are_one_dispatch(
             assert counts == [parts * len(ns), parts]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("m", "k", "ns"), SHAPES, ids=str)
 def test_small_types(
@@ -153,6 +155,7 @@ def test_small_types(
         assert any(isinstance(r, Products) for r in run.program().routines)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_shapes(seed: int, device: str, joining: Choose) -> None:
     rng = random.Random(seed)
@@ -203,6 +206,7 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("M14")
 def test_a_training_step_of_a_gpt(device: str, joining: Choose) -> None:
     found = []
@@ -390,6 +394,7 @@ def test_weights_made_between_move_the_first_down(device: str, joining: Choose) 
     assert [len(r.parts) for r in run.program().routines if isinstance(r, Products)] == [3]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", range(200, 216))
 def test_random_programs_equal_pytorch(seed: int, device: str, joining: Choose) -> None:
     joining(True, **(CARD if device == "webgpu" and seed % 2 else {}))
@@ -401,6 +406,7 @@ def test_random_programs_equal_pytorch(seed: int, device: str, joining: Choose) 
     machine.check()
 
 
+@pytest.mark.one_in(2)
 def test_any_size_of_a_marked_dimension(device: str, joining: Choose) -> None:
     weights = [numbers(n, 12, seed=n) for n in (12, 4, 4)]
     joining(True, **(CARD if device == "webgpu" else {}))

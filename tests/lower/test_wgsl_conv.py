@@ -86,6 +86,7 @@ def close(actual: Any, expected: Any, dtype: DType) -> None:
     np.testing.assert_allclose(actual, expected, rtol=step, atol=step * np.abs(expected).max())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("F1", "F2", "F3", "F4", "F7", "F13")
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,6 +97,7 @@ def test_convolutions_and_gradients(case: str, kind: str, gpu: bool) -> None:
     close(device.run(r, inputs, limits=replace(device.limits, is_gpu=gpu))[2], expected, float32)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=lambda d: d.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_16_bit_convolutions(kind: str, dtype: DType) -> None:
@@ -111,6 +113,7 @@ def test_16_bit_convolutions(kind: str, dtype: DType) -> None:
                 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.covers("F13")
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tile_and_split_agrees(kind: str) -> None:
@@ -128,6 +131,7 @@ def test_every_tile_and_split_agrees(kind: str) -> None:
             close(device.run(r, inputs, passes=passes)[2], expected, float32)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [float32, bfloat16], ids=lambda d: d.name)
 @pytest.mark.parametrize("case", ["odd", "strided", "1x1 strided", "larger strided", "skips"])
 def test_the_input_gradient_of_a_strided_convolution_by_phases(case: str, dtype: DType) -> None:

@@ -61,6 +61,7 @@ def on_units(r: Convolution, device: Device, monkeypatch: pytest.MonkeyPatch) ->
     return [emulated(p) for p in conv_units.passes(r, limits, "dawn")]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_pytorch(case: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +84,7 @@ def test_the_gradient_of_images_that_no_tap_reaches(monkeypatch: pytest.MonkeyPa
     test_wgsl_conv.close(device.run(r, inputs, passes=passes)[2], expected, float16)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_images_in_parts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device = opened()

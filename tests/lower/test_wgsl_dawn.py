@@ -70,6 +70,7 @@ print("all right")
 """
 
 
+@pytest.mark.long
 def test_kernels_on_dawn() -> None:
     if importlib.util.find_spec("wgpudawn") is None:
         pytest.skip("needs the wgpudawn package")

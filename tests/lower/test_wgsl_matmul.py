@@ -104,6 +104,7 @@ def compare(
     np.testing.assert_allclose(result, expected.ravel(), rtol=step, atol=4 * step * np.sqrt(r.k))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("E6", "E7", "M8")
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nn", "tn", "nt", "tt"])
@@ -125,6 +126,7 @@ def test_products_whose_sizes_vary(gpu: bool) -> None:
         compare(make(batch, m, n, k), limits=limits)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("tile", [None, *TILES], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=["nn", "tn", "nt", "tt"])
 def test_every_tile(tile: Tile | None, layout: tuple[bool, bool]) -> None:

@@ -37,6 +37,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("a", "b"), SHAPES)
 def test_matmul_broadcasts_batches(a: tuple[int, ...], b: tuple[int, ...], device: str) -> None:
     compare(lambda lib, x, y: lib.t.matmul(x, y), [randn(*a), randn(*b, seed=9)], device)
@@ -58,6 +59,7 @@ def test_matmul_of_nothing_is_zero(a: tuple[int, ...], b: tuple[int, ...], devic
     compare(lambda lib, x, y: x @ y, [randn(*a), randn(*b)], device, second=False)
 
 
+@pytest.mark.one_in(2)
 def test_matmul_reads_transposed_sliced_and_expanded_operands(device: str) -> None:
     compare(lambda lib, x, y: x.t() @ y.t(), [randn(3, 2), randn(4, 3)], device)
     compare(lambda lib, x, y: x[1:, ::2] @ y[:, 1], [randn(3, 6), randn(3, 4)], device)
@@ -155,6 +157,7 @@ CALLS = {
 FIRST_ONLY = {"cdist", "cdist 1", "cdist 3", "cdist inf", "cdist 0"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_product(name: str, device: str) -> None:
     function, shapes = CALLS[name]
@@ -228,6 +231,7 @@ EINSUMS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("equation", "shapes"), EINSUMS)
 def test_einsum(equation: str, shapes: list[tuple[int, ...]], device: str) -> None:
     inputs = [randn(*s, seed=5 * i) for i, s in enumerate(shapes)]

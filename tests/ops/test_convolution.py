@@ -36,6 +36,7 @@ FORWARD = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:Using padding='same':UserWarning")
 @pytest.mark.parametrize(("rank", "x", "w", "bias", "options"), FORWARD)
 def test_convolution(
@@ -76,6 +77,7 @@ TRANSPOSED = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("rank", "x", "w", "bias", "options"), TRANSPOSED)
 def test_transposed_convolution(
     rank: int,

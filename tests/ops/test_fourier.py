@@ -51,6 +51,7 @@ def test_every_length_on_the_cpu(name: str, n: int) -> None:
     _check(name, (2, n), "cpu", **options)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "n"),
     # One product, two and three steps, mixed radices, a prime for Bluestein.

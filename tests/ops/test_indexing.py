@@ -94,6 +94,7 @@ def _variables(device: str, dtype: str) -> tuple[list[torch.Tensor], list[Any]]:
     return theirs, [tensor(x, device) for x in theirs]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("G8", "G9", "G10", "G11")
 @pytest.mark.parametrize("name", BRACKETS)
 def test_reading_with_brackets(name: str, device: str) -> None:
@@ -318,6 +319,7 @@ ALONG: dict[str, tuple[list[torch.Tensor], Function]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("G12", "G13", "G19", "G20", "C53", "D13")
 @pytest.mark.parametrize("name", ALONG)
 def test_index_op_matches_pytorch(name: str, device: str) -> None:

@@ -68,6 +68,7 @@ def check(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(torch.tensor(ours.tolist()).to(theirs.dtype), theirs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("A29")
 @pytest.mark.parametrize("seed", range(12))
 def test_results_lie_as_pytorchs_do(seed: int) -> None:

@@ -123,6 +123,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 FIRST_ONLY = {"multi_margin"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("H1")
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, device: str) -> None:

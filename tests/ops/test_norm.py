@@ -74,6 +74,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[torch.Tensor]]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, device: str) -> None:
     function, inputs = CASES[name]

@@ -51,6 +51,7 @@ CASES = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("shape", "options"), CASES)
 def test_interpolate(shape: tuple[int, ...], options: dict[str, object], device: str) -> None:
     compare(lambda lib, x: lib.F.interpolate(x, **options), [randn(*shape)], device)
@@ -65,6 +66,7 @@ def test_nearest_rounds_as_pytorch(factor: int) -> None:
     compare(lambda lib, x: lib.F.interpolate(x, size=17 * factor), [x], "cpu", gradients=False)
 
 
+@pytest.mark.one_in(2)
 def test_rearranging(device: str) -> None:
     compare(lambda lib, x: lib.F.pixel_shuffle(x, 2), [randn(2, 8, 3, 4)], device)
     compare(lambda lib, x: lib.F.pixel_unshuffle(x, 2), [randn(2, 2, 6, 4)], device)

@@ -56,6 +56,7 @@ def _cases(op: Op, dtype: DType, device: str) -> list[tuple[str, Any, Any]]:
 
 
 @pytest.mark.covers("Q1")
+@pytest.mark.each("op", "device")
 @pytest.mark.parametrize("dtype", list(ALL), ids=lambda d: d.name)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_values(op: Op, dtype: DType, device: str) -> None:
@@ -118,6 +119,7 @@ def _weights(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.5
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "op", [op for op in OPS if webtorch.float32 in op.dtypes], ids=lambda op: op.name
 )

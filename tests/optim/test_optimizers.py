@@ -114,6 +114,7 @@ def test_constructor_takes_pytorch_arguments_with_pytorch_defaults(name: str) ->
         assert ours[key].kind == parameter.kind, key
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("K1", "K2", "K3", "K4", "K5", "K6", "K7", "K15")
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=IDS)
 def test_twenty_steps_give_pytorch_parameters_and_state(

@@ -234,6 +234,7 @@ PROGRAMS: list[tuple[str, Function, tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("fn", "args"), [p[1:] for p in PROGRAMS], ids=[p[0] for p in PROGRAMS])
 def test_programs(webgpu: str, fn: Function, args: tuple[Any, ...]) -> None:
     _same(fn, *_copies(args))

@@ -285,6 +285,7 @@ def test_inference_that_reads_nothing_is_one_program_a_batch(webgpu: str) -> Non
     assert (whole.cpu() - expected).abs().max() < 1e-5
 
 
+@pytest.mark.long
 def test_generating_with_a_growing_cache_compiles_little(webgpu: str) -> None:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 

@@ -28,6 +28,7 @@ def _losses(text: str) -> list[float]:
     return [float(line.rpartition("loss")[2]) for line in text.splitlines() if "loss" in line]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [[], ["--eager"]])
 def test_cnn(webgpu: str, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     accuracy = _main("cnn")(["--quick", *options])
@@ -36,6 +37,7 @@ def test_cnn(webgpu: str, capsys: pytest.CaptureFixture[str], options: list[str]
     assert accuracy > 0.4
 
 
+@pytest.mark.long
 def test_fine_tune(webgpu: str, capsys: pytest.CaptureFixture[str]) -> None:
     _main("fine_tune")(["--quick"])
     letters, up_or_down = capsys.readouterr().out.split("up or down:")
@@ -44,6 +46,7 @@ def test_fine_tune(webgpu: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert last < first
 
 
+@pytest.mark.long
 def test_generate_as_on_the_cpu(webgpu: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = _main("generate")(["--quick"])
     assert text.startswith("the quick") and len(text) == 21
@@ -52,6 +55,7 @@ def test_generate_as_on_the_cpu(webgpu: str, capsys: pytest.CaptureFixture[str])
     assert losses[:2] == pytest.approx(losses[2:], abs=2e-3)
 
 
+@pytest.mark.long
 def test_denoise(webgpu: str, capsys: pytest.CaptureFixture[str]) -> None:
     far = _main("denoise")(["--quick"])
     expected = _main("denoise")(["--quick", "--device", "cpu"])

@@ -52,6 +52,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
     return train
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_a_training_step_runs_in_the_page(
     webgpu: str, tmp_path: Path, page: Any, serve: Any, name: str  # noqa: F811

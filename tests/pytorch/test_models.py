@@ -21,6 +21,7 @@ def _quiet() -> None:
     warnings.simplefilter("ignore")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", ["Qwen2", "ViT"])
 def test_forward_and_training(webgpu: str, name: str, compiled: bool) -> None:
@@ -29,6 +30,7 @@ def test_forward_and_training(webgpu: str, name: str, compiled: bool) -> None:
     assert check.training(case, compiled) == ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("S7")
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_generation(webgpu: str, cache: str | None) -> None:

@@ -73,6 +73,7 @@ def test_nms_keeps_the_best_boxes(webgpu: str) -> None:
     assert low.dtype is torch.int64 and low[0].item() == int(scores.argmax())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "options"),
     [

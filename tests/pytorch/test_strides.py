@@ -129,6 +129,7 @@ _LAYERS: dict[str, Callable[[], torch.nn.Module]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", _LAYERS)
 def test_images_keep_channels_last(webgpu: str, name: str) -> None:
     layer = _LAYERS[name]()
@@ -246,6 +247,7 @@ _QUICK = (
 
 
 # PyTorch's own samples make it warn.
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", _QUICK)
 def test_operators_give_the_strides_of_the_cpu(webgpu: str, name: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from tests import crowd
@@ -15,8 +16,9 @@ def test_a_pool_reads_what_was_recorded(webgpu: str) -> None:
     crowd.reads_in_a_pool(torch, webgpu, 200)
 
 
-def test_eight_threads_compute_what_one_does(webgpu: str) -> None:
-    crowd.a_crowd(torch, webgpu, 12, lambda function: function)
+@pytest.mark.parametrize("turns", [3, pytest.param(12, marks=pytest.mark.long)])
+def test_eight_threads_compute_what_one_does(webgpu: str, turns: int) -> None:
+    crowd.a_crowd(torch, webgpu, turns, lambda function: function)
 
 
 def test_compiled_graphs_run_in_threads(webgpu: str) -> None:

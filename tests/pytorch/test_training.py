@@ -17,6 +17,7 @@ def assert_same(actual: list[float], expected: list[float]) -> None:
     torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.covers("S6")
 @pytest.mark.parametrize(
     ("optimizer", "options"),
@@ -36,6 +37,7 @@ def test_mlp_losses_equal_the_cpus_over_20_steps(
     assert_same(train(mlp(), rows(), webgpu, optimizer=optimizer, **options), expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.covers("S6")
 @pytest.mark.parametrize(
     ("optimizer", "options"),
@@ -100,6 +102,7 @@ def test_a_changing_learning_rate_compiles_nothing(webgpu: str) -> None:
     assert bridge.runtime().counters.misses - before <= 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("S6")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_cnn_losses_and_statistics_equal_the_cpus(webgpu: str, compiled: bool) -> None:
@@ -115,6 +118,7 @@ def test_cnn_losses_and_statistics_equal_the_cpus(webgpu: str, compiled: bool) -
         )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("S6", "Q10")
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_gpt_with_tied_weights_and_clipping_trains_as_on_the_cpu(
@@ -137,6 +141,7 @@ def test_module_to_keeps_parameters_tied_and_optimizers_valid(webgpu: str) -> No
     assert not torch.equal(weight.detach().cpu(), before)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
 def test_recurrent_layers(webgpu: str, kind: str) -> None:
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ def test_a_sum_of_very_many_elements_is_complete(count: int) -> None:
         assert webtorch.ones(count).sum().item() == count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("shape", "dim"), [((64, 100_000), 1), ((2, 10_000_000), 1), ((1_000_000, 8), 0)]
 )
@@ -33,6 +34,7 @@ def test_long_rows_and_columns_are_complete(shape: tuple[int, int], dim: int) ->
         assert set(place.argmax(dim).tolist()) == {shape[dim] - 1}
 
 
+@pytest.mark.long
 def test_products_with_a_very_long_sum_are_complete() -> None:
     if not webtorch.webgpu.is_available():
         pytest.skip("no WebGPU adapter")

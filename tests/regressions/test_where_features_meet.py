@@ -386,6 +386,7 @@ def test_sizes_between_many_that_were_right_are_not_captured() -> None:
     assert len(calls) == before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
 def test_recurrent_layers_on_top_of_each_other_under_autocast(name: str, device: str) -> None:
     def story(t: Any, tensor: Callable[..., Any]) -> Any:
@@ -758,6 +759,7 @@ def _after_a_write(op: Op, f: Any, leaves: list[Any], needs: set[int], written: 
 _SEEN_WRITTEN = {"kron"}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", table.tested(), ids=lambda op: op.name)
 def test_what_pytorchs_rule_does_not_need_may_be_written(op: Op) -> None:
@@ -853,6 +855,7 @@ def test_sums_in_several_orders_beside_what_they_share(orders: list[tuple[int, .
     _both(story, "cpu")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("collect", [False, True])
 @pytest.mark.parametrize("how", ["again", "written", "through a view"])
 def test_what_a_compiled_function_writes_and_its_backward_reads_keeps_its_value(

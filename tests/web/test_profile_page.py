@@ -23,6 +23,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return prof.save(tmp_path_factory.mktemp("profile") / "profile.html")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("P5")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_works(chromium: Any, page_file: Path, scheme: str) -> None:

@@ -20,7 +20,7 @@ from tests.ops import table
 from tests.web.recorded import Case, values
 from webtorch.io.safetensors import RawTensor, save_file
 from webtorch.web import export
-from webtorch.web.recording import export_pending
+from webtorch.web.export import export_pending
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -133,6 +133,7 @@ COMPILE = """async () => {
 }"""
 
 
+@pytest.mark.long
 @pytest.mark.covers("Q1")
 def test_routines_with_kernels_of_their_own_give_pytorchs_numbers(page, serve, tmp_path):
     batch = _Batch(runs=True)
@@ -172,6 +173,7 @@ def _difference(note: str, mine: Any, numbers: list[float], expected: Any) -> st
     return ""
 
 
+@pytest.mark.long
 def test_chromium_accepts_every_generated_kernel_of_the_other_types(page, serve, tmp_path):
     batch = _Batch(runs=False)
     for op in table.tested():

@@ -29,6 +29,7 @@ def _swiftshader() -> str | None:
     return None
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.environ.get("WEBTORCH_WEBGPU") == "dawn", reason="this is the Dawn run")
 def test_the_backend_s_tests_pass_on_dawn():
     if importlib.util.find_spec("wgpudawn") is None:

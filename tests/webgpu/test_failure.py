@@ -34,6 +34,7 @@ print("end")
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("N14")
 @pytest.mark.parametrize(
     "loss",
@@ -51,6 +52,7 @@ def test_after_a_loss_every_use_says_so_and_the_process_lives(in_process, loss):
     assert done.stderr == ""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "first", ["exe.run([x], [1.0, 2.0])", "b.synchronize()", "b.download(x)", "b.empty_cache()"]
 )

@@ -33,6 +33,7 @@ from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
     Example,
+    Operand,
     OutRule,
     composite,
     with_factors_first,
@@ -731,7 +732,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     autocast=LOWER,
     own_view=True,
     gradient_name="ViewBackward0",
-    example=Example((), ("bij,bjk->ik", (3, 4, 5), (3, 5, 2))),
+    example=Example((), ("bij,bjk->ik", Operand(3, 4, 5), Operand(3, 5, 2))),
 )
 def einsum(*args: Any) -> Any:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).

@@ -27,8 +27,8 @@ from webtorch.functions.linalg import (
     solve_triangular,
 )
 from webtorch.functions.norm import EPSILON
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, float32, float64, int32, int64
-from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite, return_type
@@ -288,6 +288,7 @@ def _eigh_vjp(g: Any, out: Any, _a: Any, _uplo: str) -> Any:
         core = 0.5 * (core + core.mH)
     if gw is not None:
         core = _plus(core, gw.diag_embed())
+    assert core is not None
     return (v @ cast_to(core, v.dtype) @ v.mH,)
 
 
@@ -430,6 +431,7 @@ def _svd_vjp(g: Any, out: Any, a: Any, full: bool) -> Any:
         # What both turn by one phase.
         phase = (u.mH @ gu).diagonal(0, -2, -1)
         core = core + ((phase - conjugate(phase)) / (2.0 * s)).diag_embed()
+    assert core is not None
     result = u @ cast_to(core, u.dtype) @ vh
     if gu is not None and m > k:
         inner = gu / s.unsqueeze(-2)

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.pointwise import square
 from webtorch.functions.reduce import count_of, mean_of
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
-from webtorch.ops.elementwise import rsqrt, square
+from webtorch.ops.elementwise import rsqrt
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import WHOLE, Autocast, composite
 

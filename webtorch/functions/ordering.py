@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.functions import indexing, movement
+from webtorch.functions import indexing, movement, pointwise
 from webtorch.functions.reduce import one_of_all
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
@@ -19,6 +19,7 @@ from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.record import BOOL, Autocast, composite, over_dims, return_type
+from webtorch.tensors.tensor import Tensor
 
 Sort = return_type("sort")
 Topk = return_type("topk")
@@ -131,7 +132,7 @@ def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any
             # One NaN makes the median NaN: the first of them.
             missing = elementwise.isnan(x.detach())
             first = reduce_dims(missing, "argmax", (dim,))
-            index = elementwise.where(reduce_dims(missing, "any", (dim,)), first, index)
+            index = pointwise.where(reduce_dims(missing, "any", (dim,)), first, index)
     return record(*_selected(x, dim, index, keepdim and bool(rank)))
 
 
@@ -201,13 +202,13 @@ def _quantile(
     position = qs * last
     if not skip_nan:
         # One NaN makes the result NaN: it is the last in order.
-        position = elementwise.where(elementwise.gt(missing, 0), n - 1, position)
+        position = pointwise.where(elementwise.gt(missing, 0), n - 1, position)
     if how == "lower":
         position = elementwise.floor(position)
     elif how == "higher":
         position = elementwise.ceil(position)
     elif how == "nearest":
-        position = elementwise.round(position)
+        position = pointwise.round(position)
     shape = (*outer, q.numel())
     position = movement.broadcast_to(position, shape)
     low = elementwise.floor(position)
@@ -218,7 +219,7 @@ def _quantile(
         between = elementwise.lerp(
             below, above, fill((), 0.5, x.dtype, x.device) if how == "midpoint" else weight
         )
-        below = elementwise.where(elementwise.eq(position, low), below, between)
+        below = pointwise.where(elementwise.eq(position, low), below, between)
     # The dimension of q comes first.
     out = movement.movedim(below, -1, 0)
     count = q._shape
@@ -298,9 +299,9 @@ def _unique(x: Any, sort: bool, return_inverse: bool, return_counts: bool, dim: 
                 "There are 0 sized dimensions, and they aren't selected, so unique cannot be applied"
             )
         none = fill((0,), 0, int64, x.device)
-        inverse = fill(x._shape if dim is None else (0,), 0, int64, x.device)
+        nowhere = fill(x._shape if dim is None else (0,), 0, int64, x.device)
         values = copy(moved) if dim is None else movement.clone(movement.movedim(moved, 0, dim))
-        return _answer(values, inverse if return_inverse else None, none if return_counts else None)
+        return _answer(values, nowhere if return_inverse else None, none if return_counts else None)
     if sort:
         order = iota(n, 0, 1, int64, x.device)
         # Rows in lexicographic order: a stable sort by each column, the last one first.
@@ -312,7 +313,7 @@ def _unique(x: Any, sort: bool, return_inverse: bool, return_counts: bool, dim: 
     values = movement.reshape(indexing.index_select(rows, 0, starts), (count, *moved._shape[1:]))
     if dim is not None:
         values = movement.contiguous(movement.movedim(values, 0, dim))
-    inverse = None
+    inverse: Tensor | None = None
     if return_inverse:
         inverse = number
         if sort:

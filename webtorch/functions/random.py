@@ -14,7 +14,7 @@ from collections.abc import Generator as Iterator
 from typing import Any
 
 from webtorch.errors import DTypeError
-from webtorch.functions import creation, indexing, movement, ordering
+from webtorch.functions import creation, indexing, movement, ordering, pointwise
 from webtorch.functions.check import demand
 from webtorch.functions.creation import TORCH, chosen_dtype, finish
 from webtorch.functions.movement import METHOD
@@ -638,7 +638,7 @@ def multinomial(
     else:
         u = _draw((count, n), rows.dtype, rows.device, generator)
         key = elementwise.log1p(-u) / rows
-        key = elementwise.where(elementwise.gt(rows, 0), key, -math.inf)
+        key = pointwise.where(elementwise.gt(rows, 0), key, -math.inf)
         result = ordering.topk(key, num_samples, 1).indices
     if count and captured:
         for wrong, message in _wrong_weights(rows):

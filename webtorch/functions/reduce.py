@@ -18,7 +18,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.creation import default_dtype
-from webtorch.ir import expr as ex
+from webtorch.functions.pointwise import square
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
@@ -40,14 +40,11 @@ from webtorch.ops.elementwise import (
     isnan,
     log,
     log1p,
-    logaddexp,
     logical_and,
     logical_or,
-    logistic,
     maximum,
     minimum,
     ne,
-    square,
 )
 from webtorch.ops.elementwise import (
     abs as absolute,
@@ -72,13 +69,13 @@ from webtorch.ops.record import (
     TABLE,
     WHOLE,
     Autocast,
-    Elementwise,
     OutRule,
     composite,
-    elementwise,
     over_dims,
     return_type,
 )
+from webtorch.ops.reduction import is_nonzero_part, log_add, norm_slope, root
+from webtorch.tensors.tensor import Tensor
 
 Dims = int | Sequence[int] | None
 
@@ -320,12 +317,17 @@ def _others(x: Any, dim: int) -> Any:
     return both.narrow(dim, 0, size) if 2 * half > size else both
 
 
+@computed_wide
+def _prod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]:
+    # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
+    return (g * _where(isnan(x), x, _others(x, dim)),)
+
+
 @composite(
     name="_prod",
     function_in=(),
     torch="",
-    # Where an element is NaN so is its gradient, as PyTorch's, which divides by it.
-    vjp=computed_wide(lambda g, _out, x, dim: (g * _where(isnan(x), x, _others(x, dim)),)),
+    vjp=_prod_rule,
 )
 def _prod(x: Any, dim: int) -> Any:
     return reduce_dims(x, "prod", (dim,))
@@ -606,28 +608,6 @@ def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
     return _div(combine_dims(squares, "sum", dims, True), freedom)
 
 
-_root: Elementwise = elementwise(
-    "_root",
-    lambda x: ex.sqrt(x),
-    vjp=lambda g, out, _x: (_root_backward(g, out),),
-    dtypes=FLOATS,
-    torch="",
-    function_in=(),
-    domain=(0.01, 9.0),
-    doc="The square root, with derivative 0 at 0.",
-)
-_root_backward: Elementwise = elementwise(
-    "_root_backward",
-    lambda g, out: ex.where(ex.eq(out, 0), ex.const(0.0, out.dtype), g / (out + out)),
-    tensors=("grad_output", "output"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The gradient of _root from its result.",
-)
-
-
 def _spread(
     name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any
 ) -> tuple[Any, tuple[int, ...]]:
@@ -669,7 +649,7 @@ def _var_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, corre
 
 def _std_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
     result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
-    return to_type(drop_dims(_root(result), dims, keepdim), input.dtype.to_real())
+    return to_type(drop_dims(root(result), dims, keepdim), input.dtype.to_real())
 
 
 _SPREADS: tuple[Any, ...] = (
@@ -763,38 +743,12 @@ def std_mean(
 
 # -- norms ------------------------------------------------------------------------------------------------------------
 
-_is_nonzero = elementwise(
-    "_is_nonzero",
-    lambda x: ex.cast(ex.ne(x, 0), x.dtype),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="1 where input is not zero; its gradient is zero.",
-)
-_norm_slope = elementwise(
-    "_norm_slope",
-    # As a ratio, so that no power of a large element overflows.
-    lambda x, norm, p: ex.where(
-        ex.eq(x, 0) | ex.eq(norm, 0),
-        ex.const(0.0, x.dtype),
-        ex.sign(x) * ex.pow_(ex.where(x < 0, -x, x) / norm, p - 1),
-    ),
-    tensors=("input", "norm"),
-    numbers=("p",),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The derivative of a p-norm in one element.",
-)
-
 
 @composite(
     name="_p_norm",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, p, _dims: (g * _norm_slope(x, out, p),),
+    vjp=lambda g, out, x, p, _dims: (g * norm_slope(x, out, p),),
 )
 def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
     return combine_dims(absolute(x) ** p, "sum", dims, True) ** (1.0 / p)
@@ -857,11 +811,11 @@ def vector_norm(
     if 0 in x.shape:
         return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), 0.0, result_type)
     if ord == 2:
-        result = _root(combine_dims(square(x), "sum", dims, True))
+        result = root(combine_dims(square(x), "sum", dims, True))
     elif ord == 1:
         result = combine_dims(absolute(x), "sum", dims, True)
     elif ord == 0:
-        result = combine_dims(_is_nonzero(x), "sum", dims, True)
+        result = combine_dims(is_nonzero_part(x), "sum", dims, True)
     elif math.isinf(ord):
         result = combine_dims(absolute(x), "max" if ord > 0 else "min", dims, True)
     else:
@@ -887,7 +841,7 @@ def norm(
     if p == "nuc":
         pair = (0, 1) if dim is None else dim
         return TABLE["linalg_matrix_norm"](input, "nuc", pair, keepdim, dtype=dtype)
-    order = 2 if p is None or p == "fro" else p
+    order: Any = 2 if p is None or p == "fro" else p
     return vector_norm(input, order, dim, keepdim, dtype=dtype)
 
 
@@ -984,11 +938,16 @@ def _cumprod_slope(g: Any, x: Any, dim: int) -> Any:
     return before * total
 
 
+@computed_wide
+def _cumprod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]:
+    return (_cumprod_slope(g, x, dim),)
+
+
 @composite(
     name="_cumprod",
     function_in=(),
     torch="",
-    vjp=computed_wide(lambda g, _out, x, dim: (_cumprod_slope(g, x, dim),)),
+    vjp=_cumprod_rule,
 )
 def _cumprod(x: Any, dim: int) -> Any:
     return scan(x, "prod", dim)
@@ -1009,31 +968,6 @@ def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     dim = one_dim("cumprod", dim, input.ndim)
     x = _accumulated(input, dtype)
     return _cumprod(x, dim) if x.ndim and 0 not in x.shape else x.clone()
-
-
-_log_add: Elementwise = elementwise(
-    "_log_add",
-    logaddexp.expr,
-    vjp=lambda g, _out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
-    dtypes=FLOATS,
-    tensors=("input", "other"),
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="logaddexp with a finite gradient at two equal infinities.",
-)
-_log_add_backward: Elementwise = elementwise(
-    "_log_add_backward",
-    lambda g, x, y: (
-        g * logistic(ex.where(ex.isinf(x) & ex.eq(x, y), ex.const(0.0, x.dtype), x - y))
-    ),
-    tensors=("grad_output", "input", "other"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The gradient of _log_add for its first operand.",
-)
 
 
 @composite(
@@ -1088,7 +1022,7 @@ def _running_logsumexp(x: Any, dim: int) -> Any:
 def _complex_running(x: Any, dim: int) -> Any:
     total, step = x, 1
     while step < x.shape[dim]:
-        total = _log_add(total, _shifted(total, dim, step, -math.inf))
+        total = log_add(total, _shifted(total, dim, step, -math.inf))
         step *= 2
     return _on_branch(total, x, dim)
 

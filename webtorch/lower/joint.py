@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import BufferSlot, Matmul, Products, Routine
+from webtorch.ir.kernel import BufferSlot, Kernel, Matmul, Products, Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Copy, Dispatch, Step
 from webtorch.lower.affine import affine
@@ -154,62 +154,75 @@ class _Joiner:
         buffers = [b for b in every if b not in free]
         if len(buffers) > self.most:
             return None
-        places = {b: i for i, b in enumerate((*buffers, *free))}
-        args = {a: i for i, a in enumerate(dict.fromkeys((*first.args, *second.args)))}
-        slots: dict[int, BufferSlot] = {}
-        kinds: dict[int, DType] = {}
-        for step, part in ((first, one), (second, two)):
-            for b, slot in zip(step.buffers, part.buffers, strict=True):
-                same = slots.get(b, slot).access == slot.access
-                slots[b] = replace(slot, access=slot.access if same else "read_write")
-            kinds.update({args[a]: kind for a, kind in zip(step.args, part.args, strict=True)})
-        whole = tuple(slots[b] for b in places)
-        halves = [
-            renumbered(
-                matmul_kernel(part),
-                {i: places[b] for i, b in enumerate(step.buffers)},
-                {i: args[a] for i, a in enumerate(step.args)},
-                whole,
-                tuple(kinds[i] for i in range(len(kinds))),
-                stage,
-            )
-            for stage, (step, part) in enumerate(((first, one), (second, two)))
-        ]
-        stored = {s.buffer: s for s in halves[0].stores}
-        if any(s.combine != "set" or s.valid is not None for s in halves[0].stores):
+        args = tuple(dict.fromkeys((*first.args, *second.args)))
+        a, b = _numbered_alike((first, one), (second, two), (*buffers, *free), args)
+        if not _needs_own_point_only(a, b):
             return None
-        read = [
-            e for e in ex.walk(*halves[1].expressions()) if e.op == "load" and e.value in stored
-        ]
-        spots = {b: affine(s.position) for b, s in stored.items()}
-        # Its operands are read before the first is stored.
-        sums = ex.walk(*(r.value for r in halves[1].reduces))
-        if any(e.op == "load" and e.value in stored for e in sums):
-            return None
-        if any(
-            len(e.args) > 1 or (at := affine(e.args[0])) is None or at != spots[e.value]
-            for e in read
-        ):
-            return None
+        stored = {s.buffer: s for s in a.stores}
 
-        def other(e: Expr, operands: tuple[Expr, ...]) -> Expr | None:
-            """Return what the other product stores, read from its sums instead of from memory."""
+        def from_sums(e: Expr, operands: tuple[Expr, ...]) -> Expr | None:
+            """Return what the second reads of the first, from its sums instead of from memory."""
             if e.op == "load" and e.value in stored:
                 # Rounded as if it had been in memory.
-                return ex.cast(ex.cast(stored[e.value].value, whole[e.value].dtype), e.dtype)
+                return ex.cast(ex.cast(stored[e.value].value, a.buffers[e.value].dtype), e.dtype)
             return None
 
-        stores = [s for s in halves[0].stores if s.buffer < len(buffers)]
-        for s in halves[1].stores:
-            stores.append(replace(s, value=ex.rewrite(s.value, other)))
+        finished = [replace(s, value=ex.rewrite(s.value, from_sums)) for s in b.stores]
         kernel = replace(
-            halves[0],
+            a,
             name=f"{one.name}_and_{two.name}",
-            buffers=whole[: len(buffers)],
-            reduces=(*halves[0].reduces, *halves[1].reduces),
-            stores=tuple(stores),
+            buffers=a.buffers[: len(buffers)],
+            reduces=(*a.reduces, *b.reduces),
+            stores=(*(s for s in a.stores if s.buffer < len(buffers)), *finished),
         )
-        return self._dispatch(kernel, Dispatch(0, tuple(buffers), tuple(args), second.line))
+        return self._dispatch(kernel, Dispatch(0, tuple(buffers), args, second.line))
+
+
+def _numbered_alike(
+    first: tuple[Dispatch, Matmul],
+    second: tuple[Dispatch, Matmul],
+    buffers: tuple[int, ...],
+    args: tuple[int, ...],
+) -> tuple[Kernel, Kernel]:
+    """Return two products as kernels with common numbers of buffers and arguments: their places in
+    `buffers` and in `args`."""
+    places, numbers = ({x: i for i, x in enumerate(xs)} for xs in (buffers, args))
+    slots: dict[int, BufferSlot] = {}
+    kinds: dict[int, DType] = {}
+    for step, part in (first, second):
+        for buffer, slot in zip(step.buffers, part.buffers, strict=True):
+            same = slots.get(buffer, slot).access == slot.access
+            slots[buffer] = replace(slot, access=slot.access if same else "read_write")
+        kinds.update(zip(step.args, part.args, strict=True))
+    one, two = (
+        renumbered(
+            matmul_kernel(part),
+            {i: places[buffer] for i, buffer in enumerate(step.buffers)},
+            {i: numbers[arg] for i, arg in enumerate(step.args)},
+            tuple(slots[buffer] for buffer in buffers),
+            tuple(kinds[arg] for arg in args),
+            stage,
+        )
+        for stage, (step, part) in enumerate((first, second))
+    )
+    return one, two
+
+
+def _needs_own_point_only(first: Kernel, second: Kernel) -> bool:
+    """Whether what `second` reads of what `first` stores is the element of its own point, and is read
+    after its sums: its operands are read before anything is stored."""
+    if any(s.combine != "set" or s.valid is not None for s in first.stores):
+        return False
+    spots = {s.buffer: affine(s.position) for s in first.stores}
+    if any(
+        e.op == "load" and e.value in spots for e in ex.walk(*(r.value for r in second.reduces))
+    ):
+        return False
+    read = [e for e in ex.walk(*second.expressions()) if e.op == "load" and e.value in spots]
+    return all(
+        len(e.args) == 1 and (at := affine(e.args[0])) is not None and at == spots[e.value]
+        for e in read
+    )
 
 
 def join_products(

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from webtorch.ir.dtype import DType, bfloat16, float16, float32, promote_types
 from webtorch.ops.primitive import cast_to
+from webtorch.ops.record import P, R
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
 
 
 def is_short(dtype: DType) -> bool:
@@ -19,17 +23,17 @@ def is_short(dtype: DType) -> bool:
     return dtype is bfloat16 or dtype is float16
 
 
-def widened(x: Any) -> Any:
+def widened(x: Tensor) -> Tensor:
     """Return x as float32 if it is a 16-bit float, so that nothing on the way to a result is rounded."""
     return cast_to(x, float32) if is_short(x.dtype) else x
 
 
-def to_type(x: Any, dtype: DType) -> Any:
+def to_type(x: Tensor, dtype: DType) -> Tensor:
     """Return x as `dtype`; x itself if it is that already."""
     return x if x.dtype is dtype else cast_to(x, dtype)
 
 
-def computed_wide(function: Callable[..., Any]) -> Callable[..., Any]:
+def computed_wide(function: Callable[P, R]) -> Callable[P, R]:
     """Let what is made of several operations compute 16-bit floats in float32 and round its results once."""
 
     @functools.wraps(function)
@@ -45,7 +49,7 @@ def computed_wide(function: Callable[..., Any]) -> Callable[..., Any]:
             """Return a 16-bit float tensor in float32, others as they are."""
             return widened(x) if isinstance(getattr(x, "dtype", None), DType) else x
 
-        out = function(*[wide(a) for a in args], **{n: wide(a) for n, a in kwargs.items()})
+        out: Any = function(*[wide(a) for a in args], **{n: wide(a) for n, a in kwargs.items()})
         if isinstance(out, tuple):
             return tuple([x if x is None else to_type(x, dtype) for x in out])
         return to_type(out, dtype)

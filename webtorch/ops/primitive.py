@@ -8,213 +8,315 @@ right when they are called. They are not public.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import FLOATS, DType, int32, uint32
+from webtorch.ir.dtype import FLOATS, DType, Scalar, int32, uint32
 from webtorch.ir.expr import Expr
-from webtorch.ops.record import Elementwise, Op, register
+from webtorch.ir.view import Shape
+from webtorch.ops.record import Composite, Elementwise, P, R, register, signature_of
+
+if TYPE_CHECKING:
+    from webtorch.tensors.device import DeviceLike
+    from webtorch.tensors.tensor import Tensor
 
 
-def _primitive(name: str, signature: str, doc: str, **fields: Any) -> Op:
-    op = Op(name=name, family="composite", signature=signature, doc=doc, function_in=(), **fields)
-    register(op)
-    return op
+def _primitive(name: str, **fields: Any) -> Callable[[Callable[P, R]], Composite[P, R]]:
+    """Declare a primitive of a function's types; `webtorch.tensors` gives it the body."""
+
+    def declare(function: Callable[P, R]) -> Composite[P, R]:
+        op: Composite[P, R] = Composite(
+            name=name, family="composite", signature=signature_of(inspect.signature(function)),
+            doc=inspect.getdoc(function) or "", function_in=(), **fields,
+        )  # fmt: skip
+        register(op)
+        return op
+
+    return declare
 
 
-as_view = _primitive(
-    "_view",
-    "(x, shape, strides, offset, vjp=None, name='AsStrided')",
-    "A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. "
-    "`vjp` maps the view's cotangent to "
-    "x's (shape of x); None uses the general, slower rule for any strides. `name` is the printed "
-    "name of the gradient function.",
-)
-check_own_storage = _primitive(
-    "_check_own_storage",
-    "(x)",
-    "Raise CaptureError where x's storage is a copy's, which stands for a view in a capture.",
-)
-pad_with = _primitive(
-    "_pad",
-    "(x, low, high, value)",
-    "x inside a border of `value`: per-dim counts before and after (all >= 0). Differentiable in "
-    "x.",
-)
-reduce_dims = _primitive(
-    "_reduce",
-    "(x, combine, dims)",
-    "Combine over `dims` (a sorted tuple), which stay as size 1. combine: sum prod max min any "
-    "all argmax argmin. Not empty. Differentiable (sum, max, min).",
-)
-take = _primitive(
-    "_take",
-    "(x, indices, name, wrap=False, dims=())",
-    "out[b..., r...] = x[indices[0][b], indices[1][b], ..., r]: integer index tensors of one "
-    "shape b pick along x's first dims. "
-    "Bounds are checked on the device, errors name `name` and the dim (of `dims`, where x was "
-    "permuted); wrap=True allows negative indices. Differentiable in x.",
-)
-scatter = _primitive(
-    "_scatter",
-    "(base, indices, values, combine, name, wrap=False, dims=())",
-    "A copy of base with base[indices[0][b], ..., r] combined with values[b, r]; combine: set add "
-    "mul max min. Differentiable for set and add.",
-)
-matmul3 = _primitive(
-    "_matmul",
-    "(a, b)",
-    "Batched product of (B, M, K) and (B, K, N); one type. Strided operands are read in place. "
-    "Differentiable.",
-)
-unrounded = _primitive(
-    "_unrounded",
-    "(multiply, *args)",
-    "multiply(*args), a product or a convolution; that of 16-bit floats is the float32 sums.",
-)
-conv2d_raw = _primitive(
-    "_conv2d",
-    "(kind, a, b, input_shape, weight_shape, output_shape, stride, padding, dilation, groups)",
-    'kind "forward": (input, weight); "input": (grad_output, weight); "weight": (input, '
-    "grad_output). Differentiable in both.",
-)
-attention = _primitive(
-    "_attention",
-    "(query, key, value, mask, causal, scale, dropout, again)",
-    "softmax(query key^T scale + mask) value without scores in memory: query (B, H, L, E), key "
-    "(B, G, S, E), value (B, G, S, V), H a multiple of G; mask (B, H, L, S), bool or float, or None; "
-    "`dropout` None or (probability, seed, counter). `again(query, key, value, cotangent)` computes "
-    "the three cotangents with differentiable operations, for second derivatives. Differentiable in "
-    "query, key and value.",
-)
-suits_attention = _primitive(
-    "_suits_attention",
-    "(query, key, value, mask)",
-    "Whether `attention` serves these better than products.",
-)
-multiplies_narrow = _primitive(
-    "_multiplies_narrow",
-    "(query, key)",
-    "Whether query key^T, of 16 bits, runs on units of its own, or reads too few queries to cast all keys.",
-)
-scan = _primitive(
-    "_scan",
-    "(x, combine, dim)",
-    "Running sum, prod, max or min along `dim`. Differentiable for sum.",
-)
-sort_places = _primitive(
-    "_sort_places",
-    "(x, descending, first, count)",
-    "For each row of the matrix x, the places of its elements in order, `count` of them from rank "
-    "`first` on: int64, (rows, count). NaN is the largest number; ties keep their order. Not "
-    "differentiable.",
-)
-fill = _primitive(
-    "_fill",
-    "(shape, value, dtype, device)",
-    "A new tensor of one value (a runtime argument).",
-    grows=True,
-)
-empty = _primitive(
-    "_empty",
-    "(shape, dtype, device, like=())",
-    "Uninitialised memory, for each example that one of the tensors `like` is batched over.",
-)
-iota = _primitive(
-    "_iota",
-    "(count, start, step, dtype, device)",
-    "start + i * step for i < count, computed in dtype (1-d).",
-)
-philox = _primitive(
-    "_philox",
-    "(shape, seed, offset, dtype, device, kind='uniform', low=0)",
-    "Counter-based random numbers: element i uses Philox4x32-10 with key `seed` (64 bits) and "
-    "counter (i + offset), so a call uses up "
-    "numel counters. kind 'uniform': float in [0, 1) from the upper 24 bits of lane 0 (8 for "
-    "bfloat16, 11 for float16); 'normal': Box-Muller "
-    "on lanes 0 and 1; 'bits': the upper 31 bits of lane 0 as int64; 'word0' and 'word1': those lanes "
-    "as int32, ordered as their bits are.",
-)
-draw = _primitive(
-    "_draw",
-    "(formula, parameters, seed, offset)",
-    "Random numbers of distributions: an elementwise formula of the parameters (tensors of one shape "
-    "and type), of the element's position, and of the words of a seed and of a counter. The formula "
-    "takes its own counters; how many elements use up is the caller's to say.",
-)
-cast_to = _primitive(
-    "_cast",
-    "(x, dtype)",
-    "x converted to dtype (a new tensor even if the type is the same is not made). Differentiable "
-    "between floats.",
-)
-formula = _primitive(
-    "_formula",
-    "(op, tensors, shape, dtype, device=None)",
-    "An entry applied to the flat position (an int32) and to real tensors of `shape`. Not differentiable.",
-)
-pairs = _primitive(
-    "_pairs",
-    "(x)",
-    "The real and imaginary parts of a complex x along a last dim of size 2: a view. Differentiable.",
-)
-paired = _primitive(
-    "_paired",
-    "(x)",
-    "The complex tensor whose parts are along the last dim of x: a view where x's strides allow it "
-    "(last 1, others even). Differentiable.",
-)
-seen_as = _primitive(
-    "_seen_as",
-    "(x, shape, strides, offset, dtype)",
-    "x's memory as elements of dtype; the geometry is in these. Not differentiable.",
-)
-complex_of = _primitive(
-    "_complex_of", "(x)", "What `paired` gives, of a new x that nobody else sees: no view of it."
-)
-real_part = _primitive("_real_part", "(x)", "The real part of a complex x: a view. Differentiable.")
-imag_part = _primitive(
-    "_imag_part", "(x)", "The imaginary part of a complex x: a view. Differentiable."
-)
-join = _primitive(
-    "_join", "(re, im)", "The complex tensor of two real ones of one shape. Differentiable."
-)
-conjugate = _primitive("_conjugate", "(x)", "The conjugate; a real x itself. Differentiable.")
-host = _primitive(
-    "_host",
-    "(name, inputs, params, shapes)",
-    "The results, of `shapes` and the first input's type, of a function of whole arrays that only "
-    "the CPU has: a tuple. Not differentiable.",
-)
-copy = _primitive("_copy", "(x)", "A contiguous copy of x in new storage. Differentiable.")
-write = _primitive(
-    "_write",
-    "(x, values, fresh=False)",
-    "Overwrite x's elements in place with `values` (same shape and type); version, views and "
-    "gradients follow PyTorch.",
-)
+@_primitive("_view")
+def as_view(
+    x: Tensor,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    offset: int,
+    vjp: Callable[[Tensor], Tensor] | None = None,
+    name: str = "AsStrided",
+) -> Tensor:
+    """A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp`
+    maps the view's cotangent to x's (shape of x); None uses the general, slower rule for any
+    strides. `name` is the printed name of the gradient function.
+    """
 
-differentiated = _primitive(
-    "_differentiated",
-    "(x)",
-    "Whether what is computed from x is recorded, for backward or for its tangent.",
-)
 
-in_memory = _primitive(
-    "_in_memory", "(x)", "Whether x has been computed, so that nothing fuses with it."
-)
+@_primitive("_check_own_storage")
+def check_own_storage(x: Tensor) -> None:
+    """Raise CaptureError where x's storage is a copy's, which stands for a view in a capture."""
 
-shown = _primitive(
-    "_shown", "(x)", "x with the dimensions that vmap hides as its first, outside autograd."
-)
 
-each = _primitive(
-    "_each",
-    "(x, like)",
-    "x, with memory of its own for each example that `like` is batched over.",
-)
+@_primitive("_pad")
+def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) -> Tensor:
+    """Put x inside a border of `value`: per-dim counts before and after (all >= 0). Differentiable in x."""
+
+
+@_primitive("_reduce")
+def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
+    """Combine over `dims` (a sorted tuple), which stay as size 1. combine: sum prod max min any all
+    argmax argmin. Not empty. Differentiable (sum, max, min).
+    """
+
+
+@_primitive("_take")
+def take(
+    x: Tensor, indices: Sequence[Tensor], name: str, wrap: bool = False, dims: Sequence[int] = ()
+) -> Tensor:
+    """out[b..., r...] = x[indices[0][b], indices[1][b], ..., r]: integer index tensors of one shape b
+    pick along x's first dims. Bounds are checked on the device, errors name `name` and the dim (of
+    `dims`, where x was permuted); wrap=True allows negative indices. Differentiable in x.
+    """
+
+
+@_primitive("_scatter")
+def scatter(
+    base: Tensor,
+    indices: Sequence[Tensor],
+    values: Tensor,
+    combine: str,
+    name: str,
+    wrap: bool = False,
+    dims: Sequence[int] = (),
+) -> Tensor:
+    """A copy of base with base[indices[0][b], ..., r] combined with values[b, r]; combine: set add mul
+    max min. Differentiable for set and add.
+    """
+
+
+@_primitive("_matmul")
+def matmul3(a: Tensor, b: Tensor) -> Tensor:
+    """Batched product of (B, M, K) and (B, K, N); one type. Strided operands are read in place.
+    Differentiable.
+    """
+
+
+@_primitive("_unrounded")
+def unrounded(multiply: Callable[..., Tensor], *args: Any) -> Tensor:
+    """multiply(*args), a product or a convolution; that of 16-bit floats is the float32 sums."""
+
+
+@_primitive("_conv2d")
+def conv2d_raw(
+    kind: str,
+    a: Tensor,
+    b: Tensor,
+    input_shape: Shape,
+    weight_shape: Shape,
+    output_shape: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    groups: int,
+) -> Tensor:
+    """A convolution or one of its gradients. `kind` "forward": (input, weight); "input":
+    (grad_output, weight); "weight": (input, grad_output).
+    Differentiable in both.
+    """
+
+
+@_primitive("_attention")
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: Scalar,
+    dropout: tuple[float, int, int] | None,
+    again: Callable[..., Any],
+) -> Tensor:
+    """softmax(query key^T scale + mask) value without scores in memory: query (B, H, L, E), key (B, G,
+    S, E), value (B, G, S, V), H a multiple of G; mask (B, H, L, S), bool or float, or None;
+    `dropout` None or (probability, seed, counter). `again(query, key, value, cotangent)` computes
+    the three cotangents with differentiable operations, for second derivatives. Differentiable in
+    query, key and value.
+    """
+
+
+@_primitive("_suits_attention")
+def suits_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether `attention` serves these better than products."""
+
+
+@_primitive("_multiplies_narrow")
+def multiplies_narrow(query: Tensor, key: Tensor) -> bool:
+    """Whether query key^T, of 16 bits, runs on units of its own, or reads too few queries to cast all
+    keys.
+    """
+
+
+@_primitive("_scan")
+def scan(x: Tensor, combine: str, dim: int) -> Tensor:
+    """Running sum, prod, max or min along `dim`. Differentiable for sum."""
+
+
+@_primitive("_sort_places")
+def sort_places(x: Tensor, descending: bool, first: int, count: int) -> Tensor:
+    """For each row of the matrix x, the places of its elements in order, `count` of them from rank
+    `first` on: int64, (rows, count). NaN is the largest number; ties keep their order. Not
+    differentiable.
+    """
+
+
+@_primitive("_fill", grows=True)
+def fill(shape: Sequence[int], value: Scalar | complex, dtype: DType, device: DeviceLike) -> Tensor:
+    """A new tensor of one value (a runtime argument)."""
+
+
+@_primitive("_empty")
+def empty(
+    shape: Sequence[int], dtype: DType, device: DeviceLike, like: Sequence[Tensor] = ()
+) -> Tensor:
+    """Uninitialised memory, for each example that one of the tensors `like` is batched over."""
+
+
+@_primitive("_iota")
+def iota(count: int, start: Scalar, step: Scalar, dtype: DType, device: DeviceLike) -> Tensor:
+    """Return start + i * step for i < count, computed in dtype (1-d)."""
+
+
+@_primitive("_philox")
+def philox(
+    shape: Sequence[int],
+    seed: int,
+    offset: int,
+    dtype: DType,
+    device: DeviceLike,
+    kind: str = "uniform",
+    low: Scalar = 0,
+) -> Tensor:
+    """Counter-based random numbers: element i uses Philox4x32-10 with key `seed` (64 bits) and counter
+    (i + offset), so a call uses up numel counters. kind 'uniform': float in [0, 1) from the upper
+    24 bits of lane 0 (8 for bfloat16, 11 for float16); 'normal': Box-Muller on lanes 0 and 1;
+    'bits': the upper 31 bits of lane 0 as int64; 'word0' and 'word1': those lanes as int32, ordered
+    as their bits are.
+    """
+
+
+@_primitive("_draw")
+def draw(formula: Elementwise, parameters: Sequence[Tensor], seed: int, offset: int) -> Tensor:
+    """Random numbers of distributions: an elementwise formula of the parameters (tensors of one shape
+    and type), of the element's position, and of the words of a seed and of a counter. The formula
+    takes its own counters; how many elements use up is the caller's to say.
+    """
+
+
+@_primitive("_cast")
+def cast_to(x: Tensor, dtype: DType) -> Tensor:
+    """Return x converted to dtype (a new tensor even if the type is the same is not made). Differentiable
+    between floats.
+    """
+
+
+@_primitive("_formula")
+def formula(
+    op: Elementwise,
+    tensors: Sequence[Tensor],
+    shape: Shape,
+    dtype: DType,
+    device: DeviceLike = None,
+) -> Tensor:
+    """An entry applied to the flat position (an int32) and to real tensors of `shape`. Not
+    differentiable.
+    """
+
+
+@_primitive("_pairs")
+def pairs(x: Tensor) -> Tensor:
+    """The real and imaginary parts of a complex x along a last dim of size 2: a view. Differentiable."""
+
+
+@_primitive("_paired")
+def paired(x: Tensor) -> Tensor:
+    """The complex tensor whose parts are along the last dim of x: a view where x's strides allow it
+    (last 1, others even). Differentiable.
+    """
+
+
+@_primitive("_seen_as")
+def seen_as(
+    x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: DType
+) -> Tensor:
+    """Return x's memory as elements of dtype; the geometry is in these. Not differentiable."""
+
+
+@_primitive("_complex_of")
+def complex_of(x: Tensor) -> Tensor:
+    """What `paired` gives, of a new x that nobody else sees: no view of it."""
+
+
+@_primitive("_real_part")
+def real_part(x: Tensor) -> Tensor:
+    """The real part of a complex x: a view. Differentiable."""
+
+
+@_primitive("_imag_part")
+def imag_part(x: Tensor) -> Tensor:
+    """The imaginary part of a complex x: a view. Differentiable."""
+
+
+@_primitive("_join")
+def join(re: Tensor, im: Tensor) -> Tensor:
+    """The complex tensor of two real ones of one shape. Differentiable."""
+
+
+@_primitive("_conjugate")
+def conjugate(x: Tensor) -> Tensor:
+    """The conjugate; a real x itself. Differentiable."""
+
+
+@_primitive("_host")
+def host(
+    name: str, inputs: Sequence[Tensor], params: tuple[Any, ...], shapes: Sequence[tuple[int, ...]]
+) -> tuple[Tensor, ...]:
+    """The results, of `shapes` and the first input's type, of a function of whole arrays that only the
+    CPU has: a tuple. Not differentiable.
+    """
+
+
+@_primitive("_copy")
+def copy(x: Tensor) -> Tensor:
+    """A contiguous copy of x in new storage. Differentiable."""
+
+
+@_primitive("_write")
+def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
+    """Overwrite x's elements in place with `values` (same shape and type); version, views and
+    gradients follow PyTorch.
+    """
+
+
+@_primitive("_differentiated")
+def differentiated(x: Tensor) -> bool:
+    """Whether what is computed from x is recorded, for backward or for its tangent."""
+
+
+@_primitive("_in_memory")
+def in_memory(x: Tensor) -> bool:
+    """Whether x has been computed, so that nothing fuses with it."""
+
+
+@_primitive("_shown")
+def shown(x: Tensor) -> Tensor:
+    """Return x with the dimensions that vmap hides as its first, outside autograd."""
+
+
+@_primitive("_each")
+def each(x: Tensor, like: Tensor) -> Tensor:
+    """x, with memory of its own for each example that `like` is batched over."""
+
 
 # The identity formula: copies and conversions are map nodes with it. Not an entry of the table.
 IDENTITY = Elementwise(

@@ -11,10 +11,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
+from webtorch.dispatch.call import Callee, active, call
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
@@ -22,6 +23,11 @@ from webtorch.ops.derive import derivative
 from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 # Types that PyTorch's kernels leave out, in groups.
 BOOL = (bool_,)
 NARROW_INTEGERS = tuple(d for d in (*INTEGERS, bool_) if d is not int64)
@@ -76,6 +82,15 @@ OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask"]
 Overlap = Literal["any", "whole", "first", "none"]
 
 
+class Operand(tuple[int, ...]):
+    """The shape of an operand that stands among the other arguments of an `Example`."""
+
+    __slots__ = ()
+
+    def __new__(cls, *sizes: int) -> Operand:
+        return super().__new__(cls, sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """A call for tests: inputs by shape, then other arguments.
@@ -125,6 +140,8 @@ class Op:
     # A call, for entries that PyTorch's database of test inputs does not have; a string: why no results can be
     # compared.
     example: Example | str | None = None
+    # What is known to differ from PyTorch on the CPU, "gradient" or what is of a type, with the reason.
+    differs: Mapping[str, str] = field(default_factory=dict)
     # Whether the results are random numbers, or memory that nobody wrote: their types and shapes are compared.
     drawn: bool = False
     # Whether the last result says where something is: among equal elements any place will do.
@@ -154,6 +171,8 @@ class Op:
     foreach: bool = False
     # Which of Python's operators it is: "add" stands for `__add__`, `__radd__` and `__iadd__`.
     operator: str = ""
+    # What it is with two tensors and nothing else, as the operator is: that is called in its place.
+    alone: Elementwise | None = None
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
     # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's
@@ -190,8 +209,14 @@ class Op:
     function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
     # A composite as it is written, without what `function` is wrapped with.
     written: Any = field(default=None, repr=False)
+    # The parameters of a composite's function.
+    parameters: inspect.Signature = field(default=None, repr=False)  # type: ignore[assignment]
+    # What a call of the entry is of, for those who see calls.
+    callee: Callee = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if active.count:
+            return call(self.callee, args, kwargs)
         return self.function(*args, **kwargs)
 
     def rules(self) -> tuple[Rule, ...]:
@@ -206,6 +231,15 @@ class Op:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_lookup, (self.name,))
+
+
+@dataclass(slots=True, eq=False)
+class Composite(Op, Generic[P, R]):
+    """An operation that is a function: calling the entry has that function's types."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -240,6 +274,10 @@ class Elementwise(Op):
     _gradients: dict[int, Elementwise | None] = field(default_factory=dict)
     _order: dict[tuple[DType, ...], tuple[Expr, ...]] = field(default_factory=dict)
     _used: frozenset[str] | None = None
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Tensor: ...
 
     def __post_init__(self) -> None:
         if not self.gradient_name:
@@ -372,36 +410,37 @@ def elementwise(
     return op
 
 
+def signature_of(function: inspect.Signature) -> str:
+    """Return a function's signature as an entry has it: without types."""
+    plain = [p.replace(annotation=p.empty) for p in function.parameters.values()]
+    return str(function.replace(parameters=plain, return_annotation=function.empty))
+
+
 def composite(
     *,
     doc: str | None = None,
     name: str | None = None,
     family: Family = "composite",
     **fields: Any,
-) -> Callable[[Callable[..., Any]], Op]:
+) -> Callable[[Callable[P, R]], Composite[P, R]]:
     """Declare an op written with other ops: decorate the function. Its derivative follows from its
     parts.
     """
 
-    def declare(function: Callable[..., Any]) -> Op:
+    def declare(function: Callable[P, R]) -> Composite[P, R]:
         title = name or function.__name__.rstrip("_")
-        plain = inspect.signature(function)
+        plain = parameters = inspect.signature(function)
         if fields.get("factor"):
             kept = [p for n, p in plain.parameters.items() if n != "old"]
             plain = function.__signature__ = plain.replace(parameters=kept)  # type: ignore[attr-defined]
-        signature = str(
-            plain.replace(
-                parameters=[p.replace(annotation=p.empty) for p in plain.parameters.values()],
-                return_annotation=plain.empty,
-            )
-        )
-        op = Op(
-            name=title, family=family, signature=signature, doc=doc or inspect.getdoc(function) or "",
+        op: Composite[P, R] = Composite(
+            name=title, family=family, signature=signature_of(plain), doc=doc or inspect.getdoc(function) or "",
             torch=fields.pop("torch", title), **fields,
         )  # fmt: skip
         op.function = function
-        op.written = inspect.unwrap(function)
-        return register(op)
+        op.written, op.parameters = inspect.unwrap(function), parameters
+        register(op)
+        return op
 
     return declare
 

@@ -12,8 +12,8 @@ from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.nn.norm import _BatchNorm
-from webtorch.optim.lr_scheduler import LRScheduler, _each
 from webtorch.optim.optimizer import Optimizer
+from webtorch.optim.scheduler_base import LRScheduler, each_group
 from webtorch.tensors.host import tracing
 from webtorch.tensors.tensor import Tensor
 
@@ -205,7 +205,7 @@ class SWALR(LRScheduler):
         last_epoch: int = -1,
     ) -> None:
         """Take the options; `anneal_strategy` is "cos" or "linear"."""
-        rates = _each("swa_lr", optimizer, swa_lr)
+        rates = each_group("swa_lr", optimizer, swa_lr)
         for rate, group in zip(rates, optimizer.param_groups, strict=True):
             group["swa_lr"] = rate
         if anneal_strategy not in ("cos", "linear"):

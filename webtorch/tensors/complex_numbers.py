@@ -82,13 +82,13 @@ def _simple(
     if op.on_parts == "alike" and all(
         isinstance(o, Tensor) and o.dtype.is_complex for o in operands
     ):
-        return complex_of(recorders.apply(op, [pairs(o) for o in _aligned(operands)]))
+        return complex_of(op(*[pairs(o) for o in _aligned(operands)]))
     if op.on_parts == "scaled" and isinstance(first, Tensor) and first.dtype.is_complex:
         if isinstance(last, float):
-            return complex_of(recorders.apply(op, (pairs(first), last)))
+            return complex_of(op(pairs(first), last))
         if isinstance(last, Tensor) and not last.dtype.is_complex:
             first, last = _aligned([first, last])
-            return complex_of(recorders.apply(op, (pairs(first), last.unsqueeze(-1))))
+            return complex_of(op(pairs(first), last.unsqueeze(-1)))
     if op.name == "mul" and _is_complex(last) and isinstance(last, Tensor):
         return _simple(op, [last, first], numbers, dtype) if not _is_complex(first) else None
     return None
@@ -109,7 +109,7 @@ def _choose(op: Elementwise, operands: Sequence[Operand]) -> Tensor:
         cast_to(v, dtype) if isinstance(v, Tensor) else fill((), v, dtype, device) for v in values
     ]
     condition, *both = _aligned([condition, *both])
-    return complex_of(recorders.apply(op, (condition.unsqueeze(-1), *[pairs(v) for v in both])))
+    return complex_of(op(condition.unsqueeze(-1), *[pairs(v) for v in both]))
 
 
 def record(

@@ -21,7 +21,7 @@ from webtorch.tensors.tape import (
     set_history,
     unrecorded,
 )
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.tensor import Tensor, made_by_function
 
 
 class FunctionCtx:
@@ -173,7 +173,7 @@ def _stand_in(
     for o in outputs:
         if isinstance(o, Tensor) and o._base is not None and id(o) not in back:
             o._base = _alone(o._base)
-            o._base_history = o._base._history
+            o._base_history, o._made_by = o._base._history, made_by_function()
     return tuple([other.get(id(o), o) for o in outputs])
 
 

@@ -53,7 +53,7 @@ from webtorch.tensors.tape import (
     set_history,
     unrecorded,
 )
-from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.tensor import Tensor, made_in_mode, unsupported_text
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -133,6 +133,10 @@ def as_view(
     base = x if x._base is None or leaf else x._base
     out._base, out._base_history = base, base._history
     out._counter, out._inference = x._counter, x._inference
+    if not mode.grad:
+        out._made_by = made_in_mode()
+    elif x._made_by is not None and x._base is not None:
+        out._made_by = x._made_by._replace(number=0) if x._made_by.number else x._made_by
     if mode.grad and x.requires_grad:
         rule = (
             vjp
@@ -468,6 +472,8 @@ def check_writable(x: Tensor) -> None:
         )
     if mode.grad:
         base = x._base
+        if base is not None and x._made_by is not None and x.requires_grad:
+            x._refuse_write()
         if base is None and x.requires_grad and x.is_leaf:
             raise RuntimeError(
                 "a leaf Variable that requires grad is being used in an in-place operation."
@@ -517,6 +523,8 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     check_writable(x)
     storage = x._storage
     history = mode.grad and (x.requires_grad or values.requires_grad)
+    if history and x._made_by is not None and x._base is not None:
+        x._refuse_write()
     if (
         values._storage is storage
         and (values._shape, values._strides, values._offset) == (x._shape, x._strides, x._offset)

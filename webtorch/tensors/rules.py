@@ -13,6 +13,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
+from webtorch.dispatch.call import Args, Run
 from webtorch.ops.record import Op, gradient_title, used_arguments
 from webtorch.tensors.forward import transposed_call
 from webtorch.tensors.primitives import conjugate
@@ -34,10 +35,6 @@ from webtorch.tensors.tape import (
     unrecorded,
 )
 from webtorch.tensors.tensor import Tensor
-
-Args = tuple[Any, ...]
-# What a call does: it is given the arguments by position and those by name.
-Run = Callable[[Args, dict[str, Any]], Any]
 
 
 def with_rule(op: Op, inner: Run) -> Run:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from webtorch.dispatch.call import Args, Kwargs, Run, dispatched
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import legacy_name
 from webtorch.ir.lines import is_internal, user_depth
@@ -261,12 +262,12 @@ def shown(fn: GradFn) -> GradFn:
 
 
 def composed(
-    function: Callable[..., Any],
+    run: Run,
     title: str | Callable[..., str] | None,
     renamed: Mapping[str, str] | None = None,
     own_view: bool = False,
-) -> Callable[..., Any]:
-    """Return a function whose results show one gradient function, named `title`, and are no views of
+) -> Run:
+    """Return a call whose results show one gradient function, named `title`, and are no views of
     what it made itself, unless `own_view` says so.
 
     A callable `title` is given the arguments of the call; without one, functions keep their names. What
@@ -275,15 +276,14 @@ def composed(
 
     unchanged = title is None and own_view
 
-    @functools.wraps(function)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        """Call the function, and name the gradient function of its results."""
+    def named(args: Args, kwargs: Kwargs) -> Any:
+        """Call the operation, and name the gradient function of its results."""
         if kwargs and renamed:
             kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
         if unchanged or not mode.grad:
-            return function(*args, **kwargs)
+            return run(args, kwargs)
         first = next(_sequence)
-        out = function(*args, **kwargs)
+        out = run(args, kwargs)
         results = out if isinstance(out, tuple) else (out,)
         for t in results:
             fn = getattr(t, "_grad_fn", None)
@@ -1088,6 +1088,7 @@ def backward(
             _accumulate(t, g, create_graph)
 
 
+@dispatched()
 def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch import autograd
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.functions.movement import pad
 from webtorch.tensors.host import tracing
@@ -147,6 +148,7 @@ class _Alignment(autograd.Function):
         return webtorch.where(counted, of_probs, 0.0), None, None, None, None
 
 
+@dispatched()
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
