@@ -374,19 +374,8 @@ def _transposed(
         )
     x = input if input.ndim == rank + 2 else input.unsqueeze(0)
     n, channels = x.shape[:2]
-    in_channels, per_group, *kernel = weight.shape
-    if channels != in_channels:
-        raise ShapeError(
-            f"{op}: Given transposed=1, weight of size {list(weight.shape)}, expected input"
-            f"{list(input.shape)} to have {in_channels} channels, but got {channels} channels "
-            f"instead"
-        )
-    if channels % groups:
-        raise ShapeError(
-            f"{op}: expected weight to be divisible by {groups} at dimension 0 (groups={groups}), "
-            f"but "
-            f"got weight of size {list(weight.shape)} instead"
-        )
+    _, per_group, *kernel = weight.shape
+    _check_transposed_channels(op, input, weight, channels, groups)
     out_channels = per_group * groups
     sizes = tuple(
         (s - 1) * t - 2 * p + d * (k - 1) + e + 1
@@ -424,6 +413,22 @@ def _transposed(
         case _:
             out = _transposed_3d(x, weight, sizes, stride, padding, dilation, groups)
     return out if input.ndim == rank + 2 else out.squeeze(0)
+
+
+def _check_transposed_channels(
+    op: str, input: Any, weight: Any, channels: int, groups: int
+) -> None:
+    if channels != weight.shape[0]:
+        raise ShapeError(
+            f"{op}: Given transposed=1, weight of size {list(weight.shape)}, expected input"
+            f"{list(input.shape)} to have {weight.shape[0]} channels, but got {channels} channels "
+            f"instead"
+        )
+    if channels % groups:
+        raise ShapeError(
+            f"{op}: expected weight to be divisible by {groups} at dimension 0 (groups={groups}), but "
+            f"got weight of size {list(weight.shape)} instead"
+        )
 
 
 def _transposed_3d(

@@ -743,7 +743,7 @@ def scatter_reduce(
                 to_src = movement.pad_dim(to_src, d, 0, n)
         return movement.reshape(to_x, shape), to_src
 
-    return tape.attach(out, "ScatterReduce", (input, src), rule)
+    return tape.attach(out, "ScatterReduce", (input, src), rule, saved)
 
 
 def _first_part(x: Any, shape: Shape) -> Any:
@@ -1065,7 +1065,7 @@ def embedding(
         table = fill((count, width), 0, g.dtype, g.device)
         return (_scatter(table, [flat], rows, "add", "embedding"),)
 
-    return tape.attach(out, "Embedding", (weight,), rule)
+    return tape.attach(out, "Embedding", (weight,), rule, (saved,))
 
 
 def counted(places: Any, size: int, weights: Any = None, kind: DType = int64) -> Any:

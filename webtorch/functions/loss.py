@@ -465,6 +465,7 @@ def _nll_name(input: Any, target: Any = None, *_: Any, **__: Any) -> str:
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
+    vjp="anew",
     operators=("nll_loss2d", "nll_loss_nd"),
 )
 def nll_loss(
@@ -496,6 +497,8 @@ def nll_loss(
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
+    vjp="anew",
+    saves_values=True,
     operators=("cross_entropy_loss",),
 )
 def cross_entropy(

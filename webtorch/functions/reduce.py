@@ -195,12 +195,20 @@ def _accumulated(x: Any, dtype: DType | None) -> Any:
     return to_type(x, dtype)
 
 
+def _to_every(g: Any, shape: tuple[int, ...], dim: Dims) -> Any:
+    """Return the cotangent of a sum over `dim`, for every element of `shape`."""
+    dims = wrap_dims("sum", dim, len(shape))
+    return g.reshape(reduced_shape(shape, dims, True)).expand(shape)
+
+
 @composite(
     family="reduce",
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name=over_dims("Sum"),
+    complex_rule=True,
+    vjp=(lambda g, _out, input_shape, dim, _keepdim, _dtype: _to_every(g, input_shape, dim),),
     onnx="ReduceSum",
     numpy="sum",
 )
@@ -232,6 +240,13 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     return to_type(_div(combine_dims(wide, "sum", dims, keepdim), count_of(x.shape, dims)), x.dtype)
 
 
+def _mean_slope(
+    g: Any, _out: Any, input_shape: tuple[int, ...], dim: Dims, _keepdim: bool, _dtype: Any
+) -> Any:
+    count = count_of(input_shape, wrap_dims("mean", dim, len(input_shape)))
+    return _to_every(_div(widened(g), count), input_shape, dim)
+
+
 @composite(
     family="reduce",
     dtypes=FLOATS,
@@ -239,6 +254,8 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     autocast=WHOLE,
     out="stated",
     gradient_name=over_dims("Mean"),
+    complex_rule=True,
+    vjp=(_mean_slope,),
     onnx="ReduceMean",
     numpy="mean",
 )

@@ -70,6 +70,8 @@ FP32 = Autocast("fp32", "fp32")
 WHOLE = Autocast("whole", "whole")
 
 
+# A gradient rule, written with public operations.
+Rule = Callable[..., Any]
 # What an `out=` may be: "exact", of the type of the result; "cast", of any type that PyTorch's rules let it be
 # cast to; "truncate", the same, and floats are cut off for integers; "into", the operation computes in its
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
@@ -118,9 +120,12 @@ class Op:
     function_in: tuple[str, ...] = ("torch", "Tensor")
     inplace: bool = False
     # A rule (g, out, *inputs) -> one cotangent per tensor input (None where there is none); None:
-    # not differentiable
-    # or, for an elementwise op, derived from the formula.
-    vjp: Callable[..., tuple[Any, ...]] | None = None
+    # not differentiable or, for an elementwise op, derived from the formula. Of a composite, also a tuple of rules,
+    # one for each parameter up to the last tensor (None where there is no cotangent): only those of operands that
+    # need gradients are called, only what these read is saved, and cotangents of broadcast operands are summed.
+    # "anew": the operands are saved, and the function is computed again and differentiated: for what costs less than
+    # to keep what it is made of. Within one program the compiler finds what was computed before.
+    vjp: Rule | tuple[Rule | None, ...] | Literal["anew"] | None = None
     differentiable: bool = True
     autocast: Autocast | None = None
     dtypes: tuple[DType, ...] = ALL
@@ -214,6 +219,11 @@ class Op:
             return call(self.callee, args, kwargs)
         return self.function(*args, **kwargs)
 
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the gradient rules: none, one for all operands, or those of single ones."""
+        rules = self.vjp if isinstance(self.vjp, tuple) else (self.vjp,)
+        return tuple([r for r in rules if callable(r)])
+
     def positional(self) -> tuple[str, ...]:
         """Return the names of the parameters that may be given by position."""
         names = self.signature.split("*")[0].strip("(), ")
@@ -303,18 +313,23 @@ class Elementwise(Op):
         saved.
         """
         if self._used is None:
-            assert self.vjp is not None
-            self._used = used_arguments(self.vjp, ("g", "out", *self.tensors))
+            (rule,) = self.rules()
+            self._used = used_arguments(rule, ("g", "out", *self.tensors))
         return self._used
 
 
 def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozenset[str]:
     """Return which of `names`, given in the order of a rule's positional parameters, it reads: the rule says of the
-    others that it does not, by a name that begins with an underscore.
+    others that it does not, by a name that begins with an underscore, or that it reads no more of a tensor than its
+    shape, by a name that ends in "_shape".
     """
     code = inspect.unwrap(rule).__code__
     parameters = code.co_varnames[: code.co_argcount]
-    used = {n for n, p in zip(names, parameters, strict=False) if not p.startswith("_")}
+    used = {
+        n
+        for n, p in zip(names, parameters, strict=False)
+        if not p.startswith("_") and not p.endswith("_shape")
+    }
     if code.co_flags & inspect.CO_VARARGS and not code.co_varnames[code.co_argcount].startswith(
         "_"
     ):

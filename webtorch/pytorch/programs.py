@@ -23,6 +23,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from webtorch import errors
+from webtorch.capture.captured import Capture, Returned
 from webtorch.capture.dynamic import (
     MAX_VARIABLES,
     NotPolynomial,
@@ -31,16 +32,8 @@ from webtorch.capture.dynamic import (
     placeholder,
     probes,
 )
-from webtorch.capture.trace import (
-    Capture,
-    Returned,
-    capture,
-    compile_never,
-    compile_varying,
-    computed,
-    read_arguments,
-    settle,
-)
+from webtorch.capture.replay import computed, read_arguments, settle
+from webtorch.capture.trace import capture, compile_never, compile_varying
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt

@@ -5,8 +5,7 @@ composites. Floor 4.
 from __future__ import annotations
 
 import inspect
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.dispatch.call import (
@@ -31,36 +30,19 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import numel
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn
-from webtorch.ops.record import (
-    Autocast,
-    Elementwise,
-    Op,
-    gradient_title,
-    in_old_order,
-    used_arguments,
-)
+from webtorch.ops.record import Autocast, Elementwise, Op, in_old_order
 from webtorch.tensors import override
-from webtorch.tensors.forward import transposed_call
 from webtorch.tensors.primitives import (
     check_places,
     check_writable,
-    conjugate,
     leave_hooks,
 )
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_two
 from webtorch.tensors.remember import remembering
+from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import (
-    GradFn,
-    SavedTensor,
-    composed,
-    forward,
-    gradient_edge,
-    mode,
-    set_history,
-    unrecorded,
-)
+from webtorch.tensors.tape import SavedTensor, composed, mode
 from webtorch.tensors.tensor import Tensor
 
 
@@ -293,7 +275,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     else:
         run = lambda args, kwargs: written(*args, **kwargs)  # noqa: E731
     if op.vjp is not None:
-        run = _with_rule(op, run)
+        run = with_rule(op, run)
     if op.refuses:
         run = refuse_types(op, run)
     title = op.gradient_name or None
@@ -530,106 +512,6 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
     made = result._storage
     write_result(x, result, name)
     for s in saved:
-        if same_dtype and s.storage is made and s.is_output:
+        if same_dtype and s.storage is made and s.output is not None:
             s.move(x._storage, (x._shape, x._strides, x._offset, x._whole, x.dtype, x._levels))
     return x
-
-
-def _with_rule(op: Op, inner: Run) -> Run:
-    """Return the call of a composite that carries its own gradient rule: `inner` records no gradient."""
-    vjp = op.vjp
-    assert vjp is not None
-    signature = inspect.signature(op.function)
-    names = tuple(signature.parameters)
-    used = used_arguments(vjp, ("g", "out", *names))
-    many, title = op.outputs > 1, gradient_title(op.name)
-
-    def run(args: Args, kwargs: Kwargs) -> Any:
-        """Call, and give the results their gradient function and tangents."""
-        moves = forward.levels and mode.forward
-        if not (moves or _recorded(args) or (kwargs and _recorded(kwargs.values()))):
-            return inner(args, kwargs)
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        args = bound.args
-        with unrecorded():
-            out = inner(args, {})
-        results = out[: op.outputs] if isinstance(out, tuple) else (out,)
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        complex_too = any(t.dtype.is_complex for t in (*tensors, *results))
-        turned = _turned(vjp)
-        if _recorded(args):
-            follow(args, tensors, results, vjp if op.complex_rule or not complex_too else turned)
-        if moves:
-            rule, given = turned if complex_too else vjp, tuple(results) if many else results[0]
-            transposed_call(
-                results,
-                tensors,
-                lambda gs: _one_each(rule(gs if many else gs[0], given, *args), args),
-            )
-        return out
-
-    def follow(
-        args: Args, tensors: Sequence[Tensor], results: Sequence[Tensor], vjp: Callable[..., Any]
-    ) -> None:
-        """Give the results of a call their gradient function."""
-        edges = [
-            gradient_edge(t) if t.dtype.has_gradient and t.requires_grad else None for t in tensors
-        ]
-        saved = [
-            (SavedTensor(a, apart=op.saves_values) if n in used else None)
-            if isinstance(a, Tensor)
-            else a
-            for n, a in zip(names, args, strict=False)
-        ]
-        saved_out = [SavedTensor(r, is_output=True) for r in results] if "out" in used else []
-        # Which arguments are tensors; the function itself, which it must not keep alive.
-        shape = [isinstance(a, Tensor) for a in args]
-        owner: list[weakref.ref[GradFn]] = []
-
-        def rule(gs: Any) -> list[Tensor | None]:
-            kept = [s.unpack(owner[0]()) for s in saved_out]
-            for number, result in enumerate(kept):
-                result._output_nr = number
-            g, out = (tuple(gs), tuple(kept)) if many else (gs[0], kept[0] if kept else None)
-            values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
-            found = vjp(g, out, *values)
-            places = [i for i, is_tensor in enumerate(shape) if is_tensor]
-            return [found[i] if i < len(found) else None for i in places]
-
-        fn = GradFn(title, tuple(edges), rule)
-        owner.append(weakref.ref(fn))
-        for number, result in enumerate(results):
-            set_history(result, fn, number)
-
-    return run
-
-
-def _turned(vjp: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for complex numbers that a rule of real ones stands for.
-
-    PyTorch's cotangent of a complex number is that of its two parts, as one number; for a holomorphic
-    function it is conj(f'(x)) * g: the rule for conj(g), conjugated.
-    """
-
-    def rule(g: Any, out: Any, *values: Any) -> Any:
-        given = g if isinstance(g, tuple) else (g,)
-        turned = tuple([c if c is None else conjugate(c) for c in given])
-        found = vjp(turned if isinstance(g, tuple) else turned[0], out, *values)
-        return tuple([conjugate(c) if isinstance(c, Tensor) else c for c in found])
-
-    return rule
-
-
-def _one_each(cotangents: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Return the cotangents of the tensors among the arguments."""
-    places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-    return [cotangents[i] if i < len(cotangents) else None for i in places]
-
-
-def _recorded(args: Iterable[Any]) -> bool:
-    if mode.grad:
-        for a in args:
-            if isinstance(a, Tensor) and a.requires_grad:
-                return True
-    return False

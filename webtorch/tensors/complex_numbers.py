@@ -130,21 +130,21 @@ def record(
         return out
     tensors = [o for o in operands[:count] if isinstance(o, Tensor)]
     if forward.levels and mode.forward:
-        rule = _rule(op, operands, count, out, tensors)
-        mode.unclaimed = []
-        transposed(out, tensors, lambda g: rule((g,)))
+        moved, _ = _rule(op, operands, count, tensors)
+        transposed(out, tensors, lambda g: moved((g,)))
     if not mode.grad:
         return out
     if any(t.requires_grad for t in tensors):
         edges = tuple([gradient_edge(t) if t.requires_grad else None for t in tensors])
-        rule = _rule(op, operands, count, out, edges)
-        set_history(out, GradFn(op.gradient_name, edges, rule))
+        rule, saved = _rule(op, operands, count, edges)
+        set_history(out, GradFn(op.gradient_name, edges, rule, saved))
     return out
 
 
 def _rule(
-    op: Elementwise, operands: Sequence[Operand], count: int, out: Tensor, edges: Sequence[Any]
-) -> Callable[[Any], list[Tensor | None]]:
+    op: Elementwise, operands: Sequence[Operand], count: int, edges: Sequence[Any]
+) -> tuple[Callable[[Any], list[Tensor | None]], list[SavedTensor]]:
+    """Return the gradient rule of a form, and what it reads. `edges`: None where no cotangent is wanted."""
     places = [i for i, o in enumerate(operands[:count]) if isinstance(o, Tensor)]
     shapes = [operands[i]._shape for i in places]
     real = [not operands[i].dtype.is_complex for i in places]
@@ -167,7 +167,7 @@ def _rule(
             found.append(None if c is None else recorders.sum_to(c, shape))
         return found
 
-    return rule
+    return rule, [s for s in saved if isinstance(s, SavedTensor)]
 
 
 def _used(op: Elementwise, places: Sequence[int], count: int) -> set[int]:

@@ -195,10 +195,7 @@ def strided_gradient(view: Tensor, base: Tensor) -> None:
     extra = _hidden_beyond(view, base)
     inner = _mixed_view_rule(physical(view, extra) if extra else view, base)
     rule = (lambda g: inner(_shown_dims(g, extra))) if extra else inner
-    # This may happen while another operation is being recorded: what that one saved is not ours.
-    others, mode.unclaimed = mode.unclaimed, []
     fn = GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
-    mode.unclaimed = others
     set_history(view, fn)
     view._base_history = base._history
 
@@ -931,7 +928,7 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
     if combine == "sum":
         return attach(out, "Sum", (x,), lambda g: (g.expand(full),))
     if combine in ("max", "min"):
-        saved, result = SavedTensor(x), SavedTensor(out, is_output=True)
+        saved, result = SavedTensor(x), SavedTensor(out, output=0)
 
         def rule(g: Tensor) -> tuple[Tensor]:
             """Return the cotangent at the maxima or minima."""
@@ -940,7 +937,8 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
             mask = (source == result.unpack()).to(source.dtype)
             return (mask * (g / reduce_dims(mask, "sum", dims)),)
 
-        return attach(out, "Amax" if combine == "max" else "Amin", (x,), rule)
+        title = "Amax" if combine == "max" else "Amin"
+        return attach(out, title, (x,), rule, (saved, result))
     return out
 
 
@@ -1020,7 +1018,7 @@ def take(
             ),
         )
 
-    return attach(out, "Index", (x,), rule)
+    return attach(out, "Index", (x,), rule, saved)
 
 
 def scatter(
@@ -1069,7 +1067,8 @@ def scatter(
         return kept, take(g, where, name, wrap, dims)
 
     values_shape = values._shape
-    return attach(out, "IndexPut" if combine == "set" else "ScatterAdd", (base, values), rule)
+    title = "IndexPut" if combine == "set" else "ScatterAdd"
+    return attach(out, title, (base, values), rule, saved)
 
 
 def _check_not_empty(
@@ -1130,7 +1129,7 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
             grad_b = _swapped(matmul3(_swapped(g), x)) if b_columns else matmul3(_swapped(x), g)
         return grad_a, grad_b
 
-    return attach(out, "Bmm", (a, b), rule)
+    return attach(out, "Bmm", (a, b), rule, (left, right))
 
 
 def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -1156,7 +1155,7 @@ def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
         grad_b = matmul3(_swapped(conjugate(first.unpack())), g) if need_b else None
         return grad_a, grad_b
 
-    return attach(out, "Bmm", (a, b), rule)
+    return attach(out, "Bmm", (a, b), rule, (first, second))
 
 
 def _stacked(x: Tensor, y: Tensor) -> Tensor:
@@ -1222,7 +1221,7 @@ def conv2d_raw(
                     run("forward", x, g) if need_b else None
                 )
 
-    return attach(out, "Convolution", (a, b), rule)
+    return attach(out, "Convolution", (a, b), rule, (first, second))
 
 
 def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) -> Tensor:

@@ -19,7 +19,8 @@ from typing import Any
 from webtorch import autograd
 from webtorch.errors import DTypeError, WebtorchError
 from webtorch.ops.record import TABLE, Elementwise, Example, Op, Operand
-from webtorch.web.export import Exported, export_pending
+from webtorch.web.export import export_pending
+from webtorch.web.exported import Exported
 
 # The public names, nn.functional's among them.
 webtorch: Any = sys.modules["webtorch"]
