@@ -44,6 +44,10 @@ __all__ = [
 ]
 
 
+# PyTorch's old name of the base.
+_LRScheduler = LRScheduler
+
+
 class _Lambdas(LRScheduler):
     """A schedule with a function of the epoch for each group."""
 

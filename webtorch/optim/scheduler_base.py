@@ -250,9 +250,6 @@ class LRScheduler:
         return [group["lr"] * factor for group in self.optimizer.param_groups]
 
 
-_LRScheduler = LRScheduler
-
-
 def check_optimizer(optimizer: Any) -> None:
     """Raise TypeError unless it is an optimizer."""
     if not isinstance(optimizer, Optimizer):
