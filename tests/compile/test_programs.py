@@ -195,6 +195,7 @@ def numbers(x: Any) -> Any:
     return x.detach().cpu().tolist() if hasattr(x, "detach") else x
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_compiled_programs_follow_pytorch(program: Callable[..., Any], device: str) -> None:
     expected = program(torch, Data(torch, "cpu"), identity)
@@ -391,7 +392,7 @@ def test_what_depends_on_a_size_in_python_is_captured_for_each(device: str) -> N
         webtorch.mark_dynamic(x, 1)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.long
 def test_an_argument_that_churns_is_named(device: str) -> None:
     @webtorch.compile
     def add(x: Any, n: int) -> Any:
