@@ -267,7 +267,6 @@ def _check(
     assert checked or note in NOT_FAKED, f"{note}: nothing was compared"
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.covers("A14")
 @pytest.mark.parametrize(
     "op",
@@ -290,7 +289,6 @@ def test_table_operations(op: Op, device: str) -> None:
     )
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.covers("A14")
 @pytest.mark.parametrize("name", CASES)
 def test_other_operations(name: str, device: str) -> None:

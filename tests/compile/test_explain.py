@@ -144,7 +144,6 @@ CHANGES: dict[str, tuple[Callable[[Program], None], str, str]] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("what", CHANGES)
 def test_the_reason_of_a_capture_names_what_changed(what: str) -> None:
     change, expected, then = CHANGES[what]

@@ -220,7 +220,6 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_compiled_programs_follow_pytorch(program: Callable[..., Any], device: str) -> None:
     expected = program(torch, Data(torch, "cpu"), identity)
