@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import operator
 import os
 import pickle
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: F401  (PyTor
 
 import webtorch
 import webtorch.overrides
+from webtorch.dispatch.call import Callee
 
 
 def name(func: Any) -> str:
@@ -291,7 +293,7 @@ def meet(lib: Any, name: str) -> tuple[Any, Any]:
 
 def print_first_meetings() -> None:
     """Print what each gives in a process of its own, in which nobody asks yet."""
-    assert not webtorch.tensors.override._armed.is_set()
+    assert not webtorch.tensors.override.override.armed
     for name in FIRST_MEETINGS:
         sys.stdout.flush()
         child = os.fork()
@@ -308,6 +310,13 @@ def test_the_first_object_that_is_met_is_asked() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     expected = [f"{name} {meet(torch, name)}" for name in FIRST_MEETINGS]
     assert told.stdout.splitlines() == expected, told.stderr
+
+
+def test_whatever_may_be_asked_goes_the_one_way_in() -> None:
+    callees = {o.public for o in gc.get_objects() if type(o) is Callee}
+    askable = webtorch.tensors.override.askable()
+    assert len(askable) > 1000
+    assert [p.name for function, p in askable.items() if function not in callees] == []
 
 
 def test_what_replaces_kernels_is_refused_in_words() -> None:

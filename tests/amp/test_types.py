@@ -115,6 +115,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "index_copy": (lambda t, i, a, b: a.index_copy(0, i([0, 1]), b), ((3,), (2,))),
     "scatter_add": (lambda t, i, a, b: a.scatter_add(0, i([0, 1]), b), ((3,), (2,))),
     "embedding": (lambda t, i, w: t.nn.functional.embedding(i([0, 1]), w), ((3, 2),)),
+    "multilabel_margin_loss": (
+        lambda t, i, x: t.nn.functional.multilabel_margin_loss(x, i([1, 0, -1])),
+        ((3,),),
+    ),
     "layer_norm": (
         lambda t, i, x, w, b: t.nn.functional.layer_norm(x, (3,), w, b),
         ((2, 3), (3,), (3,)),
@@ -309,6 +313,45 @@ def test_other_operations(name: str, device: str) -> None:
     )
 
 
+def _recurrence(
+    t: Any, name: str, make: Callable[..., Any]
+) -> tuple[Callable[..., Any], list[Any]]:
+    """Return a recurrence as a function of its tensors, and tensors for it: (T, N, features) = (2, 1, 3)."""
+    projects = name.endswith("_projected")
+    name = name.removesuffix("_projected")
+    gates = {"lstm": 4, "gru": 3}.get(name, 1)
+    out = 2 if projects else 4
+    shapes = [(2, 1, 3), (1, 1, out), (4 * gates, 3), (4 * gates, out), (4 * gates,), (4 * gates,)]
+    shapes += [(2, 4)] if projects else []
+    function = getattr(t._VF if t is torch else webtorch.nn.recurrence, name)
+
+    def call(x: Any, h: Any, *params: Any) -> Any:
+        """Return the output and the last states."""
+        state = (h, make((1, 1, 4))) if name == "lstm" else h
+        return function(x, state, list(params), True, 1, 0.0, False, False, False)
+
+    return call, [make(s) for s in shapes]
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm_projected", "gru", "rnn_tanh", "rnn_relu"])
+def test_recurrences(name: str, device: str) -> None:
+    ours, tensors = _recurrence(webtorch, name, lambda s: webtorch.zeros(s, device=device))
+    with webtorch.autocast(device, getattr(webtorch, LOWER[device])):
+        actual = _types(ours(*tensors))
+    # A kernel that wants another processor, or that fake tensors lack: its results have the types of its inputs.
+    kernel, key = {
+        ("cpu", "lstm"): ("mkldnn_rnn_layer", "AutocastCPU"),
+        ("webgpu", "gru"): ("_thnn_fused_gru_cell", "AutocastCUDA"),
+    }.get((device, name), ("", ""))
+    if kernel:
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{kernel}", key)
+        assert set(actual) == {LOWER[device]}
+        return
+    with _oracle(device) as make:
+        theirs, values = _recurrence(torch, name, lambda s: make(torch.zeros(s), "float32"))
+        assert actual == _types(theirs(*values))
+
+
 # Of a symmetric positive matrix a and a vector b: on the CPU all of them run in float32.
 ON_THE_CPU: dict[str, Callable[..., Any]] = {
     "inverse": lambda t, a, b: t.inverse(a),
@@ -367,7 +410,7 @@ def test_every_rule_is_tested() -> None:
     elsewhere = {
         "matmul", "multi_dot", "scaled_dot_product_attention", "cross", "adaptive_max_pool3d",
         "max_unpool2d", "max_unpool3d", "nanquantile", "index_put", "std", "var_mean", "nanmean",
-        "multilabel_margin_loss", "binary_cross_entropy", "linalg_lu_solve", "lu_solve", "nuclear_norm",
+        "binary_cross_entropy", "linalg_lu_solve", "lu_solve", "nuclear_norm",
     }  # fmt: skip
     assert not ruled - covered - elsewhere, ruled - covered - elsewhere
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import webtorch
+from webtorch.cli.testpage import recording
 from webtorch.ops.record import Elementwise, gradient_title
-from webtorch.web import recording
 
 # What PyTorch's name depends on more than the entry's does.
 DIFFERENT = {

@@ -443,16 +443,16 @@ def test_full_backward_hooks_see_and_change_gradients(device: str) -> None:
 def test_global_hooks_see_every_module() -> None:
     seen: list[str] = []
     handles = [
-        nn.module.register_module_forward_pre_hook(
+        nn.modules.module.register_module_forward_pre_hook(
             lambda m, a: seen.append("pre " + type(m).__name__)
         ),
-        nn.module.register_module_forward_hook(
+        nn.modules.module.register_module_forward_hook(
             lambda m, a, out: seen.append("post " + type(m).__name__)
         ),
-        nn.module.register_module_parameter_registration_hook(
+        nn.modules.module.register_module_parameter_registration_hook(
             lambda m, name, p: seen.append("parameter " + name)
         ),
-        nn.module.register_module_module_registration_hook(
+        nn.modules.module.register_module_module_registration_hook(
             lambda m, name, p: seen.append("module " + name)
         ),
     ]

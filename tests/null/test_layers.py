@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # or stays in its room. This is where the order is written.
 ORDER = (
     "errors version multiprocessing backends show",
-    "ir",
+    "ir dispatch",
     "ops jit",
     "lower",
     "runtime",
@@ -68,15 +68,17 @@ class Import:
         return f"{self.module}:{self.line} imports {self.target} ({self.where})"
 
 
-def _files() -> dict[str, Path]:
+def _files(package: str) -> dict[str, Path]:
     out = {}
-    for path in sorted((ROOT / "webtorch").rglob("*.py")):
+    for path in sorted((ROOT / package).rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         out[name.removesuffix(".__init__")] = path
     return out
 
 
-FILES = _files()
+FILES = _files("webtorch")
+# What `import torch` loads, beside the package.
+BESIDE = _files("webtorch_autoload")
 
 
 @functools.cache
@@ -105,7 +107,7 @@ def imports(module: str, tree: ast.Module) -> Iterator[Import]:
                 for alias in child.names:
                     # `from package import module` imports the module.
                     whole = f"{child.module}.{alias.name}"
-                    target = whole if whole in FILES else str(child.module)
+                    target = whole if whole in FILES or whole in BESIDE else str(child.module)
                     yield Import(module, target, child.lineno, where)
             yield from visit(child, inner)
 
@@ -116,6 +118,15 @@ def imports(module: str, tree: ast.Module) -> Iterator[Import]:
 def every_import() -> list[Import]:
     """Return the imports of all files."""
     return [i for name, tree in trees().items() for i in imports(name, tree)]
+
+
+def imports_beside() -> list[Import]:
+    """Return the imports of the files beside the package."""
+    return [
+        i
+        for name, path in BESIDE.items()
+        for i in imports(name, ast.parse(path.read_text(encoding="utf-8")))
+    ]
 
 
 def room(module: str) -> str:
@@ -167,19 +178,24 @@ def test_imports_point_down() -> None:
 
 def test_files_import_each_other_in_no_circle() -> None:
     # What only a type checker reads is left out: it is never run, so it cannot be a circle.
-    graph: dict[str, set[str]] = {name: set() for name in FILES}
-    for i in inside():
-        if i.where != "typing":
+    graph: dict[str, set[str]] = {name: set() for name in FILES | BESIDE}
+    for i in every_import() + imports_beside():
+        if i.where != "typing" and i.module != "webtorch":
             target = i.target
-            while target not in FILES:
+            while target and target not in graph:
                 target = target.rpartition(".")[0]
-            graph[i.module] |= {target} - {i.module}
+            graph[i.module] |= {target} - {i.module, ""}
     # Files whose imports are all gone go, until none does: what is left stands in circles.
     left = dict(graph)
     while gone := [name for name, targets in left.items() if not targets & left.keys()]:
         for name in gone:
             del left[name]
     assert not left, {name: sorted(targets & left.keys()) for name, targets in left.items()}
+
+
+def test_what_import_torch_loads_imports_nothing_of_the_package() -> None:
+    wrong = [str(i) for i in imports_beside() if i.target.partition(".")[0] == "webtorch"]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_late_imports_are_few_and_have_reasons() -> None:

@@ -377,11 +377,7 @@ def test_rules_take_the_arguments_of_their_operations() -> None:
         op = by_name.get(name)
         if op is None:
             continue
-        code = (op.written or op.function).__code__
-        flags = bool(code.co_flags & inspect.CO_VARARGS) + bool(
-            code.co_flags & inspect.CO_VARKEYWORDS
-        )
-        given = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + flags])
+        given = set(op.callee.parameters.parameters)
         known = list(inspect.signature(rule).parameters.values())[2:]
         unknown = given - {p.name for p in known}
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in known):

@@ -112,7 +112,7 @@ def test_import_torch_stays_light() -> None:
         # The package is broken: the device is registered, and its first tensor says what is wrong.
         "sys.modules['webtorch'] = None",
         # Our own module for the device is broken: a warning.
-        "sys.modules['webtorch_autoload.module'] = None",
+        "sys.modules['webtorch_autoload.device.module'] = None",
     ],
 )
 def test_a_fault_of_ours_does_not_break_import_torch(fault: str) -> None:
@@ -188,10 +188,11 @@ def test_registering_again_does_nothing() -> None:
         """
         import torch
         import webtorch_autoload
-        before = list(webtorch_autoload._libraries)
+        from webtorch_autoload.device import libraries
+        before = list(libraries)
         webtorch_autoload.autoload()
         import webtorch.pytorch
-        print(len(before) > 0, webtorch_autoload._libraries == before)
+        print(len(before) > 0, libraries == before)
         """
     )
     assert out == "True True"

@@ -10,8 +10,9 @@ import pytest
 from tests.conftest import need_device
 from tests.web.conftest import _missing
 from webtorch.cli import main
+from webtorch.cli.testpage import page as testpage
+from webtorch.cli.testpage import recording
 from webtorch.io.safetensors import load_file, save_file
-from webtorch.web import recording, testpage
 from webtorch.web.browsers import find
 
 ENTRIES = recording.entries()

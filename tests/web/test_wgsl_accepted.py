@@ -20,7 +20,7 @@ from tests.ops import table
 from tests.web.recorded import Case, values
 from webtorch.io.safetensors import RawTensor, save_file
 from webtorch.web import export
-from webtorch.web.recording import export_pending
+from webtorch.web.export import export_pending
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

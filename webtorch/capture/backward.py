@@ -126,7 +126,7 @@ class Backward:
         cotangents: list[Node],
         gradients: list[Tensor | None],
     ) -> None:
-        # What is differentiated: shape, type, and how a replay finds it (`trace.Returned`).
+        # What is differentiated: shape, type, and how a replay finds it (`captured.Returned`).
         self.forms = [(r._shape, r.dtype) for r in results]
         self.results: list[Any] = []
         # Those that are arguments which the call writes.

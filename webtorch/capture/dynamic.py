@@ -20,15 +20,9 @@ from fractions import Fraction
 from typing import Any
 
 from webtorch.capture.backward import stand_in
+from webtorch.capture.captured import Capture, Returned, is_constant
 from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
-from webtorch.capture.trace import (
-    Capture,
-    Compiler,
-    NotReplayable,
-    Returned,
-    compile_varying,
-    is_constant,
-)
+from webtorch.capture.trace import Compiler, NotReplayable, compile_varying
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import contiguous_strides
@@ -211,52 +205,60 @@ class _Fit:
         if len(kinds) != 1:
             raise NotPolynomial(f"{where}: {', '.join(sorted(k.__name__ for k in kinds))}")
         (kind,) = kinds
-        if kind in (tuple, list) or issubclass(kind, (tuple, list)):
-            if len({len(v) for v in values}) != 1:
-                raise NotPolynomial(f"{where}: their number")
-            parts = [self(v, where) for v in zip(*values, strict=True)]
-            if kind in (tuple, list):
-                return kind(parts)
-            return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+        if kind is int:
+            return self._number(values, where)
+        if kind is float:
+            same = all(v == first or (v != v and first != first) for v in values)
+            return first if same else self._quotient(values, where)
+        if issubclass(kind, (tuple, list)):
+            return self._sequence(kind, values, where)
         if kind is dict:
             if len({tuple(v) for v in values}) != 1:
                 raise NotPolynomial(f"{where}: their names")
             return {k: self([v[k] for v in values], where) for k in first}
-        if kind is bool:
-            if len(set(values)) == 1:
-                return first
-        elif kind is int:
-            return self._number(values, where)
-        elif kind is float:
-            if all(v == first or (v != v and first != first) for v in values):
-                return first
-            return self._quotient(values, where)
-        elif kind in (GraphNode, Graph, Output, Returned):
-            if kind is GraphNode:
-                where = f"{where} {first.kind}"
-            changed = {
-                f.name: self([getattr(v, f.name) for v in values], where)
-                for f in dataclasses.fields(first)
-                if f.name not in ("identity", "storage", "origin", "line")
-            }
-            return dataclasses.replace(first, **changed)
-        elif _is_users_structure(first):
-            if len({tuple(v if isinstance(v, dict) else attributes(v)) for v in values}) != 1:
-                raise NotPolynomial(f"{where}: their names")
-            columns = zip(*[parts_of(v) or () for v in values], strict=True)
-            following = iter([self(v, where) for v in columns])
-            return rebuilt(first, lambda _: next(following))
-        elif kind is RandomOffset:
+        if kind in (GraphNode, Graph, Output, Returned):
+            return self._record(values, where)
+        if _is_users_structure(first):
+            return self._structure(values, where)
+        if kind is RandomOffset:
             made = copy.copy(first)
             made.relative = self([v.relative for v in values], where)
             return made
-        elif kind is HostScalar:
-            if len({v.read() for v in values}) == 1:
-                return first
-        elif all(v == first for v in values):
+        if kind is HostScalar:
+            same = len({v.read() for v in values}) == 1
+        else:
+            same = all(v == first for v in values)
+        if same:
             return first
         names = [getattr(v, "name", repr(v)) for v in values if v != first]
         raise NotPolynomial(f"{where}: {getattr(first, 'name', repr(first))} and {names[0]}")
+
+    def _sequence(self, kind: type[Any], values: Sequence[Any], where: str) -> Any:
+        if len({len(v) for v in values}) != 1:
+            raise NotPolynomial(f"{where}: their number")
+        parts = [self(v, where) for v in zip(*values, strict=True)]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
+
+    def _record(self, values: Sequence[Any], where: str) -> Any:
+        """Return a form of parts of captures: nodes, graphs, outputs."""
+        first = values[0]
+        if isinstance(first, GraphNode):
+            where = f"{where} {first.kind}"
+        changed = {
+            f.name: self([getattr(v, f.name) for v in values], where)
+            for f in dataclasses.fields(first)
+            if f.name not in ("identity", "storage", "origin", "line")
+        }
+        return dataclasses.replace(first, **changed)
+
+    def _structure(self, values: Sequence[Any], where: str) -> Any:
+        """Return a form of structures of the user's classes."""
+        first = values[0]
+        if len({tuple(v if isinstance(v, dict) else attributes(v)) for v in values}) != 1:
+            raise NotPolynomial(f"{where}: their names")
+        columns = zip(*[parts_of(v) or () for v in values], strict=True)
+        following = iter([self(v, where) for v in columns])
+        return rebuilt(first, lambda _: next(following))
 
     def _number(self, values: Sequence[int], where: str) -> Polynomial | int:
         if all(v == values[0] for v in values):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from webtorch.capture.captured import Capture
 from webtorch.capture.outside import attributes, is_record
-from webtorch.capture.trace import Capture
 from webtorch.ir.view import is_contiguous
 from webtorch.runtime.compilations import FIRST, Input, changes, grown, nearest, told
 from webtorch.tensors import autocast

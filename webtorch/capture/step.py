@@ -4,9 +4,7 @@ operation. Floor 5.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import inspect
 import os
 import time
 import warnings
@@ -17,7 +15,8 @@ from pathlib import Path
 from types import MethodType
 from typing import Any
 
-from webtorch.capture.backward import leaf_of, stand_in
+from webtorch.capture.arguments import Arguments, Joint, argument_names, taken_as
+from webtorch.capture.captured import Capture, Returned, is_constant
 from webtorch.capture.dynamic import (
     MAX_VARIABLES,
     NotPolynomial,
@@ -30,19 +29,16 @@ from webtorch.capture.explanation import Explanation
 from webtorch.capture.kernels import KernelText, kernel_texts
 from webtorch.capture.memory import MemoryPlan, bytes_of, memory_plan, size_text
 from webtorch.capture.meta import MetaExecutable, compile_for_nothing, without_values
-from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
+from webtorch.capture.outside import attributes, is_record, rebuilt
 from webtorch.capture.progress import told
 from webtorch.capture.reasons import inputs_of, number_names, why_again, why_new
+from webtorch.capture.replay import replay
 from webtorch.capture.trace import (
-    Capture,
     Compiler,
     NotReplayable,
-    Returned,
     capture,
     compile_never,
     compile_varying,
-    is_constant,
-    replay,
 )
 from webtorch.capture.viewer import page
 from webtorch.errors import CacheChurnWarning, CaptureError
@@ -51,8 +47,6 @@ from webtorch.ir.graph import Graph
 from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_within
-from webtorch.nn import Module
-from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.compilations import Compilation, Input, note
 from webtorch.runtime.interrupt import whole
@@ -62,10 +56,9 @@ from webtorch.runtime.trace import debug_level
 from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast, override
 from webtorch.tensors.device import get_default_device
-from webtorch.tensors.host import HostScalar, RunAsUsual, host_scalar, tracing
-from webtorch.tensors.primitives import rebase
+from webtorch.tensors.host import HostScalar, RunAsUsual, tracing
 from webtorch.tensors.promotion import get_default_dtype
-from webtorch.tensors.tape import continue_graph, end_of, looks_at_each, mode, no_grad
+from webtorch.tensors.tape import looks_at_each, mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
 # Signatures that one function keeps; the oldest is dropped beyond this.
@@ -212,7 +205,7 @@ class CompiledFunction:
             )
         if mode.grad or not all(t._whole for t in tensors):
             tensors = [
-                _own(t, in_place, laid_out=i not in self.marks) for i, t in enumerate(tensors)
+                taken_as(t, in_place, laid_out=i not in self.marks) for i, t in enumerate(tensors)
             ]
         states = self.captures.get(key, [])
         for captured, live in states:
@@ -290,9 +283,9 @@ class CompiledFunction:
         """
         sizes = call.sizes
         taken = self._at_sizes(call.tensors, sizes, sizes) if sizes else call.tensors
-        arguments = _Arguments(taken, live)
+        arguments = Arguments(taken, live)
         positional, named = arguments((call.args, call.kwargs))
-        joint = _Joint(taken, call.given)
+        joint = Joint(taken, call.given)
         # Arguments of other sizes have no values.
         may_read = self.runs and not sizes and not self.fullgraph
         try:
@@ -425,7 +418,7 @@ class CompiledFunction:
     ) -> Capture:
         """Capture the call at other sizes of its marked dimensions, without values."""
         others = self._at_sizes(tensors, sizes, point)
-        positional, named = _Arguments(others, live)((args, kwargs))
+        positional, named = Arguments(others, live)((args, kwargs))
         return capture(
             self.function, positional, named, others, careful=True, compiler=compile_never,
             wanted=self.wanted,
@@ -830,190 +823,6 @@ def _graph_of(t: Tensor) -> str:
     )
 
 
-def _own(t: Tensor, in_place: bool, laid_out: bool) -> Tensor:
-    """Return an argument as the program takes it: a leaf, with memory of its own, `laid_out` as the
-    given one or else contiguous.
-    """
-    if not t._whole and not in_place:
-        value = t.detach()
-        return stand_in(t, value.clone() if laid_out else primitive.copy(value))
-    return stand_in(t, t.detach()) if t.requires_grad and not t.is_leaf else t
-
-
-class _Joint:
-    """What the arguments of a call, as `_own` gave them to a capture, have to do with the given ones,
-    if the call turns out to be one that no program can repeat.
-    """
-
-    def __init__(self, taken: list[Tensor], given: list[Tensor]) -> None:
-        apart = [(t, g) for t, g in zip(taken, given, strict=True) if t is not g]
-        self.ends = [(end_of(leaf_of(t)), leaf_of(t), g) for t, g in apart if g.requires_grad]
-        self.apart = [(t, g, t._storage.version, t._history) for t, g in apart]
-        self.closed = False
-
-    def close(self) -> None:
-        """Let gradients go on to what the given tensors were computed from."""
-        if self.closed:
-            return
-        self.closed = True
-        for end, leaf, g in self.ends:
-            passed, leaf._grad = leaf._grad, None
-            continue_graph(end, g)
-            if passed is not None:
-                g.backward(passed, retain_graph=True)
-
-    def write_back(self) -> None:
-        """Write what the call wrote into copies of parts of tensors, and give the given tensors the
-        history of what was written.
-        """
-        if not self.closed:
-            return
-        for t, g, version, history in self.apart:
-            _move_hooks(t, g)
-            if t._storage is g._storage:
-                if t._history != history:
-                    rebase(g, t)
-                elif g.requires_grad and not t.requires_grad:
-                    g.detach_()
-            elif t._storage.version != version:
-                with contextlib.nullcontext() if t._history != history else no_grad():
-                    g.copy_(t)
-
-
-def _move_hooks(t: Tensor, g: Tensor) -> None:
-    """Give tensor `g` the hooks of `t`, which stood for it: they see its whole gradient."""
-    if t._retains and not g.is_leaf:
-        g.retain_grad()
-    fn, own = t._grad_fn, g._grad_fn
-    if g.is_leaf:
-        if t._hooks:
-            g._hooks = _joined(g._hooks, t._hooks)
-        if t._post_accumulate:
-            g._post_accumulate = _joined(g._post_accumulate, t._post_accumulate)
-        t._hooks = t._post_accumulate = None
-    elif fn is not None and fn is not own and own is not None and fn.pre_hooks:
-        own.pre_hooks = _joined(own.pre_hooks, fn.pre_hooks, (t._output_nr, g._output_nr))
-        fn.pre_hooks = None
-
-
-def _joined(
-    hooks: dict[int, Callable[..., Any]] | None,
-    more: dict[int, Callable[..., Any]],
-    outputs: tuple[int, int] = (0, 0),
-) -> dict[int, Callable[..., Any]]:
-    """Return `hooks` with `more`, which can still be removed; `outputs`: the number of the output that
-    these have known as theirs, and the one that it is now.
-    """
-    before, after = outputs
-    if not hooks and before == after:
-        return more
-
-    def moved(number: int) -> Callable[..., Any]:
-        """Return the hook with its output at the number that it knows."""
-
-        def hook(given: Any) -> Any:
-            """Call the hook with the gradients where it expects them."""
-            if number not in more:
-                return None
-            if before == after:
-                return more[number](given)
-            seen: list[Any] = [None] * (before + 1)
-            seen[before] = given[after]
-            found = more[number](tuple(seen))
-            return found and (*given[:after], found[before], *given[after + 1 :])
-
-        return hook
-
-    return {**(hooks or {}), **{number: moved(number) for number in more}}
-
-
 def _title(function: Any) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__name__
     return str(name).rsplit("<locals>.", 1)[-1]
-
-
-def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
-    """Return the names of a call's positional arguments."""
-    try:
-        signature = inspect.signature(
-            function.forward if isinstance(function, Module) else function
-        )
-    except (TypeError, ValueError):
-        return [f"argument {i}" for i in range(len(args))]
-    names = [
-        p.name
-        for p in signature.parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_POSITIONAL), "")
-    return [names[i] if i < len(names) else f"{rest}[{i - len(names)}]" for i in range(len(args))]
-
-
-class _Arguments:
-    """Makes the arguments that a function is captured with, and remembers what they were."""
-
-    def __init__(self, tensors: Iterable[Tensor], live: dict[str, Any]) -> None:
-        self.tensors, self.live, self.names = iter(tensors), live, iter(list(live))
-        # Containers, with the identities of their parts, and what was given in their place.
-        self.made: list[tuple[Any, list[int], Any]] = []
-        self.objects: list[Any] = []
-
-    def __call__(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
-            return next(self.tensors)
-        if type(x) is float:
-            return host_scalar(self.live, next(self.names))
-        out = rebuilt(x, self)
-        parts = parts_of(out)
-        if parts is not None:
-            self.made.append((out, [id(p) for p in parts], x))
-        elif not isinstance(x, (int, str, bytes, type(None))):
-            self.objects.append(x)
-        return out
-
-    def changed(self) -> str:
-        """Return the name of the type of a container that the function has changed; "" for none."""
-        return next(
-            (
-                type(x).__name__
-                for x, before, _ in self.made
-                if [id(p) for p in parts_of(x) or ()] != before
-            ),
-            "",
-        )
-
-    def given_back(self, result: Any, taken: list[Tensor], given: list[Tensor]) -> Any:
-        """Return `result` with what was given in place of what the function got, and change the
-        containers that were given as the function has changed its own.
-        """
-        known = {id(t): g for t, g in zip(taken, given, strict=True)}
-        known |= {id(made): x for made, _, x in self.made}
-
-        def back(x: Any) -> Any:
-            """Return a value with the caller's own objects in it."""
-            if id(x) in known:
-                return known[id(x)]
-            if type(x) is HostScalar:
-                return float(x)
-            parts = parts_of(x)
-            if parts is None:
-                return x
-            # Each once; what contains itself is left as it is.
-            known[id(x)] = x
-            if any(back(p) is not p for p in parts):
-                known[id(x)] = rebuilt(x, back)
-            return known[id(x)]
-
-        for made, before, x in self.made:
-            parts = parts_of(made) or []
-            if [id(p) for p in parts] == before or isinstance(made, tuple):
-                continue
-            if isinstance(made, dict):
-                x.clear()
-                x.update((k, back(v)) for k, v in made.items())
-            elif isinstance(made, list):
-                x[:] = map(back, parts)
-            else:
-                for name, value in attributes(made).items():
-                    object.__setattr__(x, name, back(value))
-        return back(result)

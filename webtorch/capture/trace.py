@@ -16,10 +16,8 @@ import sys
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
-from types import CoroutineType, FrameType, GeneratorType, MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 from webtorch.capture.backward import (
@@ -30,16 +28,23 @@ from webtorch.capture.backward import (
     trace_backward,
     whole_graph,
 )
+from webtorch.capture.captured import (
+    ANY,
+    KEPT,
+    Capture,
+    Gradient,
+    Returned,
+    Watched,
+    leaves_of,
+    returned_in,
+)
 from webtorch.capture.outside import (
     MISSING,
-    Length,
-    Option,
     Place,
     Survey,
     attributes,
     holds_tensor,
     is_code_of_user,
-    is_record,
     new_items,
     only_counts,
     only_grows,
@@ -47,19 +52,15 @@ from webtorch.capture.outside import (
     same,
 )
 from webtorch.errors import CaptureError
-from webtorch.functions.random import default_generator
-from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, Node
 from webtorch.ir.lines import is_internal
-from webtorch.ir.view import is_contiguous, numel
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime, freeze, open_runtimes, to_graph
 from webtorch.runtime.recording import Owner, Recording, one_at_a_time
-from webtorch.tensors.device import device_of, resolve
+from webtorch.tensors.device import resolve
 from webtorch.tensors.host import (
-    Decision,
     HostScalar,
     RandomOffset,
     RandomSeed,
@@ -69,9 +70,8 @@ from webtorch.tensors.host import (
     reads,
     tracing,
 )
-from webtorch.tensors.primitives import as_view
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import AccumulateGrad, GradFn, mark, mode, set_history
+from webtorch.tensors.tape import AccumulateGrad, mark, mode
 from webtorch.tensors.tensor import Tensor
 
 # How many seconds a call waits for another thread's capture before it runs as usual.
@@ -81,123 +81,6 @@ _PATIENCE = 5.0
 Compiler = Callable[[Runtime, Any, Graph], Executable]
 
 
-@dataclass(slots=True)
-class Capture:
-    """A captured call: the program, where its inputs come from and where its outputs go."""
-
-    runtime: Runtime
-    graph: Graph
-    executable: Executable
-    # One per program input: the number of an argument tensor, or the storage that holds the data.
-    sources: list[int | Storage]
-    # Program inputs whose memory the program overwrites.
-    donated: list[bool]
-    # One per program output: the number of a returned tensor, or the storage that gets the value.
-    targets: list[int | Storage]
-    # One per program output: the shape that its memory is seen in.
-    shapes: list[tuple[int, ...]]
-    args: list[Scalar]
-    # Program arguments that are read anew at each replay.
-    dynamic: list[int]
-    # Generators that the call draws from, and how many counters it uses up.
-    draws: list[tuple[Any, int]]
-    # The returned structure with `Returned` in place of tensors.
-    result: Any
-    # The gradients that the call met and left behind.
-    grads: list[Gradient] = field(default_factory=list)
-    # Argument tensors whose storage the program overwrites or returns.
-    arguments: list[tuple[Storage, int]] = field(default_factory=list)
-    watched: Watched | None = None
-    # What the call did on the host.
-    actions: list[Callable[[], object]] = field(default_factory=list)
-    # Places outside that the call gave another value, and that value.
-    effects: list[tuple[Place, Any]] = field(default_factory=list)
-    # What numbers of the host decided.
-    decisions: list[Decision] = field(default_factory=list)
-    # Named intermediate results.
-    named: dict[str, Any] = field(default_factory=dict)
-    # The names of the argument tensors.
-    names: list[str] = field(default_factory=list)
-    # What makes captures for other sizes of marked dimensions.
-    template: Any = None
-    backward: Backward | None = None
-    epoch: int = 0
-    # Whether several targets get one value, known from the first run on.
-    one_value_twice: bool | None = None
-    # Numbers that are read anew, each with the arguments that it is; by how many actions come before.
-    reads: list[list[tuple[Any, list[int]]]] = field(init=False)
-    # Numbers of the host that the call returns.
-    numbers: list[HostScalar] = field(init=False)
-    # Gradients that have to be what they were; the others were not looked at.
-    looked_at: list[Gradient] = field(init=False)
-    # What becomes of the program's outputs, by their number: storages that it overwrites, and new
-    # ones with the shape of their memory.
-    overwritten: list[tuple[int, Storage]] = field(init=False)
-    made: list[tuple[int, int, tuple[int, ...]]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Find what every replay does alike."""
-        self.numbers = [x for x in _leaves(self.result) if isinstance(x, HostScalar)]
-        self.looked_at = [g for g in self.grads if g.form is not ANY]
-        each = list(enumerate(zip(self.targets, self.shapes)))
-        self.overwritten = [(i, t) for i, (t, _) in each if not isinstance(t, int)]
-        self.made = [(i, t, shape) for i, (t, shape) in each if isinstance(t, int)]
-        effects, after = [v for _, v in self.effects], [g.after for g in self.grads]
-        uses = Counter(r.number for r in _returned([self.result, self.named, effects, after]))
-        for gradient in self.grads:
-            gradient.find_slot(self, uses)
-        found: dict[Any, tuple[Any, list[int]]] = {}
-        for i in self.dynamic:
-            a: Any = self.args[i]
-            if isinstance(a, HostScalar):
-                key: Any = (id(a.source), a.key, a.when)
-            else:
-                key = (type(a), id(a.generator), a.word, getattr(a, "relative", 0))
-            found.setdefault(key, (a, []))[1].append(i)
-        self.reads = [[] for _ in range(len(self.actions) + 1)]
-        for a, places in found.values():
-            self.reads[getattr(a, "when", 0)].append((a, places))
-
-    @property
-    def random_count(self) -> int:
-        """How many counters of the device's default generator the call uses up."""
-        generator = default_generator(device_of(self.runtime))
-        return sum(count for g, count in self.draws if g is generator)
-
-    def input_names(self) -> dict[int, str]:
-        """Return the names of the program's inputs, by their number, as far as they have any."""
-        known = self.watched.names() if self.watched is not None else {}
-        named = ((i, self._source_name(s, known)) for i, s in enumerate(self.sources))
-        return {i: name for i, name in named if name}
-
-    def backward_names(self) -> dict[int, str]:
-        """Return the names of the inputs of the backward pass, by their number."""
-        assert self.backward is not None
-        known = self.watched.names() if self.watched is not None else {}
-        found: dict[int, str] = {}
-        for i, (kind, source) in enumerate(self.backward.sources):
-            if kind == "cotangent":
-                found[i] = f"gradient of result {source}"
-            else:
-                saved = f"saved value {source}"
-                found[i] = saved if kind == "saved" else self._source_name(source, known)
-        return found
-
-    def _source_name(self, source: int | Storage, known: Mapping[int, str]) -> str:
-        """Return the name of an input; "" where it has none."""
-        if isinstance(source, int):
-            return self.names[source] if source < len(self.names) else f"argument {source}"
-        return "constant" if is_constant(source) else known.get(id(source), "")
-
-    def fits(self) -> bool:
-        """Whether what the call depends on outside its arguments is as it was."""
-        if self.watched is not None and not self.watched.holds():
-            return False
-        if not all(d.holds() for d in self.decisions):
-            return False
-        return all(g.fits() for g in self.looked_at)
-
-
 class NotReplayable(Exception):
     """The call did what a program cannot repeat; it has run as usual, with this result."""
 
@@ -205,301 +88,6 @@ class NotReplayable(Exception):
         super().__init__(reason)
         self.result = result
         self.reason = reason
-
-
-@dataclass(slots=True)
-class Gradient:
-    """The `.grad` of a tensor: what it was before a captured call and what it is after it."""
-
-    # The tensor, or the number of an argument.
-    tensor: weakref.ref[Tensor] | int
-    # Shape and type of the gradient before the call, None where there was none, ANY where the call
-    # did not look.
-    form: Any
-    # The storage of that gradient, while the program reads or overwrites it.
-    before: Storage | None
-    # The gradient after the call; KEPT where it is the tensor that it was before.
-    after: Any
-    # Where the gradient is an output of its own, of which nothing else is made: the number of the
-    # output, and what a tensor is like that has just been made of it.
-    number: int | None = None
-    fresh: tuple[Any, ...] = ()
-
-    def find_slot(self, captured: Capture, uses: Mapping[int | None, int]) -> None:
-        """Find out whether the tensor that an earlier replay made can take the new gradient. `uses`
-        counts the tensors that are made of each output.
-        """
-        x, self.number = self.after, None
-        if self.form is not ANY or not isinstance(x, Returned) or captured.backward is not None:
-            return
-        if x.origin is not None or x.number is None or x.history or x.leaf or x.dtype.is_complex:
-            return
-        elements = numel(captured.shapes[x.number])
-        if x.offset or elements != numel(x.shape) or not is_contiguous(x.shape, x.strides):
-            return
-        if captured.targets[x.number] != x.number or uses[x.number] != 1:
-            return
-        self.number = x.number
-        self.fresh = (
-            x.shape, x.strides, 0, True, x.dtype, False, None, None, None, None, False, 0, 0,
-        )  # fmt: skip
-
-    def free(self, owner: Tensor) -> Storage | None:
-        """Return the storage of the gradient that `owner` has now if nobody else has it, or its
-        memory, and it is as a replay leaves it.
-        """
-        grad = owner._grad
-        if type(grad) is not Tensor or grad._grad is not None or grad._base is not None:
-            return None
-        if _STATE(grad) != self.fresh or grad._inference is not mode.inference or grad.__dict__:
-            return None
-        storage = grad._storage
-        node = storage.node
-        if grad._counter is not storage or node.kind != "buffer" or node.shared or node.host:
-            return None
-        del grad, storage, node
-        return owner._grad._storage if _references(owner) == _ALONE else None  # type: ignore[union-attr]
-
-    def owner(self, arguments: list[Tensor]) -> Tensor | None:
-        """Return the tensor whose gradient this is."""
-        return arguments[self.tensor] if isinstance(self.tensor, int) else self.tensor()
-
-    def fits(self, arguments: list[Tensor] | None = None) -> bool:
-        """Whether there is a gradient now if there was one when the call was captured."""
-        if self.form is ANY or (isinstance(self.tensor, int) and arguments is None):
-            return True
-        tensor = self.owner(arguments or [])
-        if tensor is None:
-            return True
-        grad = tensor._grad
-        if grad is None or self.form is None:
-            return grad is None and self.form is None
-        return grad._whole and (grad._shape, grad.dtype) == self.form
-
-
-KEPT = object()
-ANY = object()
-_STATE = attrgetter(
-    "_shape", "_strides", "_offset", "_whole", "dtype", "_requires_grad", "_grad_fn", "_hooks",
-    "_post_accumulate", "_accumulate", "_retains", "_history", "_output_nr",
-)  # fmt: skip
-
-
-def _references(owner: Any) -> tuple[int, ...]:
-    """Count the references to the gradient of a tensor, its storage, its value and its memory."""
-    count = sys.getrefcount
-    grad = owner._grad
-    storage = grad._storage
-    node = storage.node
-    buffer = node.buffer
-    return count(grad), count(storage), count(node), count(buffer)
-
-
-class _Alone:
-    """Stands for a gradient that nobody else has, to see what `_references` counts of it here."""
-
-    __slots__ = ("_counter", "_grad", "_storage", "buffer", "node")
-    _counter: _Alone
-    _grad: _Alone
-    _storage: _Alone
-    buffer: _Alone
-    node: _Alone
-
-
-def _alone() -> tuple[int, ...] | None:
-    """Return `_references` of a gradient that nobody else has; None where references are not counted."""
-    counted = getattr(sys, "_is_gil_enabled", lambda: True)() and hasattr(sys, "getrefcount")
-    if not counted or sys.implementation.name != "cpython":
-        return None
-    owner, grad, storage, node = _Alone(), _Alone(), _Alone(), _Alone()
-    owner._grad, grad._storage, grad._counter, storage.node = grad, storage, storage, node
-    node.buffer = _Alone()
-    del grad, storage, node
-    return _references(owner)
-
-
-_ALONE = _alone()
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """A returned tensor in a captured structure: output `number`, as a view, or a tensor that the
-    call did not compute.
-    """
-
-    number: int | None
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    storage: Storage | None
-    # The number of the argument that it is, or the tensor or the place of a tensor of outside.
-    origin: Any = None
-    # Equal for one tensor that is returned twice.
-    identity: int = 0
-    dtype: Any = None
-    # The name of the gradient function whose graph the call used up; "" where there is none.
-    history: str = ""
-    # Whether it is a new leaf that takes gradients.
-    leaf: bool = False
-    # The tensor that it is a view of, where a write to one must reach the other's gradients.
-    base: Returned | None = None
-    # Whether it takes gradients.
-    differentiable: bool = False
-
-
-class Watched:
-    """What a captured call depends on outside: checked before each replay."""
-
-    def __init__(self, survey: Survey, dropped: set[int]) -> None:
-        places = [p for p in survey.quick if id(p) not in dropped]
-        self.tensors = [
-            TensorPlace(p) for p in (*places, *survey.slow) if isinstance(p.before, Tensor)
-        ]
-        quick = [p for p in places if not isinstance(p.before, Tensor)] + survey.states
-        self.slow = [
-            p for p in survey.slow if id(p) not in dropped and not isinstance(p.before, Tensor)
-        ]
-        lengths: list[Length] = [n for n in survey.lengths if id(n) not in dropped]
-        for optimizer in survey.optimizers:
-            lengths.append(Length(optimizer.state, "optimizer.state"))
-            shown = {id(t.now): t.place.name for t in reversed(self.tensors)}
-            for param, state in optimizer.state.items():
-                for key, value in state.items():
-                    if isinstance(value, Tensor):
-                        name = f"{key} of {shown.get(id(param), 'a parameter')}"
-                        self.tensors.append(TensorPlace(Place(state, key, "item", name)))
-        self.calculates = survey.calculates
-        self.checks: list[Place | Option | Length] = [*quick, *survey.options, *lengths]
-        self.quick_tensors = [
-            t for t in self.tensors if id(t.place) in {id(p) for p in survey.quick}
-        ]
-        self.modules: list[tuple[weakref.ref[Any], Any]] = []
-        self.epochs = (-1, -1)
-        # Storages of the capture -> where their tensors have their data now.
-        self.moved: dict[Any, Storage] = {}
-        self.held = True
-        # Why it did not hold: the name of what has changed, and a sentence.
-        self.changed = self.difference = ""
-
-    def holds(self) -> bool:
-        """Whether all is as it was; finds out where the tensors are now."""
-        for check in self.checks:
-            if not check.holds():
-                return self._fails(check.name, check.change())
-        epochs = (bindings.epoch, bindings.modules)
-        if epochs == self.epochs and all(t.place.get() is t.now for t in self.quick_tensors):
-            return self.held
-        self.held = self._find()
-        self.epochs = epochs
-        return self.held
-
-    def _fails(self, name: str, difference: str) -> bool:
-        self.changed, self.difference = name, difference
-        return False
-
-    def _find(self) -> bool:
-        for place in self.slow:
-            if not place.holds():
-                return self._fails(place.name, place.change())
-        for reference, state in self.modules:
-            module = reference()
-            if module is not None:
-                now = module._state_of_call()[: len(state)]
-                if now != state:
-                    kind = type(module).__name__
-                    return self._fails(kind, f"a {kind} {_module_change(state, now)}")
-        self.moved = {}
-        back: dict[Storage, Storage] = {}
-        for t in self.tensors:
-            name = t.place.name
-            if not t.find():
-                return self._fails(name, t.change())
-            now = t.now._storage
-            if self.moved.setdefault(t.storage, now) is not now:
-                # Two names of one tensor have become names of two.
-                return self._fails(
-                    name, f"`{name}` shared its memory with another name, and does not"
-                )
-            if back.setdefault(now, t.storage) is not t.storage:
-                return self._fails(
-                    name, f"`{name}` shares its memory with another name, and did not"
-                )
-        self.moved = {a: b for a, b in self.moved.items() if a is not b}
-        return True
-
-    def names(self) -> dict[int, str]:
-        """Return the names of the storages that the capture met, by id."""
-        found = {id(t.storage): t.place.name for t in reversed(self.tensors)}
-        return found
-
-    def storages(self) -> set[int]:
-        """Return the ids of the storages of all watched tensors, as they are now."""
-        return {id(t.now._storage) for t in self.tensors}
-
-
-def _module_change(before: tuple[Any, ...], now: tuple[Any, ...]) -> str:
-    """Say how the state of a module differs, which begins with its mode."""
-    if before[0] != now[0]:
-        modes = {True: "training", False: "evaluation"}
-        return f"was in {modes[before[0]]} mode and is in {modes[now[0]]} mode"
-    return "has other parameters, or other hooks"
-
-
-# The names of what `TensorPlace._form` compares.
-_FORM = (
-    "class", "shape", "strides", "storage_offset", "dtype", "number of elements in memory", "device", "requires_grad",
-    "being a leaf", "hooks",
-)  # fmt: skip
-
-
-class TensorPlace:
-    """A place that holds a tensor: another one of the same form may come in its stead."""
-
-    __slots__ = ("form", "now", "place", "storage")
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.now: Tensor = place.before
-        self.storage: Storage = self.now._storage
-        self.form = self._form(self.now)
-
-    @staticmethod
-    def _form(t: Tensor) -> Any:
-        return (
-            type(t),
-            t._shape,
-            t._strides,
-            t._offset,
-            t.dtype,
-            t._storage.elements,
-            t._storage.runtime,
-            t._requires_grad,
-            t._grad_fn is None,
-            (tuple(t._hooks or ()), tuple(t._post_accumulate or ())),
-        )
-
-    def change(self) -> str:
-        """Say what keeps a replay from taking what is there now."""
-        value, name = self.place.get(), self.place.name
-        if not isinstance(value, Tensor):
-            return self.place.change()
-        for what, before, now in zip(_FORM, self.form, self._form(value), strict=True):
-            if before != now:
-                if isinstance(before, Runtime):
-                    before, now = before.kind, now.kind
-                return f"`{name}` changed {what} from {before} to {now}"
-        return f"`{name}` is another tensor, and gradients belong to the tensor"
-
-    def find(self) -> bool:
-        """Look what is there now; whether a replay can take it."""
-        value = self.place.get()
-        if not isinstance(value, Tensor) or self._form(value) != self.form:
-            return False
-        if value is not self.place.before and (value._requires_grad or self.form[-3]):
-            # Gradients belong to the tensor, not to its place.
-            return False
-        self.now = value
-        return True
 
 
 def capture(
@@ -804,7 +392,7 @@ class _Capturing:
             if id(gradient.before) not in used:
                 gradient.before = None
         left = (result, shown, [value for _, value in effects], [g.after for g in grads])
-        used = {id(x) for x in targets} | {id(r.storage) for r in _returned(left)}
+        used = {id(x) for x in targets} | {id(r.storage) for r in returned_in(left)}
         arguments = [(t._storage, i) for i, t in enumerate(tensors) if id(t._storage) in used]
         dynamic = [
             i
@@ -986,7 +574,7 @@ def _unknown(result: Any, known: set[int]) -> str | None:
     """Say what in a result cannot be made anew, if there is something. `known` are the tensors of
     before, by id.
     """
-    for x in _leaves(result):
+    for x in leaves_of(result):
         if isinstance(x, (GeneratorType, CoroutineType)):
             return f"it returns a {type(x).__name__}"
         if not isinstance(x, (Tensor, type, Module, HostScalar)):
@@ -1095,11 +683,6 @@ def _constant(node: Node, runtime: Runtime) -> Storage:
     home.elements, home.version, home.donor = 0, 0, None
     runtime.settle(home)
     return home
-
-
-def is_constant(storage: Storage) -> bool:
-    """Whether an input of a program is data that only its graph holds."""
-    return storage.elements == 0 and numel(storage.node.shape) > 0
 
 
 def _homes(
@@ -1223,230 +806,3 @@ class _Describe:
             None if base is None else self(base),
             requires_grad,
         )
-
-
-def _leaves(x: Any) -> Iterator[Any]:
-    if isinstance(x, Returned):
-        yield x
-        return
-    if isinstance(x, dict):
-        x = x.values()
-    elif is_record(x) and not isinstance(x, Returned):
-        x = attributes(x).values()
-    elif not isinstance(x, (list, tuple)):
-        yield x
-        return
-    for v in x:
-        yield from _leaves(v)
-
-
-def _returned(x: Any) -> Iterator[Returned]:
-    return (leaf for leaf in _leaves(x) if isinstance(leaf, Returned))
-
-
-def replay(
-    captured: Capture, tensors: list[Tensor], given: list[Tensor] | None = None
-) -> tuple[Any, dict[str, Tensor]]:
-    """Run a captured call on other arguments of the same signature. Does not wait for the device.
-
-    `given` are the caller's own tensors, where `tensors` are copies or parts of them. Return what
-    the call returns, and its named intermediate results.
-    """
-    runtime = captured.runtime
-    given = tensors if given is None else given
-    # What is pending may read memory that the program overwrites.
-    runtime.realize()
-    moved: dict[Any, Storage] = {}
-    if captured.watched is not None:
-        moved.update(captured.watched.moved)
-    # A gradient is where its tensor has it now.
-    moved |= {s: tensors[i]._storage for s, i in captured.arguments}
-    gradients = [(g, owner) for g in captured.grads if (owner := g.owner(given)) is not None]
-    for gradient, owner in gradients:
-        if gradient.before is not None and owner._grad is not None:
-            moved[gradient.before] = owner._grad._storage
-    inputs = []
-    for source, donated in zip(captured.sources, captured.donated):
-        if isinstance(source, int):
-            storage = tensors[source]._storage
-        else:
-            storage = moved.get(source, source) if moved else source
-        node = storage.node
-        if node.kind != "buffer" or (donated and node.shared and storage.shares(node)):
-            node = storage.own() if donated else storage.realize()
-        inputs.append(node.buffer)
-    # A gradient that nobody else has takes the new values; memory of the others is free meanwhile.
-    kept: dict[int, Storage] = {}
-    replaced: list[tuple[Gradient, Tensor]] = []
-    may_keep = captured.executable.reuses and captured.one_value_twice is False
-    for gradient, owner in gradients:
-        if gradient.after is KEPT:
-            continue
-        if may_keep and gradient.number is not None and owner._grad is not None:
-            home = gradient.free(owner)
-            if home is not None:
-                kept[gradient.number] = home
-                continue
-        if gradient.form is ANY:
-            owner._grad = None
-        replaced.append((gradient, owner))
-    args, read = read_arguments(captured)
-    backward = captured.backward
-    held = [] if backward is None else backward.hold(tensors, moved)
-    if kept:
-        into = {number: home.node.buffer for number, home in kept.items()}
-        buffers = captured.executable.run(inputs, args, into)
-    else:
-        buffers = captured.executable.run(inputs, args)
-    fresh = settle(captured, buffers, moved, buffers[len(captured.targets) :], kept)
-    rebuild = Rebuild(fresh, captured.targets, moved, given, read)
-    if backward is not None:
-        results = [rebuild(r) for r in backward.results]
-        backward.attach(results, given, held, buffers[len(captured.targets) :], args)
-    for gradient, owner in replaced:
-        owner._grad = rebuild(gradient.after)
-    for place, value in captured.effects:
-        place.set(rebuild(value))
-        # What a module holds is looked at again only when modules have changed.
-        bindings.modules += place.slow
-    result = rebuild(captured.result)
-    named = rebuild(captured.named)
-    return result, named
-
-
-def settle(
-    captured: Capture,
-    buffers: list[Any],
-    moved: dict[Any, Storage],
-    kept_by_backward: Sequence[Any] = (),
-    kept: Mapping[int, Storage] = MappingProxyType({}),
-) -> dict[int, Storage]:
-    """Put what a program returned where it belongs: into memory that it overwrote (where `moved` has
-    it now), into storages of an earlier replay that are `kept`, and into new storages, which are
-    returned by the number of the output. Memory that the backward pass reads too is not overwritten.
-    """
-    fresh: dict[int, Storage] = {}
-    for i, target, shape in captured.made:
-        if target in kept:
-            kept[target].version += 1
-            continue
-        node = computed(shape, buffers[i])
-        fresh[target] = Storage(node, captured.runtime)
-        node.shared = any(b is buffers[i] for b in kept_by_backward)
-    for i, storage in captured.overwritten:
-        if moved:
-            storage = moved.get(storage, storage)
-        # What was written in place is where it was.
-        if storage.node.buffer is not buffers[i]:
-            storage.settle(storage.node, computed(captured.shapes[i], buffers[i]))
-        if kept_by_backward and any(b is buffers[i] for b in kept_by_backward):
-            storage.node.shared = True
-        storage.version += 1
-    if captured.one_value_twice is None:
-        values = [id(b) for b, _ in zip(buffers, captured.targets, strict=False)]
-        captured.one_value_twice = len(set(values)) < len(values)
-    if captured.one_value_twice:
-        _share_values(captured, buffers, fresh, moved)
-    return fresh
-
-
-def _share_values(
-    captured: Capture, buffers: list[Any], fresh: dict[int, Storage], moved: dict[Any, Storage]
-) -> None:
-    """Let storages that got one value hold it together, until one of them is written."""
-    holders: dict[int, Storage] = {}
-    for target, buffer in zip(captured.targets, buffers, strict=False):
-        storage = fresh[target] if isinstance(target, int) else moved.get(target, target)
-        first = holders.setdefault(id(buffer), storage)
-        if first is not storage:
-            node = first.share()
-            storage.settle(storage.node, node)
-            if node.kind != "buffer":
-                captured.runtime.add(storage)
-
-
-def computed(shape: tuple[int, ...], buffer: Any) -> Node:
-    """Return the value of memory that a program has written."""
-    node = Node("buffer", (), (), (), shape, buffer.dtype)
-    node.buffer = buffer
-    return node
-
-
-def read_arguments(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:
-    """Return the program's arguments of now, and the numbers that the call returns."""
-    args = captured.args
-    read: dict[int, float] = {}
-    if captured.dynamic:
-        args = list(args)
-    for when, numbers in enumerate(captured.reads):
-        for a, places in numbers:
-            number = a.read()
-            for i in places:
-                args[i] = number
-        for a in captured.numbers:
-            if a.when == when:
-                read[id(a)] = a.read()
-        if when < len(captured.actions):
-            captured.actions[when]()
-    for generator, count in captured.draws:
-        generator._offset = (generator._offset + count) % 2**64
-    return args, read
-
-
-class Rebuild:
-    """Makes the tensors of a captured structure, each once."""
-
-    def __init__(
-        self,
-        fresh: dict[int, Storage],
-        targets: list[int | Storage],
-        moved: dict[Any, Storage],
-        given: list[Tensor],
-        read: dict[int, float],
-    ) -> None:
-        self.fresh, self.targets, self.moved = fresh, targets, moved
-        self.given, self.read = given, read
-        self.made: dict[int, Tensor] = {}
-
-    def __call__(self, x: Any) -> Any:
-        if isinstance(x, Returned):
-            found = self.made.get(x.identity)
-            if found is None:
-                found = self.made[x.identity] = self._tensor(x)
-            return found
-        if isinstance(x, HostScalar):
-            return self.read.get(id(x), float(x))
-        return rebuilt(x, self)
-
-    def _tensor(self, x: Returned) -> Tensor:
-        if isinstance(x.origin, int):
-            return self.given[x.origin]
-        if x.origin is not None:
-            value = x.origin.get()
-            if isinstance(value, Tensor):
-                return value
-        if x.base is not None:
-            before, mode.grad = mode.grad, mode.grad and x.differentiable
-            try:
-                name = x.history.removesuffix("Backward0") or "AsStrided"
-                return as_view(self(x.base), x.shape, x.strides, x.offset, name=name)
-            finally:
-                mode.grad = before
-        storage = x.storage
-        if x.number is not None:
-            storage = self.fresh.get(x.number) or self.targets[x.number]  # type: ignore[assignment]
-        assert isinstance(storage, Storage)
-        storage = self.moved.get(storage, storage)
-        whole = (
-            x.offset == 0
-            and storage.elements == numel(x.shape)
-            and is_contiguous(x.shape, x.strides)
-        )
-        whole = whole and x.dtype is storage.dtype
-        out = Tensor._from_storage(storage, x.shape, x.strides, x.offset, whole, x.dtype)
-        if x.history:
-            # Its graph is used up: a backward from here raises as it does after an uncompiled call.
-            set_history(out, GradFn(x.history, (), None))
-        elif x.leaf:
-            out._requires_grad = True
-        return out

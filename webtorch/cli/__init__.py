@@ -35,6 +35,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+class _Commands:
+    """Collects the commands, each of which the `main` of a module runs."""
+
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        self.parsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+        self.on_device = argparse.ArgumentParser(add_help=False)
+        self.on_device.add_argument(
+            "--device", type=_device, metavar="cpu|webgpu",
+            help="where to run (default: WebGPU where the adapter is hardware, else the CPU)",
+        )  # fmt: skip
+
+    def add(
+        self, name: str, module: str = "", *, on_device: bool = False, **told: Any
+    ) -> argparse.ArgumentParser:
+        """Add a command, which the module of its name runs; with `on_device`, where it is told to."""
+        parents = [self.on_device] if on_device else []
+        command = self.parsers.add_parser(name, allow_abbrev=False, parents=parents, **told)
+        command.set_defaults(command=module or name)
+        return command
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="webtorch", description="PyTorch wherever WebGPU runs.", allow_abbrev=False
@@ -43,168 +64,183 @@ def _parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"webtorch {package_version('webtorch') or 'source'}"
     )
     parser.set_defaults(command=None)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    commands = _Commands(parser)
+    for add in (
+        _demo, _serve, _playground, _check, _testpage, _doctor, _run, _convert, _tune, _cache,
+    ):  # fmt: skip
+        add(commands)
+    return parser
 
-    def add(name: str, module: str = "", **told: Any) -> argparse.ArgumentParser:
-        """Add a command, which `main` of a module of its name runs."""
-        command = commands.add_parser(name, allow_abbrev=False, **told)
-        command.set_defaults(command=module or name)
-        return command
 
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--device", type=_device, metavar="cpu|webgpu",
-        help="where to run (default: WebGPU where the adapter is hardware, else the CPU)",
-    )  # fmt: skip
-
-    demo = add(
+def _demo(commands: _Commands) -> None:
+    command = commands.add(
         "demo",
         "demo.command",
-        parents=[common],
+        on_device=True,
         help="train a real network on real data, and write a report",
         description="Train a network, then write webtorch-demo/report.html. `digits` (the default) is "
         "a CNN on handwritten digits; `gpt` is a character GPT on the source of Python's standard "
         "library.",
     )
-    demo.add_argument("what", nargs="?", choices=("digits", "gpt"), default="digits")
-    demo.add_argument(
+    command.add_argument("what", nargs="?", choices=("digits", "gpt"), default="digits")
+    command.add_argument(
         "--preset", choices=("tiny", "small", "base"),
         help="gpt: size of the model (default tiny; base has 10.7 million parameters)",
     )  # fmt: skip
-    demo.add_argument(
+    command.add_argument(
         "--epochs", type=_positive, metavar="N",
         help="how long to train (gpt: an epoch is a few hundred steps)",
     )  # fmt: skip
-    demo.add_argument(
+    command.add_argument(
         "--seed", type=int, default=0, help="of weights, batches and dropout (default 0)"
     )
-    demo.add_argument("--json", type=Path, metavar="FILE", help="write the final figures there")
-    demo.add_argument("--quick", action="store_true", help="a run of seconds, to see that it works")
-    demo.add_argument(
+    command.add_argument("--json", type=Path, metavar="FILE", help="write the final figures there")
+    command.add_argument(
+        "--quick", action="store_true", help="a run of seconds, to see that it works"
+    )
+    command.add_argument(
         "--export", type=Path, metavar="PATH",
         help="write a page in which the network trains on in a browser: a folder, or one file (*.html)",
     )  # fmt: skip
 
-    serve = add(
+
+def _serve(commands: _Commands) -> None:
+    command = commands.add(
         "serve",
         help="show an exported page in the browser",
         description="Serve a folder that webtorch.export wrote, on 127.0.0.1 only, and open it in the "
         "browser, until interrupted.",
     )
-    serve.add_argument("folder", type=Path, metavar="DIR")
-    serve.add_argument(
+    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument(
         "--port", type=_positive, default=8000, metavar="N", help="(default 8000; else a free one)"
     )
-    serve.add_argument("--no-browser", action="store_true", help="print the address only")
+    command.add_argument("--no-browser", action="store_true", help="print the address only")
 
-    playground = add(
+
+def _playground(commands: _Commands) -> None:
+    command = commands.add(
         "playground",
         help="write a page in which Python and webtorch run in the browser",
         description="Write a static folder with an editor, in which Python itself (Pyodide) runs in the tab with "
         "this webtorch on the tab's WebGPU. `webtorch serve DIR` shows it.",
     )
-    playground.add_argument("folder", type=Path, metavar="DIR")
-    playground.add_argument(
+    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument(
         "--pyodide", type=Path, metavar="FOLDER",
         help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
     )  # fmt: skip
 
-    check = add(
+
+def _check(commands: _Commands) -> None:
+    command = commands.add(
         "check",
         help="compare an exported page on the CPU, on WebGPU and in a browser",
         description="Run every function of a folder that webtorch.export wrote on its first example: "
         "natively on the CPU, natively on WebGPU, and in headless Chromium (with Playwright); print "
         "how far each is from the CPU. Exit code 0 only when all of them ran and agree.",
     )
-    check.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument("folder", type=Path, metavar="DIR")
 
-    testpage = add(
+
+def _testpage(commands: _Commands) -> None:
+    command = commands.add(
         "testpage",
+        "testpage.command",
         help="write a page that tests every operation on WebGPU in the browser",
         description="Record every operation of the table with PyTorch's results (PyTorch must be "
         "installed) and write a page that computes them on WebGPU in the tab and compares; "
         "`webtorch serve DIR` shows it. With --run it runs in headless browsers here, and the exit "
         "code is 0 only when all passes.",
     )
-    testpage.add_argument("folder", type=Path, metavar="DIR")
-    testpage.add_argument(
+    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument(
         "--only", nargs="+", metavar="NAME", help="operations of the table (default: all of them)"
     )
-    testpage.add_argument(
+    command.add_argument(
         "--calls", type=_positive, default=4, metavar="N", help="at most for each (default 4)"
     )
-    testpage.add_argument(
+    command.add_argument(
         "--run",
         action="store_true",
         help="run it in Chromium, and in Firefox where that is installed",
     )
 
-    add(
+
+def _doctor(commands: _Commands) -> None:
+    commands.add(
         "doctor",
-        parents=[common],
+        on_device=True,
         help="list adapters, say which is used and why, and test it",
         description="List Python, packages and every WebGPU adapter, and test each kernel family on "
         "the device in use. Exit code 0 only when it passes.",
     )
 
-    run = add(
+
+def _run(commands: _Commands) -> None:
+    command = commands.add(
         "run",
-        parents=[common],
+        on_device=True,
         help="run a PyTorch program unchanged",
         description="Run a Python program in which `import torch` means webtorch, also in the packages "
         "that it imports. Its arguments follow its name.",
         usage="webtorch run [--device cpu|webgpu] (program.py | -m module) [arguments ...]",
     )
-    run.add_argument("-m", action="store_true", dest="module", help="the name is a module's")
-    run.add_argument("program", help="a Python file, or a module with -m")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    command.add_argument("-m", action="store_true", dest="module", help="the name is a module's")
+    command.add_argument("program", help="a Python file, or a module with -m")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
 
-    convert = add(
+
+def _convert(commands: _Commands) -> None:
+    command = commands.add(
         "convert",
         help="write a checkpoint in another format",
         description="Read the weights of a PyTorch file (.pt, .pth, .bin, .ckpt; nothing in it is executed), of "
         "safetensors (a file, an index or a folder) or of GGUF, and write them as the ending of the "
         "target says.",
     )
-    convert.add_argument("source", type=Path, help="what to read")
-    convert.add_argument("target", type=Path, help="what to write: .pt, .safetensors or .gguf")
-    convert.add_argument("--dtype", metavar="TYPE", help="of floats: float32, float16, bfloat16")
-    convert.add_argument(
+    command.add_argument("source", type=Path, help="what to read")
+    command.add_argument("target", type=Path, help="what to write: .pt, .safetensors or .gguf")
+    command.add_argument("--dtype", metavar="TYPE", help="of floats: float32, float16, bfloat16")
+    command.add_argument(
         "--rename", nargs=2, action="append", default=[], metavar=("PATTERN", "NEW"),
         help="as Python's re.sub, on every name; may be given again",
     )  # fmt: skip
-    convert.add_argument(
+    command.add_argument(
         "--keep", metavar="PATTERN", help="only tensors in whose name this is found"
     )
 
-    tune = add(
+
+def _tune(commands: _Commands) -> None:
+    command = commands.add(
         "tune",
         help="measure which kernels are fastest for matrix products on this adapter",
         description="Measure the kernels that could compute matrix products, in float32, check each "
         "against the generic kernel, and use the fastest from now on (in every process; `webtorch "
         "doctor` lists them). WEBTORCH_TUNE=1 does this for every product that a program meets.",
     )
-    tune.add_argument(
+    command.add_argument(
         "shapes", nargs="*", type=_shape, metavar="MxKxN",
         help="products to measure: rows x inner x columns (default: 512 to 2048, all layouts)",
     )  # fmt: skip
-    tune.add_argument(
+    command.add_argument(
         "--device", type=_device, default="webgpu", metavar="webgpu[:N]", help="which adapter"
     )
-    tune.add_argument(
+    command.add_argument(
         "--seconds", type=_positive, default=30, metavar="N", help="at most for each (default 30)"
     )
 
-    cache = add(
+
+def _cache(commands: _Commands) -> None:
+    command = commands.add(
         "cache",
         help="show what is kept on disk, or remove it",
         description="Show where compiled programs, machine code and tuned sizes are kept, and how much "
         "there is. WEBTORCH_CACHE_DIR names another folder, WEBTORCH_CACHE=0 keeps nothing.",
     )
-    cache.add_argument(
+    command.add_argument(
         "--clear", action="store_true", help="remove programs and machine code; tuned sizes stay"
     )
-    return parser
 
 
 def _shape(text: str) -> tuple[int, int, int]:

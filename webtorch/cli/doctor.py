@@ -246,11 +246,14 @@ def _error(actual: Any, expected: Any) -> float:
 
 def checks() -> list[Check]:
     """Return the checks of all families: each formula and reduction of the table, and kernels by name."""
-    return [*_formula_checks(), *_reduction_checks(), *_kernel_checks()]
+    families = (
+        _formula_checks, _reduction_checks, _product_checks, _place_checks, _composite_checks,
+        _creation_checks,
+    )  # fmt: skip
+    return [check for family in families for check in family()]
 
 
 def _formula_checks() -> Iterator[Check]:
-
     for op in list(TABLE.values()):
         if isinstance(op, Elementwise) and op.function_in:
             yield _formula_check(op)
@@ -318,59 +321,110 @@ def _reduction_checks() -> Iterator[Check]:
         yield Check("reduce", name, test, partial(truth, array > 0.52, axis=1), 0.0)
 
 
-def _kernel_checks() -> list[Check]:
-    """Checks of the other families, with NumPy as the independent reference."""
+def _put(array: Any, device: str) -> Any:
+    """Return an array as a tensor on a device."""
+    dtype = torch.int64 if array.dtype.kind == "i" else torch.float32
+    return torch.tensor(array.tolist(), dtype=dtype, device=device)
+
+
+def _normal(seed: int, *shape: int) -> Any:
+    """Return random numbers in float64, of those that float32 can hold: what it makes of an input is
+    not the kernel's error."""
     import numpy as np
 
-    random = np.random.default_rng(9)
-    a, b = random.standard_normal((2, 37, 29)), random.standard_normal((2, 29, 45))
-    image, kernel = random.standard_normal((2, 3, 9, 8)), random.standard_normal((4, 3, 3, 3))
-    rows = random.standard_normal((6, 65))
-    index = random.integers(0, 65, (6, 11))
-    logits = random.standard_normal((7, 10))
-    labels = random.integers(0, 10, 7)
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(float)
 
-    def put(array: Any, device: str) -> Any:
-        """Return an array as a tensor on a device."""
-        dtype = torch.int64 if array.dtype.kind == "i" else torch.float32
-        return torch.tensor(array.tolist(), dtype=dtype, device=device)
 
-    def single(array: Any) -> Any:
-        """Return the float64 array of what float32 can hold."""
-        # What float32 makes of the input is not the kernel's error.
-        return array.astype(np.float32).astype(np.float64)
+def _log_softmax(x: Any) -> Any:
+    """Return NumPy's log_softmax of the last dim."""
+    import numpy as np
 
-    a, b, image, kernel, rows, logits = map(single, (a, b, image, kernel, rows, logits))
+    shifted = x - x.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
-    def convolved() -> Any:
-        """Return NumPy's convolution of stride 2, padding 1."""
-        padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
-        return np.einsum("nchwij,ocij->nohw", windows[:, :, ::2, ::2], kernel)
 
-    def convolution_gradient(device: str) -> Any:
+def _product_checks() -> Iterator[Check]:
+    import numpy as np
+
+    a, b = _normal(9, 2, 37, 29), _normal(10, 2, 29, 45)
+    image, kernel = _normal(11, 2, 3, 9, 8), _normal(12, 4, 3, 3, 3)
+    # What a convolution of stride 2 and padding 1 sees.
+    padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::2, ::2]
+
+    def gradient(device: str) -> Any:
         """Return the gradient of a convolution's weight on a device."""
-        weight = put(kernel, device).requires_grad_()
-        F.conv2d(put(image, device), weight, stride=2, padding=1).sum().backward()
+        weight = _put(kernel, device).requires_grad_()
+        F.conv2d(_put(image, device), weight, stride=2, padding=1).sum().backward()
         return weight.grad
 
-    def expected_gradient() -> Any:
-        """Return NumPy's gradient of the weight."""
-        padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
-        one = windows[:, :, ::2, ::2].sum(axis=(0, 2, 3))
-        return np.broadcast_to(one, kernel.shape)
+    yield Check("contract", "matmul", lambda d: _put(a, d) @ _put(b, d), lambda: a @ b)
+    yield Check(
+        "contract", "matmul, transposed",
+        lambda d: _put(a, d).transpose(1, 2) @ _put(b, d).transpose(1, 2)[:, :37],
+        lambda: a.transpose(0, 2, 1) @ b.transpose(0, 2, 1)[:, :37],
+    )  # fmt: skip
+    yield Check(
+        "contract", "conv2d",
+        lambda d: F.conv2d(_put(image, d), _put(kernel, d), stride=2, padding=1),
+        lambda: np.einsum("nchwij,ocij->nohw", windows, kernel),
+    )  # fmt: skip
+    yield Check(
+        "contract", "conv2d, gradient of the weight", gradient,
+        lambda: np.broadcast_to(windows.sum(axis=(0, 2, 3)), kernel.shape), 1e-4,
+    )  # fmt: skip
 
-    def log_softmax(x: Any) -> Any:
-        """Return NumPy's log_softmax of the last dim."""
-        shifted = x - x.max(-1, keepdims=True)
-        return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+def _place_checks() -> Iterator[Check]:
+    """Check movement, indexing and scans."""
+    import numpy as np
+
+    image, rows, table = _normal(11, 2, 3, 9, 8), _normal(13, 6, 65), _normal(14, 10, 7)
+    random = np.random.default_rng(15)
+    index, labels = random.integers(0, 65, (6, 11)), random.integers(0, 10, 7)
 
     def scattered() -> Any:
         """Return NumPy's sum of rows at indices."""
         out = np.zeros_like(rows)
-        np.add.at(out, (np.arange(6)[:, None], index), single(rows[:, :11]))
+        np.add.at(out, (np.arange(6)[:, None], index), rows[:, :11])
         return out
+
+    yield Check(
+        "movement", "flip, roll, permute",
+        lambda d: _put(image, d).flip(3).roll(2, 2).permute(3, 0, 2, 1),
+        lambda: np.roll(image[..., ::-1], 2, 2).transpose(3, 0, 2, 1), 0.0,
+    )  # fmt: skip
+    yield Check(
+        "movement", "pad, cat, slice",
+        lambda d: torch.cat([F.pad(_put(rows, d), (2, 1)), _put(rows, d)[:, ::2]], 1),
+        lambda: np.concatenate([np.pad(rows, ((0, 0), (2, 1))), rows[:, ::2]], 1), 0.0,
+    )  # fmt: skip
+    yield Check(
+        "index", "gather", lambda d: _put(rows, d).gather(1, _put(index, d)),
+        lambda: np.take_along_axis(rows, index, 1), 0.0,
+    )  # fmt: skip
+    yield Check(
+        "index", "scatter_add",
+        lambda d: torch.zeros(6, 65, device=d).scatter_add(1, _put(index, d), _put(rows[:, :11], d)),
+        scattered,
+    )  # fmt: skip
+    yield Check(
+        "index", "embedding", lambda d: F.embedding(_put(labels, d), _put(table, d)),
+        lambda: table[labels], 0.0,
+    )  # fmt: skip
+    yield Check("scan", "cumsum", lambda d: _put(rows, d).cumsum(1), lambda: rows.cumsum(1))
+    yield Check(
+        "scan", "cumprod", lambda d: (_put(rows, d) * 0.1 + 1).cumprod(0),
+        lambda: (rows * 0.1 + 1).cumprod(0),
+    )  # fmt: skip
+
+
+def _composite_checks() -> Iterator[Check]:
+    import numpy as np
+
+    rows, logits, image = _normal(13, 6, 65), _normal(16, 7, 10), _normal(11, 2, 3, 9, 8)
+    labels = np.random.default_rng(17).integers(0, 10, 7)
+    query = rows[:, :64].reshape(1, 2, 3, 64)
 
     def normalised() -> Any:
         """Return NumPy's layer norm of the last dim."""
@@ -379,64 +433,52 @@ def _kernel_checks() -> list[Check]:
 
     def attended() -> Any:
         """Return NumPy's attention."""
-        q = rows[:, :64].reshape(1, 2, 3, 64)
-        scores = np.einsum("bhid,bhjd->bhij", q, q) / 8.0
-        return np.einsum("bhij,bhjd->bhid", np.exp(log_softmax(scores)), q)
+        scores = np.einsum("bhid,bhjd->bhij", query, query) / 8.0
+        return np.einsum("bhij,bhjd->bhid", np.exp(_log_softmax(scores)), query)
 
     def attention(device: str) -> Any:
         """Return the attention on a device."""
-        q = put(rows[:, :64].reshape(1, 2, 3, 64), device)
+        q = _put(query, device)
         return F.scaled_dot_product_attention(q, q, q)
+
+    yield Check(
+        "composite", "softmax", lambda d: torch.softmax(_put(rows, d), 1),
+        lambda: np.exp(_log_softmax(rows)),
+    )  # fmt: skip
+    yield Check("composite", "layer_norm", lambda d: F.layer_norm(_put(rows, d), (65,)), normalised)
+    yield Check(
+        "composite", "cross_entropy",
+        lambda d: F.cross_entropy(_put(logits, d), _put(labels, d)),
+        lambda: -_log_softmax(logits)[np.arange(7), labels].mean(),
+    )  # fmt: skip
+    yield Check(
+        "composite", "max_pool2d", lambda d: F.max_pool2d(_put(image, d), 2),
+        lambda: image[:, :, :8].reshape(2, 3, 4, 2, 4, 2).max((3, 5)), 0.0,
+    )  # fmt: skip
+    yield Check("composite", "scaled_dot_product_attention", attention, attended)
+
+
+def _creation_checks() -> Iterator[Check]:
+    """Check random numbers and sequences."""
+    import numpy as np
 
     def drawn(device: str) -> Any:
         """Return random numbers of a fixed seed on a device."""
         torch.manual_seed(11)
         return torch.rand(1000, device=device)
 
-    return [
-        Check("contract", "matmul", lambda d: put(a, d) @ put(b, d), lambda: a @ b),
-        Check(
-            "contract", "matmul, transposed",
-            lambda d: put(a, d).transpose(1, 2) @ put(b, d).transpose(1, 2)[:, :37],
-            lambda: a.transpose(0, 2, 1) @ b.transpose(0, 2, 1)[:, :37],
-        ),
-        Check("contract", "conv2d", lambda d: F.conv2d(put(image, d), put(kernel, d), stride=2, padding=1),
-              convolved),
-        Check("contract", "conv2d, gradient of the weight", convolution_gradient, expected_gradient,
-              1e-4),
-        Check("movement", "flip, roll, permute",
-              lambda d: put(image, d).flip(3).roll(2, 2).permute(3, 0, 2, 1),
-              lambda: np.roll(image[..., ::-1], 2, 2).transpose(3, 0, 2, 1), 0.0),
-        Check("movement", "pad, cat, slice",
-              lambda d: torch.cat([F.pad(put(rows, d), (2, 1)), put(rows, d)[:, ::2]], 1),
-              lambda: np.concatenate([np.pad(rows, ((0, 0), (2, 1))), rows[:, ::2]], 1), 0.0),
-        Check("index", "gather", lambda d: put(rows, d).gather(1, put(index, d)),
-              lambda: np.take_along_axis(rows, index, 1), 0.0),
-        Check("index", "scatter_add",
-              lambda d: torch.zeros(6, 65, device=d).scatter_add(1, put(index, d), put(rows[:, :11], d)),
-              scattered),
-        Check("index", "embedding", lambda d: F.embedding(put(labels, d), put(logits.T.copy(), d)),
-              lambda: logits.T[labels], 0.0),
-        Check("scan", "cumsum", lambda d: put(rows, d).cumsum(1), lambda: rows.cumsum(1)),
-        Check("scan", "cumprod", lambda d: (put(rows, d) * 0.1 + 1).cumprod(0),
-              lambda: (rows * 0.1 + 1).cumprod(0)),
-        Check("composite", "softmax", lambda d: torch.softmax(put(rows, d), 1),
-              lambda: np.exp(log_softmax(rows))),
-        Check("composite", "layer_norm", lambda d: F.layer_norm(put(rows, d), (65,)), normalised),
-        Check("composite", "cross_entropy", lambda d: F.cross_entropy(put(logits, d), put(labels, d)),
-              lambda: -log_softmax(logits)[np.arange(7), labels].mean()),
-        Check("composite", "max_pool2d", lambda d: F.max_pool2d(put(image, d), 2),
-              lambda: image[:, :, :8].reshape(2, 3, 4, 2, 4, 2).max((3, 5)), 0.0),
-        Check("composite", "scaled_dot_product_attention", attention, attended),
-        # The same seed gives the same numbers on every device; uniform means a mean of 1/2.
-        Check("random", "rand, the CPU's numbers", drawn, lambda: drawn("cpu").numpy()),
-        Check("random", "rand, mean", lambda d: drawn(d).mean(), lambda: 0.5, 0.03),
-        Check("creation", "arange", lambda d: torch.arange(3, 40, 2, device=d),
-              lambda: np.arange(3, 40, 2), 0.0),
-        Check("creation", "linspace, full",
-              lambda d: torch.linspace(0, 1, 50, device=d) + torch.full((50,), 2.5, device=d),
-              lambda: np.linspace(0, 1, 50) + 2.5),
-    ]  # fmt: skip
+    # The same seed gives the same numbers on every device; uniform means a mean of 1/2.
+    yield Check("random", "rand, the CPU's numbers", drawn, lambda: drawn("cpu").numpy())
+    yield Check("random", "rand, mean", lambda d: drawn(d).mean(), lambda: 0.5, 0.03)
+    yield Check(
+        "creation", "arange", lambda d: torch.arange(3, 40, 2, device=d),
+        lambda: np.arange(3, 40, 2), 0.0,
+    )  # fmt: skip
+    yield Check(
+        "creation", "linspace, full",
+        lambda d: torch.linspace(0, 1, 50, device=d) + torch.full((50,), 2.5, device=d),
+        lambda: np.linspace(0, 1, 50) + 2.5,
+    )  # fmt: skip
 
 
 # --- the tables ----------------------------------------------------------------------------------

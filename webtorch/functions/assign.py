@@ -7,10 +7,10 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import creation, movement
+from webtorch.functions.pointwise import isclose
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import contiguous_strides, expands_to, is_contiguous, numel
-from webtorch.ops.elementwise import isclose
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
 from webtorch.ops.record import Example, Op, composite
 

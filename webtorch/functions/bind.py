@@ -9,6 +9,17 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from webtorch.dispatch.call import (
+    Args,
+    Callee,
+    Foreign,
+    Kwargs,
+    active,
+    bind,
+    call,
+    dispatched,
+    meet,
+)
 from webtorch.functions import show
 from webtorch.functions import subscript as indexing
 from webtorch.functions.assign import CONVERSIONS
@@ -24,15 +35,15 @@ from webtorch.tensors import (
     recorders,
 )
 from webtorch.tensors.absent import MissingName
-from webtorch.tensors.autocast import follow, without_autocast
-from webtorch.tensors.remember import remembered
-from webtorch.tensors.tape import composed
 from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
-_FORMULAS = ("elementwise", "special", "activation", "optimize", "bessel", "gamma", "integer")
+_FORMULAS = (
+    "elementwise", "special", "activation", "optimize", "bessel", "gamma", "integer",
+    "floats", "reduction", "loss", "grid", "packed", "samplers",
+)  # fmt: skip
 _FUNCTIONS = (
-    "reduce", "movement", "indexing", "ordering", "creation", "random",
+    "pointwise", "reduce", "movement", "indexing", "ordering", "creation", "random",
     "assign", "contract", "convolution", "pooling", "resize",
     "norm", "loss", "attention", "composite", "statistics",
     "quantize",
@@ -83,41 +94,25 @@ def _place_functions() -> None:
 
 
 def _bind(op: Op) -> None:
-    # Below a gradient rule nothing records gradients: in training, too, its forward part is remembered.
-    if (op.function_in or op.vjp is not None) and not isinstance(op, Elementwise):
-        op.function = remembered(op.function)
-    if isinstance(op, Elementwise) and op.function is None:
-        op.function = calls.bind_elementwise(op)
-    elif op.vjp is not None and not isinstance(op, Elementwise):
+    if not isinstance(op, Elementwise):
         op.function = calls.bind_composite(op)
-    if op.refuses:
-        op.function = calls.refuse_types(op)
-    named = "dim" in op.signature and op.function_in and not isinstance(op, Elementwise)
-    title = (None if isinstance(op, Elementwise) else op.gradient_name) or None
-    names = calls.NUMPY_NAMES if named else None
-    # What moves elements and has no title gives views of its input.
-    makes = bool(op.function_in) and op.family != "movement" and not isinstance(op, Elementwise)
-    if title is not None or makes or named:
-        own_view = op.own_view or (title is None and not makes)
-        op.function = composed(op.function, title, names, own_view)
-    if op.autocast is not None:
-        op.function = follow(op.autocast, op.name, op.function)
+    elif op.function is None:
+        op.function = calls.bind_elementwise(op)
 
 
 def _publish(op: Op) -> None:
-    plain = without_autocast(op.function)
     for name in (op.name, *op.aliases):
-        inplace = calls.bind_inplace(f"{name}_", plain) if op.inplace else None
+        inplace = calls.bind_inplace(f"{name}_", op.function, op.autocast) if op.inplace else None
         for place in op.function_in:
             if place == "Tensor":
-                method = _as_method(op.function)
-                setattr(Tensor, name, property(method) if name in PROPERTIES else method)
+                setattr(Tensor, name, property(op.function) if name in PROPERTIES else op.function)
             else:
                 public = public_name(name, place)
                 function = op.function
                 if not isinstance(op, Elementwise):
-                    with_out = calls.accept_out(op) if calls.takes_out(op, place) else function
-                    function = calls.refuse_others(op, with_out)
+                    takes_out = calls.takes_out(op, place)
+                    with_out = calls.accept_out(op) if takes_out else op.callee.run
+                    function = calls.bind_public(op, with_out)
                 if (
                     place == "nn.functional"
                     and inplace is not None
@@ -139,61 +134,83 @@ def _publish_elsewhere(op: Op) -> None:
         NAMESPACES[place][public] = NAMESPACES["torch"][op.name]
 
 
-def _as_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return function(self, *args, **kwargs)
+def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
+    """Return an operator of two operands: another one's class may know the answer, and then Python asks it."""
 
-    method.__name__ = getattr(function, "__name__", "method")
-    method.__doc__ = function.__doc__
-    # A plain function is its own method; only callables without the descriptor protocol need
-    # wrapping.
-    return function if hasattr(function, "__get__") else method
+    def compute(args: Args, kwargs: Kwargs) -> Any:
+        """Record the operation; of an elementwise entry both operands may be numbers."""
+        return recorders.apply_two(op, *args) if isinstance(op, Elementwise) else op(*args)
+
+    function = op.function
+    inner = Callee(op.name, compute, op, autocast=op.autocast)
+    turned = -1 if reflected else 1
+    direct = isinstance(op, Elementwise)
+
+    def run(args: Args, kwargs: Kwargs) -> Any:
+        """Record the operation, or leave it to the other operand."""
+        if not isinstance(args[0], Tensor):
+            raise TypeError(
+                f"descriptor '{name}' requires a Tensor, but received a {type(args[0]).__name__}"
+            )
+        other = args[1]
+        if not isinstance(other, (Tensor, float, int, complex)):
+            if override.is_foreign((other,), {}):
+                raise Foreign(f"{name}: expected a tensor or a number")
+            if not _is_number_like(other):
+                return NotImplemented
+            args = (args[0], other.item()) if direct else args
+        args = args[::turned]
+        return call(inner, args, {}) if active.count and direct else compute(args, {})
+
+    callee = Callee(name, run)
+
+    def called(args: Args) -> Any:
+        try:
+            return run(args, {})
+        except Foreign:
+            return meet(callee, args, {})
+
+    if not direct:
+
+        def operator(self: Tensor, other: Any) -> Any:
+            if not active.count and not reflected and isinstance(other, Tensor):
+                return function(self, other)
+            return call(callee, (self, other), {}) if active.count else called((self, other))
+
+    elif not reflected:
+
+        def operator(self: Tensor, other: Any) -> Any:
+            if active.count:
+                return call(callee, (self, other), {})
+            if isinstance(other, (Tensor, float, int, complex)):
+                return recorders.apply_two(op, self, other)  # type: ignore[arg-type]
+            return called((self, other))
+
+    else:
+
+        def operator(self: Tensor, other: Any) -> Any:
+            if active.count:
+                return call(callee, (self, other), {})
+            if isinstance(other, (float, int, complex)) and isinstance(self, Tensor):
+                return recorders.apply_two(op, other, self)  # type: ignore[arg-type]
+            return called((self, other))
+
+    operator.__name__ = name
+    callee.public = operator
+    return operator
 
 
 def _operators() -> None:
-    def forward(name: str, entry: str) -> None:
-        op = TABLE[entry]
-        fast = op if isinstance(op, Elementwise) and op.autocast is None else None
-        function = op.function
-
-        def operator(self: Tensor, other: Any) -> Any:
-            if isinstance(other, (Tensor, float, int, complex)):
-                return recorders.apply_two(fast, self, other) if fast else function(self, other)
-            if override.is_foreign((other,), {}):
-                return override.meet(operator, (self, other), {})
-            return function(self, other) if _is_number_like(other) else NotImplemented
-
-        operator.__name__ = name
-        setattr(Tensor, name, operator)
-
-    def reflected(name: str, entry: str) -> None:
-        op = TABLE[entry]
-        fast = op if isinstance(op, Elementwise) and op.autocast is None else None
-        function = op.function
-
-        def operator(self: Tensor, other: Any) -> Any:
-            if not isinstance(self, Tensor):
-                raise TypeError(
-                    f"descriptor '{name}' requires a Tensor, but received a {type(self).__name__}"
-                )
-            if isinstance(other, (Tensor, float, int, complex)):
-                return recorders.apply_two(fast, other, self) if fast else function(other, self)
-            if override.is_foreign((other,), {}):
-                return override.meet(operator, (self, other), {})
-            return function(other, self) if _is_number_like(other) else NotImplemented
-
-        operator.__name__ = name
-        setattr(Tensor, name, operator)
-
     for op in TABLE.values():
         count = len(op.positional()) if op.operator else 0
         if count == 1:
             setattr(Tensor, f"__{op.operator}__", op.function)
         elif count == 2:
-            forward(f"__{op.operator}__", op.name)
+            setattr(Tensor, f"__{op.operator}__", _operator(f"__{op.operator}__", op))
         # A comparison has no form in place, and turned around it is another one.
         if count == 2 and not (isinstance(op, Elementwise) and op.promotion == "bool"):
-            reflected(f"__r{op.operator}__", op.name)
+            name = f"__r{op.operator}__"
+            setattr(Tensor, name, _operator(name, op, reflected=True))
             inplace = calls.bind_inplace(
                 f"__i{op.operator}__", getattr(Tensor, f"__{op.operator}__")
             )
@@ -201,22 +218,26 @@ def _operators() -> None:
     Tensor.__rtruediv__.__name__ = "__rdiv__"
     Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[attr-defined]
     for name, op in CONVERSIONS.items():
-        setattr(Tensor, name, op.function)
+        setattr(Tensor, name, bind(op.callee, op.function))
     choose = TABLE["where"].function
     Tensor.polygamma_ = calls.bind_inplace(  # type: ignore[attr-defined]
         "polygamma_", lambda self, n: TABLE["polygamma"].function(n, self)
     )
     for name in ("real", "imag"):
         setattr(Tensor, name, _part_property(name))
-    for name, method in {
+    methods: dict[str, Callable[..., Any]] = {
         "where": lambda self, condition, other: choose(condition, self, other),
         "polygamma": lambda self, n: TABLE["polygamma"].function(n, self),
-        "__getattr__": _no_attribute,
         "__getitem__": indexing.getitem,
         "__setitem__": indexing.setitem,
-    }.items():
+    }
+    for name, method in methods.items():
         method.__name__ = name
-        setattr(Tensor, name, method)
+        setattr(
+            Tensor, name, dispatched("getitem" * (name == "__getitem__"), positional=True)(method)
+        )
+    _no_attribute.__name__ = "__getattr__"
+    Tensor.__getattr__ = _no_attribute  # type: ignore[attr-defined]
 
 
 def _part_property(name: str) -> property:
@@ -226,7 +247,12 @@ def _part_property(name: str) -> property:
         part(self).copy_(value if isinstance(value, Tensor) else torch_tensor(value))
 
     torch_tensor = TABLE["tensor"].function
-    return property(lambda self: part(self), put, doc=TABLE[name].doc)
+
+    def get(self: Tensor) -> Tensor:
+        found: Tensor = part(self)
+        return found
+
+    return property(dispatched()(get), dispatched()(put), doc=TABLE[name].doc)
 
 
 def _no_attribute(self: Tensor, name: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.errors import DTypeError
-from webtorch.functions import movement
+from webtorch.functions import movement, pointwise
 from webtorch.ir.dtype import float16
 from webtorch.ops import elementwise
 from webtorch.ops.primitive import (
@@ -145,5 +145,5 @@ def sgn(input: Any) -> Any:
     if not input.dtype.is_complex:
         return elementwise.sign(input)
     size = elementwise.abs(input)
-    one = elementwise.where(elementwise.eq(size, 0), 1.0, size)
+    one = pointwise.where(elementwise.eq(size, 0), 1.0, size)
     return paired(pairs(input) / one.unsqueeze(-1))

@@ -33,11 +33,12 @@ from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
     Example,
+    Operand,
     OutRule,
     composite,
     with_factors_first,
 )
-from webtorch.tensors.tape import SavedTensor, attach, needs_grad, unrecorded
+from webtorch.tensors.tape import attach
 
 # C++ names, which PyTorch's messages use.
 _C_NAMES = {
@@ -113,6 +114,31 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
 
     The leading dimensions of a are one long column of rows. All of it is one gradient function.
     """
+    rows, columns = b._strides
+    # The cotangent of a matrix is made in the layout of the matrix, so that it is stored without a copy.
+    return _mm(a, b, transposed, transposed or (rows == 1 and columns != 1))
+
+
+def _cotangent_of_matrix(g: Any, _out: Any, a: Any, _b: Any, transposed: bool, turned: bool) -> Any:
+    k, n = a._shape[-1], g._shape[-1]
+    m = numel(g._shape[:-1])
+    x, g = conjugate(a).reshape((m, k)), g.reshape((m, n))
+    found = rows_times(g.t(), x) if turned else rows_times(x.t(), g)
+    return found.t() if turned and not transposed else found
+
+
+@composite(
+    name="_mm",
+    function_in=(),
+    torch="",
+    complex_rule=True,
+    vjp=(
+        lambda g, _out, _a, b, transposed, _turned: rows_times(g, conjugate(b), not transposed),
+        _cotangent_of_matrix,
+    ),
+)
+def _mm(a: Any, b: Any, transposed: bool, turned: bool) -> Any:
+    """Return the product of rows and a matrix. `turned`: how the cotangent of the matrix will lie."""
     lead, k = a._shape[:-1], a._shape[-1]
     m, n = numel(lead), b._shape[0 if transposed else 1]
     if not (m and k and n):
@@ -123,35 +149,16 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
         a, strides = a.contiguous(), (k, 1)
     rows, columns = b._strides
     across = (0, columns, rows) if transposed else (0, rows, columns)
-    with unrecorded():
-        out = matmul3(
-            as_view(a, (1, m, k), (0, *strides), a._offset),
-            as_view(b, (1, k, n), across, b._offset),
-        )
-        shape = (*lead, n)
-        if out._whole:
-            # A result that nobody has seen yet: it simply is of that shape.
-            out._shape, out._strides = shape, contiguous_strides(shape)
-        else:
-            out = as_view(out, shape, contiguous_strides(shape), 0).detach()
-    if not needs_grad((a, b)):
+    out = matmul3(
+        as_view(a, (1, m, k), (0, *strides), a._offset),
+        as_view(b, (1, k, n), across, b._offset),
+    )
+    shape = (*lead, n)
+    if out._whole:
+        # A result that nobody has seen yet: it simply is of that shape.
+        out._shape, out._strides = shape, contiguous_strides(shape)
         return out
-    # Each cotangent takes the other operand: that of a frozen weight keeps no activation.
-    saved_a = SavedTensor(a) if needs_grad((b,)) else None
-    saved_b = SavedTensor(b) if needs_grad((a,)) else None
-    # The cotangent of a matrix is made in the layout of the matrix, so that it is stored without a copy.
-    turned = transposed or (rows == 1 and columns != 1)
-
-    def rule(g: Any) -> tuple[Any, Any]:
-        """Return the cotangents of both operands."""
-        grad_a = saved_b and rows_times(g, conjugate(saved_b.unpack()), not transposed)
-        if saved_a is None:
-            return grad_a, None
-        x, g = conjugate(saved_a.unpack()).reshape((m, k)), g.reshape((m, n))
-        grad_b = rows_times(g.t(), x) if turned else rows_times(x.t(), g)
-        return grad_a, grad_b.t() if turned and not transposed else grad_b
-
-    return attach(out, "Mm", (a, b), rule)
+    return as_view(out, shape, contiguous_strides(shape), 0).detach()
 
 
 def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
@@ -409,6 +416,18 @@ def _batched(a: Any, b: Any) -> Any:
     return out.permute(order).contiguous()
 
 
+def _cotangent_of_input(g: Any, _out: Any, _input: Any, weight: Any, _bias: Any) -> Any:
+    if weight.ndim == 1:
+        return g.unsqueeze(-1) * conjugate(weight)
+    return rows_times(g, conjugate(weight))
+
+
+def _cotangent_of_weight(g: Any, _out: Any, input: Any, _weight: Any, _bias: Any) -> Any:
+    if g.ndim < input.ndim:
+        return g.unsqueeze(-1) * conjugate(input)
+    return _cotangent_of_matrix(g, None, input, None, True, True)
+
+
 def _linear_name(input: Any, weight: Any, bias: Any = None) -> str:
     if input.ndim == 2:
         return "MmBackward0" if bias is None else "AddmmBackward0"
@@ -422,6 +441,8 @@ def _linear_name(input: Any, weight: Any, bias: Any = None) -> str:
     autocast=LOWER,
     takes_out=True,
     gradient_name=_linear_name,
+    complex_rule=True,
+    vjp=(_cotangent_of_input, _cotangent_of_weight, lambda g, _out, _input, _weight, _bias: g),
     gain=1.0,
 )
 def linear(input: Any, weight: Any, bias: Any = None) -> Any:
@@ -711,7 +732,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     autocast=LOWER,
     own_view=True,
     gradient_name="ViewBackward0",
-    example=Example((), ("bij,bjk->ik", (3, 4, 5), (3, 5, 2))),
+    example=Example((), ("bij,bjk->ik", Operand(3, 4, 5), Operand(3, 5, 2))),
 )
 def einsum(*args: Any) -> Any:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).

@@ -17,7 +17,7 @@ from webtorch.ir.dtype import bool_
 from webtorch.ir.view import Shape
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
-from webtorch.ops.record import LOWER, NARROW_INTEGERS, composite
+from webtorch.ops.record import LOWER, NARROW_INTEGERS, Composite, P, R, composite
 from webtorch.tensors.tape import attach
 from webtorch.tensors.tensor import Tensor
 
@@ -288,69 +288,55 @@ def _convolve_3d(
     )
 
 
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.conv1d",
-    autocast=LOWER,
-    gradient_name="ConvolutionBackward0",
-    gain=1.0,
+def ranked(
+    name: str, rank: int, doc: str, function: Callable[P, R], **fields: Any
+) -> Composite[P, R]:
+    """Declare an operation of `rank` spatial dimensions, one of a family: "conv" and 2 give conv2d."""
+    title = f"{name}{rank}d"
+    function.__name__ = function.__qualname__ = title
+    function.__doc__ = doc
+    place = f"nn.functional.{title}"
+    return composite(family="contract", torch=place, **fields)(function)
+
+
+_CONVOLUTION: dict[str, Any] = {
+    "function_in": EVERYWHERE,
+    "autocast": LOWER,
+    "gradient_name": "ConvolutionBackward0",
+    "gain": 1.0,
+}
+
+
+def _convolution(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
+    def function(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Sizes = 1,
+        padding: Sizes | str = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+    ) -> Any:
+        rest = stride, padding, dilation, groups
+        return _biased(f"conv{rank}d", rank, _convolve, input, weight, bias, *rest)
+
+    return ranked("conv", rank, doc, function, **_CONVOLUTION, **fields)
+
+
+conv1d = _convolution(
+    1,
+    'Convolve (N, C, L) or (C, L) with weight (out, C / groups, k). `padding`: numbers, "same" or "valid".',
 )
-def conv1d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Any:
-    """Convolve (N, C, L) or (C, L) with weight (out, C / groups, k). `padding`: numbers, "same" or "valid"."""
-    return _biased("conv1d", 1, _convolve, input, weight, bias, stride, padding, dilation, groups)
-
-
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.conv2d",
-    autocast=LOWER,
-    gradient_name="ConvolutionBackward0",
+conv2d = _convolution(
+    2,
+    "Convolve (N, C, H, W) or (C, H, W) with weight (out, C / groups, kh, kw).",
     operators=("convolution", "_convolution"),
-    gain=1.0,
 )
-def conv2d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Any:
-    """Convolve (N, C, H, W) or (C, H, W) with weight (out, C / groups, kh, kw)."""
-    return _biased("conv2d", 2, _convolve, input, weight, bias, stride, padding, dilation, groups)
-
-
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.conv3d",
-    autocast=LOWER,
+conv3d = _convolution(
+    3,
+    "Convolve (N, C, D, H, W) or (C, D, H, W) with weight (out, C / groups, kd, kh, kw).",
     refuses=NARROW_INTEGERS,
-    gradient_name="ConvolutionBackward0",
-    gain=1.0,
 )
-def conv3d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Sizes = 1,
-    padding: Sizes | str = 0,
-    dilation: Sizes = 1,
-    groups: int = 1,
-) -> Any:
-    """Convolve (N, C, D, H, W) or (C, D, H, W) with weight (out, C / groups, kd, kh, kw)."""
-    return _biased("conv3d", 3, _convolve, input, weight, bias, stride, padding, dilation, groups)
 
 
 # ---- transposed ----------------------------------------------------------------------------------
@@ -388,19 +374,8 @@ def _transposed(
         )
     x = input if input.ndim == rank + 2 else input.unsqueeze(0)
     n, channels = x.shape[:2]
-    in_channels, per_group, *kernel = weight.shape
-    if channels != in_channels:
-        raise ShapeError(
-            f"{op}: Given transposed=1, weight of size {list(weight.shape)}, expected input"
-            f"{list(input.shape)} to have {in_channels} channels, but got {channels} channels "
-            f"instead"
-        )
-    if channels % groups:
-        raise ShapeError(
-            f"{op}: expected weight to be divisible by {groups} at dimension 0 (groups={groups}), "
-            f"but "
-            f"got weight of size {list(weight.shape)} instead"
-        )
+    _, per_group, *kernel = weight.shape
+    _check_transposed_channels(op, input, weight, channels, groups)
     out_channels = per_group * groups
     sizes = tuple(
         (s - 1) * t - 2 * p + d * (k - 1) + e + 1
@@ -438,6 +413,22 @@ def _transposed(
         case _:
             out = _transposed_3d(x, weight, sizes, stride, padding, dilation, groups)
     return out if input.ndim == rank + 2 else out.squeeze(0)
+
+
+def _check_transposed_channels(
+    op: str, input: Any, weight: Any, channels: int, groups: int
+) -> None:
+    if channels != weight.shape[0]:
+        raise ShapeError(
+            f"{op}: Given transposed=1, weight of size {list(weight.shape)}, expected input"
+            f"{list(input.shape)} to have {weight.shape[0]} channels, but got {channels} channels "
+            f"instead"
+        )
+    if channels % groups:
+        raise ShapeError(
+            f"{op}: expected weight to be divisible by {groups} at dimension 0 (groups={groups}), but "
+            f"got weight of size {list(weight.shape)} instead"
+        )
 
 
 def _transposed_3d(
@@ -479,109 +470,29 @@ def _transposed_3d(
     return total.permute(0, 2, 1, 3, 4).contiguous()
 
 
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.conv_transpose1d",
-    autocast=LOWER,
-    refuses=NARROW_INTEGERS,
-    gradient_name="ConvolutionBackward0",
-    gain=1.0,
+def _transposed_convolution(rank: int, shapes: str, weight: str) -> Composite[..., Any]:
+    def function(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
+        groups: int = 1,
+        dilation: Sizes = 1,
+    ) -> Any:
+        rest = stride, padding, output_padding, groups, dilation
+        return _biased(f"conv_transpose{rank}d", rank, _transposed, input, weight, bias, *rest)
+
+    doc = f"Return the transposed convolution of {shapes} with weight {weight}."
+    fields = {**_CONVOLUTION, "refuses": NARROW_INTEGERS}
+    return ranked("conv_transpose", rank, doc, function, **fields)
+
+
+conv_transpose1d = _transposed_convolution(1, "(N, C, L) or (C, L)", "(C, out / groups, k)")
+conv_transpose2d = _transposed_convolution(
+    2, "(N, C, H, W) or (C, H, W)", "(C, out / groups, kh, kw)"
 )
-def conv_transpose1d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Any:
-    """Return the transposed convolution of (N, C, L) or (C, L) with weight (C, out / groups, k)."""
-    return _biased(
-        "conv_transpose1d",
-        1,
-        _transposed,
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-    )
-
-
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.conv_transpose2d",
-    autocast=LOWER,
-    refuses=NARROW_INTEGERS,
-    gradient_name="ConvolutionBackward0",
-    gain=1.0,
+conv_transpose3d = _transposed_convolution(
+    3, "(N, C, D, H, W) or (C, D, H, W)", "(C, out / groups, kd, kh, kw)"
 )
-def conv_transpose2d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Any:
-    """Return the transposed convolution of (N, C, H, W) or (C, H, W) with weight (C, out / groups, kh, kw)."""
-    return _biased(
-        "conv_transpose2d",
-        2,
-        _transposed,
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-    )
-
-
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.conv_transpose3d",
-    autocast=LOWER,
-    refuses=NARROW_INTEGERS,
-    gradient_name="ConvolutionBackward0",
-    gain=1.0,
-)
-def conv_transpose3d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Any:
-    """Return the transposed convolution of (N, C, D, H, W) or (C, D, H, W).
-
-    The weight is (C, out / groups, kd, kh, kw).
-    """
-    return _biased(
-        "conv_transpose3d",
-        3,
-        _transposed,
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-    )

@@ -9,6 +9,7 @@ from webtorch.errors import ShapeError
 from webtorch.functions import movement
 from webtorch.ops.primitive import as_view
 from webtorch.ops.record import TABLE, Example, composite
+from webtorch.tensors.tensor import Tensor
 
 FUNCTION = ("torch",)
 
@@ -48,25 +49,36 @@ def alias_copy(input: Any) -> Any:
     return movement.clone(input)
 
 
+def _alone(views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    for view in views:
+        view._base = None
+    return views
+
+
 @composite(family="movement")
 def unsafe_chunk(input: Any, chunks: int, dim: int = 0) -> Any:
-    """What chunk gives."""
-    return movement.chunk(input, chunks, dim)
+    """What chunk gives, as if it had memory of its own: a write is not seen by gradients of the input."""
+    return _alone(movement.chunk(input, chunks, dim))
 
 
 @composite(family="movement")
 def unsafe_split(input: Any, split_size: int, dim: int = 0) -> Any:
-    """What split gives."""
-    return movement.split(input, split_size, dim)
+    """What split gives, as `unsafe_chunk` does."""
+    return _alone(movement.split(input, split_size, dim))
 
 
 @composite(family="movement", example=Example(((7, 3),), ([3, 4],)))
 def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
-    """What split_with_sizes gives."""
-    return movement.split_with_sizes(input, split_sizes, dim)
+    """What split_with_sizes gives, as `unsafe_chunk` does."""
+    return _alone(movement.split_with_sizes(input, split_sizes, dim))
 
 
-@composite(family="movement", gradient_name="AsStridedScatterBackward0", traced=True)
+@composite(
+    family="movement",
+    gradient_name="AsStridedScatterBackward0",
+    traced=True,
+    differs={"gradient": "PyTorch gives the input a gradient where it was replaced"},
+)
 def as_strided_scatter(
     input: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
 ) -> Any:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.functions import movement
+from webtorch.functions import movement, pointwise
 from webtorch.functions.movement import METHOD, laid_out, sizes_of
 from webtorch.ir.dtype import (
     DType,
@@ -941,7 +941,7 @@ def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: Any) ->
     near = iota(steps, float(start), step, dtype, device)
     back = movement.flip(iota(steps, float(end), -step, dtype, device), 0)
     half = elementwise.lt(iota(steps, 0, 1, int64, device), steps // 2)
-    return elementwise.where(half, near, back)
+    return pointwise.where(half, near, back)
 
 
 def _complex_steps(start: complex, end: complex, steps: int, dtype: DType, device: Any) -> Any:
@@ -1044,7 +1044,7 @@ def logspace(
         wanted = wanted.to_complex()
     if wanted.is_complex:
         exponents = _complex_steps(complex(first), complex(last), count, wanted, device)
-        return finish(elementwise.pow(complex(base), exponents), requires_grad, out, "logspace")
+        return finish(pointwise.pow(complex(base), exponents), requires_grad, out, "logspace")
     if wanted.kind != "float":
         low, high = integer_limits(wanted)
         start, stop = (_wrapped(int(v), wanted) for v in (first, last))
@@ -1058,9 +1058,7 @@ def logspace(
     if wanted.itemsize == 2:
         # PyTorch takes the ends in the type of the result.
         first, last = wanted.from_bytes(wanted.to_bytes([float(first), float(last)]))
-    result = elementwise.pow(
-        float(base), _steps(first, last, count, _compute_dtype(wanted), device)
-    )
+    result = pointwise.pow(float(base), _steps(first, last, count, _compute_dtype(wanted), device))
     return finish(cast_to(result, wanted), requires_grad, out, "logspace")
 
 

@@ -27,8 +27,8 @@ from webtorch.functions.linalg import (
     solve_triangular,
 )
 from webtorch.functions.norm import EPSILON
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, float32, float64, int32, int64
-from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite, return_type

@@ -8,15 +8,13 @@ depends on the data (nonzero, masked_select, bincount, ...): these say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions import creation, movement
+from webtorch.functions import creation, movement, pointwise
 from webtorch.functions.movement import METHOD, pick, window
-from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
-    INTEGERS,
     DType,
     Scalar,
     bool_,
@@ -28,16 +26,15 @@ from webtorch.ir.dtype import (
     legacy_name,
     uint8,
 )
-from webtorch.ir.expr import Expr
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import elementwise
+from webtorch.ops.integer import search_high, search_low, search_probe
 from webtorch.ops.primitive import as_view, cast_to, copy, differentiated, fill, iota, reduce_dims
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
-from webtorch.ops.record import BOOL, Autocast, Elementwise, Example, composite
-from webtorch.ops.record import elementwise as entry
+from webtorch.ops.record import BOOL, Autocast, Example, Operand, composite
 from webtorch.tensors import tape
 
 FUNCTIONAL = ("nn.functional",)
@@ -91,7 +88,7 @@ def true_positions(flags: Any) -> Any:
     if count == n:
         return everyone
     # Elements that do not count all go to one place past the end.
-    slot = elementwise.where(flags, running - 1, count)
+    slot = pointwise.where(flags, running - 1, count)
     found = _scatter(fill((count + 1,), 0, int64, device), [slot], everyone, "set", "nonzero")
     return window(found, 0, 0, count)
 
@@ -311,7 +308,7 @@ def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool 
     name="index_put_",
     function_in=METHOD,
     torch="Tensor.index_put_",
-    example=Example(((5, 2),), (("i5",), (9, 2), True)),
+    example=Example(((5, 2),), (("i5",), Operand(9, 2), True)),
 )
 def _index_put_in_place(
     input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
@@ -512,7 +509,7 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
         one = fill(index._shape, True, bool_, base.device)
         flags = _scatter(flags, [index], one, "set", "index_fill_", wrap=True, dims=(dim,))
         flags = movement.reshape(flags, (-1,) + (1,) * (len(base._shape) - 1))
-        out = elementwise.where(flags, value, base)
+        out = pointwise.where(flags, value, base)
         return movement.reshape(_from_front(out, dim), input._shape)
     rows = _expanded(value, (index.numel(), *base._shape[1:]))
     # Negative positions count from the end here, as in PyTorch.
@@ -682,7 +679,7 @@ def _times_written(x: Any, dim: int, index: Any, include_self: bool, dtype: DTyp
     start = fill(x._shape, 1 if include_self else 0, dtype, x.device)
     one = fill(index._shape, 1, dtype, x.device)
     count = _scatter_along("scatter_reduce", start, dim, index, one, "add")
-    return elementwise.where(elementwise.eq(count, 0), 1, count)
+    return pointwise.where(elementwise.eq(count, 0), 1, count)
 
 
 def _scatter_reduced(
@@ -746,7 +743,7 @@ def scatter_reduce(
                 to_src = movement.pad_dim(to_src, d, 0, n)
         return movement.reshape(to_x, shape), to_src
 
-    return tape.attach(out, "ScatterReduce", (input, src), rule)
+    return tape.attach(out, "ScatterReduce", (input, src), rule, saved)
 
 
 def _first_part(x: Any, shape: Shape) -> Any:
@@ -779,7 +776,7 @@ def _reduce_rule(
         none = fill(index._shape, 0, g.dtype, g.device)
         mine = _scatter_along(op, mine, dim, index, none, "set")
     winners = _scatter_along(op, mine, dim, index, theirs, "add")
-    share = g / elementwise.where(elementwise.eq(winners, 0), 1, winners)
+    share = g / pointwise.where(elementwise.eq(winners, 0), 1, winners)
     return mine * share, theirs * _gather(share, dim, index, op)
 
 
@@ -795,12 +792,12 @@ def _product_rule(
 
     def without_zeros(t: Any) -> Any:
         """Return a tensor with 1 in the place of 0."""
-        return elementwise.where(zero(t), 1, t)
+        return pointwise.where(zero(t), 1, t)
 
     start = (
         without_zeros(x)
         if include_self
-        else elementwise.where(zero(x), 1, fill((), 1, x.dtype, x.device))
+        else pointwise.where(zero(x), 1, fill((), 1, x.dtype, x.device))
     )
     # As an operation of its own, so that it has a derivative again.
     product = scatter_reduce(start, dim, index, without_zeros(src), "prod")
@@ -811,7 +808,7 @@ def _product_rule(
         """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
         none_left = elementwise.eq(zeros - cast_to(zero(t), g.dtype), 0)
-        return elementwise.where(none_left, rest, 0.0)
+        return pointwise.where(none_left, rest, 0.0)
 
     here = _gather(product, dim, index, op)
     meets = _gather(zeros, dim, index, op)
@@ -841,7 +838,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
     _check_index("take_along_dim", indices)
     # Negative positions count from the end here, unlike in gather.
     size = input.numel() if dim is None else input._shape[normalize_dim(dim, len(input._shape))]
-    indices = elementwise.where(elementwise.lt(indices, 0), indices + size, indices)
+    indices = pointwise.where(elementwise.lt(indices, 0), indices + size, indices)
     if dim is None:
         return _gather(_flat(input), 0, _flat(indices))
     if len(input._shape) != len(indices._shape):
@@ -906,9 +903,9 @@ def masked_scatter(input: Any, mask: Any, source: Any) -> Any:
     flags = _flat(mask)
     place = _scan(cast_to(flags, int64), "sum", 0) - 1
     # Where the mask is false the value read is not used; too few source elements are an index error.
-    place = elementwise.where(flags, place, 0)
+    place = pointwise.where(flags, place, 0)
     values = _take(_flat(source), [place], "masked_scatter")
-    return elementwise.where(mask, movement.reshape(values, shape), input)
+    return pointwise.where(mask, movement.reshape(values, shape), input)
 
 
 @composite(family="index")
@@ -939,11 +936,11 @@ def nonzero_static(input: Any, *, size: int, fill_value: int = -1) -> Any:
         return fill((size, len(shape)), fill_value, int64, input.device)
     # The place of each position among those found; what does not fit and what is not found go to one more row.
     place = _scan(cast_to(flags, int64), "sum", 0) - 1
-    place = elementwise.where(flags, elementwise.clamp(place, max=size), size)
+    place = pointwise.where(flags, pointwise.clamp(place, max=size), size)
     empty = fill((size + 1,), -1, int64, input.device)
     positions = index_put(empty, (place,), iota(count, 0, 1, int64, input.device))[:size]
-    columns = _unravel(elementwise.clamp(positions, min=0), shape)
-    return movement.stack([elementwise.where(positions < 0, fill_value, c) for c in columns], 1)
+    columns = _unravel(pointwise.clamp(positions, min=0), shape)
+    return movement.stack([pointwise.where(positions < 0, fill_value, c) for c in columns], 1)
 
 
 @composite(family="index")
@@ -997,10 +994,10 @@ def _renormalize(weight: Any, flat: Any, max_norm: float, norm_type: float) -> N
     if norm_type == math.inf:
         norm = reduce_dims(size, "max", (1,))
     else:
-        total = reduce_dims(elementwise.pow(size, norm_type), "sum", (1,))
-        norm = elementwise.pow(total, 1.0 / norm_type)
+        total = reduce_dims(pointwise.pow(size, norm_type), "sum", (1,))
+        norm = pointwise.pow(total, 1.0 / norm_type)
     # PyTorch's own guard against a norm that rounds to the bound.
-    factor = elementwise.where(elementwise.gt(norm, max_norm), max_norm / (norm + 1e-7), 1.0)
+    factor = pointwise.where(elementwise.gt(norm, max_norm), max_norm / (norm + 1e-7), 1.0)
     _write(weight, _scatter(weight, [flat], rows * factor, "set", "embedding"))
 
 
@@ -1064,11 +1061,11 @@ def embedding(
             rows = rows / movement.reshape(_take(used, [flat], "embedding"), (n, 1))
         if padding_idx is not None:
             dropped = movement.reshape(elementwise.eq(flat, padding_idx), (n, 1))
-            rows = elementwise.where(dropped, 0.0, rows)
+            rows = pointwise.where(dropped, 0.0, rows)
         table = fill((count, width), 0, g.dtype, g.device)
         return (_scatter(table, [flat], rows, "add", "embedding"),)
 
-    return tape.attach(out, "Embedding", (weight,), rule)
+    return tape.attach(out, "Embedding", (weight,), rule, (saved,))
 
 
 def counted(places: Any, size: int, weights: Any = None, kind: DType = int64) -> Any:
@@ -1147,37 +1144,6 @@ def searchsorted(
     return _search(sequence, input, right, int32 if out_int32 else int64)
 
 
-def _search_step(name: str, expr: Callable[..., Expr], doc: str, **options: Any) -> Elementwise:
-    return entry(
-        name, expr, dtypes=INTEGERS, differentiable=False, inplace=False, torch="", function_in=(), doc=doc,
-        **options,
-    )  # fmt: skip
-
-
-_search_probe = _search_step(
-    "_search_probe",
-    lambda low, high, last: ex.minimum(ex.shr(low + high, 1), last),
-    "The middle between two positions, at most `last`.",
-    numbers=("last",),
-)
-_search_low = _search_step(
-    "_search_low",
-    lambda low, high, stop: ex.where(
-        ex.lt(low, high) & ex.eq(stop, 0), ex.shr(low + high, 1) + 1, low
-    ),
-    "Past the middle, unless the search stops there or is done.",
-    tensors=("low", "high", "stop"),
-)
-_search_high = _search_step(
-    "_search_high",
-    lambda low, high, stop: ex.where(
-        ex.lt(low, high) & ex.ne(stop, 0), ex.shr(low + high, 1), high
-    ),
-    "The middle, if the search stops there.",
-    tensors=("low", "high", "stop"),
-)
-
-
 def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
     """Binary search of every value at once: a fixed number of halvings, which read nothing from the device."""
     n, shape, device = sequence._shape[-1], values._shape, values.device
@@ -1193,10 +1159,10 @@ def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
     inside = values._shape
     low, high = fill(inside, 0, int64, device), fill(inside, n, int64, device)
     for _ in range(n.bit_length()):
-        found = _take(sequence, [*rows, _search_probe(low, high, n - 1)], "searchsorted")
+        found = _take(sequence, [*rows, search_probe(low, high, n - 1)], "searchsorted")
         # Where it does not stop, not where it goes on: a NaN among the values goes to the end.
         stop = elementwise.gt(found, values) if right else elementwise.ge(found, values)
-        low, high = _search_low(low, high, stop), _search_high(low, high, stop)
+        low, high = search_low(low, high, stop), search_high(low, high, stop)
     return movement.reshape(cast_to(low, dtype), shape)
 
 

@@ -17,9 +17,10 @@ from webtorch.errors import DTypeError, LinAlgError, ShapeError
 from webtorch.functions import movement
 from webtorch.functions.check import demand
 from webtorch.functions.creation import eye
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import COMPLEX, DType, bool_, float32, float64, int32, int64
 from webtorch.ir.view import broadcast_shapes, numel
-from webtorch.ops.elementwise import eq, where
+from webtorch.ops.elementwise import eq
 from webtorch.ops.primitive import (
     cast_to,
     complex_of,

@@ -14,9 +14,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import indexing
 from webtorch.functions.composite import log_softmax, pairwise_distance
 from webtorch.functions.reduce import mean, positions, sum
-from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, int64
-from webtorch.ir.expr import Expr
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import (
@@ -26,13 +24,21 @@ from webtorch.ops.elementwise import (
     exp,
     is_tensor,
     log,
-    log1pexp,
-    logistic,
     ne,
     sqrt,
     xlogy,
 )
 from webtorch.ops.layout import of_operands
+from webtorch.ops.loss import (
+    absolute_error,
+    bce_error,
+    bce_logits_error,
+    bce_logits_weighted_error,
+    huber_error,
+    smooth_error,
+    soft_margin,
+    squared_error,
+)
 from webtorch.ops.precision import computed_wide, to_type, widened
 from webtorch.ops.primitive import cast_to, fill, in_memory, take
 from webtorch.ops.purity import warn
@@ -41,9 +47,7 @@ from webtorch.ops.record import (
     FP32,
     NOT_FLOATS,
     Autocast,
-    Elementwise,
     composite,
-    elementwise,
 )
 
 _REDUCTIONS: tuple[Any, ...] = (
@@ -100,49 +104,6 @@ def _check_pair(name: str, input: Any, target: Any) -> None:
 # -- regression -------------------------------------------------------------------------------------------------------
 
 
-def _pair_loss(
-    name: str, expr: Any, doc: str, numbers: tuple[str, ...] = (), **fields: Any
-) -> Elementwise:
-    return elementwise(
-        name,
-        expr,
-        tensors=("input", "target"),
-        numbers=numbers,
-        dtypes=FLOATS,
-        inplace=False,
-        torch="",
-        function_in=(),
-        doc=doc,
-        **fields,
-    )
-
-
-_squared_error = _pair_loss(
-    "_squared_error", lambda x, y: (x - y) * (x - y), "(input - target) ** 2."
-)
-_absolute_error = _pair_loss(
-    "_absolute_error", lambda x, y: ex.unary("abs", x - y), "|input - target|.", saves_values=True
-)
-
-
-def _smooth_l1(x: Expr, y: Expr, beta: Expr) -> Expr:
-    d = x - y
-    far = ex.unary("abs", d) >= beta
-    # In d itself near 0, not in |d|, so that the second derivative is right at 0. NaN counts as near: its
-    # gradient is NaN.
-    return ex.where(far, ex.unary("abs", d) - beta * 0.5, d * d * 0.5 / beta)
-
-
-def _huber(x: Expr, y: Expr, delta: Expr) -> Expr:
-    d = x - y
-    far = ex.unary("abs", d) >= delta
-    return ex.where(far, (ex.unary("abs", d) - delta * 0.5) * delta, d * d * 0.5)
-
-
-_smooth_error = _pair_loss("_smooth_error", _smooth_l1, "smooth_l1_loss of one element.", ("beta",))
-_huber_error = _pair_loss("_huber_error", _huber, "huber_loss of one element.", ("delta",))
-
-
 @composite(
     torch="nn.functional.mse_loss",
     function_in=FUNCTIONAL,
@@ -163,7 +124,7 @@ def mse_loss(
     """Return the mean (or sum, or each) of (input - target) ** 2."""
     _check_pair("mse_loss", input, target)
     reduction = _rule(size_average, reduce, reduction)
-    return _weighted(_squared_error(input, target), weight, reduction)
+    return _weighted(squared_error(input, target), weight, reduction)
 
 
 @composite(
@@ -186,7 +147,7 @@ def l1_loss(
         return _weighted((input - target).abs(), weight, _rule(size_average, reduce, reduction))
     _check_pair("l1_loss", input, target)
     reduction = _rule(size_average, reduce, reduction)
-    return _weighted(_absolute_error(input, target), weight, reduction)
+    return _weighted(absolute_error(input, target), weight, reduction)
 
 
 @composite(
@@ -211,7 +172,7 @@ def smooth_l1_loss(
     reduction = _rule(size_average, reduce, reduction)
     if beta < 0:
         raise RuntimeError(f"smooth_l1_loss does not support negative values for beta. Got {beta}.")
-    loss = _absolute_error(input, target) if beta == 0 else _smooth_error(input, target, beta)
+    loss = absolute_error(input, target) if beta == 0 else smooth_error(input, target, beta)
     return _reduced(loss, reduction)
 
 
@@ -235,50 +196,10 @@ def huber_loss(
         raise RuntimeError(
             f"huber_loss does not support non-positive values for delta. Got {delta}."
         )
-    return _weighted(_huber_error(input, target, delta), weight, reduction)
+    return _weighted(huber_error(input, target, delta), weight, reduction)
 
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
-
-
-def _bce(x: Expr, y: Expr) -> Expr:
-    # PyTorch keeps the logarithms above -100, so that a wrong certainty costs a finite amount.
-    log_x, log_rest = ex.maximum(ex.log(x), -100.0), ex.maximum(ex.log1p(-x), -100.0)
-    return (y - 1) * log_rest - y * log_x
-
-
-_bce_error: Elementwise = elementwise(
-    "_bce_error",
-    _bce,
-    tensors=("input", "target"),
-    vjp=lambda g, _out, x, y: (_bce_backward(g, x, y), _bce_target_backward(g, x)),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    domain=(0.02, 0.98),
-    doc="binary_cross_entropy of one element.",
-)
-_bce_backward: Elementwise = elementwise(
-    "_bce_backward",
-    lambda g, x, y: g * (x - y) / ex.maximum((1 - x) * x, 1e-12),
-    tensors=("grad_output", "input", "target"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The gradient of binary_cross_entropy in input.",
-)
-_bce_target_backward: Elementwise = elementwise(
-    "_bce_target_backward",
-    lambda g, x: g * (ex.log1p(-x) - ex.log(x)),
-    tensors=("grad_output", "input"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The gradient of binary_cross_entropy in target.",
-)
 
 
 @composite(
@@ -306,41 +227,8 @@ def binary_cross_entropy(
             f"(torch.Size({list(input.shape)})) is deprecated. Please ensure they have the same size."
         )
     _check_pair("binary_cross_entropy", input, target)
-    loss = _bce_error(input, target)
+    loss = bce_error(input, target)
     return _reduced(loss if weight is None else loss * weight, reduction)
-
-
-_bce_logits_error: Elementwise = elementwise(
-    "_bce_logits_error",
-    lambda x, y: (1 - y) * x + log1pexp(-x),
-    tensors=("input", "target"),
-    vjp=lambda g, _out, x, y: (_bce_logits_backward(g, x, y), -g * x),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="binary_cross_entropy_with_logits of one element.",
-)
-_bce_logits_backward: Elementwise = elementwise(
-    "_bce_logits_backward",
-    lambda g, x, y: g * (logistic(x) - y),
-    tensors=("grad_output", "input", "target"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The gradient of binary_cross_entropy_with_logits in input.",
-)
-_bce_logits_weighted_error = elementwise(
-    "_bce_logits_weighted_error",
-    lambda x, y, weight: (1 - y) * x + ((weight - 1) * y + 1) * log1pexp(-x),
-    tensors=("input", "target", "pos_weight"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="binary_cross_entropy_with_logits of one element, with a weight of positive examples.",
-)
 
 
 @composite(
@@ -370,9 +258,9 @@ def binary_cross_entropy_with_logits(
     target = target if target.dtype.kind == "float" else to_type(target, input.dtype)
     _check_pair("binary_cross_entropy_with_logits", input, target)
     if pos_weight is None:
-        loss = _bce_logits_error(input, target)
+        loss = bce_logits_error(input, target)
     else:
-        loss = _bce_logits_weighted_error(input, target, pos_weight)
+        loss = bce_logits_weighted_error(input, target, pos_weight)
     return _reduced(loss if weight is None else loss * weight, reduction)
 
 
@@ -431,12 +319,12 @@ def gaussian_nll_loss(
                 )
         # The bound itself has no gradient: PyTorch clamps outside autograd.
         var = var + (clamp_min(var.detach(), eps) - var.detach())
-        loss = (log(var) + _squared_error(input, target) / var) * 0.5
+        loss = (log(var) + squared_error(input, target) / var) * 0.5
     else:
         if var < 0:
             raise ValueError("gaussian_nll_loss: var has negative entry/entries")
         bound = max(var, eps)
-        loss = (_squared_error(input, target) / bound + math.log(bound)) * 0.5
+        loss = (squared_error(input, target) / bound + math.log(bound)) * 0.5
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
     return _reduced(loss, _rule(None, None, reduction))
@@ -577,6 +465,7 @@ def _nll_name(input: Any, target: Any = None, *_: Any, **__: Any) -> str:
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
+    vjp="anew",
     operators=("nll_loss2d", "nll_loss_nd"),
 )
 def nll_loss(
@@ -608,6 +497,8 @@ def nll_loss(
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
+    vjp="anew",
+    saves_values=True,
     operators=("cross_entropy_loss",),
 )
 def cross_entropy(
@@ -785,10 +676,5 @@ def soft_margin_loss(
             f"soft_margin_loss: output with shape {list(input.shape)} doesn't match the broadcast shape "
             f"{list(broadcast_shapes(tuple(input.shape), tuple(target.shape)))}"
         )
-    loss = _soft_margin(input, target)
+    loss = soft_margin(input, target)
     return _reduced(loss, _rule(size_average, reduce, reduction))
-
-
-_soft_margin = _pair_loss(
-    "_soft_margin", lambda x, y: log1pexp(-(x * y)), "log(1 + exp(-target * input))."
-)

@@ -14,9 +14,9 @@ from webtorch.errors import DTypeError
 from webtorch.functions import composite as norms
 from webtorch.functions import creation, ordering, reduce
 from webtorch.functions.movement import integers_held
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, bool_, int64
 from webtorch.ops import elementwise
-from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
 from webtorch.ops.record import composite
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError, ShapeError
+from webtorch.functions import pointwise
 from webtorch.ir.dtype import (
     DType,
     Scalar,
@@ -37,7 +38,6 @@ from webtorch.ir.view import (
     reshape_strides,
     strides_like,
 )
-from webtorch.ops import elementwise
 from webtorch.ops.layout import channels_last_together, of_first
 from webtorch.ops.primitive import (
     as_view,
@@ -57,6 +57,7 @@ from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import TABLE, Autocast, Example, composite
 from webtorch.tensors import tape
+from webtorch.tensors.tensor import several_views
 
 METHOD = ("Tensor",)
 
@@ -635,7 +636,7 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     if not input._shape:
         raise IndexError("Dimension specified as 0 but tensor has no dimensions")
     dim = normalize_dim(dim, len(input._shape))
-    return tuple(pick(input, dim, i) for i in range(input._shape[dim]))
+    return several_views(tuple([pick(input, dim, i) for i in range(input._shape[dim])]))
 
 
 def _split_by(x: Any, lengths: Sequence[int], dim: int) -> tuple[Any, ...]:
@@ -659,14 +660,14 @@ def _split_with_sizes(x: Any, sizes: Sequence[int], dim: int) -> tuple[Any, ...]
             f"dimension {dim}), but got split_sizes={list(sizes)}, which sum to {sum(sizes)}: shape "
             f"{list(x._shape)}"
         )
-    return _split_by(x, sizes, dim)
+    return several_views(_split_by(x, sizes, dim))
 
 
 def _split_evenly(x: Any, length: int, dim: int) -> tuple[Any, ...]:
     size = x._shape[dim]
     count = max(1, -(-size // length)) if length else 1
     lengths = [length] * (count - 1) + [size - length * (count - 1)]
-    return _split_by(x, lengths, dim)
+    return several_views(_split_by(x, lengths, dim))
 
 
 def _splittable(op: str, x: Any, dim: int) -> int:
@@ -675,7 +676,12 @@ def _splittable(op: str, x: Any, dim: int) -> int:
     return normalize_dim(dim, len(x._shape))
 
 
-@composite(family="movement", gradient_name="SplitBackward0")
+def _split_title(input: Any, split_size_or_sections: Any, dim: int = 0) -> str:
+    sizes = isinstance(split_size_or_sections, (tuple, list))
+    return "SplitWithSizesBackward0" if sizes else "SplitBackward0"
+
+
+@composite(family="movement", gradient_name=_split_title)
 def split(input: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
     """Views of parts along `dim`: of one size (the last may be smaller), or of the sizes listed."""
     dim = _splittable("split", input, dim)
@@ -707,7 +713,7 @@ def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     length = -(-input._shape[dim] // chunks)
     if not length:
-        return _split_by(input, [0] * chunks, dim)
+        return several_views(_split_by(input, [0] * chunks, dim))
     return _split_evenly(input, length, dim)
 
 
@@ -1645,7 +1651,7 @@ def _triangle(name: str, x: Any) -> None:
 def tril(input: Any, diagonal: int = 0) -> Any:
     """The lower triangle of matrices, up to `diagonal`; 0 elsewhere."""
     _triangle("tril", input)
-    return elementwise.where(_distance(input) <= diagonal, input, zero_of(input.dtype))
+    return pointwise.where(_distance(input) <= diagonal, input, zero_of(input.dtype))
 
 
 @composite(
@@ -1654,7 +1660,7 @@ def tril(input: Any, diagonal: int = 0) -> Any:
 def triu(input: Any, diagonal: int = 0) -> Any:
     """The upper triangle of matrices, from `diagonal` on; 0 elsewhere."""
     _triangle("triu", input)
-    return elementwise.where(_distance(input) >= diagonal, input, zero_of(input.dtype))
+    return pointwise.where(_distance(input) >= diagonal, input, zero_of(input.dtype))
 
 
 # -- padding ---------------------------------------------------------------------------------------

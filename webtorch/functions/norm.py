@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.pointwise import square
 from webtorch.functions.reduce import count_of, mean_of
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
-from webtorch.ops.elementwise import rsqrt, square
+from webtorch.ops.elementwise import rsqrt
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import WHOLE, Autocast, composite
 
@@ -107,12 +108,42 @@ def last_dims(name: str, input: Any, normalized_shape: Any, **affine: Any) -> tu
     return tuple(range(input.ndim - len(shape), input.ndim))
 
 
+def _dims(input: Any, normalized_shape: Any) -> tuple[int, ...]:
+    """Return the dims that a checked `normalized_shape` names."""
+    count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
+    return tuple(range(input.ndim - count, input.ndim))
+
+
+def _unit(input: Any, normalized_shape: Any, eps: Any) -> Any:
+    """Return what layer norm multiplies by the weight."""
+    if not input.numel():
+        return input
+    return normalized(widened(input), _dims(input, normalized_shape), eps)
+
+
+def _layer_norm_slope(
+    g: Any, _out: Any, input: Any, normalized_shape: Any, weight: Any, _bias: Any, eps: Any
+) -> Any:
+    g = widened(g) if weight is None else widened(g) * weight
+    if not input.numel():
+        return g
+    return _normalized_slope(g, widened(input), _dims(input, normalized_shape), eps)
+
+
 @composite(
     torch="nn.functional.layer_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
     gradient_name="NativeLayerNormBackward0",
+    vjp=(
+        _layer_norm_slope,
+        None,
+        lambda g, _out, input, normalized_shape, _weight, _bias, eps: (
+            widened(g) * _unit(input, normalized_shape, eps)
+        ),
+        lambda g, _out, _input, _normalized_shape, _weight, _bias, _eps: g,
+    ),
 )
 def layer_norm(
     input: Any,

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.functions import convolution, creation, indexing, movement
+from webtorch.functions import convolution, creation, indexing, movement, pointwise
 from webtorch.functions.assign import METHOD
 from webtorch.functions.composite import alpha_dropout, dropout, feature_alpha_dropout
 from webtorch.functions.creation import TORCH
 from webtorch.ir.view import broadcast_shapes, numel
-from webtorch.ops import activation
 from webtorch.ops.primitive import as_view, write
 from webtorch.ops.purity import warn
 from webtorch.ops.record import LOWER, Example
@@ -216,7 +215,7 @@ def rrelu_(
     input: Any, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False
 ) -> Any:
     """Randomised leaky ReLU in place."""
-    return activation.rrelu(input, lower, upper, training, True)
+    return pointwise.rrelu(input, lower, upper, training, True)
 
 
 @declare(name="torch_index_put_", family="index", function_in=FUNCTION, torch="")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.functions import indexing, movement
+from webtorch.functions import indexing, movement, pointwise
 from webtorch.functions.reduce import one_of_all
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
@@ -132,7 +132,7 @@ def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any
             # One NaN makes the median NaN: the first of them.
             missing = elementwise.isnan(x.detach())
             first = reduce_dims(missing, "argmax", (dim,))
-            index = elementwise.where(reduce_dims(missing, "any", (dim,)), first, index)
+            index = pointwise.where(reduce_dims(missing, "any", (dim,)), first, index)
     return record(*_selected(x, dim, index, keepdim and bool(rank)))
 
 
@@ -202,13 +202,13 @@ def _quantile(
     position = qs * last
     if not skip_nan:
         # One NaN makes the result NaN: it is the last in order.
-        position = elementwise.where(elementwise.gt(missing, 0), n - 1, position)
+        position = pointwise.where(elementwise.gt(missing, 0), n - 1, position)
     if how == "lower":
         position = elementwise.floor(position)
     elif how == "higher":
         position = elementwise.ceil(position)
     elif how == "nearest":
-        position = elementwise.round(position)
+        position = pointwise.round(position)
     shape = (*outer, q.numel())
     position = movement.broadcast_to(position, shape)
     low = elementwise.floor(position)
@@ -219,7 +219,7 @@ def _quantile(
         between = elementwise.lerp(
             below, above, fill((), 0.5, x.dtype, x.device) if how == "midpoint" else weight
         )
-        below = elementwise.where(elementwise.eq(position, low), below, between)
+        below = pointwise.where(elementwise.eq(position, low), below, between)
     # The dimension of q comes first.
     out = movement.movedim(below, -1, 0)
     count = q._shape

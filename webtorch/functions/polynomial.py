@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.functions import creation
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, int64
-from webtorch.ops.elementwise import is_tensor, where
+from webtorch.ops.elementwise import is_tensor
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import composite
 from webtorch.ops.special import SPECIAL

@@ -12,18 +12,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.functions.convolution import Sizes, crop, sizes_of
+from webtorch.functions.convolution import Sizes, crop, ranked, sizes_of
 from webtorch.functions.movement import integers_held, pick
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
-from webtorch.ops.elementwise import where
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
-from webtorch.ops.record import NARROW_INTEGERS, NOT_FLOATS, Autocast, Example, composite
+from webtorch.ops.record import (
+    NARROW_INTEGERS,
+    NOT_FLOATS,
+    Autocast,
+    Composite,
+    Example,
+    composite,
+)
 from webtorch.tensors.tape import attach, needs_grad, no_grad
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
+# PyTorch's CPU has these in three dimensions, and some in two, for float32 alone.
+_WIDE_ON_CPU = Autocast(cpu="fp32")
 
 
 # ---- windows -------------------------------------------------------------------------------------
@@ -378,72 +387,22 @@ def _positions(pool: Pool, chosen: Any) -> Any:
     return total.contiguous()
 
 
-@composite(family="contract", function_in=EVERYWHERE, torch="nn.functional.max_pool1d")
-def max_pool1d(
-    input: Any,
-    kernel_size: Sizes,
-    stride: Any = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Return the maximum of each window of (N, C, L) or (C, L); `return_indices` adds where it was."""
-    return _max_pool(
-        "max_pool1d", 1, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
-    )
+def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Composite[..., Any]:
+    """Declare max pooling of a rank, and the form that always gives indices."""
 
+    def pool(
+        input: Any,
+        kernel_size: Sizes,
+        stride: Any = None,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Any:
+        rest = kernel_size, stride, padding, dilation, ceil_mode, return_indices
+        return _max_pool(f"max_pool{rank}d", rank, input, *rest)
 
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.max_pool2d",
-    gradient_name="MaxPool2DWithIndicesBackward0",
-)
-def max_pool2d(
-    input: Any,
-    kernel_size: Sizes,
-    stride: Any = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Return the maximum of each window of (N, C, H, W) or (C, H, W).
-
-    `return_indices` adds where in its plane it was.
-    """
-    return _max_pool(
-        "max_pool2d", 2, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
-    )
-
-
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.max_pool3d",
-    autocast=Autocast(cpu="fp32"),
-    gradient_name="MaxPool3DWithIndicesBackward0",
-)
-def max_pool3d(
-    input: Any,
-    kernel_size: Sizes,
-    stride: Any = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    """Return the maximum of each window of (N, C, D, H, W) or (C, D, H, W); `return_indices` adds where it was."""
-    return _max_pool(
-        "max_pool3d", 3, input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
-    )
-
-
-def _with_indices(rank: int, example: Example) -> None:
-    name = f"max_pool{rank}d"
-
-    def function(
+    def with_indices(
         input: Any,
         kernel_size: Sizes,
         stride: Any = None,
@@ -452,23 +411,39 @@ def _with_indices(rank: int, example: Example) -> None:
         ceil_mode: bool = False,
         return_indices: bool = True,
     ) -> Any:
-        """Return the maxima and their positions."""
-        return _max_pool(name, rank, input, kernel_size, stride, padding, dilation, ceil_mode, True)
+        return pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
+    with_indices.__name__ = with_indices.__qualname__ = f"max_pool{rank}d_with_indices"
     composite(
         family="contract",
-        name=f"{name}_with_indices",
         function_in=FUNCTIONAL,
-        torch=f"nn.functional.{name}_with_indices",
-        doc=f"Return the maxima of {name} and where they were.",
+        torch=f"nn.functional.max_pool{rank}d_with_indices",
+        doc=f"Return the maxima of max_pool{rank}d and where they were.",
         example=example,
         layout=channels_last_as(0) if rank == 3 else None,
-    )(function)
+    )(with_indices)
+    return ranked("max_pool", rank, doc, pool, function_in=EVERYWHERE, **fields)
 
 
-_with_indices(1, Example(((2, 3, 20),), (3, 2)))
-_with_indices(2, Example(((2, 3, 9, 8),), (3, 2)))
-_with_indices(3, Example(((1, 2, 6, 7, 5),), (2,)))
+max_pool1d = _max_pooling(
+    1,
+    "Return the maximum of each window of (N, C, L) or (C, L); `return_indices` adds where it was.",
+    Example(((2, 3, 20),), (3, 2)),
+)
+max_pool2d = _max_pooling(
+    2,
+    "Return the maximum of each window of (N, C, H, W) or (C, H, W).\n\n"
+    "`return_indices` adds where in its plane it was.",
+    Example(((2, 3, 9, 8),), (3, 2)),
+    gradient_name="MaxPool2DWithIndicesBackward0",
+)
+max_pool3d = _max_pooling(
+    3,
+    "Return the maximum of each window of (N, C, D, H, W) or (C, D, H, W); `return_indices` adds where it was.",
+    Example(((1, 2, 6, 7, 5),), (2,)),
+    autocast=_WIDE_ON_CPU,
+    gradient_name="MaxPool3DWithIndicesBackward0",
+)
 
 
 def _max_unpool(
@@ -520,63 +495,26 @@ def _max_unpool(
     return out.reshape((*lead, *sizes))
 
 
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.max_unpool1d",
-    own_view=True,
-    refuses=NOT_FLOATS,
-)
-def max_unpool1d(
-    input: Any,
-    indices: Any,
-    kernel_size: Sizes,
-    stride: Any = None,
-    padding: Sizes = 0,
-    output_size: Any = None,
-) -> Any:
-    """Put the values of max_pool1d back where they were, zeros elsewhere."""
-    return _max_unpool("max_unpool1d", 1, input, indices, kernel_size, stride, padding, output_size)
+def _unpooling(rank: int, **fields: Any) -> Composite[..., Any]:
+    def function(
+        input: Any,
+        indices: Any,
+        kernel_size: Sizes,
+        stride: Any = None,
+        padding: Sizes = 0,
+        output_size: Any = None,
+    ) -> Any:
+        rest = kernel_size, stride, padding, output_size
+        return _max_unpool(f"max_unpool{rank}d", rank, input, indices, *rest)
+
+    doc = f"Put the values of max_pool{rank}d back where they were, zeros elsewhere."
+    fields |= {"function_in": FUNCTIONAL, "refuses": NOT_FLOATS}
+    return ranked("max_unpool", rank, doc, function, **fields)
 
 
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.max_unpool2d",
-    autocast=Autocast(cpu="fp32"),
-    refuses=NOT_FLOATS,
-    gradient_name="MaxUnpool2DBackward0",
-)
-def max_unpool2d(
-    input: Any,
-    indices: Any,
-    kernel_size: Sizes,
-    stride: Any = None,
-    padding: Sizes = 0,
-    output_size: Any = None,
-) -> Any:
-    """Put the values of max_pool2d back where they were, zeros elsewhere."""
-    return _max_unpool("max_unpool2d", 2, input, indices, kernel_size, stride, padding, output_size)
-
-
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.max_unpool3d",
-    autocast=Autocast(cpu="fp32"),
-    refuses=NOT_FLOATS,
-    gradient_name="MaxUnpool3DBackward0",
-)
-def max_unpool3d(
-    input: Any,
-    indices: Any,
-    kernel_size: Sizes,
-    stride: Any = None,
-    padding: Sizes = 0,
-    output_size: Any = None,
-) -> Any:
-    """Put the values of max_pool3d back where they were, zeros elsewhere."""
-    return _max_unpool("max_unpool3d", 3, input, indices, kernel_size, stride, padding, output_size)
+max_unpool1d = _unpooling(1, own_view=True)
+max_unpool2d = _unpooling(2, autocast=_WIDE_ON_CPU, gradient_name="MaxUnpool2DBackward0")
+max_unpool3d = _unpooling(3, autocast=_WIDE_ON_CPU, gradient_name="MaxUnpool3DBackward0")
 
 
 # ---- mean, norm ----------------------------------------------------------------------------------
@@ -653,72 +591,39 @@ def avg_pool1d(
     )
 
 
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.avg_pool2d",
-    refuses=NARROW_INTEGERS,
-    takes_out=True,
-    gradient_name="AvgPool2DBackward0",
-    aten=("avg_pool2d",),
+def _avg_pooling(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
+    def function(
+        input: Any,
+        kernel_size: Sizes,
+        stride: Any = None,
+        padding: Sizes = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Any:
+        rest = kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
+        return _avg_pool(f"avg_pool{rank}d", rank, input, *rest)
+
+    fields |= {
+        "function_in": FUNCTIONAL,
+        "refuses": NARROW_INTEGERS,
+        "takes_out": True,
+        "gradient_name": f"AvgPool{rank}DBackward0",
+        "aten": (f"avg_pool{rank}d",),
+    }
+    return ranked("avg_pool", rank, doc, function, **fields)
+
+
+avg_pool2d = _avg_pooling(
+    2,
+    "Return the mean of each window of (N, C, H, W) or (C, H, W); `divisor_override` replaces the element count.",
 )
-def avg_pool2d(
-    input: Any,
-    kernel_size: Sizes,
-    stride: Any = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """Return the mean of each window of (N, C, H, W) or (C, H, W); `divisor_override` replaces the element count."""
-    return _avg_pool(
-        "avg_pool2d",
-        2,
-        input,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-    )
-
-
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.avg_pool3d",
-    autocast=Autocast(cpu="fp32"),
-    refuses=NARROW_INTEGERS,
-    takes_out=True,
-    gradient_name="AvgPool3DBackward0",
-    aten=("avg_pool3d",),
+avg_pool3d = _avg_pooling(
+    3,
+    "Return the mean of each window of (N, C, D, H, W) or (C, D, H, W).\n\n"
+    "`divisor_override` replaces the element count.",
+    autocast=_WIDE_ON_CPU,
 )
-def avg_pool3d(
-    input: Any,
-    kernel_size: Sizes,
-    stride: Any = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
-    """Return the mean of each window of (N, C, D, H, W) or (C, D, H, W).
-
-    `divisor_override` replaces the element count.
-    """
-    return _avg_pool(
-        "avg_pool3d",
-        3,
-        input,
-        kernel_size,
-        stride,
-        padding,
-        ceil_mode,
-        count_include_pad,
-        divisor_override,
-    )
 
 
 def _lp_pool(
@@ -730,43 +635,23 @@ def _lp_pool(
     return (mean.sign() * mean.abs().relu() * numel(kernel)) ** (1.0 / norm_type)
 
 
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.lp_pool1d",
-    example=Example(((2, 3, 20),), (2.0, 3)),
-)
-def lp_pool1d(
-    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
-) -> Any:
-    """Return the p-norm of each window of (N, C, L) or (C, L)."""
-    return _lp_pool("lp_pool1d", 1, input, norm_type, kernel_size, stride, ceil_mode)
+def _lp_pooling(rank: int, shapes: str, example: Example) -> Composite[..., Any]:
+    def function(
+        input: Any,
+        norm_type: float,
+        kernel_size: Sizes,
+        stride: Any = None,
+        ceil_mode: bool = False,
+    ) -> Any:
+        return _lp_pool(f"lp_pool{rank}d", rank, input, norm_type, kernel_size, stride, ceil_mode)
+
+    doc = f"Return the p-norm of each window of {shapes}."
+    return ranked("lp_pool", rank, doc, function, function_in=FUNCTIONAL, example=example)
 
 
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.lp_pool2d",
-    example=Example(((2, 3, 9, 8),), (2.0, 3)),
-)
-def lp_pool2d(
-    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
-) -> Any:
-    """Return the p-norm of each window of (N, C, H, W) or (C, H, W)."""
-    return _lp_pool("lp_pool2d", 2, input, norm_type, kernel_size, stride, ceil_mode)
-
-
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.lp_pool3d",
-    example=Example(((1, 2, 6, 7, 5),), (2.0, 2)),
-)
-def lp_pool3d(
-    input: Any, norm_type: float, kernel_size: Sizes, stride: Any = None, ceil_mode: bool = False
-) -> Any:
-    """Return the p-norm of each window of (N, C, D, H, W) or (C, D, H, W)."""
-    return _lp_pool("lp_pool3d", 3, input, norm_type, kernel_size, stride, ceil_mode)
+lp_pool1d = _lp_pooling(1, "(N, C, L) or (C, L)", Example(((2, 3, 20),), (2.0, 3)))
+lp_pool2d = _lp_pooling(2, "(N, C, H, W) or (C, H, W)", Example(((2, 3, 9, 8),), (2.0, 3)))
+lp_pool3d = _lp_pooling(3, "(N, C, D, H, W) or (C, D, H, W)", Example(((1, 2, 6, 7, 5),), (2.0, 2)))
 
 
 # ---- adaptive ------------------------------------------------------------------------------------
@@ -841,15 +726,11 @@ def _adaptive_avg(op: str, rank: int, input: Any, output_size: Any) -> Any:
     return x.contiguous().to(input.dtype)
 
 
-@composite(
-    family="contract",
-    function_in=EVERYWHERE,
-    torch="nn.functional.adaptive_avg_pool1d",
-    refuses=NOT_FLOATS,
-)
-def adaptive_avg_pool1d(input: Any, output_size: Any) -> Any:
-    """Return the means of `output_size` bins of (N, C, L) or (C, L)."""
-    return _adaptive_avg("adaptive_avg_pool1d", 1, input, output_size)
+def _adaptive_averaging(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
+    def function(input: Any, output_size: Any) -> Any:
+        return _adaptive_avg(f"adaptive_avg_pool{rank}d", rank, input, output_size)
+
+    return ranked("adaptive_avg_pool", rank, doc, function, refuses=NOT_FLOATS, **fields)
 
 
 def _adaptive_name(input: Any, output_size: Any) -> str:
@@ -857,28 +738,23 @@ def _adaptive_name(input: Any, output_size: Any) -> str:
     return "MeanBackward1" if alone else "AdaptiveAvgPool2DBackward0"
 
 
-@composite(
-    family="contract",
+adaptive_avg_pool1d = _adaptive_averaging(
+    1,
+    "Return the means of `output_size` bins of (N, C, L) or (C, L).",
+    function_in=EVERYWHERE,
+)
+adaptive_avg_pool2d = _adaptive_averaging(
+    2,
+    "Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size.",
     function_in=FUNCTIONAL,
-    torch="nn.functional.adaptive_avg_pool2d",
-    refuses=NOT_FLOATS,
     gradient_name=_adaptive_name,
 )
-def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any:
-    """Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
-    return _adaptive_avg("adaptive_avg_pool2d", 2, input, output_size)
-
-
-@composite(
-    family="contract",
+adaptive_avg_pool3d = _adaptive_averaging(
+    3,
+    "Return the means of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size.",
     function_in=FUNCTIONAL,
-    torch="nn.functional.adaptive_avg_pool3d",
-    autocast=Autocast(cpu="fp32"),
-    refuses=NOT_FLOATS,
+    autocast=_WIDE_ON_CPU,
 )
-def adaptive_avg_pool3d(input: Any, output_size: Any) -> Any:
-    """Return the means of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
-    return _adaptive_avg("adaptive_avg_pool3d", 3, input, output_size)
 
 
 def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
@@ -928,40 +804,30 @@ def _adaptive_max(op: str, rank: int, input: Any, output_size: Any, return_indic
     return (out, indices.contiguous()) if return_indices else out
 
 
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.adaptive_max_pool1d",
-    refuses=NOT_FLOATS,
+def _adaptive_maximum(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
+    def function(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+        name = f"adaptive_max_pool{rank}d"
+        return _adaptive_max(name, rank, input, output_size, return_indices)
+
+    fields |= {"function_in": FUNCTIONAL, "refuses": NOT_FLOATS}
+    return ranked("adaptive_max_pool", rank, doc, function, **fields)
+
+
+adaptive_max_pool1d = _adaptive_maximum(
+    1,
+    "Return the maxima of `output_size` bins of (N, C, L) or (C, L); `return_indices` adds where they were.",
 )
-def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """Return the maxima of `output_size` bins of (N, C, L) or (C, L); `return_indices` adds where they were."""
-    return _adaptive_max("adaptive_max_pool1d", 1, input, output_size, return_indices)
-
-
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.adaptive_max_pool2d",
-    refuses=NOT_FLOATS,
+adaptive_max_pool2d = _adaptive_maximum(
+    2,
+    "Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size.",
     gradient_name="AdaptiveMaxPool2DBackward0",
 )
-def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size."""
-    return _adaptive_max("adaptive_max_pool2d", 2, input, output_size, return_indices)
-
-
-@composite(
-    family="contract",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.adaptive_max_pool3d",
-    autocast=Autocast(cpu="fp32"),
-    refuses=NOT_FLOATS,
+adaptive_max_pool3d = _adaptive_maximum(
+    3,
+    "Return the maxima of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size.",
+    autocast=_WIDE_ON_CPU,
     gradient_name="AdaptiveMaxPool3DBackward0",
 )
-def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """Return the maxima of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size."""
-    return _adaptive_max("adaptive_max_pool3d", 3, input, output_size, return_indices)
 
 
 # ---- windows as columns --------------------------------------------------------------------------

@@ -14,15 +14,14 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.contract import check_tensor, rows_times
-from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32, int32
+from webtorch.ops.packed import LANES, WORD, itself
 from webtorch.ops.primitive import cast_to
-from webtorch.ops.record import LOWER, TABLE, composite, elementwise
+from webtorch.ops.record import LOWER, TABLE, composite
 
 # Rows of input up to which every output is a sum of its own: for more, unpacking once and a matrix
 # product is less work.
 _FEW_ROWS = 4
-_WORD = 32
 
 
 def groups_of(columns: int, bits: int, group_size: int) -> int:
@@ -35,10 +34,10 @@ def groups_of(columns: int, bits: int, group_size: int) -> int:
             f"group_size={group_size} does not divide the {columns} input features: choose a divisor "
             "of them, or -1 for one group in each row"
         )
-    if size * bits % _WORD:
+    if size * bits % WORD:
         raise ValueError(
             f"groups of {size} do not fill 32-bit words with {bits}-bit numbers: their size must be a "
-            f"multiple of {_WORD // bits}"
+            f"multiple of {WORD // bits}"
         )
     return columns // size
 
@@ -71,36 +70,13 @@ def quantize_weight(weight: Any, bits: int, group_size: int) -> tuple[Any, Any, 
         scale = scale.masked_fill(scale == 0.0, 1.0)
         zero = (-low / scale).round().clamp(0, 15)
         q, zeros = ((w / scale).round() + zero).clamp(0, 15), zero.squeeze(-1)
-    lanes = q.to(int32).reshape(rows, count, _WORD // bits, -1)
+    lanes = q.to(int32).reshape(rows, count, WORD // bits, -1)
     packed = None
-    for lane in range(_WORD // bits):
+    for lane in range(WORD // bits):
         part = (lanes[:, :, lane] & ((1 << bits) - 1)) << (bits * lane)
         packed = part if packed is None else packed | part
     assert packed is not None
     return packed.reshape(rows, -1), scale.squeeze(-1), zeros
-
-
-def _lane(bits: int, lane: int) -> Any:
-    """Declare the operation that takes number `lane` out of a word: signed for 8 bits, unsigned for 4."""
-    above, below = _WORD - bits * (lane + 1), bits * lane
-    if bits == 8:
-        expr = lambda word: ex.shr(ex.shl(word, above), _WORD - bits)  # noqa: E731
-    else:
-        expr = lambda word: ex.shr(word, below) & 15  # noqa: E731
-    return elementwise(
-        f"_lane{lane}_of_{bits}_bits",
-        expr,
-        tensors=("word",),
-        torch="",
-        function_in=(),
-        inplace=False,
-        differentiable=False,
-        dtypes=(int32,),
-        doc=f"Number {lane} of a word of {bits}-bit numbers.",
-    )
-
-
-_LANES = {bits: tuple(_lane(bits, lane) for lane in range(_WORD // bits)) for bits in (4, 8)}
 
 
 @composite(name="_dequantize_weight", function_in=(), torch="", differentiable=False)
@@ -108,33 +84,20 @@ def dequantize_weight(packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
     """Return the float32 weight (out, in) that packed numbers stand for."""
     rows, count = scales.shape
     words = packed.reshape(rows, count, -1)
-    w = TABLE["stack"]([take(words) for take in _LANES[bits]], 2).to(float32)
+    w = TABLE["stack"]([take(words) for take in LANES[bits]], 2).to(float32)
     w = w.reshape(rows, count, -1)
     if zeros is not None:
         w = w - zeros.unsqueeze(-1)
     return (w * scales.unsqueeze(-1)).reshape(rows, -1)
 
 
-# Windows of data in memory have offsets that are arguments, and a kernel reads them number by number;
-# those of a result, also of one that fuses, are known when the kernel is written.
-_itself = elementwise(
-    "_itself",
-    lambda x: x * 1.0,
-    torch="",
-    function_in=(),
-    inplace=False,
-    dtypes=(float32,),
-    doc="The input itself, as a result.",
-)
-
-
 def _few_rows(x: Any, packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
     """Return x @ w.T in float32 for few rows x (M, in), as sums over the words."""
     rows, count = scales.shape
     words = packed.reshape(1, rows, count, -1)
-    x = _itself(cast_to(x, float32)).reshape(x.shape[0], 1, count, _WORD // bits, -1)
+    x = itself(cast_to(x, float32)).reshape(x.shape[0], 1, count, WORD // bits, -1)
     total = None
-    for lane, take in enumerate(_LANES[bits]):
+    for lane, take in enumerate(LANES[bits]):
         q = take(words) if zeros is None else take(words) - zeros.unsqueeze(-1)
         product = q * x[:, :, :, lane]
         total = product if total is None else total + product
@@ -188,7 +151,7 @@ def quantized_linear(
     The result has the input's type. Differentiable in input and bias.
     """
     check_tensor("quantized_linear", "packed", 2, packed)
-    columns = packed.shape[1] * _WORD // bits
+    columns = packed.shape[1] * WORD // bits
     if not input.ndim or input.shape[-1] != columns:
         raise ShapeError(
             f"quantized_linear: the input {tuple(input.shape)} needs {columns} features in its last "

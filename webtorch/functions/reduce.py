@@ -18,7 +18,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.creation import default_dtype
-from webtorch.ir import expr as ex
+from webtorch.functions.pointwise import square
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
@@ -40,14 +40,11 @@ from webtorch.ops.elementwise import (
     isnan,
     log,
     log1p,
-    logaddexp,
     logical_and,
     logical_or,
-    logistic,
     maximum,
     minimum,
     ne,
-    square,
 )
 from webtorch.ops.elementwise import (
     abs as absolute,
@@ -72,13 +69,12 @@ from webtorch.ops.record import (
     TABLE,
     WHOLE,
     Autocast,
-    Elementwise,
     OutRule,
     composite,
-    elementwise,
     over_dims,
     return_type,
 )
+from webtorch.ops.reduction import is_nonzero_part, log_add, norm_slope, root
 from webtorch.tensors.tensor import Tensor
 
 Dims = int | Sequence[int] | None
@@ -199,12 +195,20 @@ def _accumulated(x: Any, dtype: DType | None) -> Any:
     return to_type(x, dtype)
 
 
+def _to_every(g: Any, shape: tuple[int, ...], dim: Dims) -> Any:
+    """Return the cotangent of a sum over `dim`, for every element of `shape`."""
+    dims = wrap_dims("sum", dim, len(shape))
+    return g.reshape(reduced_shape(shape, dims, True)).expand(shape)
+
+
 @composite(
     family="reduce",
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name=over_dims("Sum"),
+    complex_rule=True,
+    vjp=(lambda g, _out, input_shape, dim, _keepdim, _dtype: _to_every(g, input_shape, dim),),
     onnx="ReduceSum",
     numpy="sum",
 )
@@ -236,6 +240,13 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     return to_type(_div(combine_dims(wide, "sum", dims, keepdim), count_of(x.shape, dims)), x.dtype)
 
 
+def _mean_slope(
+    g: Any, _out: Any, input_shape: tuple[int, ...], dim: Dims, _keepdim: bool, _dtype: Any
+) -> Any:
+    count = count_of(input_shape, wrap_dims("mean", dim, len(input_shape)))
+    return _to_every(_div(widened(g), count), input_shape, dim)
+
+
 @composite(
     family="reduce",
     dtypes=FLOATS,
@@ -243,6 +254,8 @@ def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     autocast=WHOLE,
     out="stated",
     gradient_name=over_dims("Mean"),
+    complex_rule=True,
+    vjp=(_mean_slope,),
     onnx="ReduceMean",
     numpy="mean",
 )
@@ -595,28 +608,6 @@ def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
     return _div(combine_dims(squares, "sum", dims, True), freedom)
 
 
-_root: Elementwise = elementwise(
-    "_root",
-    lambda x: ex.sqrt(x),
-    vjp=lambda g, out, _x: (_root_backward(g, out),),
-    dtypes=FLOATS,
-    torch="",
-    function_in=(),
-    domain=(0.01, 9.0),
-    doc="The square root, with derivative 0 at 0.",
-)
-_root_backward: Elementwise = elementwise(
-    "_root_backward",
-    lambda g, out: ex.where(ex.eq(out, 0), ex.const(0.0, out.dtype), g / (out + out)),
-    tensors=("grad_output", "output"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The gradient of _root from its result.",
-)
-
-
 def _spread(
     name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any
 ) -> tuple[Any, tuple[int, ...]]:
@@ -658,7 +649,7 @@ def _var_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, corre
 
 def _std_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
     result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
-    return to_type(drop_dims(_root(result), dims, keepdim), input.dtype.to_real())
+    return to_type(drop_dims(root(result), dims, keepdim), input.dtype.to_real())
 
 
 _SPREADS: tuple[Any, ...] = (
@@ -752,38 +743,12 @@ def std_mean(
 
 # -- norms ------------------------------------------------------------------------------------------------------------
 
-_is_nonzero = elementwise(
-    "_is_nonzero",
-    lambda x: ex.cast(ex.ne(x, 0), x.dtype),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="1 where input is not zero; its gradient is zero.",
-)
-_norm_slope = elementwise(
-    "_norm_slope",
-    # As a ratio, so that no power of a large element overflows.
-    lambda x, norm, p: ex.where(
-        ex.eq(x, 0) | ex.eq(norm, 0),
-        ex.const(0.0, x.dtype),
-        ex.sign(x) * ex.pow_(ex.where(x < 0, -x, x) / norm, p - 1),
-    ),
-    tensors=("input", "norm"),
-    numbers=("p",),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The derivative of a p-norm in one element.",
-)
-
 
 @composite(
     name="_p_norm",
     function_in=(),
     torch="",
-    vjp=lambda g, out, x, p, _dims: (g * _norm_slope(x, out, p),),
+    vjp=lambda g, out, x, p, _dims: (g * norm_slope(x, out, p),),
 )
 def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
     return combine_dims(absolute(x) ** p, "sum", dims, True) ** (1.0 / p)
@@ -846,11 +811,11 @@ def vector_norm(
     if 0 in x.shape:
         return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), 0.0, result_type)
     if ord == 2:
-        result = _root(combine_dims(square(x), "sum", dims, True))
+        result = root(combine_dims(square(x), "sum", dims, True))
     elif ord == 1:
         result = combine_dims(absolute(x), "sum", dims, True)
     elif ord == 0:
-        result = combine_dims(_is_nonzero(x), "sum", dims, True)
+        result = combine_dims(is_nonzero_part(x), "sum", dims, True)
     elif math.isinf(ord):
         result = combine_dims(absolute(x), "max" if ord > 0 else "min", dims, True)
     else:
@@ -1005,31 +970,6 @@ def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     return _cumprod(x, dim) if x.ndim and 0 not in x.shape else x.clone()
 
 
-_log_add: Elementwise = elementwise(
-    "_log_add",
-    logaddexp.expr,
-    vjp=lambda g, _out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
-    dtypes=FLOATS,
-    tensors=("input", "other"),
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="logaddexp with a finite gradient at two equal infinities.",
-)
-_log_add_backward: Elementwise = elementwise(
-    "_log_add_backward",
-    lambda g, x, y: (
-        g * logistic(ex.where(ex.isinf(x) & ex.eq(x, y), ex.const(0.0, x.dtype), x - y))
-    ),
-    tensors=("grad_output", "input", "other"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The gradient of _log_add for its first operand.",
-)
-
-
 @composite(
     family="scan",
     dtypes=FLOATS,
@@ -1082,7 +1022,7 @@ def _running_logsumexp(x: Any, dim: int) -> Any:
 def _complex_running(x: Any, dim: int) -> Any:
     total, step = x, 1
     while step < x.shape[dim]:
-        total = _log_add(total, _shifted(total, dim, step, -math.inf))
+        total = log_add(total, _shifted(total, dim, step, -math.inf))
         step *= 2
     return _on_branch(total, x, dim)
 

@@ -14,16 +14,15 @@ from functools import lru_cache
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.pointwise import where
 from webtorch.functions.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
-from webtorch.ir import expr as ex
-from webtorch.ir.dtype import FLOATS, DType, int32, int64, uint8
-from webtorch.ir.expr import Expr
+from webtorch.ir.dtype import DType, int32, int64, uint8
 from webtorch.ir.view import numel
-from webtorch.ops.elementwise import where
+from webtorch.ops.grid import CORNERS, clipped, neighbour, unnormalised
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import cast_to, fill, iota, take
 from webtorch.ops.purity import warn
-from webtorch.ops.record import NOT_FLOATS, Autocast, Elementwise, Example, composite, elementwise
+from webtorch.ops.record import NOT_FLOATS, Autocast, Example, composite
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tape import attach, no_grad
 
@@ -621,33 +620,6 @@ def affine_grid(theta: Any, size: Sequence[int], align_corners: bool | None = No
     return total + offset
 
 
-_unnormalised: Elementwise = elementwise(
-    "_unnormalised",
-    lambda x, size, edge: ((x + 1) * size - edge) * 0.5,
-    tensors=("x",),
-    numbers=("size", "edge"),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The position in elements of a place between -1 and 1.",
-)
-
-
-# The slope is 0 at both ends already, and NaN is the first place, as in PyTorch.
-_clipped: Elementwise = elementwise(
-    "_clipped",
-    lambda place, last: ex.where(ex.ge(place, last), last, ex.where(ex.gt(place, 0), place, 0)),
-    tensors=("place",),
-    numbers=("last",),
-    dtypes=FLOATS,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="A place, or the nearest one in 0..last.",
-)
-
-
 def _reflect(x: Any, low2: int, high2: int) -> Any:
     """Return x reflected between low2 / 2 and high2 / 2 until it is inside."""
     if low2 == high2:
@@ -672,7 +644,7 @@ def _placed(x: Any, size: int, padding_mode: str, align_corners: bool, volume: b
             x = where(x.isfinite(), x, -2.0)
         else:
             x = where(x.isnan(), float(size - 1), x)
-    return x if padding_mode == "zeros" else _clipped(x, float(size - 1))
+    return x if padding_mode == "zeros" else clipped(x, float(size - 1))
 
 
 def _corner(image: Any, batch: Any, places: Sequence[Any], weight: Any) -> Any:
@@ -764,7 +736,7 @@ def grid_sample(
     places = []
     for d in range(rank):
         at = grid.select(-1, rank - 1 - d)
-        at = _unnormalised(at, float(sizes[d] - align), float(not align))
+        at = unnormalised(at, float(sizes[d] - align), float(not align))
         places.append(
             at if mode == "bicubic" else _placed(at, sizes[d], padding_mode, align, rank == 3)
         )
@@ -781,71 +753,11 @@ def grid_sample(
     return out.permute((0, rank + 1, *range(1, rank + 1))).contiguous().to(dtype)
 
 
-def _between(x: Expr, last: Expr) -> Expr:
-    return ex.ge(x, 0) & ex.le(x, last)
-
-
-_neighbour: Elementwise = elementwise(
-    "_neighbour",
-    lambda place, up, last: ex.where(_between(ex.floor(place) + up, last), ex.floor(place) + up, 0),
-    tensors=("place",),
-    numbers=("up", "last"),
-    dtypes=FLOATS,
-    differentiable=False,
-    inplace=False,
-    torch="",
-    function_in=(),
-    doc="The whole position before a place, or after it (up 1); 0 where it is not in 0..last.",
-)
-
-
-def _four_corners(rank: int, first: int) -> Elementwise:
-    """Return the entry of the sum over corners first..first+3 of 2^rank around a place.
-
-    Four at a time: a kernel of WebGPU may have no more than eight buffers, its gradient's included.
-    """
-
-    def formula(*given: Expr) -> Expr:
-        """Return the weighted sum of the corners that lie inside."""
-        values, places, last = given[:4], given[4 : 4 + rank], given[4 + rank :]
-        total: Expr | None = None
-        for number, value in enumerate(values, first):
-            weight: Expr | None = None
-            inside: Expr | None = None
-            for d, (place, end) in enumerate(zip(places, last, strict=True)):
-                low, up = ex.floor(place), number >> d & 1
-                part = place - low if up else 1 - (place - low)
-                within = _between(low + up, end)
-                weight = part if weight is None else weight * part
-                inside = within if inside is None else inside & within
-            assert weight is not None and inside is not None
-            # The weight of a place that is no number is none: as PyTorch, NaN.
-            term = ex.where(inside, value, 0) * weight
-            total = term if total is None else total + term
-        assert total is not None
-        return total
-
-    return elementwise(
-        f"_corners_{rank}d_{first}",
-        formula,
-        tensors=(*[f"value{n}" for n in range(4)], *[f"place{d}" for d in range(rank)]),
-        numbers=tuple([f"last{d}" for d in range(rank)]),
-        dtypes=FLOATS,
-        inplace=False,
-        torch="",
-        function_in=(),
-        doc="The values at four corners around a place times their weights; 0 for those outside.",
-    )
-
-
-_CORNERS = {rank: [_four_corners(rank, n) for n in range(0, 2**rank, 4)] for rank in (2, 3)}
-
-
 def _linear_corners(image: Any, batch: Any, places: list[Any]) -> Any:
     rank = len(places)
     last = [image.shape[1 + d] - 1 for d in range(rank)]
     sides = [
-        [cast_to(_neighbour(p.detach(), float(up), float(end)), int64) for up in (0, 1)]
+        [cast_to(neighbour(p.detach(), float(up), float(end)), int64) for up in (0, 1)]
         for p, end in zip(places, last, strict=True)
     ]
     values = []
@@ -854,7 +766,7 @@ def _linear_corners(image: Any, batch: Any, places: list[Any]) -> Any:
         values.append(take(image, (batch, *index), "grid_sample"))
     at = [p.unsqueeze(-1) for p in places]
     total: Any = None
-    for n, corners in enumerate(_CORNERS[rank]):
+    for n, corners in enumerate(CORNERS[rank]):
         found = corners(*values[4 * n : 4 * n + 4], *at, *map(float, last))
         total = found if total is None else total + found
     return total

@@ -7,9 +7,9 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import contract, creation, indexing
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import int64
 from webtorch.ir.view import normalize_dim
-from webtorch.ops.elementwise import where
 from webtorch.ops.primitive import cast_to, fill, iota
 from webtorch.ops.record import NOT_FLOATS, Autocast, composite
 

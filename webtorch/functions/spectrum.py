@@ -155,28 +155,8 @@ def istft(
 
     Raises RuntimeError where the windows leave a gap; in a compiled function the result is not finite there.
     """
-    if not input.dtype.is_complex:
-        raise RuntimeError(
-            "istft requires a complex-valued input tensor matching the output from stft with "
-            "return_complex=True."
-        )
-    _check("istft", input.numel() > 0, "input tensor cannot be empty.")
-    _check(
-        "istft",
-        input.ndim in (2, 3),
-        f"input tensor's number of dimensions must be 2 or 3, but got {input.ndim}",
-    )
+    onesided = _check_inverse(input, n_fft, onesided)
     x = input if input.ndim == 3 else input.unsqueeze(0)
-    bins, count = x._shape[1:]
-    if onesided is None:
-        onesided = bins != n_fft
-    wanted = n_fft // 2 + 1 if onesided else n_fft
-    _check(
-        "istft",
-        bins == wanted,
-        f"expected the frequency dimension (3rd to the last) of the input tensor to match "
-        f"{'n_fft / 2 + 1' if onesided else 'n_fft'} when onesided={onesided}, but got {bins}",
-    )
     hop, width = _hop_and_width("istft", x, n_fft, hop_length, win_length, window)
     _check(
         "istft",
@@ -198,30 +178,60 @@ def istft(
         if not onesided:
             terms = terms.narrow(-1, 0, n_fft // 2 + 1)
         frames = fft_irfft(terms, n=n_fft, norm=norm)
+    count = x._shape[2]
     total = n_fft + hop * (count - 1)
     signal = movement._overlap(frames * weights, (x._shape[0], total), 1, n_fft, hop)
     squares = (weights * weights).expand((1, count, n_fft))
     envelope = movement._overlap(squares, (1, total), 1, n_fft, hop)
     start = n_fft // 2 if center else 0
     end = start + length if length is not None else total - start
-    missing = max(0, end - total)
     _check(
         "istft",
         numel(x._shape) > 0 and min(end, total) > start,
         f"the signal has no elements: {start} to {end} of {total}",
     )
-    signal = signal.narrow(1, start, min(end, total) - start)
-    envelope = envelope.narrow(1, start, min(end, total) - start)
-    if not envelope._storage.runtime.capturing:
-        least = elementwise.abs(envelope.detach()).amin().item()
-        if least <= 1e-11:
-            raise RuntimeError(f"istft: window overlap add min: {least:g}: the windows leave a gap")
-    signal = signal / envelope
-    if missing:
+    signal = _without_windows(signal, envelope, start, min(end, total) - start)
+    if end > total:
         warn(
             "The length of signal is shorter than the length parameter. Result is being padded with zeros "
             "in the tail. Please check your center and hop_length settings.",
             UserWarning,
         )
-        signal = pad_with(signal, (0, 0), (0, missing), 0)
+        signal = pad_with(signal, (0, 0), (0, end - total), 0)
     return signal if input.ndim == 3 else signal.squeeze(0)
+
+
+def _check_inverse(input: Any, n_fft: int, onesided: bool | None) -> bool:
+    """Check the transforms that `istft` is given; return whether they hold half of the frequencies."""
+    if not input.dtype.is_complex:
+        raise RuntimeError(
+            "istft requires a complex-valued input tensor matching the output from stft with "
+            "return_complex=True."
+        )
+    _check("istft", input.numel() > 0, "input tensor cannot be empty.")
+    _check(
+        "istft",
+        input.ndim in (2, 3),
+        f"input tensor's number of dimensions must be 2 or 3, but got {input.ndim}",
+    )
+    bins = input._shape[-2]
+    if onesided is None:
+        onesided = bins != n_fft
+    _check(
+        "istft",
+        bins == (n_fft // 2 + 1 if onesided else n_fft),
+        f"expected the frequency dimension (3rd to the last) of the input tensor to match "
+        f"{'n_fft / 2 + 1' if onesided else 'n_fft'} when onesided={onesided}, but got {bins}",
+    )
+    return onesided
+
+
+def _without_windows(signal: Any, envelope: Any, start: int, length: int) -> Any:
+    """Return part of a sum of windows divided by that of their squares, which must not be zero."""
+    signal = signal.narrow(1, start, length)
+    envelope = envelope.narrow(1, start, length)
+    if not envelope._storage.runtime.capturing:
+        least = elementwise.abs(envelope.detach()).amin().item()
+        if least <= 1e-11:
+            raise RuntimeError(f"istft: window overlap add min: {least:g}: the windows leave a gap")
+    return signal / envelope

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.functions import creation, indexing, movement, ordering
+from webtorch.functions import creation, indexing, movement, ordering, pointwise
 from webtorch.functions.reduce import as_float, vector_norm
 from webtorch.ir.dtype import bool_, int64, uint8
 from webtorch.ir.view import normalize_dim
@@ -301,9 +301,9 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
         x, low, high = cast_to(x, int64), int(low), int(high)
         place = elementwise.floor_divide((x - low) * bins, high - low)
     # The upper end belongs to the last bin.
-    place = elementwise.where(x == high, bins - 1, place)
+    place = pointwise.where(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)
-    place = elementwise.where(inside, place, bins)
+    place = pointwise.where(inside, place, bins)
     return indexing.counted(place, bins + 1)[:bins].to(input.dtype)
 
 
@@ -334,8 +334,8 @@ def _bin_of(x: Any, edges: Any) -> Any:
     """Return the bin of each element; the number of bins where it lies outside. The last is closed."""
     count = edges._shape[0] - 1
     place = indexing.searchsorted(edges.contiguous(), x.contiguous(), right=True) - 1
-    place = elementwise.where(x == edges[-1], count - 1, place)
-    return elementwise.where((x >= edges[0]) & (x <= edges[-1]), place, count)
+    place = pointwise.where(x == edges[-1], count - 1, place)
+    return pointwise.where((x >= edges[0]) & (x <= edges[-1]), place, count)
 
 
 @composite(family="index", differentiable=False)
@@ -396,7 +396,7 @@ def _histogram(
         inside = (each < count) & inside
         place = place * count + each
     total = math.prod(counts)
-    place = elementwise.where(inside, place, total)
+    place = pointwise.where(inside, place, total)
     amount = (
         fill(place._shape, 1, x.dtype, x.device)
         if weight is None
@@ -432,7 +432,7 @@ def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
     d = normalize_dim(dim, input.ndim)
     others = tuple(k for k in range(input.ndim) if k != d)
     size = vector_norm(input, p, others, True)
-    return input * elementwise.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
+    return input * pointwise.where(size > maxnorm, maxnorm / (size + 1e-7), 1.0)
 
 
 @composite(
@@ -457,7 +457,7 @@ def mode(input: Any, dim: int = -1, keepdim: bool = False) -> Any:
         changed = movement.narrow(values, -1, 1, size - 1) != movement.narrow(
             values, -1, 0, size - 1
         )
-        starts = elementwise.where(changed, movement.narrow(places, -1, 1, size - 1), 0)
+        starts = pointwise.where(changed, movement.narrow(places, -1, 1, size - 1), 0)
         first = fill((*values._shape[:-1], 1), 0, int64, input.device)
         run = places - movement.cat([first, starts], -1).cummax(-1)[0]
     else:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from webtorch.dispatch.call import Foreign
 from webtorch.errors import DeviceError
-from webtorch.functions import assign, creation, indexing, movement
+from webtorch.functions import assign, creation, indexing, movement, pointwise
 from webtorch.functions.movement import pick, slice_bounds, window
 from webtorch.ir.dtype import bool_, int8, int16, int32, int64, uint8
 from webtorch.ir.view import numel
@@ -33,10 +34,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     if type(index) is int:
         return _pick(x, 0, index)
     reads = not x._storage.runtime.capturing
-    try:
-        view, tensors, single, names = _parse(x, index, reads)
-    except override.Foreign:
-        return override.meet(getitem, (x, index), {})
+    view, tensors, single, names = _parse(x, index, reads)
     if tensors:
         out = indexing.take_at(view, tensors, single, names)
         if (
@@ -64,17 +62,14 @@ def setitem(x: Tensor, index: Any, value: Any) -> None:
         leave_hooks(x)
     mask = _as_mask(x, index)
     if not isinstance(value, (Tensor, float, int)) and override.is_foreign((index, value), {}):
-        return override.meet(setitem, (x, index, value), {})
+        raise Foreign
     given, value = value, _as_value(x, value)
     if mask is not None and value.numel() == 1:
         # No positions are needed, so nothing is read from the device.
         mask = movement.reshape(mask, mask._shape + (1,) * (x.ndim - mask.ndim))
-        write(x, elementwise.where(mask, movement.reshape(value, ()), x), fresh=True)
+        write(x, pointwise.where(mask, movement.reshape(value, ()), x), fresh=True)
         return
-    try:
-        view, tensors, single, names = _parse(x, index)
-    except override.Foreign:
-        return override.meet(setitem, (x, index, given), {})
+    view, tensors, single, names = _parse(x, index)
     if tensors:
         # One value is converted, and so is what 0-d tensors select like ints.
         if isinstance(given, Tensor) and given.numel() != 1 and len(tensors) > len(single):
@@ -289,5 +284,5 @@ def _convert(x: Tensor, item: Any, reads: bool = False) -> Any:
     if hasattr(item, "__index__"):
         return operator.index(item)
     if override.is_foreign((item,), {}):
-        raise override.Foreign
+        raise Foreign
     raise IndexError(_BAD_TYPE.format(type(item).__name__))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from webtorch.ir.dtype import bool_
 from webtorch.ir.kernel import Scan
 from webtorch.ir.reducer import REDUCERS
-from webtorch.lower.pysource import called
+from webtorch.lower.pyvalues import called
 
 # Rows that are walked together: each waits for its last sum, the processor for none of them.
 _TOGETHER = 8

@@ -7,6 +7,8 @@ activations first, then all gradients of weights. Memory wants another.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from webtorch.ir.graph import Graph
@@ -42,16 +44,23 @@ def in_frugal_order(graph: Graph, tasks: list[T]) -> list[T]:
     nothing (the gradient of a bias, a step count), on which others wait; else the given order
     stands. A task that may overwrite memory in place still comes after those that read it.
     """
-    writer = {n: t for t, task in enumerate(tasks) for n in task.writes}
-    outputs = {o.node for o in graph.outputs}
-    donor = {o.node: o.donor for o in graph.outputs if o.donor is not None}
-    reads: list[set[int]] = []
+    reads = [{*t.nodes, *(b for _, b in t.bases)} - set(t.writes) for t in tasks]
     readers: dict[int, list[int]] = {}
-    for t, task in enumerate(tasks):
-        found = {*task.nodes, *(b for _, b in task.bases)} - set(task.writes)
-        reads.append(found)
+    for t, found in enumerate(reads):
         for n in found:
             readers.setdefault(n, []).append(t)
+    after = _followers(graph, tasks, reads, readers)
+    order = _Scheduler(graph, tasks, reads, readers, after).order()
+    assert len(order) == len(tasks), "tasks wait for each other"
+    return [tasks[t] for t in order]
+
+
+def _followers(
+    graph: Graph, tasks: Sequence[Task], reads: list[set[int]], readers: dict[int, list[int]]
+) -> list[set[int]]:
+    """Return the tasks that wait for each: those that read what it writes, or overwrite what it reads."""
+    writer = {n: t for t, task in enumerate(tasks) for n in task.writes}
+    donor = {o.node: o.donor for o in graph.outputs if o.donor is not None}
     after: list[set[int]] = [set() for _ in tasks]
     for t, task in enumerate(tasks):
         waits = {writer[n] for n in reads[t] if n in writer}
@@ -60,50 +69,77 @@ def in_frugal_order(graph: Graph, tasks: list[T]) -> list[T]:
             waits |= {r for r in readers.get(n, ()) if r < t}
         for w in waits - {t}:
             after[w].add(t)
-    waiting = [0] * len(tasks)
-    for followers in after:
-        for t in followers:
-            waiting[t] += 1
+    return after
 
-    def size(n: int) -> int:
-        """Return the bytes of a node's result."""
-        node = graph.nodes[n]
-        return node.elements * node.dtype.itemsize
 
-    in_place = {n for task in tasks for n in task.writes if n in donor}
-    in_place |= {n for task in tasks for n, _ in task.bases}
-    freed = {n for n in readers if n in writer and n not in outputs}
-    left = {n: len(readers[n]) for n in freed}
-    delta = [sum(size(n) for n in task.writes if n not in in_place) for task in tasks]
-    for n in freed:
-        if left[n] == 1:
-            delta[readers[n][0]] -= size(n)
-    small = max((size(n) for task in tasks for n in task.writes), default=0) // _SMALL
-    ready = [t for t in range(len(tasks)) if not waiting[t]]
-    frugal = [(delta[t], t) for t in ready if delta[t] <= small]
-    heapq.heapify(frugal)
-    done = [False] * len(tasks)
-    order: list[T] = []
-    while ready:
-        while frugal and done[frugal[0][1]]:
-            heapq.heappop(frugal)
-        t = heapq.heappop(frugal)[1] if frugal else heapq.heappop(ready)
-        if done[t]:
-            continue
-        done[t] = True
-        order.append(tasks[t])
-        for n in reads[t] & freed:
-            left[n] -= 1
-            if left[n] == 1:
-                last = next(r for r in readers[n] if not done[r])
-                delta[last] -= size(n)
-                if not waiting[last] and delta[last] <= small:
-                    heapq.heappush(frugal, (delta[last], last))
-        for follower in after[t]:
-            waiting[follower] -= 1
-            if not waiting[follower]:
-                heapq.heappush(ready, follower)
-                if delta[follower] <= small:
-                    heapq.heappush(frugal, (delta[follower], follower))
-    assert len(order) == len(tasks), "tasks wait for each other"
-    return order
+class _Scheduler:
+    """Takes one task after the other that waits for none, a frugal one where there is one.
+
+    `delta` is how many bytes of memory each would take, less those that it would free: a value is freed
+    by the last that reads it, which is known once the others have run.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        tasks: Sequence[Task],
+        reads: list[set[int]],
+        readers: dict[int, list[int]],
+        after: list[set[int]],
+    ) -> None:
+        self.reads, self.readers, self.after = reads, readers, after
+        self.bytes = [n.elements * n.dtype.itemsize for n in graph.nodes]
+        outputs = {o.node for o in graph.outputs}
+        donated = {o.node for o in graph.outputs if o.donor is not None}
+        written = {n for task in tasks for n in task.writes}
+        in_place = (written & donated) | {n for task in tasks for n, _ in task.bases}
+        self.freed = {n for n in readers if n in written and n not in outputs}
+        self.left = {n: len(readers[n]) for n in self.freed}
+        self.delta = [sum(self.bytes[n] for n in t.writes if n not in in_place) for t in tasks]
+        for n in self.freed:
+            if self.left[n] == 1:
+                self.delta[readers[n][0]] -= self.bytes[n]
+        self.small = max((self.bytes[n] for n in written), default=0) // _SMALL
+        self.waiting = Counter(t for followers in after for t in followers)
+        self.done = [False] * len(tasks)
+        self.ready = [t for t in range(len(tasks)) if not self.waiting[t]]
+        self.frugal = [(self.delta[t], t) for t in self.ready if self.delta[t] <= self.small]
+        heapq.heapify(self.frugal)
+
+    def order(self) -> list[int]:
+        """Return the tasks in the order in which they are taken."""
+        order: list[int] = []
+        while self.ready:
+            t = self._next()
+            if self.done[t]:
+                continue
+            self.done[t] = True
+            order.append(t)
+            for n in self.reads[t] & self.freed:
+                self._read(n)
+            for follower in self.after[t]:
+                self.waiting[follower] -= 1
+                if not self.waiting[follower]:
+                    heapq.heappush(self.ready, follower)
+                    self._offer(follower)
+        return order
+
+    def _next(self) -> int:
+        """Return what is taken next; it may have been taken already."""
+        while self.frugal and self.done[self.frugal[0][1]]:
+            heapq.heappop(self.frugal)
+        return heapq.heappop(self.frugal)[1] if self.frugal else heapq.heappop(self.ready)
+
+    def _offer(self, t: int) -> None:
+        """Let a task that waits for none run soon, where it takes little."""
+        if self.delta[t] <= self.small:
+            heapq.heappush(self.frugal, (self.delta[t], t))
+
+    def _read(self, n: int) -> None:
+        """Note that one less is to read a value: the last one frees it."""
+        self.left[n] -= 1
+        if self.left[n] == 1:
+            last = next(r for r in self.readers[n] if not self.done[r])
+            self.delta[last] -= self.bytes[n]
+            if not self.waiting[last]:
+                self._offer(last)

@@ -4,6 +4,7 @@ imports floor 0."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import cast
 
 from webtorch.ir import expr as ex
@@ -70,42 +71,49 @@ def _bounds(node: Expr, memo: dict[Expr, Range | None]) -> Range | None:
     if node.dtype.kind != "int" or node.op in ("load", "arg", "reduced"):
         return None
     known = [memo[a] for a in node.args]
-    if node.op == "where":
-        known = known[1:]
-    if node.op == "mod" and known[1] is not None and known[1][0] == known[1][1] > 0:
-        if known[0] is not None and known[0][0] >= 0 and known[0][1] < known[1][0]:
-            return known[0]
-        return (0, known[1][0] - 1)
-    if node.op in ("min", "max") and (known[0] is None) != (known[1] is None):
+    if node.op == "mod":
+        return _of_remainder(*known)
+    if node.op == "cast" and (node.args[0].dtype.kind != "int" or node.dtype.itemsize < 4):
         return None
-    if any(k is None for k in known):
+    of_values = known[1:] if node.op == "where" else known
+    sides = [k for k in of_values if k is not None]
+    rule = _BOUNDS.get(node.op)
+    if rule is None or len(sides) < len(of_values):
         return None
-    sides = cast("list[Range]", known)
-    result: Range | None = None
-    match node.op:
-        case "add":
-            result = (sides[0][0] + sides[1][0], sides[0][1] + sides[1][1])
-        case "sub":
-            result = (sides[0][0] - sides[1][1], sides[0][1] - sides[1][0])
-        case "mul":
-            ends = [p * q for p in sides[0] for q in sides[1]]
-            result = (min(ends), max(ends))
-        case "floordiv" if sides[1][0] == sides[1][1] > 0:
-            result = (sides[0][0] // sides[1][0], sides[0][1] // sides[1][0])
-        case "min":
-            result = (min(sides[0][0], sides[1][0]), min(sides[0][1], sides[1][1]))
-        case "max":
-            result = (max(sides[0][0], sides[1][0]), max(sides[0][1], sides[1][1]))
-        case "where":
-            result = (min(s[0] for s in sides), max(s[1] for s in sides))
-        case "neg":
-            result = (-sides[0][1], -sides[0][0])
-        case "cast" if node.args[0].dtype.kind == "int" and node.dtype.itemsize >= 4:
-            result = sides[0]
-        case _:
-            return None
+    found = rule(*sides)
     # A sum that may wrap around tells nothing.
-    return result if result[0] >= -(1 << 31) and result[1] < 1 << 31 else None
+    return found if found and found[0] >= -(1 << 31) and found[1] < 1 << 31 else None
+
+
+def _of_remainder(of: Range | None, divisor: Range | None) -> Range | None:
+    if divisor is None or not divisor[0] == divisor[1] > 0:
+        return None
+    if of is not None and of[0] >= 0 and of[1] < divisor[0]:
+        return of
+    return (0, divisor[0] - 1)
+
+
+def _of_product(x: Range, y: Range) -> Range:
+    ends = [p * q for p in x for q in y]
+    return (min(ends), max(ends))
+
+
+def _of_quotient(x: Range, y: Range) -> Range | None:
+    return (x[0] // y[0], x[1] // y[0]) if y[0] == y[1] > 0 else None
+
+
+# The bounds of what is made of values with known ones.
+_BOUNDS: dict[str, Callable[..., Range | None]] = {
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "mul": _of_product,
+    "floordiv": _of_quotient,
+    "min": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "max": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "where": lambda x, y: (min(x[0], y[0]), max(x[1], y[1])),
+    "neg": lambda x: (-x[1], -x[0]),
+    "cast": lambda x: x,
+}
 
 
 def fits_int(x: Expr) -> bool:

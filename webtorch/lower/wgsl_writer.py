@@ -605,34 +605,19 @@ class KernelWriter:
 
     def _operation(self, node: Expr, args: list[str], home: Scope) -> str:
         op = node.op
-        if op == "where":
-            if not _is_extreme(node):
-                return f"select({args[2]}, {args[1]}, {args[0]})"
-            other = self.named(args[2], home.lines)
-            return f"select(select({other}, {args[1]}, {args[0]}), {other}, wt_isnan({other}))"
-        if op == "cast":
-            if (
-                wgsl_type(node.dtype) == "i32"
-                and node.dtype.itemsize >= 4
-                and fits_int(node.args[0])
-            ):
-                return f"i32({args[0]})"
-            if node.dtype is float16 and self.limits.has_f16 and self.limits.is_gpu:
-                # In hardware; software adapters round in ways of their own.
-                return f"f32(f16({convert(args[0], node.args[0].dtype, float32)}))"
-            return convert(args[0], node.args[0].dtype, node.dtype)
-        if op == "bitcast":
-            if node.args[0].op == "const" and wgsl_type(node.dtype) == "f32":
-                bits = int(cast(int, node.args[0].value)) & 0xFFFFFFFF
-                return float_literal(struct.unpack("<f", struct.pack("<I", bits))[0])
-            return f"bitcast<{wgsl_type(node.dtype)}>({args[0]})"
-        source = node.args[0].dtype
-        kind = wgsl_type(source)
+        match op:
+            case "where":
+                return self._where(node, args, home)
+            case "cast":
+                return self._cast(node, args[0])
+            case "bitcast":
+                return _bitcast(node, args[0])
+            case "not":
+                inner = node.args[0]
+                if inner.op in ("lt", "le") and inner.args[0].dtype.kind == "float":
+                    return f"wt_not_{inner.op}({args[0]}, {args[1]})"
+        kind = wgsl_type(node.args[0].dtype)
         function = FUNCTIONS[op]
-        if op == "not":
-            inner = node.args[0]
-            if inner.op in ("lt", "le") and inner.args[0].dtype.kind == "float":
-                return f"wt_not_{inner.op}({args[0]}, {args[1]})"
         if all(a.op == "const" for a in node.args):
             # A front end refuses a constant expression that overflows; a variable is never one.
             name = self.fresh()
@@ -640,11 +625,38 @@ class KernelWriter:
             args = [name, *args[1:]]
         if kind == "f32" and function.expansion is not None:
             return f"wt_{op}({', '.join(args)})"
+        shorter = self._shorter(node, kind, args)
+        if shorter is not None:
+            return shorter
+        text = function.wgsl.get(kind)
+        if text is None:
+            raise DTypeError(
+                f"{op}: no WGSL form for {node.args[0].dtype}. Convert the operand to float32 first"
+            )
+        text = text.format(*args)
+        return wrap(node.dtype, text) if function.wraps else text
+
+    def _where(self, node: Expr, args: list[str], home: Scope) -> str:
+        if not _is_extreme(node):
+            return f"select({args[2]}, {args[1]}, {args[0]})"
+        other = self.named(args[2], home.lines)
+        return f"select(select({other}, {args[1]}, {args[0]}), {other}, wt_isnan({other}))"
+
+    def _cast(self, node: Expr, arg: str) -> str:
+        source = node.args[0]
+        if wgsl_type(node.dtype) == "i32" and node.dtype.itemsize >= 4 and fits_int(source):
+            return f"i32({arg})"
+        if node.dtype is float16 and self.limits.has_f16 and self.limits.is_gpu:
+            # In hardware; software adapters round in ways of their own.
+            return f"f32(f16({convert(arg, source.dtype, float32)}))"
+        return convert(arg, source.dtype, node.dtype)
+
+    def _shorter(self, node: Expr, kind: str, args: list[str]) -> str | None:
+        """Return a form that what is known of an operand allows, None where it allows none."""
+        op = node.op
         if kind == "i32" and op in ("floordiv", "mod", "truncdiv", "truncmod"):
-            fast = self._fast_division(node, args)
-            if fast is not None:
-                return fast
-        if op in ("max", "min") and kind == "f32":
+            return self._fast_division(node, args)
+        if kind == "f32" and op in ("max", "min"):
             # The side that is a number for sure needs no test.
             for i, a in enumerate(node.args):
                 if a.op == "const" and a.value == a.value:
@@ -654,13 +666,7 @@ class KernelWriter:
             if 0 <= count < 32:
                 sign = "<<" if op == "shl" else ">>"
                 return wrap(node.dtype, f"({args[0]} {sign} {count}u)")
-        text = function.wgsl.get(kind)
-        if text is None:
-            raise DTypeError(
-                f"{op}: no WGSL form for {source}. Convert the operand to float32 first"
-            )
-        text = text.format(*args)
-        return wrap(node.dtype, text) if function.wraps else text
+        return None
 
     def _fast_division(self, node: Expr, args: list[str]) -> str | None:
         divisor = node.args[1]
@@ -812,6 +818,14 @@ def _exchange_loop(place: str, new: str) -> list[str]:
         "  if (swap.exchanged) { break; }",
         "}",
     ]
+
+
+def _bitcast(node: Expr, arg: str) -> str:
+    source = node.args[0]
+    if source.op == "const" and wgsl_type(node.dtype) == "f32":
+        bits = int(cast(int, source.value)) & 0xFFFFFFFF
+        return float_literal(struct.unpack("<f", struct.pack("<I", bits))[0])
+    return f"bitcast<{wgsl_type(node.dtype)}>({arg})"
 
 
 def _is_extreme(node: Expr) -> bool:

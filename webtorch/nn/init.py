@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.ops.record import TABLE
@@ -53,6 +54,7 @@ def calculate_gain(nonlinearity: str, param: Any = None) -> float:
     return entry.gain
 
 
+@dispatched()
 def uniform_(
     tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: webtorch.Generator | None = None
 ) -> Tensor:
@@ -61,6 +63,7 @@ def uniform_(
         return tensor.uniform_(a, b, generator=generator)
 
 
+@dispatched()
 def normal_(
     tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: webtorch.Generator | None = None
 ) -> Tensor:
@@ -98,6 +101,7 @@ def trunc_normal_(
         return tensor.clamp_(min=a, max=b)
 
 
+@dispatched()
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """Fill with `val`."""
     with webtorch.no_grad():
@@ -189,6 +193,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     return calculate_gain(nonlinearity, a) / math.sqrt(fan)
 
 
+@dispatched()
 def kaiming_uniform_(
     tensor: Tensor,
     a: float = 0,

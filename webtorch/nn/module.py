@@ -10,141 +10,26 @@ import itertools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from webtorch.dispatch.call import Args, Callee, Kwargs, call
 from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.hook import BackwardTap, RemovableHandle
+from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
+from webtorch.nn.state_dict import _IncompatibleKeys, _LoadHook, load_one, load_tree
 from webtorch.tensors.above import ask
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.tensor import Tensor
 
-__all__ = [
-    "Module",
-    "register_module_buffer_registration_hook",
-    "register_module_forward_hook",
-    "register_module_forward_pre_hook",
-    "register_module_full_backward_hook",
-    "register_module_full_backward_pre_hook",
-    "register_module_module_registration_hook",
-    "register_module_parameter_registration_hook",
-]
+__all__ = ["Module"]
 
 _Self = TypeVar("_Self", bound="Module")
 
 _EXTRA_STATE = "_extra_state"
-
-
-class _Keys(NamedTuple):
-    """The fields of what `load_state_dict` returns."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
-
-
-class _IncompatibleKeys(_Keys):
-    """What `load_state_dict` returns: the keys that did not meet."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        if not self.missing_keys and not self.unexpected_keys:
-            return "<All keys matched successfully>"
-        return super().__repr__()
-
-    __str__ = __repr__
-
-
-class _GlobalHooks:
-    """The hooks that apply to every module of the process."""
-
-    def __init__(self) -> None:
-        self.forward_pre: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.forward: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.forward_with_kwargs: OrderedDict[int, bool] = OrderedDict()
-        self.forward_always: OrderedDict[int, bool] = OrderedDict()
-        self.backward_pre: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.backward: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.register_parameter: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.register_buffer: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.register_module: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-
-    def around_calls(self) -> bool:
-        """Return whether a module call has to look at hooks at all."""
-        return bool(self.forward_pre or self.forward or self.backward_pre or self.backward)
-
-
-_GLOBAL = _GlobalHooks()
-
-
-def _add(
-    hooks: OrderedDict[int, Any], hook: Callable[..., Any], *, prepend: bool = False
-) -> RemovableHandle:
-    """Put `hook` into `hooks`, last or first, and return its handle."""
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    if prepend:
-        hooks.move_to_end(handle.id, last=False)
-    return handle
-
-
-def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
-    """Call `hook(module, args)` before every module's forward."""
-    return _add(_GLOBAL.forward_pre, hook)
-
-
-def register_module_forward_hook(
-    hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False
-) -> RemovableHandle:
-    """Call `hook(module, args[, kwargs], output)` after every module's forward."""
-    handle = RemovableHandle(
-        _GLOBAL.forward, extra=[_GLOBAL.forward_with_kwargs, _GLOBAL.forward_always]
-    )
-    _GLOBAL.forward[handle.id] = hook
-    if with_kwargs:
-        _GLOBAL.forward_with_kwargs[handle.id] = True
-    if always_call:
-        _GLOBAL.forward_always[handle.id] = True
-    return handle
-
-
-def register_module_full_backward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
-    """Call `hook(module, grad_output)` when gradients reach a module's outputs."""
-    return _add(_GLOBAL.backward_pre, hook)
-
-
-def register_module_full_backward_hook(hook: Callable[..., Any]) -> RemovableHandle:
-    """Call `hook(module, grad_input, grad_output)` when a module's input gradients are known."""
-    return _add(_GLOBAL.backward, hook)
-
-
-def register_module_parameter_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
-    """Call `hook(module, name, parameter)` whenever a parameter is registered."""
-    return _add(_GLOBAL.register_parameter, hook)
-
-
-def register_module_buffer_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
-    """Call `hook(module, name, buffer)` whenever a buffer is registered."""
-    return _add(_GLOBAL.register_buffer, hook)
-
-
-def register_module_module_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
-    """Call `hook(module, name, submodule)` whenever a submodule is registered."""
-    return _add(_GLOBAL.register_module, hook)
-
-
-def _registered(
-    hooks: OrderedDict[int, Callable[..., Any]], owner: Module, name: str, value: Any
-) -> Any:
-    """Return `value` as the registration hooks leave it."""
-    for hook in hooks.values():
-        changed = hook(owner, name, value)
-        if changed is not None:
-            value = changed
-    return value
 
 
 _TENSOR_TYPES = {
@@ -240,7 +125,7 @@ class Module:
                 f"cannot assign '{typename(tensor)}' object to buffer '{name}' "
                 "(torch Tensor or None required)"
             )
-        self._buffers[name] = _registered(_GLOBAL.register_buffer, self, name, tensor)
+        self._buffers[name] = registered(GLOBAL.register_buffer, self, name, tensor)
         if persistent:
             self._non_persistent_buffers_set.discard(name)
         else:
@@ -263,7 +148,7 @@ class Module:
                 f"created explicitly. To express '{name}' as a function of another Tensor, "
                 "compute the value in the forward() method."
             )
-        self._parameters[name] = _registered(_GLOBAL.register_parameter, self, name, param)
+        self._parameters[name] = registered(GLOBAL.register_parameter, self, name, param)
 
     def _check_name(self, kind: str, table: str, name: str) -> None:
         """Raise unless `name` can name a new or known entry of `table`."""
@@ -290,7 +175,7 @@ class Module:
             raise KeyError(f'module name can\'t contain ".", got: {name}')
         if name == "":
             raise KeyError('module name can\'t be empty string ""')
-        self._modules[name] = _registered(_GLOBAL.register_module, self, name, module)
+        self._modules[name] = registered(GLOBAL.register_module, self, name, module)
 
     def register_module(self, name: str, module: Module | None) -> None:
         """Add a submodule: another name of `add_module`."""
@@ -325,14 +210,14 @@ class Module:
             if modules is None:
                 raise AttributeError("cannot assign module before Module.__init__() call")
             self._forget(name, keep="_modules")
-            modules[name] = _registered(_GLOBAL.register_module, self, name, value)
+            modules[name] = registered(GLOBAL.register_module, self, name, value)
         elif modules is not None and name in modules:
             if value is not None:
                 raise TypeError(
                     f"cannot assign '{typename(value)}' as child module '{name}' "
                     "(torch.nn.Module or None expected)"
                 )
-            modules[name] = _registered(_GLOBAL.register_module, self, name, value)
+            modules[name] = registered(GLOBAL.register_module, self, name, value)
         elif isinstance(value, Buffer) or (buffers is not None and name in buffers):
             if value is not None and not isinstance(value, Tensor):
                 raise TypeError(
@@ -613,7 +498,7 @@ class Module:
         self, hook: Callable[..., Any], prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(module, grad_output)` when gradients reach the outputs; it may replace them."""
-        return _add(self._backward_pre_hooks, hook, prepend=prepend)
+        return add_hook(self._backward_pre_hooks, hook, prepend=prepend)
 
     def register_full_backward_hook(
         self, hook: Callable[..., Any], prepend: bool = False
@@ -622,7 +507,7 @@ class Module:
 
         What it returns replaces `grad_input`.
         """
-        return _add(self._backward_hooks, hook, prepend=prepend)
+        return add_hook(self._backward_hooks, hook, prepend=prepend)
 
     def register_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Register a full backward hook: PyTorch's old form, whose `grad_input` was incomplete."""
@@ -638,25 +523,21 @@ class Module:
     def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """Run forward, with hooks only where there are any."""
         if tracing.active:
-            self._note_state()
-            name = tracing.module_names.pop(id(self), "")
-            if name:
-                result = self._call_impl(*args, **kwargs)
-                tracing.keep(name, result)
-                return result
+            return call(CALL_OF_MODULE, (self, *args), kwargs)
         if not (
             self._forward_hooks
             or self._forward_pre_hooks
             or self._backward_hooks
             or self._backward_pre_hooks
-            or _GLOBAL.around_calls()
+            or GLOBAL.around_calls()
         ):
             return self.forward(*args, **kwargs)
         return self._call_with_hooks(args, kwargs)
 
     def _note_state(self) -> None:
-        """Note, for the running capture, what the module is like."""
-        tracing.modules.setdefault(self, self._state_of_call())
+        """Note, while a capture runs, what the module is like."""
+        if tracing.active:
+            tracing.modules.setdefault(self, self._state_of_call())
 
     def _state_of_call(self) -> tuple[Any, ...]:
         """Return what a captured call depends on: another state needs another capture."""
@@ -670,10 +551,10 @@ class Module:
                     self._forward_pre_hooks,
                     self._backward_hooks,
                     self._backward_pre_hooks,
-                    _GLOBAL.forward,
-                    _GLOBAL.forward_pre,
-                    _GLOBAL.backward,
-                    _GLOBAL.backward_pre,
+                    GLOBAL.forward,
+                    GLOBAL.forward_pre,
+                    GLOBAL.backward,
+                    GLOBAL.backward_pre,
                 )
             ),
             # Last: where its names are watched, another tensor may come in a buffer's place.
@@ -687,8 +568,8 @@ class Module:
         try:
             args, kwargs = self._run_pre_hooks(args, kwargs)
             tap = None
-            hooks = [*_GLOBAL.backward.values(), *self._backward_hooks.values()]
-            pre_hooks = [*_GLOBAL.backward_pre.values(), *self._backward_pre_hooks.values()]
+            hooks = [*GLOBAL.backward.values(), *self._backward_hooks.values()]
+            pre_hooks = [*GLOBAL.backward_pre.values(), *self._backward_pre_hooks.values()]
             if hooks or pre_hooks:
                 tap = BackwardTap(self, hooks, pre_hooks)
                 args = tap.tap_inputs(args)
@@ -732,8 +613,8 @@ class Module:
     def _all_forward_hooks(self) -> list[tuple[int, Callable[..., Any], bool, bool]]:
         """Return (id, hook, takes kwargs, is always called) of the global and own forward hooks."""
         everywhere = [
-            (key, hook, key in _GLOBAL.forward_with_kwargs, key in _GLOBAL.forward_always)
-            for key, hook in _GLOBAL.forward.items()
+            (key, hook, key in GLOBAL.forward_with_kwargs, key in GLOBAL.forward_always)
+            for key, hook in GLOBAL.forward.items()
         ]
         own = [
             (
@@ -750,7 +631,7 @@ class Module:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as the forward pre-hooks leave them."""
-        both = itertools.chain(_GLOBAL.forward_pre.items(), self._forward_pre_hooks.items())
+        both = itertools.chain(GLOBAL.forward_pre.items(), self._forward_pre_hooks.items())
         for key, hook in list(both):
             if key in self._forward_pre_hooks_with_kwargs:
                 changed = hook(self, args, kwargs)
@@ -772,7 +653,7 @@ class Module:
 
     def register_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, prefix, keep_vars)` before `state_dict()` collects."""
-        return _add(self._state_dict_pre_hooks, hook)
+        return add_hook(self._state_dict_pre_hooks, hook)
 
     def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, local_metadata)` after `state_dict()` collected.
@@ -780,7 +661,7 @@ class Module:
         It changes the dict in place and returns None.
         """
         hook._from_public_api = True  # type: ignore[attr-defined]
-        return _add(self._state_dict_hooks, hook)
+        return add_hook(self._state_dict_hooks, hook)
 
     def _register_state_dict_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Register a post-hook whose result, if any, replaces the state dict."""
@@ -789,7 +670,7 @@ class Module:
                 "Cannot register the same function as the state dict post hook that was "
                 "previously registered via register_state_dict_post_hook"
             )
-        return _add(self._state_dict_hooks, hook)
+        return add_hook(self._state_dict_hooks, hook)
 
     def register_load_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, local_metadata, strict, missing_keys,
@@ -801,11 +682,11 @@ class Module:
         self, hook: Callable[..., Any], with_module: bool = False
     ) -> RemovableHandle:
         """Register the hook with or without the module as its first argument."""
-        return _add(self._load_state_dict_pre_hooks, _LoadHook(hook, with_module))
+        return add_hook(self._load_state_dict_pre_hooks, _LoadHook(hook, with_module))
 
     def register_load_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """Call `hook(module, incompatible_keys)` after this module's part was loaded."""
-        return _add(self._load_state_dict_post_hooks, hook)
+        return add_hook(self._load_state_dict_post_hooks, hook)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -921,45 +802,7 @@ class Module:
         error_msgs: list[str],
     ) -> None:
         """Copy or assign one entry, or append to `error_msgs` why it cannot be."""
-        if not isinstance(value, Tensor):
-            error_msgs.append(
-                f'While copying the parameter named "{key}", expected torch.Tensor or '
-                f"Tensor-like object from checkpoint but received {type(value)}"
-            )
-            return
-        if current.dim() == 0 and tuple(value.shape) == (1,):
-            value = value[0]  # checkpoints of PyTorch 0.3 hold scalars as one-element tensors
-        if tuple(value.shape) != tuple(current.shape):
-            error_msgs.append(
-                f"size mismatch for {key}: copying a param with shape {value.shape} from "
-                f"checkpoint, the shape in current model is {current.shape}."
-            )
-            return
-        if current.is_meta and not value.is_meta and not assign:
-            warnings.warn(
-                f"for {key}: copying from a non-meta parameter in the checkpoint to a meta parameter "
-                "in the current model, which is a no-op. (Did you mean to pass `assign=True` to "
-                "assign items in the state dictionary to their corresponding key in the module "
-                "instead of copying them in place?)",
-                stacklevel=user_depth(),
-            )
-        try:
-            with webtorch.no_grad():
-                if not assign:
-                    current.copy_(value)
-                    return
-                if isinstance(current, Parameter):
-                    if isinstance(value, Parameter):
-                        value.requires_grad_(current.requires_grad)
-                    else:
-                        value = Parameter(value, requires_grad=current.requires_grad)
-                setattr(self, name, value)
-        except Exception as error:
-            error_msgs.append(
-                f'While copying the parameter named "{key}", whose dimensions in the model are '
-                f"{current.size()} and whose dimensions in the checkpoint are {value.size()}, "
-                f"an exception occurred : {error.args}."
-            )
+        load_one(self, name, key, current, value, assign, error_msgs)
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -971,49 +814,7 @@ class Module:
         """
         if not isinstance(state_dict, Mapping):
             raise TypeError(f"Expected state_dict to be dict-like, got {type(state_dict)}.")
-        missing: list[str] = []
-        unexpected: list[str] = []
-        errors: list[str] = []
-        metadata = getattr(state_dict, "_metadata", None)
-        entries: OrderedDict[str, Any] = OrderedDict(state_dict)
-        if metadata is not None:
-            entries._metadata = metadata  # type: ignore[attr-defined]
-
-        def load(module: Module, local: dict[str, Any], prefix: str) -> None:
-            """Load the entries of a module, then those of its children."""
-            local_metadata = {} if metadata is None else metadata.get(prefix[:-1], {})
-            if assign:
-                local_metadata = {**local_metadata, "assign_to_params_buffers": True}
-            module._load_from_state_dict(
-                local, prefix, local_metadata, True, missing, unexpected, errors
-            )
-            for name, child in module._modules.items():
-                if child is not None:
-                    below = f"{prefix}{name}."
-                    load(child, {k: v for k, v in local.items() if k.startswith(below)}, below)
-            keys = _IncompatibleKeys(missing, unexpected)
-            for hook in module._load_state_dict_post_hooks.values():
-                if hook(module, keys) is not None:
-                    raise AssertionError(
-                        "Hooks registered with ``register_load_state_dict_post_hook`` are not "
-                        "expected to return new values, if incompatible_keys need to be modified, "
-                        "it should be done inplace."
-                    )
-
-        load(self, entries, "")
-        if strict:
-            if unexpected:
-                names = ", ".join(f'"{k}"' for k in unexpected)
-                errors.insert(0, f"Unexpected key(s) in state_dict: {names}. ")
-            if missing:
-                names = ", ".join(f'"{k}"' for k in missing)
-                errors.insert(0, f"Missing key(s) in state_dict: {names}. ")
-        if errors:
-            listed = "\n\t".join(errors)
-            raise RuntimeError(
-                f"Error(s) in loading state_dict for {type(self).__name__}:\n\t{listed}"
-            )
-        return _IncompatibleKeys(missing, unexpected)
+        return load_tree(self, state_dict, strict, assign)
 
     # -- walking the tree -----------------------------------------------------------------------
 
@@ -1131,18 +932,18 @@ class Module:
         self.__dict__.update(state)
 
 
-class _LoadHook:
-    """A load_state_dict pre-hook that takes the module or not; a class so that it pickles."""
+def _call_traced(args: Args, kwargs: Kwargs) -> Any:
+    module, *given = args
+    module._note_state()
+    name = tracing.module_names.pop(id(module), "")
+    result = module._call_with_hooks(tuple(given), kwargs)
+    if name:
+        tracing.keep(name, result)
+    return result
 
-    def __init__(self, hook: Callable[..., Any], with_module: bool) -> None:
-        self.hook = hook
-        self.with_module = with_module
 
-    def __call__(self, module: Module, *args: Any) -> None:
-        if self.with_module:
-            self.hook(module, *args)
-        else:
-            self.hook(*args)
+# What the call of a module is of, for those who note in which module an operation is called.
+CALL_OF_MODULE = Callee("module", _call_traced)
 
 
 def clear_grad(param: Tensor, set_to_none: bool) -> None:

@@ -28,7 +28,7 @@ _FILES: dict[str, tuple[str, ...]] = {
     "lazy": ("lazy",),
     "linear": ("linear", "lazy"),
     "loss": ("loss",),
-    "module": ("module",),
+    "module": ("module", "module_hooks", "state_dict"),
     "normalization": ("norm",),
     "padding": ("vision",),
     "pixelshuffle": ("vision",),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch import linalg
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.tensors.tensor import Tensor
@@ -35,16 +36,19 @@ def _reduction(name: str, number: int) -> str:
     return _REDUCTIONS[number]
 
 
+@dispatched()
 def adaptive_max_pool1d(input: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
     """Return the largest values of an output_size of windows along the last dim, and where they are."""
     return F.adaptive_max_pool1d(input, output_size, return_indices=True)
 
 
+@dispatched()
 def affine_grid_generator(theta: Tensor, size: Any, align_corners: bool) -> Tensor:
     """Return nn.functional.affine_grid(theta, size, align_corners)."""
     return F.affine_grid(theta, size, align_corners)
 
 
+@dispatched()
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -59,6 +63,7 @@ def binary_cross_entropy_with_logits(
     )
 
 
+@dispatched()
 def convolution(
     input: Tensor,
     weight: Tensor,
@@ -82,6 +87,7 @@ def convolution(
     return getattr(F, f"conv{rank}d")(input, weight, bias, stride, padding, dilation, groups)
 
 
+@dispatched()
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
@@ -96,6 +102,7 @@ def ctc_loss(
     return F.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, how, zero_infinity)
 
 
+@dispatched()
 def embedding_bag(
     weight: Tensor,
     indices: Tensor,
@@ -138,6 +145,7 @@ def embedding_bag(
         return out, bag, sizes, padded[first].to(indices.dtype)
 
 
+@dispatched()
 def embedding_renorm_(input: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
     """Scale the rows that are looked up, in place, to a norm of at most max_norm. Returns the table."""
     with webtorch.no_grad():
@@ -149,6 +157,7 @@ def embedding_renorm_(input: Tensor, indices: Tensor, max_norm: float, norm_type
     return input
 
 
+@dispatched()
 def feature_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """Set whole channels, the second dim, to 0 with probability p, and scale the others."""
     if input.dim() < 2:
@@ -162,6 +171,7 @@ def feature_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     return input * (kept.to(input.dtype) * (0.0 if p == 1 else 1 / (1 - p)))
 
 
+@dispatched()
 def max_pool1d_with_indices(
     input: Tensor,
     kernel_size: Any,
@@ -176,6 +186,7 @@ def max_pool1d_with_indices(
     )
 
 
+@dispatched()
 def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     """Return dropout's result, and which elements were kept."""
     if train is False or p == 0:
@@ -184,6 +195,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
     return input * (kept.to(input.dtype) * (0.0 if p == 1 else 1 / (1 - p))), kept
 
 
+@dispatched()
 def norm_except_dim(v: Tensor, pow: int = 2, dim: int = 0) -> Tensor:
     """Return the norm over all dims but one, which keep size 1; over all of them for dim -1."""
     if dim == -1:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from webtorch import autograd
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
+from webtorch.ops.record import Autocast
 from webtorch.tensors import autocast
-from webtorch.tensors.host import sizes_in, tracing
+from webtorch.tensors.host import reads, sizes_in
 from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
@@ -282,7 +284,7 @@ def _run(
     if bias_ih is not None and bias_hh is not None and not cell.apart:
         bias_ih, bias_hh = bias_ih + bias_hh, None
     gates = F.linear(x, ih, bias_ih)
-    if tracing.active or looks_at_each() or autocast.state.enabled:
+    if not reads.possible or looks_at_each() or autocast.state.enabled:
         # A capture takes down all steps, and replays them without Python; transforms look at each
         # operation, and autocast chooses its type.
         return _recorded(cell, gates, mask, start, hh, bias_hh, hr, reverse)
@@ -340,22 +342,23 @@ def _padded(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, list[int
     return padded, webtorch.tensor(real, device=data.device), places
 
 
-def _sequence(cell: _Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """Run either form of PyTorch's functions: with steps in a dimension, or packed."""
-    names: tuple[str, ...]
+def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of either form of PyTorch's functions by name; packed steps are "data"."""
     packed = "batch_sizes" in kwargs or (
         len(args) > 2 and isinstance(args[1], Tensor) and not isinstance(args[3], bool)
     )
-    common = ("params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
-    if packed:
-        names = ("data", "batch_sizes", "hx", *common)
-    else:
-        names = ("input", "hx", *common, "batch_first")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    names = ("data", "batch_sizes", "hx", *_COMMON) if packed else ("input", "hx", *_COMMON)
+    return {**dict(zip((*names, "batch_first"), args, strict=False)), **kwargs}
+
+
+@dispatched("recurrence")
+def _sequence(cell: _Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Run either form of PyTorch's functions: with steps in a dimension, or packed."""
+    given = _named(args, kwargs)
     hx = given["hx"]
     state = tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
-    rest = [given[name] for name in common]
-    if packed:
+    rest = [given[name] for name in _COMMON]
+    if "data" in given:
         x, mask, places = _padded(given["data"], given["batch_sizes"])
         out, last = _layers(cell, x, mask, state, *rest)
         index = webtorch.tensor(places, dtype=webtorch.int64, device=out.device)
@@ -365,6 +368,12 @@ def _sequence(cell: _Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return out.transpose(0, 1) if given["batch_first"] else out, *last
 
 
+_COMMON = ("params", "has_biases", "num_layers", "dropout", "train", "bidirectional")
+# On accelerators autocast takes a recurrence as one operation; on the CPU it sees its parts.
+_ON_ACCELERATORS = Autocast(gpu="lower")
+
+
+@dispatched(autocast=_ON_ACCELERATORS)
 def rnn_tanh(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n) of `(input, hx, params, has_biases, num_layers, dropout, train,
     bidirectional, batch_first)`, or packed, of `(data, batch_sizes, hx, params, ...)`.
@@ -372,16 +381,30 @@ def rnn_tanh(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     return _sequence(_TANH, args, kwargs)
 
 
+@dispatched(autocast=_ON_ACCELERATORS)
 def rnn_relu(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n); arguments as those of `rnn_tanh`."""
     return _sequence(_RELU, args, kwargs)
 
 
+@dispatched(autocast=_ON_ACCELERATORS)
 def lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n, c_n); arguments as those of `rnn_tanh`, with hx = (h_0, c_0)."""
+    given = _named(args, kwargs)
+    weights = len(given["params"]) // (given["num_layers"] * (1 + given["bidirectional"]))
+    projected = weights > (4 if given["has_biases"] else 2)
+    if projected or "data" in given or not given["input"].numel():
+        return _sequence(_LSTM, args, kwargs)
+    return _onednn_lstm(*args, **kwargs)
+
+
+@dispatched(autocast=Autocast(cpu="lower"))
+def _onednn_lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Run what is one operation of oneDNN in PyTorch on the CPU, for which its autocast has a rule."""
     return _sequence(_LSTM, args, kwargs)
 
 
+@dispatched(autocast=_ON_ACCELERATORS)
 def gru(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
     """Return (output, h_n); arguments as those of `rnn_tanh`."""
     return _sequence(_GRU, args, kwargs)
@@ -406,6 +429,7 @@ def _products(
     return F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
 
 
+@dispatched(autocast=_ON_ACCELERATORS)
 def rnn_tanh_cell(
     input: Tensor,
     hx: Tensor,
@@ -419,6 +443,7 @@ def rnn_tanh_cell(
     return webtorch.tanh(a + b)
 
 
+@dispatched(autocast=_ON_ACCELERATORS)
 def rnn_relu_cell(
     input: Tensor,
     hx: Tensor,
@@ -432,6 +457,7 @@ def rnn_relu_cell(
     return webtorch.relu(a + b)
 
 
+@dispatched(autocast=_ON_ACCELERATORS)
 def lstm_cell(
     input: Tensor,
     hx: Sequence[Tensor],
@@ -446,6 +472,7 @@ def lstm_cell(
     return h, c
 
 
+@dispatched(autocast=_ON_ACCELERATORS)
 def gru_cell(
     input: Tensor,
     hx: Tensor,

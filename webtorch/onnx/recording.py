@@ -1,32 +1,31 @@
 """What a call of a function records, with the operations as the user wrote them. Floor 6.
 
 The graph that a call records is made of few primitives; a file should read `LayerNormalization`,
-not its sums and products. So the calls of table entries are watched from outside while the function
-runs (`sys.setprofile`): their arguments, and the value that each one gave. A value is a node of the
+not its sums and products. So an interpreter notes the calls of table entries while the function runs
+(`webtorch.dispatch.call`): their arguments, and the value that each one gave. A value is a node of the
 recorded graph seen with a shape and strides; since graphs are pure, what is written in place later
-is another node, and a call can be looked up by its result. Nothing is computed, and nothing of it
-costs anything when no export runs.
+is another node, and a call can be looked up by its result. Nothing is computed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import types
+import threading
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
 from webtorch.errors import CaptureError
-from webtorch.functions import subscript as indexing
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides, numel
-from webtorch.nn import Module, recurrence
-from webtorch.ops.record import TABLE, Elementwise
+from webtorch.nn import Module
+from webtorch.nn.module import CALL_OF_MODULE
+from webtorch.ops.record import Elementwise
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.recording import one_at_a_time
-from webtorch.tensors import recorders
+from webtorch.tensors.calls import NUMPY_NAMES
 from webtorch.tensors.host import tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import mode
@@ -162,94 +161,117 @@ def _values(x: Any) -> Any:
     return x
 
 
-_CODES: dict[types.CodeType, str] = {}
+class Listener:
+    """The interpreter that notes calls of operations, and the modules that they are made in."""
+
+    def __init__(self) -> None:
+        self.listening = threading.local()
+
+    @property
+    def on(self) -> bool:
+        """Whether a function is being recorded in this thread."""
+        return getattr(self.listening, "notes", None) is not None
+
+    @contextlib.contextmanager
+    def listen(self, names: Mapping[int, str]) -> Iterator[_Notes]:
+        """Note the calls that are made inside; `names`: paths of modules by id."""
+        before = getattr(self.listening, "notes", None)
+        notes = self.listening.notes = _Notes(names)
+        active.add(1)
+        try:
+            yield notes
+        finally:
+            active.add(-1)
+            self.listening.notes = before
+
+    def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
+        """Call, and note what is called and what it gives."""
+        notes: _Notes = self.listening.notes
+        if callee is CALL_OF_MODULE:
+            with notes.inside(args[0]):
+                return run(args, kwargs)
+        given = _given(callee, args, kwargs)
+        if given is None:
+            return run(args, kwargs)
+        with notes.noting(callee, given) as call:
+            result = run(args, kwargs)
+        notes.note_results(call, result)
+        return result
 
 
-def _codes() -> dict[types.CodeType, str]:
-    """Return the names of operations by their code."""
-    if not _CODES:
-        named: dict[str, Any] = {
-            name: op.written for name, op in TABLE.items() if not isinstance(op, Elementwise)
-        }
-        for name, op in TABLE.items():
-            # The primitives are written on the tensors' floor.
-            if named.get(name) is None and op.family == "composite" and not op.function_in:
-                named[name] = op.function
-        named |= {
-            "apply": recorders.apply,
-            "apply_two": recorders.apply_two,
-            "getitem": indexing.getitem,
-            "recurrence": recurrence._sequence,
-        }
-        for name, function in named.items():
-            code = getattr(function, "__code__", None)
-            if code is not None:
-                _CODES.setdefault(code, name)
-        _CODES[Module._call_impl.__code__] = ""
-    return _CODES
+listener = Listener()
+install("listen", listener)
 
 
-class _Watch:
-    """The profile function: notes calls of operations and the module that they are made in."""
+def _given(callee: Callee, args: Args, kwargs: Kwargs) -> dict[str, Any] | None:
+    """Return the arguments of a call by their names; None where the calls that it makes are noted."""
+    if isinstance(callee.op, Elementwise):
+        count = len(callee.op.tensors)
+        return {"op": callee.op, "operands": args[:count], "numbers": args[count:]}
+    if callee.parameters is None or "out" in kwargs.keys() - callee.parameters.parameters.keys():
+        return None
+    names = callee.parameters.parameters
+    kwargs = {k if k in names else NUMPY_NAMES.get(k, k): v for k, v in kwargs.items()}
+    try:
+        bound = callee.parameters.bind(*args, **kwargs)
+    except TypeError:
+        # The operation itself says what is wrong.
+        return None
+    bound.apply_defaults()
+    return bound.arguments
+
+
+class _Notes:
+    """The calls that were made while a function ran, and the values that they gave."""
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        self.codes = _codes()
         self.names = names
-        self.stack: list[tuple[Any, Call | None]] = []
+        # The calls that run, and the paths of the modules that they are made in.
+        self.stack: list[Call] = [Call(-1, "", {}, "")]
         self.scopes: list[str] = [""]
         self.calls: list[Call] = []
         self.found: dict[Value, list[tuple[Call, int]]] = {}
         self.number = 0
-        self.root = Call(-1, "", {}, "")
 
-    def __call__(self, frame: Any, event: str, arg: Any) -> None:
-        if event == "call":
-            name = self.codes.get(frame.f_code)
-            if name is None:
-                return
-            given = frame.f_locals
-            if not name:
-                # The module's own frame, and the second one of a module whose result is kept.
-                scope = self.names.get(id(given["self"]))
-                self.scopes.append(self.scopes[-1] if scope is None else scope)
-                self.stack.append((frame, None))
-                return
-            if name == "apply_two":
-                name = "apply"
-                given = {"op": given["op"], "operands": (given["x"], given["y"]), "numbers": ()}
-            elif name == "apply" and self.stack and frame.f_back is self.stack[-1][0]:
-                outer = self.stack[-1][1]
-                if outer is not None and outer.op is given["op"]:
-                    # The same call, on its other way.
-                    return
-            call = Call(
-                self.number, name, {k: _values(v) for k, v in given.items()}, self.scopes[-1]
-            )
-            self.number += 1
-            caller = next((c for _, c in reversed(self.stack) if c is not None), self.root)
-            call.place = (*caller.place, caller.made)
-            caller.made += 1
-            if name == "apply":
-                call.op = given["op"]
-            self.stack.append((frame, call))
-        elif event == "return" and self.stack and self.stack[-1][0] is frame:
-            done = self.stack.pop()[1]
-            if done is None:
-                self.scopes.pop()
-                return
-            call = done
-            results = arg if isinstance(arg, (tuple, list)) else (arg,)
-            if not results or not all(isinstance(r, Tensor) for r in results):
-                return
-            call.results = tuple(value_of(r) for r in results)
-            taken = set(_inside(call.args))
-            self.calls.append(call)
-            for i, result in enumerate(call.results):
-                # What a call hands through is no result of it; nor is what an earlier call, that
-                # this one is no part of, gave already.
-                known = self.found.setdefault(result, [])
-                if result not in taken and (not known or call.number < known[-1][0].number):
-                    known.append((call, i))
+    @contextlib.contextmanager
+    def inside(self, module: Module) -> Iterator[None]:
+        """Note calls as made by a module."""
+        self.scopes.append(self.names.get(id(module), self.scopes[-1]))
+        try:
+            yield
+        finally:
+            self.scopes.pop()
+
+    @contextlib.contextmanager
+    def noting(self, callee: Callee, given: dict[str, Any]) -> Iterator[Call]:
+        """Note a call, and those that it makes as its parts."""
+        name, op = callee.name, callee.op if isinstance(callee.op, Elementwise) else None
+        args = {k: _values(v) for k, v in given.items()}
+        caller = self.stack[-1]
+        call = Call(self.number, "apply" if op else name, args, self.scopes[-1], op=op)
+        call.place = (*caller.place, caller.made)
+        caller.made += 1
+        self.number += 1
+        self.stack.append(call)
+        try:
+            yield call
+        finally:
+            self.stack.pop()
+
+    def note_results(self, call: Call, result: Any) -> None:
+        """Note what a call gave."""
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if not results or not all(isinstance(r, Tensor) for r in results):
+            return
+        call.results = tuple(value_of(r) for r in results)
+        taken = set(_inside(call.args))
+        self.calls.append(call)
+        for i, value in enumerate(call.results):
+            # What a call hands through is no result of it; nor is what an earlier call, that
+            # this one is no part of, gave already.
+            known = self.found.setdefault(value, [])
+            if value not in taken and (not known or call.number < known[-1][0].number):
+                known.append((call, i))
 
 
 def _inside(x: Any) -> Iterator[Value]:
@@ -263,12 +285,9 @@ def _inside(x: Any) -> Iterator[Value]:
             yield from _inside(y)
 
 
-_active = 0
-
-
 def recorded() -> bool:
     """Return whether a function is being recorded now."""
-    return _active > 0
+    return listener.on
 
 
 def record(
@@ -285,10 +304,7 @@ def record(
 
     Raises CaptureError where the function reads a value of what it computes.
     """
-    global _active
     runtimes = {t._storage.runtime for t in inputs} or set(open_runtimes())
-    watch = _Watch(names)
-    before = sys.getprofile()
     gradient_mode = mode.grad, mode.inference
     with contextlib.ExitStack() as stack:
         stack.enter_context(one_at_a_time)
@@ -300,17 +316,12 @@ def record(
             stack.callback(runtime.stop_recording, keep=False)
         stack.callback(_undo, gradient_mode)
         mode.grad = False
-        _active += 1
-        sys.setprofile(watch)
-        try:
+        with listener.listen(names) as notes:
             result = function(*args, **kwargs)
-        finally:
-            sys.setprofile(before)
-            _active -= 1
         outputs = _values(result)
         given = [value_of(t) for t in inputs]
     del result
-    return Recording(given, outputs, watch.found, runtimes.pop(), watch.calls)
+    return Recording(given, outputs, notes.found, runtimes.pop(), notes.calls)
 
 
 def _undo(gradient_mode: tuple[bool, bool]) -> None:

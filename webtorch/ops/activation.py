@@ -9,24 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from webtorch.errors import ShapeError
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS
 from webtorch.ir.expr import Expr
-from webtorch.ir.view import wrap_dim
-from webtorch.ops.elementwise import (
-    EVERYWHERE,
-    LARGEST,
-    NUMERIC,
-    log1pexp,
-    logistic,
-    mul,
-    sigmoid,
-    tanh,
-)
-from webtorch.ops.layout import of_operands
+from webtorch.ops.elementwise import EVERYWHERE, NUMERIC, log1pexp, logistic, mul, sigmoid, tanh
 from webtorch.ops.precision import computed_wide
-from webtorch.ops.record import BOOL, LOWER, Autocast, Elementwise, composite, elementwise
+from webtorch.ops.record import BOOL, Autocast, Elementwise, elementwise
 
 if TYPE_CHECKING:
     from webtorch.tensors.tensor import Tensor
@@ -146,33 +134,6 @@ hardswish = elementwise(
 )
 
 
-@composite(
-    torch="nn.functional.rrelu",
-    function_in=("torch", "nn.functional"),
-    dtypes=FLOATS,
-    drawn=True,
-    gradient_name="RreluWithNoiseBackward0",
-)
-def rrelu(
-    input: Any,
-    lower: float = 1.0 / 8,
-    upper: float = 1.0 / 3,
-    training: bool = False,
-    inplace: bool = False,
-) -> Any:
-    """Return input, times a random slope in lower..upper where it is negative; the mean slope outside training."""
-    if lower > upper:
-        raise RuntimeError(
-            f"rrelu: lower must be less than or equal to upper: got {lower} and {upper}."
-        )
-    if training:
-        slope = input.new_empty(input.shape).uniform_(lower, upper)
-        result = _prelu(input, slope)
-    else:
-        result = leaky_relu(input, (lower + upper) / 2)
-    return put_back(input, result, inplace)
-
-
 _prelu = elementwise(
     "_prelu",
     lambda x, weight: ex.where(x > 0, x, weight * x),
@@ -183,30 +144,6 @@ _prelu = elementwise(
     onnx="PRelu",
     doc="input, times weight where it is not positive.",
 )
-
-
-@composite(
-    function_in=EVERYWHERE,
-    dtypes=FLOATS,
-    torch="nn.functional.prelu",
-    autocast=LOWER,
-    gradient_name="PreluKernelBackward0",
-    layout=of_operands,
-)
-def prelu(input: Any, weight: Any) -> Any:
-    """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
-    if weight.numel() != 1:
-        channels = input.shape[1] if input.ndim > 1 else 1
-        if weight.ndim != 1 or weight.shape[0] != channels:
-            raise ShapeError(
-                f"prelu: Mismatch of parameter numbers and input channel size. Found parameter numbers = "
-                f"{weight.numel()} and channel size = {channels}: weight is {tuple(weight.shape)}, input is "
-                f"{tuple(input.shape)}. Pass one number, or one for each channel."
-            )
-        weight = weight.reshape((1, channels) + (1,) * (input.ndim - 2))
-    else:
-        weight = weight.reshape((1,) * input.ndim)
-    return _prelu(input, weight)
 
 
 # -- exponential ------------------------------------------------------------------------------------------------------
@@ -358,29 +295,6 @@ _gelu_tanh = elementwise(
 )
 
 
-@composite(
-    torch="nn.functional.gelu",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
-    samples=(((), {}), ((), {"approximate": "tanh"})),
-    takes_out=True,
-    gradient_name="GeluBackward0",
-    layout=of_operands,
-    direct=("gelu",),
-    aten=("gelu",),
-    overlap="whole",
-)
-def gelu(input: Any, approximate: str = "none") -> Any:
-    """Return input times the normal distribution function of input; approximate="tanh" uses a tanh for it."""
-    if approximate == "none":
-        return _gelu_erf(input)
-    if approximate == "tanh":
-        return _gelu_tanh(input)
-    raise RuntimeError(
-        f"gelu: approximate argument must be either none or tanh: got '{approximate}'."
-    )
-
-
 # -- shrinking and others ---------------------------------------------------------------------------------------------
 
 softsign = elementwise(
@@ -467,23 +381,6 @@ _softshrink = elementwise(
 )
 
 
-@composite(
-    dtypes=FLOATS,
-    torch="nn.functional.softshrink",
-    function_in=FUNCTIONAL,
-    samples=(((), {}), ((1.0,), {})),
-    takes_out=True,
-)
-def softshrink(input: Any, lambd: float = 0.5) -> Any:
-    """Return input moved towards 0 by lambd (>= 0), 0 where it is nearer."""
-    if lambd < 0:
-        raise RuntimeError(
-            f"lambda must be in range [0, {LARGEST[input.dtype]:g}] for input dtype {input.dtype}, "
-            f"but found {lambd}"
-        )
-    return _softshrink(input, lambd)
-
-
 snake = elementwise(
     "snake",
     # sin(a x)**2 / a.
@@ -506,28 +403,6 @@ style_affine = elementwise(
     inplace=False,
     doc="(1 + gamma) * input + beta: the affine part of adaptive instance norm.",
 )
-
-
-@composite(
-    torch="nn.functional.glu",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
-    samples=(((-1,), {}),),
-    gradient_name="GluBackward0",
-    aten=("glu",),
-    out="cast",
-)
-def glu(input: Any, dim: int = -1) -> Any:
-    """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""
-    if not input.ndim:
-        raise ShapeError("glu: glu does not support 0-dimensional tensors. Unsqueeze a dim first.")
-    dim = wrap_dim("glu", dim, input.ndim)
-    size = input.shape[dim]
-    if size % 2:
-        raise ShapeError(
-            f"glu: Halving dimension must be even, but dimension {dim} is size {size}: input is {tuple(input.shape)}."
-        )
-    return _gate(input.narrow(dim, 0, size // 2), input.narrow(dim, size // 2, size // 2))
 
 
 _gate = elementwise(

@@ -22,39 +22,21 @@ from webtorch.ir.dtype import (
     INTEGERS,
     DType,
     Scalar,
-    bfloat16,
     bool_,
-    complex128,
-    float16,
-    float32,
-    float64,
-    uint8,
 )
 from webtorch.ir.expr import Expr
-from webtorch.ops.layout import of_operands
-from webtorch.ops.primitive import cast_to, paired, pairs
-from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
     Elementwise,
-    Example,
     OutRule,
-    composite,
     elementwise,
-    in_old_order,
 )
 
 NUMERIC: tuple[DType, ...] = (*FLOATS, *INTEGERS)
 BITS: tuple[DType, ...] = (*INTEGERS, bool_)
 # Where an op is found when it is a function of nn.functional as well.
 EVERYWHERE = ("torch", "Tensor", "nn.functional")
-LARGEST: dict[DType, float] = {
-    float64: 1.7976931348623157e308,
-    float32: 3.4028234663852886e38,
-    float16: 65504.0,
-    bfloat16: 3.3895313892515355e38,
-}
 
 
 def plain(value: object, *equal_to: Scalar) -> bool:
@@ -169,45 +151,6 @@ _sub_scaled = elementwise(
 )
 
 
-def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
-    """Raise PyTorch's errors for an alpha that the result's type cannot hold."""
-    kinds = [x.dtype.kind if is_tensor(x) else type(x).__name__ for x in operands]
-    if isinstance(alpha, complex) and "complex" not in kinds:
-        raise DTypeError(
-            f"{name}: For non-complex input tensors, argument alpha must not be a complex number: got {alpha}."
-        )
-    if isinstance(alpha, float) and "float" not in kinds and "complex" not in kinds:
-        raise DTypeError(
-            f"{name}: For integral input tensors, argument alpha must not be a floating point number: got {alpha}. "
-            f"Convert a tensor with .float(), or pass an integer."
-        )
-    if isinstance(alpha, bool) and any(kind != "bool" for kind in kinds):
-        raise DTypeError(
-            f"{name}: Boolean alpha only supported for Boolean results: got {alpha}. Pass 0 or 1."
-        )
-
-
-@composite(
-    inplace=True,
-    factor="alpha",
-    out="cast",
-    foreach=True,
-    asks=("__add__", "__radd__", "__iadd__"),
-    layout=of_operands,
-    direct=("add.Tensor",),
-    aten=("add",),
-    overlap="whole",
-)
-def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
-    """Return input + alpha * other; of bools, or."""
-    if old:
-        (input, other), alpha = in_old_order(add, (input, other, *old), alpha != 1)
-    if alpha is not True and plain(alpha, 1):
-        return _add(input, other)
-    _check_alpha("add", alpha, input, other)
-    return _add_scaled(input, other, alpha)
-
-
 def check_subtraction(name: str, *operands: Any) -> None:
     """Raise PyTorch's errors for a subtraction in which a bool takes part."""
     if all(is_tensor(x) and x.dtype is bool_ for x in operands):
@@ -220,52 +163,6 @@ def check_subtraction(name: str, *operands: Any) -> None:
             f"{name}: Subtraction, the `-` operator, with a bool tensor is not supported. "
             f"If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
         )
-
-
-@composite(
-    inplace=True,
-    factor="alpha",
-    dtypes=NUMERIC,
-    out="cast",
-    foreach=True,
-    asks=("__sub__", "__isub__"),
-    layout=of_operands,
-    direct=("sub.Tensor",),
-    aten=("sub",),
-    overlap="whole",
-)
-def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
-    """Return input - alpha * other."""
-    if old:
-        (input, other), alpha = in_old_order(sub, (input, other, *old), alpha != 1)
-    check_subtraction("sub", input, other)
-    if alpha is not True and plain(alpha, 1):
-        return _sub(input, other)
-    _check_alpha("sub", alpha, input, other)
-    return _sub_scaled(input, other, alpha)
-
-
-@composite(inplace=True, dtypes=NUMERIC)
-def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
-    """Return input - alpha * other."""
-    return sub(input, other, alpha=alpha)
-
-
-@composite(
-    function_in=("torch",), factor="alpha", dtypes=NUMERIC, layout=of_operands, aten=("rsub",)
-)
-def rsub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
-    """Return other - alpha * input."""
-    if old:
-        # Of numbers, PyTorch takes alpha by position.
-        if len(old) > 1 or alpha != 1 or is_tensor(other):
-            raise TypeError(f"rsub() takes 2 positional arguments but {2 + len(old)} were given")
-        alpha = old[0]
-    if not is_tensor(input):
-        raise TypeError(
-            f"rsub(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"
-        )
-    return sub(other, input, alpha=alpha)
 
 
 mul = elementwise(
@@ -360,37 +257,6 @@ _div_trunc = elementwise(
 )
 
 
-@composite(
-    inplace=True,
-    aliases=("divide",),
-    domain=(0.5, 3.0),
-    out="cast",
-    foreach=True,
-    asks=("__truediv__", "__itruediv__"),
-    layout=of_operands,
-    direct=("div.Tensor",),
-    aten=("div",),
-    overlap="whole",
-)
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
-    """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
-    if rounding_mode is None:
-        return _div(input, other)
-    if rounding_mode == "floor":
-        return _div_floor(input, other)
-    if rounding_mode == "trunc":
-        return _div_trunc(input, other)
-    raise RuntimeError(
-        f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
-    )
-
-
-@composite(inplace=True, domain=(0.5, 3.0), out="cast")
-def true_divide(input: Any, other: Any) -> Any:
-    """Return input / other, as floats."""
-    return _div(input, other)
-
-
 remainder = elementwise(
     "remainder",
     lambda x, y: ex.mod(x, y),
@@ -431,70 +297,6 @@ _cube = elementwise(
 )
 
 
-def _check_one_tensor(name: str, input: Any, exponent: Any) -> None:
-    if not is_tensor(input) and not is_tensor(exponent):
-        raise TypeError(f"{name}(): one argument must be Tensor, not two numbers")
-
-
-def _power_name(input: Any, exponent: Any) -> str:
-    if not is_tensor(input):
-        return "PowBackward2"
-    return "PowBackward1" if is_tensor(exponent) else "PowBackward0"
-
-
-@composite(
-    inplace=True,
-    dtypes=NUMERIC,
-    domain=(0.1, 3.0),
-    autocast=Autocast(gpu="fp32"),
-    out="cast",
-    gradient_name=_power_name,
-    foreach=True,
-    operator="pow",
-    asks=("__pow__",),
-    layout=of_operands,
-    direct=("pow.Tensor_Scalar",),
-    aten=("pow",),
-    overlap="whole",
-)
-def pow(input: Any, exponent: Any) -> Any:
-    """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
-    _check_one_tensor("pow", input, exponent)
-    if is_tensor(exponent) or not is_tensor(input):
-        return _pow(input, exponent)
-    if isinstance(exponent, complex):
-        return _pow(input, exponent)
-    if not input.dtype.has_gradient:
-        if isinstance(exponent, int) and exponent < 0:
-            raise RuntimeError(
-                f"pow: Integers to negative integer powers are not allowed: got {exponent} with a {input.dtype} "
-                f"tensor. Convert it with .float()."
-            )
-    elif plain(exponent, 0.5):
-        return sqrt(input)
-    elif plain(exponent, -0.5):
-        return rsqrt(input)
-    elif plain(exponent, -1):
-        return reciprocal(input)
-    elif plain(exponent, 2):
-        return _square(input)
-    elif plain(exponent, 3):
-        return _cube(input)
-    return _pow(input, exponent)
-
-
-@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), aten=("float_power",), overlap="whole")
-def float_power(input: Any, exponent: Any) -> Any:
-    """Return input to the power exponent, computed in float64."""
-    _check_one_tensor("float_power", input, exponent)
-    if any(
-        (is_tensor(x) and x.dtype.is_complex) or isinstance(x, complex) for x in (input, exponent)
-    ):
-        return pow(*[x.to(complex128) if is_tensor(x) else complex(x) for x in (input, exponent)])
-    wide = [x.to(float64) if is_tensor(x) else float(x) for x in (input, exponent)]
-    return pow(*wide)
-
-
 neg = elementwise(
     "neg",
     lambda x: -x,
@@ -509,20 +311,6 @@ neg = elementwise(
     direct=("neg",),
     doc="-input.",
 )
-
-
-@composite(dtypes=NUMERIC, operator="pos", asks=("__pos__",))
-def positive(input: Any) -> Any:
-    """Return input itself."""
-    if not is_tensor(input):
-        raise TypeError(
-            f"positive(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"
-        )
-    if input.dtype is bool_:
-        raise DTypeError(
-            "The `+` operator, on a bool tensor is not supported. Use .int() for numbers."
-        )
-    return input
 
 
 abs = elementwise(
@@ -569,18 +357,6 @@ _square = elementwise(
 )
 
 
-@composite(
-    inplace=True,
-    dtypes=NUMERIC,
-    out="cast",
-    inplace_functions=("torch.square_",),
-    gradient_name="PowBackward0",
-)
-def square(input: Any) -> Any:
-    """Return input * input; of bools, as int64."""
-    return _pow(input, 2) if input.dtype is bool_ else _square(input)
-
-
 reciprocal = elementwise(
     "reciprocal",
     lambda x: 1 / x,
@@ -613,8 +389,6 @@ lerp = elementwise(
     foreach=True,
     doc="input + weight * (end - input).",
 )
-
-
 addcmul = elementwise(
     "addcmul",
     lambda x, y, z, value: x + value * y * z,
@@ -793,7 +567,6 @@ xlogy: Elementwise = elementwise(
     also=("special.xlogy",),
     doc="input * log(other), 0 where input is 0.",
 )
-
 _xlogy_backward: Elementwise = elementwise(
     "_xlogy_backward",
     # At input 0 PyTorch gives log(other), but 0 where that is not finite.
@@ -1073,30 +846,6 @@ _round_multiple = elementwise(
 )
 
 
-@composite(
-    inplace=True,
-    dtypes=NUMERIC,
-    inplace_functions=("torch.round_",),
-    foreach=True,
-    also=("special.round",),
-    aten=("round",),
-    overlap="whole",
-)
-def round(input: Any, *, decimals: int | None = None) -> Any:
-    """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
-    where no `decimals` are given.
-    """
-    if decimals is None or (decimals == 0 and input.dtype.kind == "float"):
-        return _round(input)
-    if input.dtype.kind != "float":
-        raise DTypeError(
-            f"round: decimals={decimals} is for floating-point tensors: got {input.dtype}. Convert it with .float()."
-        )
-    if decimals > 0:
-        return _round_fraction(input, 10.0**decimals)
-    return _round_multiple(input, 10.0**-decimals)
-
-
 # -- comparisons and predicates --------------------------------------------------------------------
 
 eq = elementwise(
@@ -1185,31 +934,6 @@ isreal = elementwise(
     promotion="bool",
     doc="True: no type here is complex.",
 )
-
-
-@composite(differentiable=False, aten=("isclose",))
-def isclose(
-    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-) -> Any:
-    """Whether |input - other| <= atol + rtol * |other|, elementwise; infinities are close to themselves only."""
-    if input.dtype is not other.dtype:
-        raise RuntimeError(
-            f"isclose: {input.dtype} and {other.dtype} did not match: both tensors need one type. "
-            f"Convert one with .to()."
-        )
-    if rtol < 0 or atol < 0:
-        raise RuntimeError(
-            f"isclose: rtol and atol must not be negative: got rtol={rtol}, atol={atol}."
-        )
-    if input.dtype is bool_:
-        input, other = input.to(float32), other.to(float32)
-    close = eq(input, other)
-    if equal_nan and input.dtype.kind == "float":
-        close = close | (isnan(input) & isnan(other))
-    if rtol == 0 and atol == 0:
-        return close
-    distance = abs(input - other)
-    return close | (isfinite(distance) & le(distance, abs(other) * float(rtol) + float(atol)))
 
 
 logical_and = elementwise(
@@ -1332,74 +1056,6 @@ _where: Elementwise = elementwise(
 )
 
 
-def check_mask(name: str, mask: Any) -> None:
-    """Raise PyTorch's error when a condition is not a bool tensor."""
-    if not is_tensor(mask) or mask.dtype is not bool_:
-        found = mask.dtype if is_tensor(mask) else type(mask).__name__
-        raise DTypeError(
-            f"{name} expected condition to be a boolean tensor, but got a tensor with dtype {found}: "
-            f"compare first, as in {name}(x != 0, ...)."
-        )
-
-
-@composite(
-    # As a method, input comes first: Tensor.where(condition, other).
-    function_in=("torch",),
-    example=Example(("b", (3, 5), (5,))),
-    aten=("where",),
-    overlap="whole",
-)
-def where(condition: Any, input: Any = None, other: Any = None) -> Any:
-    """Return input where condition, else other; with condition alone, the indices of its true elements."""
-    if input is None and other is None:
-        return condition.nonzero(as_tuple=True)
-    if is_tensor(condition) and condition.dtype is uint8:
-        warn_once(
-            "where received a uint8 condition tensor. This behavior is deprecated and will be removed in a "
-            "future version of PyTorch. Use a boolean condition instead."
-        )
-        condition = cast_to(condition, bool_)
-    check_mask("where", condition)
-    return _where(condition, input, other)
-
-
-@composite(
-    inplace=True,
-    gradient_name="MaskedFillBackward0",
-    direct=("masked_fill.Scalar", "masked_fill.Tensor"),
-    aten=("masked_fill",),
-)
-def masked_fill(input: Any, mask: Any, value: Any) -> Any:
-    """Return input with `value` (a number or a 0-d tensor) where mask is true."""
-    check_mask("masked_fill", mask)
-    if isinstance(value, complex) and not input.dtype.is_complex:
-        raise RuntimeError(
-            f"masked_fill: value cannot be converted to type {input.dtype} without overflow: {value}"
-        )
-    if is_tensor(value):
-        if value.ndim:
-            raise RuntimeError(
-                f"masked_fill: only supports a 0-dimensional value tensor, but got tensor "
-                f"with {value.ndim} dimension(s). Use where(mask, value, input)."
-            )
-        if value.dtype.is_complex and not input.dtype.is_complex:
-            raise RuntimeError(
-                f"masked_fill: value cannot be converted to type {input.dtype} without overflow: it is "
-                f"{value.dtype}"
-            )
-        value = value.to(input.dtype)
-    elif input.dtype.is_integral:
-        # As PyTorch does: a fraction is dropped, and the result keeps the tensor's type.
-        if not math.isfinite(value):
-            raise RuntimeError(
-                f"masked_fill: value {value} cannot be converted to type {input.dtype} without overflow"
-            )
-        value = int(value)
-    elif input.dtype is bool_:
-        value = bool(value)
-    return _where(mask, value, input)
-
-
 maximum = elementwise(
     "maximum",
     lambda x, y: x | y if x.dtype is bool_ else ex.maximum(x, y),
@@ -1496,27 +1152,6 @@ _clamp = elementwise(
 )
 
 
-@composite(
-    inplace=True,
-    aliases=("clip",),
-    dtypes=NUMERIC,
-    samples=(((-1.0, 1.0), {}), ((), {"min": 0.5}), ((), {"max": 0.5}), ((1.0, -1.0), {})),
-    out="cast",
-    inplace_functions=("torch.clamp_", "torch.clip_"),
-    aten=("clamp",),
-    overlap="whole",
-)
-def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
-    """Return input kept in min..max (numbers, tensors or None); gradients pass inside and at the bounds."""
-    if min is None and max is None:
-        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
-    if max is None:
-        return clamp_min(input, min)
-    if min is None:
-        return clamp_max(input, max)
-    return _clamp(input, min, max)
-
-
 _nan_to_num = elementwise(
     "_nan_to_num",
     lambda x, nan, high, low: ex.where(
@@ -1529,29 +1164,6 @@ _nan_to_num = elementwise(
     function_in=(),
     doc="input with NaN and infinities replaced.",
 )
-
-
-@composite(
-    inplace=True, inplace_functions=("torch.nan_to_num_",), aten=("nan_to_num",), overlap="whole"
-)
-def nan_to_num(
-    input: Any,
-    nan: float | None = None,
-    posinf: float | None = None,
-    neginf: float | None = None,
-) -> Any:
-    """Return input with NaN (0 by default) and infinities (the type's largest numbers by default) replaced."""
-    if input.dtype.is_complex:
-        return paired(nan_to_num(pairs(input), nan, posinf, neginf))
-    if input.dtype.kind != "float":
-        return input.clone()
-    largest = LARGEST[input.dtype]
-    return _nan_to_num(
-        input,
-        0.0 if nan is None else nan,
-        largest if posinf is None else posinf,
-        -largest if neginf is None else neginf,
-    )
 
 
 copysign = elementwise(
@@ -1646,22 +1258,6 @@ _logit_clamped = elementwise(
 )
 
 
-@composite(
-    inplace=True,
-    domain=(0.02, 0.98),
-    samples=(((), {}), ((1e-3,), {})),
-    out="cast",
-    inplace_functions=("torch.logit_",),
-    also=("special.logit",),
-    layout=of_operands,
-    aten=("logit",),
-    overlap="whole",
-)
-def logit(input: Any, eps: float | None = None) -> Any:
-    """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
-    return _logit(input) if eps is None else _logit_clamped(input, eps)
-
-
 erf = elementwise(
     "erf",
     lambda x: ex.erf(x),
@@ -1680,4 +1276,16 @@ erfc = elementwise(
     foreach=True,
     also=("special.erfc",),
     doc="1 - erf(input).",
+)
+angle = elementwise(
+    "angle",
+    lambda x: ex.where(
+        ex.isnan(x),
+        ex.const(math.nan, x.dtype),
+        ex.where(x < 0, ex.const(math.pi, x.dtype), ex.const(0.0, x.dtype)),
+    ),
+    tensors=("input",),
+    promotion="float",
+    inplace=False,
+    doc="The angle of a real number as a complex one: pi of negative ones, else 0.",
 )

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from webtorch.errors import DTypeError
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import FLOATS, float64
+from webtorch.ir.dtype import float64
 from webtorch.ir.expr import Expr
-from webtorch.ops.elementwise import exp, is_tensor, log
-from webtorch.ops.record import NOT_FLOATS, Elementwise, composite, elementwise
-from webtorch.ops.special import SPECIAL, _horner, _log_gamma_positive, _trigamma, digamma, lgamma
+from webtorch.ops.elementwise import exp, log
+from webtorch.ops.record import Elementwise, elementwise
+from webtorch.ops.special import _horner, _log_gamma_positive, lgamma
 
 # -- Hurwitz's zeta -----------------------------------------------------------------------------------
 
@@ -63,43 +62,6 @@ _zeta: Elementwise = elementwise(
 )
 
 
-def _no_derivative(_g: Any, _out: Any, _x: Any, what: str) -> Any:
-    raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
-
-
-@composite(name="_constant", function_in=(), torch="", vjp=_no_derivative)
-def _constant(x: Any, what: str) -> Any:
-    """Return x; a gradient that arrives here raises NotImplementedError."""
-    return x.clone()
-
-
-def _both_tensors(name: str, *operands: Any) -> None:
-    for where_, x in zip(("input", "other"), operands, strict=True):
-        if not is_tensor(x):
-            raise TypeError(f"{name}(): argument '{where_}' must be Tensor, not {type(x).__name__}")
-
-
-def undifferentiable(x: Any, what: str) -> Any:
-    """Return an operand for which there is no derivative: asking for it raises, as in PyTorch."""
-    return _constant(x, what) if getattr(x, "requires_grad", False) else x
-
-
-@composite(
-    function_in=SPECIAL,
-    torch="special.zeta",
-    dtypes=FLOATS,
-    domain=(1.1, 6.0),
-    out="cast",
-    gradient_name="SpecialZetaBackward0",
-    aten=("special_zeta",),
-)
-def zeta(input: Any, other: Any) -> Any:
-    """Hurwitz's zeta function: the sum of (other + k) ** -input over k = 0, 1, ..."""
-    if not is_tensor(input) and not is_tensor(other):
-        raise TypeError("zeta(): one argument must be Tensor, not two numbers")
-    return _zeta(undifferentiable(input, "special_zeta: self"), other)
-
-
 _polygamma: Elementwise = elementwise(
     "_polygamma",
     lambda x, n: (
@@ -114,35 +76,6 @@ _polygamma: Elementwise = elementwise(
     inplace=False,
     doc="polygamma(n, input) / n!, for n >= 1.",
 )
-
-
-# No oracle: the order comes before the tensor.
-@composite(
-    function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast", aten=("polygamma",)
-)
-def polygamma(n: int, input: Any) -> Any:
-    """Return the n-th derivative of digamma."""
-    if n < 0:
-        raise RuntimeError("polygamma(n, x) does not support negative n.")
-    if n == 0:
-        return digamma(input)
-    if n == 1:
-        return _trigamma(input)
-    return _polygamma(input, float(n)) * float(math.factorial(n))
-
-
-@composite(dtypes=FLOATS, torch="", inplace=True, out="cast", also=("special.multigammaln",))
-def mvlgamma(input: Any, p: int) -> Any:
-    """The logarithm of the multivariate gamma function of dimension p."""
-    if p < 1:
-        raise RuntimeError("p has to be greater than or equal to 1")
-    if input.dtype.kind == "bool":
-        raise DTypeError("mvlgamma: the input must be a number, not torch.bool")
-    shifts = (1 - p) * 0.5
-    total: Any = p * (p - 1) * 0.25 * math.log(math.pi)
-    for j in range(p):
-        total = total + lgamma(input + (shifts + 0.5 * j))
-    return total
 
 
 # -- incomplete gamma functions -----------------------------------------------------------------------
@@ -251,33 +184,3 @@ _igammac: Elementwise = elementwise(
     function_in=(),
     doc="The regularised upper incomplete gamma function.",
 )
-
-
-@composite(
-    dtypes=FLOATS,
-    inplace=True,
-    domain=(0.2, 9.0),
-    refuses=NOT_FLOATS,
-    out="cast",
-    also=("special.gammainc",),
-    aten=("igamma",),
-)
-def igamma(input: Any, other: Any) -> Any:
-    """The regularised lower incomplete gamma function of order `input` at `other`."""
-    _both_tensors("igamma", input, other)
-    return _igamma(undifferentiable(input, "igamma: input"), other)
-
-
-@composite(
-    dtypes=FLOATS,
-    inplace=True,
-    domain=(0.2, 9.0),
-    refuses=NOT_FLOATS,
-    out="cast",
-    also=("special.gammaincc",),
-    aten=("igammac",),
-)
-def igammac(input: Any, other: Any) -> Any:
-    """The regularised upper incomplete gamma function of order `input` at `other`."""
-    _both_tensors("igammac", input, other)
-    return _igammac(undifferentiable(input, "igammac: input"), other)

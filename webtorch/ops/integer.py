@@ -1,11 +1,14 @@
-"""Divisors and multiples of integers. May import floors 0 and 1."""
+"""Divisors and multiples of integers, and the steps of a binary search. May import floors 0 and 1."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import INTEGERS, int32
 from webtorch.ir.expr import Expr
-from webtorch.ops.record import elementwise
+from webtorch.ops.record import Elementwise, elementwise
 
 
 def _size(x: Expr) -> Expr:
@@ -41,4 +44,35 @@ lcm = elementwise(
     numbers_for="none",
     inplace_functions=("torch.lcm_",),
     doc="The least common multiple; 0 where one operand is 0.",
+)
+
+
+def _search_step(name: str, expr: Callable[..., Expr], doc: str, **options: Any) -> Elementwise:
+    return elementwise(
+        name, expr, dtypes=INTEGERS, differentiable=False, inplace=False, torch="", function_in=(), doc=doc,
+        **options,
+    )  # fmt: skip
+
+
+search_probe = _search_step(
+    "_search_probe",
+    lambda low, high, last: ex.minimum(ex.shr(low + high, 1), last),
+    "The middle between two positions, at most `last`.",
+    numbers=("last",),
+)
+search_low = _search_step(
+    "_search_low",
+    lambda low, high, stop: ex.where(
+        ex.lt(low, high) & ex.eq(stop, 0), ex.shr(low + high, 1) + 1, low
+    ),
+    "Past the middle, unless the search stops there or is done.",
+    tensors=("low", "high", "stop"),
+)
+search_high = _search_step(
+    "_search_high",
+    lambda low, high, stop: ex.where(
+        ex.lt(low, high) & ex.ne(stop, 0), ex.shr(low + high, 1), high
+    ),
+    "The middle, if the search stops there.",
+    tensors=("low", "high", "stop"),
 )

@@ -11,10 +11,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
+from webtorch.dispatch.call import Callee, active, call
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
@@ -69,6 +70,8 @@ FP32 = Autocast("fp32", "fp32")
 WHOLE = Autocast("whole", "whole")
 
 
+# A gradient rule, written with public operations.
+Rule = Callable[..., Any]
 # What an `out=` may be: "exact", of the type of the result; "cast", of any type that PyTorch's rules let it be
 # cast to; "truncate", the same, and floats are cut off for integers; "into", the operation computes in its
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
@@ -77,6 +80,15 @@ OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask"]
 # What memory an `out=` may share with the operands: "any"; "whole", that of an operand, but no part of it;
 # "first", that of the first one, and no part of others; "none".
 Overlap = Literal["any", "whole", "first", "none"]
+
+
+class Operand(tuple[int, ...]):
+    """The shape of an operand that stands among the other arguments of an `Example`."""
+
+    __slots__ = ()
+
+    def __new__(cls, *sizes: int) -> Operand:
+        return super().__new__(cls, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +120,12 @@ class Op:
     function_in: tuple[str, ...] = ("torch", "Tensor")
     inplace: bool = False
     # A rule (g, out, *inputs) -> one cotangent per tensor input (None where there is none); None:
-    # not differentiable
-    # or, for an elementwise op, derived from the formula.
-    vjp: Callable[..., tuple[Any, ...]] | None = None
+    # not differentiable or, for an elementwise op, derived from the formula. Of a composite, also a tuple of rules,
+    # one for each parameter up to the last tensor (None where there is no cotangent): only those of operands that
+    # need gradients are called, only what these read is saved, and cotangents of broadcast operands are summed.
+    # "anew": the operands are saved, and the function is computed again and differentiated: for what costs less than
+    # to keep what it is made of. Within one program the compiler finds what was computed before.
+    vjp: Rule | tuple[Rule | None, ...] | Literal["anew"] | None = None
     differentiable: bool = True
     autocast: Autocast | None = None
     dtypes: tuple[DType, ...] = ALL
@@ -125,6 +140,8 @@ class Op:
     # A call, for entries that PyTorch's database of test inputs does not have; a string: why no results can be
     # compared.
     example: Example | str | None = None
+    # What is known to differ from PyTorch on the CPU, "gradient" or what is of a type, with the reason.
+    differs: Mapping[str, str] = field(default_factory=dict)
     # Whether the results are random numbers, or memory that nobody wrote: their types and shapes are compared.
     drawn: bool = False
     # Whether the last result says where something is: among equal elements any place will do.
@@ -154,6 +171,8 @@ class Op:
     foreach: bool = False
     # Which of Python's operators it is: "add" stands for `__add__`, `__radd__` and `__iadd__`.
     operator: str = ""
+    # What it is with two tensors and nothing else, as the operator is: that is called in its place.
+    alone: Elementwise | None = None
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
     # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's
@@ -190,9 +209,20 @@ class Op:
     function: Callable[..., Any] = field(default=None, repr=False)  # type: ignore[assignment]
     # A composite as it is written, without what `function` is wrapped with.
     written: Any = field(default=None, repr=False)
+    # The parameters of a composite's function.
+    parameters: inspect.Signature = field(default=None, repr=False)  # type: ignore[assignment]
+    # What a call of the entry is of, for those who see calls.
+    callee: Callee = field(default=None, repr=False)  # type: ignore[assignment]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if active.count:
+            return call(self.callee, args, kwargs)
         return self.function(*args, **kwargs)
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Return the gradient rules: none, one for all operands, or those of single ones."""
+        rules = self.vjp if isinstance(self.vjp, tuple) else (self.vjp,)
+        return tuple([r for r in rules if callable(r)])
 
     def positional(self) -> tuple[str, ...]:
         """Return the names of the parameters that may be given by position."""
@@ -283,18 +313,23 @@ class Elementwise(Op):
         saved.
         """
         if self._used is None:
-            assert self.vjp is not None
-            self._used = used_arguments(self.vjp, ("g", "out", *self.tensors))
+            (rule,) = self.rules()
+            self._used = used_arguments(rule, ("g", "out", *self.tensors))
         return self._used
 
 
 def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozenset[str]:
     """Return which of `names`, given in the order of a rule's positional parameters, it reads: the rule says of the
-    others that it does not, by a name that begins with an underscore.
+    others that it does not, by a name that begins with an underscore, or that it reads no more of a tensor than its
+    shape, by a name that ends in "_shape".
     """
     code = inspect.unwrap(rule).__code__
     parameters = code.co_varnames[: code.co_argcount]
-    used = {n for n, p in zip(names, parameters, strict=False) if not p.startswith("_")}
+    used = {
+        n
+        for n, p in zip(names, parameters, strict=False)
+        if not p.startswith("_") and not p.endswith("_shape")
+    }
     if code.co_flags & inspect.CO_VARARGS and not code.co_varnames[code.co_argcount].startswith(
         "_"
     ):
@@ -394,7 +429,7 @@ def composite(
 
     def declare(function: Callable[P, R]) -> Composite[P, R]:
         title = name or function.__name__.rstrip("_")
-        plain = inspect.signature(function)
+        plain = parameters = inspect.signature(function)
         if fields.get("factor"):
             kept = [p for n, p in plain.parameters.items() if n != "old"]
             plain = function.__signature__ = plain.replace(parameters=kept)  # type: ignore[attr-defined]
@@ -403,7 +438,7 @@ def composite(
             torch=fields.pop("torch", title), **fields,
         )  # fmt: skip
         op.function = function
-        op.written = inspect.unwrap(function)
+        op.written, op.parameters = inspect.unwrap(function), parameters
         register(op)
         return op
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
+from webtorch.dispatch.call import active
 from webtorch.tensors import override
 from webtorch.tensors.override import state
 from webtorch.tensors.tensor import Tensor
@@ -145,12 +146,14 @@ class TorchFunctionMode:
         raise NotImplementedError
 
     def __enter__(self) -> Any:
-        override.arm()
+        override.askable()
+        active.add(1)
         state.modes = (*state.modes, self)
         return self
 
     def __exit__(self, *_: object) -> None:
         state.modes = state.modes[:-1]
+        active.add(-1)
 
     @classmethod
     def push(cls, *args: Any, **kwargs: Any) -> Any:

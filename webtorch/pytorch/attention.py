@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-import webtorch_autoload as autoload
 from webtorch.functions.attention import _by_groups, _safe_softmax, _scores, by_rank_four
 from webtorch.functions.contract import matmul
 from webtorch.ops.primitive import copy, reduce_dims
@@ -23,6 +22,7 @@ from webtorch.pytorch import device
 from webtorch.pytorch.functions import aten, op
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.tensor import Tensor
+from webtorch_autoload.device import hide, libraries
 
 _NAME = "scaled_dot_product_attention"
 
@@ -264,9 +264,9 @@ def register(make_kernel: Any) -> None:
         ("attention_backward", attention_backward, _fake_backward),
     ):
         operator = getattr(torch.ops.webgpu, name).default
-        library.impl(name, autoload.hide(make_kernel(operator, function)), "PrivateUse1")
+        library.impl(name, hide(make_kernel(operator, function)), "PrivateUse1")
         torch.library.register_fake(f"webgpu::{name}", fake, lib=library)
     table = torch.library.Library("aten", "IMPL")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
-        table.impl(_NAME, autoload.hide(_scaled_dot_product_attention), key)
-    autoload._libraries.extend((library, table))
+        table.impl(_NAME, hide(_scaled_dot_product_attention), key)
+    libraries.extend((library, table))

@@ -37,8 +37,8 @@ from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
-from webtorch_autoload import hide
-from webtorch_autoload import module as device_module
+from webtorch_autoload.device import hide
+from webtorch_autoload.device import module as device_module
 
 DEVICE = torch.device("webgpu", 0)
 CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -171,6 +171,12 @@ def generator() -> Generator:
     if pending:
         found.manual_seed(pending.pop())
     return found
+
+
+def set_random_state(state: Sequence[int]) -> None:
+    """Go back to a state of the device's generator, given as its bytes."""
+    contents = from_contents(bytes(state), (len(state),), dtypes.uint8, resolve("cpu"))
+    generator().set_state(contents)
 
 
 def webtorch_dtype(dtype: torch.dtype) -> DType:

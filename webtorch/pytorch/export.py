@@ -20,8 +20,9 @@ from torch.export.passes import move_to_device_pass
 from torch.optim.lr_scheduler import LRScheduler as _Scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from webtorch.capture.captured import Capture
 from webtorch.capture.outside import Survey
-from webtorch.capture.trace import Capture, capture, compile_never
+from webtorch.capture.trace import capture, compile_never
 from webtorch.errors import CaptureError
 from webtorch.functions import public as webtorch
 from webtorch.pytorch import device as bridge

@@ -27,6 +27,7 @@ from webtorch.ops.layout import Layout, channels_last_as, columns, of_operands
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, copy, fill, iota
 from webtorch.ops.record import TABLE, AutocastRule, Elementwise, Op, OutRule, Overlap
+from webtorch.tensors.autocast import rules_of
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -47,7 +48,7 @@ class Operator:
 OPERATORS: dict[str, Operator] = {}
 _STATED: dict[str, dict[str, Any]] = {}
 # Overloads that have a kernel though PyTorch could make them of others; those that are remembered; what autocast
-# does with operators that no entry stands for. See the fields of an entry.
+# does with operators. See the fields of an entry.
 DIRECT: set[str] = set()
 REMEMBERED: set[str] = set()
 AUTOCAST: dict[str, AutocastRule] = {}
@@ -57,7 +58,6 @@ def aten(
     *names: str,
     direct: tuple[str, ...] = (),
     remembered: tuple[str, ...] = (),
-    autocast: AutocastRule | None = None,
     **facts: Any,
 ) -> Callable[[Function], Function]:
     """Declare the meaning of the operators `names`, and what else is to be known of them: see `Operator`."""
@@ -71,11 +71,16 @@ def aten(
             FUNCTIONS[name] = function
             base = name.partition(".")[0]
             _STATED.setdefault(base, {}).update(facts)
-            if autocast is not None:
-                AUTOCAST[base] = autocast
         return function
 
     return declare
+
+
+def ruled_as(function: Callable[..., Any], *names: str) -> None:
+    """Have autocast do with operators what it does with a function of ours that is no entry of the table."""
+    rule = rules_of(function).gpu
+    assert rule is not None, f"{names}: the function has no rule"
+    AUTOCAST.update(dict.fromkeys(names, rule))
 
 
 class _Table:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-import webtorch_autoload as autoload
 from webtorch.errors import ShapeError
 from webtorch.ir.dtype import float32, int64
 from webtorch.ops.primitive import cast_to, fill, iota
 from webtorch.pytorch.functions import aten, op
+from webtorch_autoload.device import hide, libraries
 
 # Rows of one group that share a copy of their matrix, and bytes of such copies that are in memory at once.
 _TILE, _BYTES = 64, 1 << 28
@@ -149,9 +149,9 @@ def register(functional: Callable[[str, Callable[..., Any]], Callable[..., Any]]
     where the groups end. `functional` makes a kernel of a name and a meaning.
     """
     library = torch.library.Library("transformers", "IMPL")
-    autoload._libraries.append(library)
+    libraries.append(library)
     for name, meaning in (
         ("grouped_mm_fallback", _rows_by_groups),
         ("grouped_mm_fallback_backward", _fallback_backward),
     ):
-        library.impl(name, autoload.hide(functional(name, meaning)), "PrivateUse1")
+        library.impl(name, hide(functional(name, meaning)), "PrivateUse1")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from webtorch_autoload import _state, hide
+from webtorch_autoload.device import hide, state
 
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
 
@@ -85,7 +85,7 @@ class _Engine(torch._C._ImperativeEngine):
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """Run a backward pass. Raises what a hook raised."""
         _descend(_LEVELS)
-        guard = _state["guard"]
+        guard = state["guard"]
         taken = _taken.errors
         before = len(taken)
         # Between these lines Python does not change threads: they call nothing.

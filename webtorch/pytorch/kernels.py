@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-import webtorch_autoload as autoload
 from webtorch.ops.layout import Form, Forms, Layout, of_operands, suggests_channels_last
 from webtorch.ops.primitive import fill, iota, matmul3
 from webtorch.ops.record import TABLE
@@ -57,6 +56,7 @@ from webtorch.tensors.autocast import UNSAFE
 from webtorch.tensors.device import device_of
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
+from webtorch_autoload.device import hide, libraries
 
 __all__ = ["empty", "empty_strided", "untyped_storage"]
 
@@ -976,7 +976,7 @@ def _register_meanings(library: Any) -> int:
             if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
                 f"aten::{name}", "PrivateUse1"
             ):
-                library.impl(name, autoload.hide(kernel_for(operator, function)), "PrivateUse1")
+                library.impl(name, hide(kernel_for(operator, function)), "PrivateUse1")
                 count += 1
     return count
 
@@ -1008,26 +1008,23 @@ def _register_own(library: Any) -> None:
         view = functools.partial(_operator(name)._handle.redispatch_boxed, CPU)
         library.impl(name, view, "PrivateUse1")
     for name, kernel in (_KERNELS | optimizer.KERNELS).items():
-        library.impl(name, autoload.hide(kernel), "PrivateUse1")
+        library.impl(name, hide(kernel), "PrivateUse1")
     for name in [n for entry in TABLE.values() for n in entry.lapack]:
-        library.impl(name, autoload.hide(fallback.on_cpu(_operator(name))), "PrivateUse1")
+        library.impl(name, hide(fallback.on_cpu(_operator(name))), "PrivateUse1")
     # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
     for key in ("Conjugate", "Negative"):
         library.impl("_copy_from", torch.library.fallthrough_kernel, key)
     # Above autograd only: below it, where graphs are traced, PyTorch's own composition must be seen.
-    library.impl("to.dtype_layout", autoload.hide(_to), "AutogradPrivateUse1")
+    library.impl("to.dtype_layout", hide(_to), "AutogradPrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
-        library.impl("_has_compatible_shallow_copy_type", autoload.hide(lambda a, b: True), key)
+        library.impl("_has_compatible_shallow_copy_type", hide(lambda a, b: True), key)
         for name, kernel in _COMPOSITIONS.items():
             library.impl(name, kernel, key)
         for name, decomposition in _RECURRENT.items():
             library.impl(name, _recurrent(decomposition), key)
         for name in ("lstm", "gru"):
             library.impl(f"{name}_cell", _cell(name), key)
-    # Of layers, PyTorch's list for CUDA has the kernels that stand below these.
-    AUTOCAST.update(dict.fromkeys([n.partition(".")[0] for n in _RECURRENT], "lower"))
-    AUTOCAST.update({f"{n}_cell": "lower" for n in ("lstm", "gru", "rnn_tanh", "rnn_relu")})
 
 
 # ---- autocast -----------------------------------------------------------------------------------
@@ -1106,7 +1103,7 @@ def _autocast() -> None:
     library = torch.library.Library("aten", "IMPL")
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    autoload._libraries.extend((library, everything))
+    libraries.extend((library, everything))
     known = _dispatched()
     for base, rule in AUTOCAST.items():
         for name, operator in _ruled(base, known) if rule != "whole" else ():
@@ -1118,8 +1115,8 @@ def _register() -> None:
     device.runtime()
     library = torch.library.Library("aten", "IMPL")
     everything = torch.library.Library("_", "IMPL")
-    autoload._libraries.extend((library, everything))
-    everything.fallback(autoload.hide(fallback.fallback), "PrivateUse1")
+    libraries.extend((library, everything))
+    everything.fallback(hide(fallback.fallback), "PrivateUse1")
     _register_own(library)
     _register_meanings(library)
     attention.register(kernel_for)

@@ -11,8 +11,9 @@ from typing import Any
 from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ir.dtype import float32, int64
 from webtorch.nn import functional as F
+from webtorch.nn import recurrence
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
-from webtorch.pytorch.functions import AUTOCAST, FUNCTIONS, REDUCTIONS, aten, op
+from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op, ruled_as
 from webtorch.pytorch.gradients import pullback, table_gradient, to_maxima
 
 Function = Callable[..., Any]
@@ -212,7 +213,7 @@ def _grid_sampler_backward(
 # ---- losses -------------------------------------------------------------------------------------
 
 
-@aten("multi_margin_loss", out="exact", autocast="fp32")
+@aten("multi_margin_loss", out="exact")
 def _multi_margin(
     x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
 ) -> Any:
@@ -226,7 +227,8 @@ def _multi_margin_backward(
     return pullback(lambda y: _multi_margin(y, target, p, margin, weight, reduction), (x,), g)[0]
 
 
-AUTOCAST["multilabel_margin_loss"] = "fp32"
+ruled_as(F.multi_margin_loss, "multi_margin_loss")
+ruled_as(F.multilabel_margin_loss, "multilabel_margin_loss")
 
 
 @aten("multilabel_margin_loss_forward")
@@ -293,6 +295,14 @@ def _ctc_loss_backward(
         return _ctc_loss(x, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
 
     return pullback(run, (log_probs,), g)[0]
+
+
+# ---- recurrences --------------------------------------------------------------------------------
+
+
+# PyTorch's list for CUDA has the kernels that stand below the layers there.
+for _name in recurrence.__all__:
+    ruled_as(getattr(recurrence, _name), _name)
 
 
 # ---- distances ----------------------------------------------------------------------------------

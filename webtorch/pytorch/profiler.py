@@ -14,7 +14,7 @@ import torch
 
 from webtorch.ir.program import Program
 from webtorch.runtime.watch import Run, watch
-from webtorch_autoload import hide
+from webtorch_autoload.device import hide
 
 
 class _Listener:

@@ -23,6 +23,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from webtorch import errors
+from webtorch.capture.captured import Capture, Returned
 from webtorch.capture.dynamic import (
     MAX_VARIABLES,
     NotPolynomial,
@@ -31,16 +32,8 @@ from webtorch.capture.dynamic import (
     placeholder,
     probes,
 )
-from webtorch.capture.trace import (
-    Capture,
-    Returned,
-    capture,
-    compile_never,
-    compile_varying,
-    computed,
-    read_arguments,
-    settle,
-)
+from webtorch.capture.replay import computed, read_arguments, settle
+from webtorch.capture.trace import capture, compile_never, compile_varying
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt
@@ -61,7 +54,7 @@ from webtorch.runtime.trace import debug_level
 from webtorch.tensors.host import host_scalar
 from webtorch.tensors.storage import Kept, Storage, writes
 from webtorch.tensors.tensor import Tensor
-from webtorch_autoload import hide
+from webtorch_autoload.device import hide
 
 _ADDRESS = torch.Tensor.data_ptr
 # Python's numbers are traced as tensors of these types, which the device lacks; it computes with those.

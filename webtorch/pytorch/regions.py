@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-import webtorch_autoload as autoload
 from webtorch.functions.public import arange, int64, where
 from webtorch.nn.regions import deform_conv2d, ps_roi_align, ps_roi_pool, roi_align
 from webtorch.ops.primitive import fill, scatter
 from webtorch.pytorch.gradients import pullback
+from webtorch_autoload.device import hide, libraries
 
 Function = Callable[..., Any]
 
@@ -125,11 +125,11 @@ def _widened(operator: Any) -> Function:
 def register(functional: Callable[[str, Function], Function]) -> None:
     """Register the kernels; `functional` makes one of a name and a meaning."""
     library = torch.library.Library("torchvision", "IMPL")
-    autoload._libraries.append(library)
+    libraries.append(library)
     for name in _NAMES:
         kernel = functional(name, _forward(name))
-        library.impl(name, autoload.hide(kernel), "PrivateUse1")
+        library.impl(name, hide(kernel), "PrivateUse1")
         operator = _widened(lambda name=name: getattr(torch.ops.torchvision, name))
         library.impl(name, operator, "AutocastPrivateUse1")
     for name, function in _GRADIENTS.items():
-        library.impl(name, autoload.hide(functional(name, function)), "PrivateUse1")
+        library.impl(name, hide(functional(name, function)), "PrivateUse1")

@@ -118,7 +118,43 @@ def cut(order: Sequence[Node], owners: Sequence[Owner], changing: set[int]) -> C
     work = [i for i in range(len(order)) if not free[i]]
     if not work or sum([moving[i] for i in work]) > _MOST_CHANGED * len(work):
         return None
-    # Stages with odd numbers hold what moves, as early as what it reads allows.
+    stage = _stages(order, owners, reads, free, moving)
+    if stage is None:
+        return None
+    number = {n: i for i, n in enumerate(order)}
+    last_read: dict[Node, int] = {}
+    for i, data in _data(order):
+        last_read[data] = max(last_read.get(data, 0), stage[i])
+    ours: list[list[int]] = [[] for _ in range(max(stage) + 1)]
+    keeping = []
+    for n, owner in enumerate(owners):
+        at = stage[number[owner.node]]
+        ours[at].append(n)
+        if owner.donor is not None and last_read.get(owner.donor, 0) > at:
+            keeping.append(n)
+    held: list[list[int]] = [[] for _ in ours]
+    owned = {number[o.node] for o in owners}
+    there = set(owned)
+    for i, found in enumerate(reads):
+        if free[i] and i not in owned:
+            continue
+        for r in found:
+            if stage[r] < stage[i] and r not in there:
+                there.add(r)
+                held[stage[r]].append(r)
+    made = [Part(tuple(o), tuple(h), bool(s % 2)) for s, (o, h) in enumerate(zip(ours, held))]
+    return Cut(tuple([p for p in made if p.owners or p.nodes]), tuple(keeping))
+
+
+def _stages(
+    order: Sequence[Node],
+    owners: Sequence[Owner],
+    reads: Sequence[Sequence[int]],
+    free: Sequence[bool],
+    moving: Sequence[bool],
+) -> list[int] | None:
+    """Return the stage of each node, None if there is one only. Those with odd numbers hold what moves."""
+    # As early as what is read allows.
     stage = [0] * len(order)
     for i, found in enumerate(reads):
         earliest = max([stage[r] for r in found], default=0)
@@ -143,27 +179,7 @@ def cut(order: Sequence[Node], owners: Sequence[Owner], changing: set[int]) -> C
             for r in reads[i]:
                 allowed = min(latest[r], stage[i])
                 latest[r] = allowed - (allowed % 2 != moving[r])
-    last_read: dict[Node, int] = {}
-    for i, data in _data(order):
-        last_read[data] = max(last_read.get(data, 0), stage[i])
-    ours: list[list[int]] = [[] for _ in range(last + 1)]
-    keeping = []
-    for n, owner in enumerate(owners):
-        at = stage[number[owner.node]]
-        ours[at].append(n)
-        if owner.donor is not None and last_read.get(owner.donor, 0) > at:
-            keeping.append(n)
-    held: list[list[int]] = [[] for _ in range(last + 1)]
-    there = set(owned)
-    for i, found in enumerate(reads):
-        if free[i] and i not in owned:
-            continue
-        for r in found:
-            if stage[r] < stage[i] and r not in there:
-                there.add(r)
-                held[stage[r]].append(r)
-    made = [Part(tuple(o), tuple(h), bool(s % 2)) for s, (o, h) in enumerate(zip(ours, held))]
-    return Cut(tuple([p for p in made if p.owners or p.nodes]), tuple(keeping))
+    return stage
 
 
 def _absorb(

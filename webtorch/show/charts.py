@@ -58,6 +58,83 @@ def log_ticks(low: float, high: float) -> list[float]:
     return inside if len(inside) >= 3 else nice_ticks(low, high)
 
 
+class _Axes:
+    """The ranges of a chart, and where values are in the picture."""
+
+    def __init__(
+        self,
+        points: Sequence[tuple[float, float]],
+        others: Sequence[float],
+        log_y: bool,
+        percent: bool,
+        from_zero: bool,
+    ) -> None:
+        self.log_y, self.percent = log_y, percent
+        xs, ys = [x for x, _ in points], [*(y for _, y in points), *others]
+        self.x_low, self.x_high = min(xs), max(xs)
+        self.y_low, self.y_high = _padded(min(ys), max(ys), log_y, percent)
+        if from_zero:
+            self.y_low = 0.0
+        if self.x_low == self.x_high:
+            self.x_low, self.x_high = self.x_low - 1, self.x_high + 1
+
+    def place_x(self, x: float) -> float:
+        """Return the horizontal position of a value, in the picture's units."""
+        return LEFT + (x - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
+
+    def place_y(self, y: float) -> float:
+        """Return the vertical position of a value, in the picture's units."""
+        if self.log_y:
+            share = math.log(y / self.y_low) / math.log(self.y_high / self.y_low)
+        else:
+            share = (y - self.y_low) / (self.y_high - self.y_low)
+        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+
+    def drawn(self, x_label: str) -> list[str]:
+        """Return the grid, the ticks and the horizontal axis with its label."""
+        parts = []
+        ticks = log_ticks if self.log_y else nice_ticks
+        for tick in ticks(self.y_low, self.y_high):
+            y = self.place_y(tick)
+            parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
+            parts.append(
+                f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">'
+                f"{number(tick, self.percent)}</text>"
+            )
+        bottom = HEIGHT - BOTTOM
+        for tick in nice_ticks(self.x_low, self.x_high, 6):
+            if self.x_high - self.x_low < 12 and tick != round(tick):
+                continue
+            parts.append(
+                f'<text class="tick" x="{self.place_x(tick):.1f}" y="{bottom + 17}" text-anchor="middle">'
+                f"{number(tick)}</text>"
+            )
+        parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{WIDTH - RIGHT}"/>')
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        parts.append(
+            f'<text class="label" x="{middle:.0f}" y="{HEIGHT - 5}" text-anchor="middle">'
+            f"{escape(x_label)}</text>"
+        )
+        return parts
+
+
+def _line(
+    i: int, series: Series, line: Sequence[tuple[float, float]], axes: _Axes, x_label: str
+) -> list[str]:
+    """Return the drawing of line number `i`, with its points where they are marked."""
+    path = "L".join(f"{axes.place_x(x):.1f} {axes.place_y(y):.1f}" for x, y in line)
+    parts = [f'<path class="line s{i}" d="M{path}"/>']
+    if series.marked or len(line) == 1:
+        radius = 3.2 if len(line) <= 30 else 2.0
+        for x, y in line:
+            told = f"{x_label} {number(x)}: {series.name} {number(y, axes.percent)}"
+            parts.append(
+                f'<circle class="dot s{i}" cx="{axes.place_x(x):.1f}" cy="{axes.place_y(y):.1f}" r="{radius}">'
+                f"<title>{escape(told)}</title></circle>"
+            )
+    return parts
+
+
 def line_chart(
     series: Sequence[Series],
     *,
@@ -77,69 +154,21 @@ def line_chart(
     points = [point for _, line in lines for point in line]
     if not points:
         return ""
-    x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
-    y_values = [y for _, y in points] + [g.y for g in guides]
-    y_low, y_high = _padded(min(y_values), max(y_values), log_y, percent)
-    if from_zero:
-        y_low = 0.0
-    if x_low == x_high:
-        x_low, x_high = x_low - 1, x_high + 1
-
-    def place_x(x: float) -> float:
-        """Return the horizontal position of a value, in the picture's units."""
-        return LEFT + (x - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
-
-    def place_y(y: float) -> float:
-        """Return the vertical position of a value, in the picture's units."""
-        if log_y:
-            share = math.log(y / y_low) / math.log(y_high / y_low)
-        else:
-            share = (y - y_low) / (y_high - y_low)
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
-
-    bottom = HEIGHT - BOTTOM
+    axes = _Axes(points, [g.y for g in guides], log_y, percent, from_zero)
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(_spoken(title, lines, percent))}">'
+        f'aria-label="{escape(_spoken(title, lines, percent))}">',
+        *axes.drawn(x_label),
     ]
-    for tick in log_ticks(y_low, y_high) if log_y else nice_ticks(y_low, y_high):
-        y = place_y(tick)
-        parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
-        parts.append(
-            f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{number(tick, percent)}</text>"
-        )
-    for tick in nice_ticks(x_low, x_high, 6):
-        if x_high - x_low < 12 and tick != round(tick):
-            continue
-        parts.append(
-            f'<text class="tick" x="{place_x(tick):.1f}" y="{bottom + 17}" text-anchor="middle">'
-            f"{number(tick)}</text>"
-        )
-    parts.append(f'<path class="axis" d="M{LEFT} {bottom}H{WIDTH - RIGHT}"/>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text class="label" x="{middle:.0f}" y="{HEIGHT - 5}" text-anchor="middle">'
-        f"{escape(x_label)}</text>"
-    )
     for guide in guides:
-        y = place_y(guide.y)
+        y = axes.place_y(guide.y)
         parts.append(f'<path class="guide" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT}"/>')
         parts.append(
             f'<text class="label" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">'
             f"{escape(guide.label)}</text>"
         )
     for i, (s, line) in enumerate(lines):
-        path = "L".join(f"{place_x(x):.1f} {place_y(y):.1f}" for x, y in line)
-        parts.append(f'<path class="line s{i}" d="M{path}"/>')
-        if s.marked or len(line) == 1:
-            radius = 3.2 if len(line) <= 30 else 2.0
-            parts += [
-                f'<circle class="dot s{i}" cx="{place_x(x):.1f}" cy="{place_y(y):.1f}" r="{radius}">'
-                f"<title>{escape(f'{x_label} {number(x)}: {s.name} {number(y, percent)}')}</title>"
-                "</circle>"
-                for x, y in line
-            ]
+        parts += _line(i, s, line, axes, x_label)
     parts.append("</svg>")
     legend = "".join(
         f'<span><i class="swatch s{i}"></i>{escape(s.name)}</span>' for i, s in enumerate(series)

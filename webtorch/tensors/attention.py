@@ -126,7 +126,7 @@ def attention(
         return out
     stats = parts.statistics(out)
     saved = [SavedTensor(t) for t in parts.inputs]
-    result, statistics = SavedTensor(out, is_output=True), SavedTensor(stats)
+    result, statistics = SavedTensor(out, output=0), SavedTensor(stats)
     needs = [t.requires_grad for t in (query, key, value)]
 
     def rule(g: Tensor) -> tuple[Tensor | None, ...]:
@@ -138,7 +138,8 @@ def attention(
         again_parts = Parts(found, causal, scale, dropout)
         return again_parts.gradients(result.unpack(), statistics.unpack(), g, needs)
 
-    return attach(out, "ScaledDotProductAttention", (query, key, value), rule)
+    kept = (*saved, result, statistics)
+    return attach(out, "ScaledDotProductAttention", (query, key, value), rule, kept)
 
 
 class Parts:

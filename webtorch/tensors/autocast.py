@@ -8,13 +8,12 @@ is the thread's own.
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
 from webtorch.ir.dtype import DType, bfloat16, float16, float32, float64
 from webtorch.ops.record import Autocast, AutocastRule
 from webtorch.tensors.host import tracing
@@ -41,11 +40,20 @@ class _State(threading.local):
     traced = False
 
     def __init__(self) -> None:
-        # Device kind -> lower-precision type, of the kinds for which autocast is on.
-        self.enabled: dict[str, DType] = {}
+        self._enabled: dict[str, DType] = {}
         self.chosen: dict[str, DType] = {"cpu": bfloat16, "webgpu": float16}
         # id of a leaf -> (the leaf, its version, gradient mode, its cast).
         self.casts: dict[int, tuple[weakref.ref[Tensor], int, bool, Tensor]] = {}
+
+    @property
+    def enabled(self) -> dict[str, DType]:
+        """Device kind -> lower-precision type, of the kinds for which autocast is on."""
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, kinds: dict[str, DType]) -> None:
+        active.add(bool(kinds) - bool(self._enabled))
+        self._enabled = kinds
 
 
 state = _State()
@@ -155,73 +163,68 @@ def _widest(name: str, tensors: list[Tensor], kind: str) -> DType:
     return widest
 
 
-def follow(rules: Autocast, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` as it is while autocast is off, and under its rules while it is on."""
-    parameters = list(inspect.signature(function).parameters)
-    dtype_at = parameters.index("dtype") if "dtype" in parameters else len(parameters)
+class Autocasting:
+    """The interpreter that casts the arguments of calls whose callee has rules, while autocast is on."""
 
-    @functools.wraps(function)
-    def ruled(*args: Any, **kwargs: Any) -> Any:
-        if not state.enabled:
-            return function(*args, **kwargs)
-        if kwargs.get("out") is not None:
-            return plain(*args, **kwargs)
+    @property
+    def on(self) -> bool:
+        """Whether autocast is on in this thread, for any kind of device."""
+        return bool(state.enabled)
+
+    def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
+        """Call with the arguments that the rules ask for, as a whole in their type."""
+        rules: Autocast | None = callee.autocast
+        if rules is None:
+            return run(args, kwargs)
+        if callee.writes or kwargs.get("out") is not None:
+            # What writes to a tensor keeps its type.
+            return _off(None, run, args, kwargs)
         tensors = list(_tensors(args, kwargs))
         # A number in a 0-d tensor on the CPU goes along with the others.
         kinds = {t._storage.runtime.kind for t in tensors}
         kind = "cpu" if kinds == {"cpu"} else "webgpu"
         rule = rules.cpu if kind == "cpu" else rules.gpu
         if rule is None or kind not in state.enabled:
-            return function(*args, **kwargs)
-        args, kwargs = _ruled(rule, name, kind, tensors, args, kwargs, dtype_at)
-        return _off(kind, function, args, kwargs)
-
-    @functools.wraps(function)
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        return _off(None, function, args, kwargs) if state.enabled else function(*args, **kwargs)
-
-    ruled.without_autocast = plain  # type: ignore[attr-defined]
-    return ruled
+            return run(args, kwargs)
+        args, kwargs = _ruled(rule, callee, kind, tensors, args, kwargs)
+        return _off(kind, run, args, kwargs)
 
 
-def _off(
-    kind: str | None, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+install("autocast", Autocasting())
+
+
+def _off(kind: str | None, run: Run, args: Args, kwargs: Kwargs) -> Any:
     """Call with autocast off for a kind of device; None: for all."""
     enabled = state.enabled
     state.enabled = {} if kind is None else {k: d for k, d in enabled.items() if k != kind}
     try:
-        return function(*args, **kwargs)
+        return run(args, kwargs)
     finally:
         state.enabled = enabled
 
 
-def autocast_rule(rules: Autocast) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function that is no entry of the table with its rules."""
-    return lambda function: follow(rules, function.__name__, function)
-
-
-def without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as it is with autocast off, for forms that write to a tensor: they keep its type."""
-    plain: Callable[..., Any] = getattr(function, "without_autocast", function)
-    return plain
+def rules_of(function: Callable[..., Any]) -> Autocast:
+    """Return the rules that a function follows which is no entry of the table."""
+    callee: Callee = function.callee  # type: ignore[attr-defined]
+    return callee.autocast or Autocast()
 
 
 def _ruled(
     rule: AutocastRule,
-    name: str,
+    callee: Callee,
     kind: str,
     tensors: list[Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    dtype_at: int,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: Args,
+    kwargs: Kwargs,
+) -> tuple[Args, Kwargs]:
     match rule:
         case "whole":
             return args, kwargs
         case "refuse":
             raise RuntimeError(UNSAFE)
         case "fp32_result":
+            names = callee.op.positional()
+            dtype_at = names.index("dtype") if "dtype" in names else len(names)
             given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
             if given is None and tensors and _eligible(tensors[0], kind):
                 args, kwargs = args[:dtype_at], {**kwargs, "dtype": float32}
@@ -231,7 +234,7 @@ def _ruled(
         case "fp32":
             dtype = float32
         case "promote":
-            dtype = _widest(name, tensors, kind)
+            dtype = _widest(callee.name, tensors, kind)
     return (
         tuple([_all_cast(a, dtype, kind) for a in args]),
         {k: _all_cast(a, dtype, kind) for k, a in kwargs.items()},

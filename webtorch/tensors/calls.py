@@ -4,12 +4,22 @@ composites. Floor 4.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.dispatch.call import (
+    Args,
+    Callee,
+    Foreign,
+    Kwargs,
+    Run,
+    active,
+    bind,
+    call,
+    dispatched,
+    meet,
+)
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
     DType,
@@ -18,31 +28,21 @@ from webtorch.ir.dtype import (
     uint8,
 )
 from webtorch.ir.view import numel
+from webtorch.ops import primitive
 from webtorch.ops.purity import warn
-from webtorch.ops.record import Elementwise, Op, gradient_title, in_old_order, used_arguments
+from webtorch.ops.record import Autocast, Elementwise, Op, in_old_order
 from webtorch.tensors import override
-from webtorch.tensors.autocast import without_autocast
-from webtorch.tensors.forward import transposed_call
 from webtorch.tensors.primitives import (
-    cast_to,
     check_places,
     check_writable,
-    conjugate,
     leave_hooks,
-    write,
 )
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_two
+from webtorch.tensors.remember import remembering
+from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import (
-    GradFn,
-    SavedTensor,
-    forward,
-    gradient_edge,
-    mode,
-    set_history,
-    unrecorded,
-)
+from webtorch.tensors.tape import SavedTensor, composed, mode
 from webtorch.tensors.tensor import Tensor
 
 
@@ -68,7 +68,7 @@ def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tenso
                 "t.resize_(0)."
             )
         out.resize_(result._shape)
-    return write(out, cast_to(result, out.dtype), fresh=False)
+    return primitive.write(out, primitive.cast_to(result, out.dtype), fresh=False)
 
 
 def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
@@ -89,74 +89,88 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
                 f"result type {legacy_name(result.dtype)} can't be cast to the desired output "
                 f"type {legacy_name(x.dtype)}"
             )
-        result = cast_to(result, x.dtype)
-    return write(x, result, fresh=True)
+        result = primitive.cast_to(result, x.dtype)
+    return primitive.write(x, result, fresh=True)
 
 
 def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     """Return the public function of an elementwise entry."""
-    names = (*op.tensors, *op.numbers)
-    count = len(op.tensors)
-    defaults = op.defaults
-    given_by_place = len(op.positional())
-    exact = op.out == "exact"
+    run = _elementwise_run(op)
+    callee = op.callee = Callee(op.name, run, autocast=op.autocast)
+    direct = not op.refuses
 
-    if count == 1 and not op.numbers:
+    def called(args: Args, kwargs: Kwargs) -> Any:
+        try:
+            return run(args, kwargs)
+        except Foreign:
+            return meet(callee, args, kwargs)
+
+    if len(op.tensors) == 1 and not op.numbers:
 
         def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-            if not isinstance(input, Tensor):
-                if override.is_foreign((input,), {}):
-                    return override.meet(function, (input,), {} if out is None else {"out": out})
-                raise TypeError(
-                    f"{op.name}(): argument 'input' (position 1) must be Tensor, not "
-                    f"{type(input).__name__}"
-                )
-            result = apply(op, (input,))
-            if out is None:
-                return result
-            if exact:
-                _check_exact(op.name, (out,), (result,))
-            return store_in(out, result, op.name)
+            if active.count:
+                return call(callee, (input,), {} if out is None else {"out": out})
+            if out is None and direct and isinstance(input, Tensor):
+                return apply(op, (input,))
+            return called((input,), {"out": out})
 
-    elif count == 2 and not op.numbers and op.tensors == ("input", "other"):
+    elif op.tensors == ("input", "other") and not op.numbers:
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
-            if not (isinstance(input, Tensor) and isinstance(other, Tensor)):
-                _check_numbers(op, input, other)
-            try:
-                result = apply_two(op, _operand(op, input), _operand(op, other, 1))
-            except override.Foreign:
-                given = {} if out is None else {"out": out}
-                return override.meet(function, (input, other), given)
-            if out is None:
-                return result
-            if exact:
-                _check_exact(op.name, (out,), (result,))
-            return store_in(out, result, op.name)
+            if active.count:
+                return call(callee, (input, other), {} if out is None else {"out": out})
+            if out is None and direct and isinstance(input, Tensor) and isinstance(other, Tensor):
+                return apply_two(op, input, other)
+            return called((input, other), {"out": out})
 
     else:
 
         def function(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Tensor:  # type: ignore[misc]
-            if len(args) > given_by_place and given_by_place < len(names):
-                args, kwargs = _in_old_order(op, args, kwargs)
-            values = _arguments(op, names, defaults, args, kwargs)
-            if count == 2 and not (isinstance(values[0], Tensor) and isinstance(values[1], Tensor)):
-                _check_numbers(op, values[0], values[1])
-            try:
-                tensors = [_operand(op, v, i) for i, v in enumerate(values[:count])]
-            except override.Foreign:
-                given = {} if out is None else {"out": out}
-                return override.meet(function, args, {**kwargs, **given})
-            result = apply(op, tensors, values[count:])
-            if out is None:
-                return result
-            if (op.out(*values) if callable(op.out) else op.out) == "exact":
-                _check_exact(op.name, (out,), (result,))
-            return store_in(out, result, op.name)
+            if out is not None:
+                kwargs["out"] = out
+            return call(callee, args, kwargs) if active.count else called(args, kwargs)
 
     function.__name__ = function.__qualname__ = op.name
     function.__doc__ = op.doc
+    callee.public = function
     return function
+
+
+def _elementwise_run(op: Elementwise) -> Run:
+    """Return what a call of an elementwise entry does: it binds the arguments, records, and stores in `out=`."""
+    names = (*op.tensors, *op.numbers)
+    count = len(op.tensors)
+    by_position = len(op.positional())
+    of_one = count == 1 and not op.numbers
+    recorded = Callee(op.name, lambda args, _: apply(op, args[:count], args[count:]), op)
+
+    def run(args: Args, kwargs: Kwargs) -> Tensor:
+        """Record a call."""
+        kwargs = dict(kwargs)
+        out = kwargs.pop("out", None)
+        if len(args) > by_position and by_position < len(names):
+            args, kwargs = _in_old_order(op, args, kwargs)
+        values = _arguments(op, names, op.defaults, args, kwargs)
+        if count == 2 and not (isinstance(values[0], Tensor) and isinstance(values[1], Tensor)):
+            _check_numbers(op, values[0], values[1])
+        if of_one and not isinstance(values[0], Tensor) and not override.is_foreign(values, {}):
+            raise TypeError(
+                f"{op.name}(): argument 'input' (position 1) must be Tensor, not "
+                f"{type(values[0]).__name__}"
+            )
+        values[:count] = [_operand(op, v, i) for i, v in enumerate(values[:count])]
+        result: Tensor = (
+            call(recorded, tuple(values), {})
+            if active.count
+            else apply(op, values[:count], values[count:])
+        )
+        if out is None:
+            return result
+        if (op.out(*values) if callable(op.out) else op.out) == "exact":
+            _check_exact(op.name, (out,), (result,))
+        return store_in(out, result, op.name)
+
+    return refuse_types(op, run) if op.refuses else run
 
 
 def _check_numbers(op: Elementwise, input: Any, other: Any) -> None:
@@ -181,7 +195,7 @@ def _operand(op: Elementwise, value: Any, number: int = 0) -> Operand:
     if isinstance(value, (Tensor, bool, int, float, complex)):
         return value
     if override.is_foreign((value,), {}):
-        raise override.Foreign
+        raise Foreign
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", 0) == 0:
         return item()
@@ -240,7 +254,7 @@ def accept_inplace(op: Op, inplace: Callable[..., Any]) -> Callable[..., Any]:
 
     functional.__name__ = functional.__qualname__ = op.name
     functional.__doc__ = op.doc
-    return functional
+    return dispatched()(functional)
 
 
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim"}
@@ -254,62 +268,114 @@ _TENSOR_NAMES = frozenset((
 ))  # fmt: skip
 
 
-def refuse_types(op: Op) -> Callable[..., Any]:
-    """Return a composite's function with PyTorch's error for types that it does not take."""
-    function, refused = op.function, frozenset(op.refuses)
+def bind_composite(op: Op) -> Callable[..., Any]:
+    """Return the function of a composite: the layers that a call goes through, from within."""
+    written = op.function
+    if not (op.function_in or op.vjp or op.refuses or op.gradient_name or op.autocast):
+        # A part of other entries: its calls can be seen, and it is called as it is.
+        parameters = inspect.signature(written) if op.written is None else op.parameters
+        op.callee = Callee(
+            op.name, lambda args, kwargs: op.function(*args, **kwargs), op, parameters=parameters
+        )
+        return written
+    public, made = bool(op.function_in), bool(op.function_in) and op.family != "movement"
+    # Below a gradient rule nothing records gradients: in training, too, its forward part is remembered.
+    if public or op.vjp is not None:
+        run = remembering(written)
+    else:
+        run = lambda args, kwargs: written(*args, **kwargs)  # noqa: E731
+    if op.vjp is not None:
+        run = with_rule(op, run)
+    if op.refuses:
+        run = refuse_types(op, run)
+    title = op.gradient_name or None
+    names = NUMPY_NAMES if public and "dim" in op.signature else None
+    # What moves elements and has no title gives views of its input.
+    if title is not None or made or names:
+        run = composed(run, title, names, op.own_view or (title is None and not made))
+    if op.alone is not None:
+        run = _or_alone(op.alone, run)
+    op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast)
+    function = bind(op.callee, written)
+    if op.vjp is not None:
+        function.__name__ = function.__qualname__ = op.name
+        function.__doc__ = op.doc
+    return function
 
-    @functools.wraps(function)
-    def public(*args: Any, **kwargs: Any) -> Any:
+
+def _or_alone(alone: Elementwise, run: Run) -> Run:
+    """Return a call that is another entry's where two tensors are given and nothing else."""
+    function = alone.function
+
+    def called(args: Args, kwargs: Kwargs) -> Any:
+        """Record one elementwise operation, or call."""
+        if kwargs or len(args) != 2:
+            return run(args, kwargs)
+        x, y = args
+        both = isinstance(x, Tensor) and isinstance(y, Tensor)
+        return function(x, y) if both else run(args, kwargs)
+
+    return called
+
+
+def refuse_types(op: Op, run: Run) -> Run:
+    """Return a call with PyTorch's error for types that the operation does not take."""
+    refused = frozenset(op.refuses)
+
+    def checked(args: Args, kwargs: Kwargs) -> Any:
+        """Raise DTypeError if the first argument has a type that is refused, else call."""
         first = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(first, Tensor) and first.dtype in refused:
             raise DTypeError(
                 f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(first.dtype)}'"
             )
-        return function(*args, **kwargs)
+        return run(args, kwargs)
 
-    return public
+    return checked
 
 
-def refuse_others(op: Op, with_out: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a composite's function with PyTorch's error for an argument that is no tensor.
+def bind_public(op: Op, with_out: Run) -> Callable[..., Any]:
+    """Return a composite's function in a library, with PyTorch's error for an argument that is no tensor.
 
     What is no tensor shows when it is used as one: calls with the right arguments pay nothing.
     `with_out` is called where `out=` is given.
     """
-    function = op.function
-    signature = inspect.signature(function)
-    looks = not op.factory
+    run, looks = op.callee.run, not op.factory
 
-    @functools.wraps(function)
-    def public(*args: Any, **kwargs: Any) -> Any:
+    def checked(args: Args, kwargs: Kwargs) -> Any:
+        """Call, and explain an error of a wrong argument."""
         if looks and args and not isinstance(args[0], Tensor) and override.is_foreign(args, kwargs):
-            return override.meet(public, args, kwargs)
+            raise Foreign(f"{op.name}(): expected tensors and numbers")
         try:
-            if kwargs and "out" in kwargs:
-                return with_out(*args, **kwargs)
-            return function(*args, **kwargs)
+            return with_out(args, kwargs) if kwargs and "out" in kwargs else run(args, kwargs)
         except (AttributeError, TypeError) as error:
             if override.is_foreign(args, kwargs):
-                return override.meet(public, args, kwargs)
-            if not isinstance(error, AttributeError):
-                raise
-            given = dict(zip(signature.parameters, args, strict=False)) | kwargs
-            for position, name in enumerate(signature.parameters, 1):
-                value = given.get(name)
-                # The error may be another one's, of the right arguments.
-                if (
-                    name in _TENSOR_NAMES
-                    and value is not None
-                    and not isinstance(value, Tensor)
-                    and f"'{type(value).__name__}' object" in str(error)
-                ):
-                    raise TypeError(
-                        f"{op.name.strip('_')}(): argument '{name}' (position {position}) must be "
-                        f"Tensor, not {type(value).__name__}"
-                    ) from error
+                raise Foreign(str(error)) from error
+            if isinstance(error, AttributeError):
+                _explain(op, error, args, kwargs)
             raise
 
-    return public
+    callee = Callee(op.name, checked, op, parameters=op.parameters, autocast=op.autocast)
+    return bind(callee, op.function)
+
+
+def _explain(op: Op, error: AttributeError, args: Args, kwargs: Kwargs) -> None:
+    """Raise TypeError if an error comes of an argument of this call that is no tensor."""
+    parameters = inspect.signature(op.function).parameters
+    given = dict(zip(parameters, args, strict=False)) | kwargs
+    for position, name in enumerate(parameters, 1):
+        value = given.get(name)
+        # The error may be another one's, of the right arguments.
+        if (
+            name in _TENSOR_NAMES
+            and value is not None
+            and not isinstance(value, Tensor)
+            and f"'{type(value).__name__}' object" in str(error)
+        ):
+            raise TypeError(
+                f"{op.name.strip('_')}(): argument '{name}' (position {position}) must be "
+                f"Tensor, not {type(value).__name__}"
+            ) from error
 
 
 def takes_out(op: Op, place: str) -> bool:
@@ -356,17 +422,18 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
             )
 
 
-def accept_out(op: Op) -> Callable[..., Any]:
-    """Return a composite's function with `out=`."""
+def accept_out(op: Op) -> Run:
+    """Return a composite's call with `out=`."""
     function = op.function
     if "out" in inspect.signature(function).parameters:
-        return function
-    plain = without_autocast(function)
+        return op.callee.run
 
-    @functools.wraps(function)
-    def public(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def run(args: Args, kwargs: Kwargs) -> Any:
+        """Call, and store the results in `out=`."""
+        kwargs = dict(kwargs)
+        out = kwargs.pop("out")
         if out is None:
-            return function(*args, **kwargs)
+            return op.callee.run(args, kwargs)
         places = out if isinstance(out, (tuple, list)) else (out,)
         for place in places:
             check_places(place)
@@ -382,7 +449,7 @@ def accept_out(op: Op) -> Callable[..., Any]:
                     f"\"{op.name}\" not implemented for '{legacy_name(out.dtype)}': give an out= of floats"
                 )
             kwargs["dtype"] = out.dtype
-        found = plain(*args, **kwargs)
+        found = function(*args, **kwargs)
         if rule == "mask" and out.dtype not in (bool_, uint8):
             raise RuntimeError(
                 f"{op.name} only supports bool tensor for result, got: {legacy_name(out.dtype)}"
@@ -396,36 +463,52 @@ def accept_out(op: Op) -> Callable[..., Any]:
             return type(found)(*stored) if hasattr(found, "_fields") else tuple(stored)
         return store_in(out, found, op.name, rule == "truncate")
 
-    return public
+    return run
 
 
-def bind_inplace(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the in-place form of a function whose first argument is the tensor to overwrite."""
+def bind_inplace(
+    name: str, function: Callable[..., Any], autocast: Autocast | None = None
+) -> Callable[..., Any]:
+    """Return the in-place form of a function whose first argument is the tensor to overwrite.
 
-    def inplace(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    `autocast`: the rules of the function, which the in-place form does not follow: it keeps the type.
+    """
+
+    def run(args: Args, kwargs: Kwargs) -> Tensor:
+        """Call the function, and write its result to the first argument."""
         # Asked here: what `function` is given has another name.
-        if args and type(args[0]) not in override.plain and override.is_foreign(args, kwargs):
-            return override.meet(inplace, (self, *args), kwargs)
-        check_writable(self)
+        asked = len(args) > 1 and type(args[1]) not in override.plain
+        if asked and override.is_foreign(args[1:], kwargs):
+            raise Foreign(f"{name}(): expected tensors and numbers")
+        x: Tensor = args[0]
+        check_writable(x)
         if not mode.grad:
-            return write_result(self, function(self, *args, **kwargs), name)
-        if self._base is not None:
-            leave_hooks(self)
+            return write_result(x, function(*args, **kwargs), name)
+        if x._base is not None:
+            leave_hooks(x)
         # What is saved for backward meanwhile may be what is overwritten.
         previous, mode.overwriting = mode.overwriting, []
         saved = mode.overwriting
         try:
-            result = function(self, *args, **kwargs)
+            result = function(*args, **kwargs)
         finally:
             mode.overwriting = previous
-        return (
-            _write_and_keep(self, result, name, saved)
-            if saved
-            else write_result(self, result, name)
-        )
+        return _write_and_keep(x, result, name, saved) if saved else write_result(x, result, name)
+
+    callee = Callee(name, run, autocast=autocast, writes=True)
+
+    def inplace(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        given = (self, *args)
+        if active.count:
+            return call(callee, given, kwargs)
+        try:
+            return run(given, kwargs)
+        except Foreign:
+            return meet(callee, given, kwargs)
 
     inplace.__name__ = inplace.__qualname__ = name
     inplace.__doc__ = f"In-place form of {function.__name__}."
+    callee.public = inplace
     return inplace
 
 
@@ -445,128 +528,6 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
     made = result._storage
     write_result(x, result, name)
     for s in saved:
-        if same_dtype and s.storage is made and s.is_output:
+        if same_dtype and s.storage is made and s.output is not None:
             s.move(x._storage, (x._shape, x._strides, x._offset, x._whole, x.dtype, x._levels))
     return x
-
-
-def bind_composite(op: Op) -> Callable[..., Any]:
-    """Return the public function of a composite that carries its own gradient rule."""
-    inner, vjp = op.function, op.vjp
-    assert vjp is not None
-    signature = inspect.signature(inner)
-    names = tuple(signature.parameters)
-    used = used_arguments(vjp, ("g", "out", *names))
-    many = op.outputs > 1
-    title = gradient_title(op.name)
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if kwargs:
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            if bound.kwargs:
-                if _recorded(args) or (forward.levels and mode.forward):
-                    return _with_keywords(bound)
-                return inner(*args, **kwargs)
-            args = bound.args
-        if forward.levels and mode.forward:
-            return run(args)
-        if not _recorded(args):
-            return inner(*args)
-        return run(args)
-
-    def _with_keywords(bound: inspect.BoundArguments) -> Any:
-        return run(tuple(bound.arguments.values()))
-
-    def move(args: Sequence[Any], tensors: list[Tensor], results: Sequence[Tensor]) -> None:
-        """Give the results their tangents."""
-        if not forward.levels or not mode.forward:
-            return
-        out = tuple(results) if many else results[0]
-        has_complex = any(t.dtype.is_complex for t in (*tensors, *results))
-
-        def rule(gs: tuple[Tensor, ...]) -> list[Any]:
-            found = (_turned(vjp) if has_complex else vjp)(gs if many else gs[0], out, *args)
-            return _one_each(found, args)
-
-        transposed_call(results, tensors, rule)
-
-    def run(args: tuple[Any, ...]) -> Any:
-        bound = signature.bind(*args) if len(args) <= len(names) else None
-        if bound is not None:
-            bound.apply_defaults()
-            args = bound.args
-        with unrecorded():
-            out = inner(*args)
-        results = out[: op.outputs] if isinstance(out, tuple) else (out,)
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        if not _recorded(args):
-            move(args, tensors, results)
-            return out
-        edges = tuple(
-            [
-                gradient_edge(t) if t.dtype.has_gradient and t.requires_grad else None
-                for t in tensors
-            ]
-        )
-        saved = [
-            (SavedTensor(a, apart=op.saves_values) if n in used else None)
-            if isinstance(a, Tensor)
-            else a
-            for n, a in zip(names, args, strict=False)
-        ]
-        saved_out = [SavedTensor(r, is_output=True) for r in results] if "out" in used else []
-        positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-        owner: list[Any] = []
-        has_complex = not op.complex_rule and any(t.dtype.is_complex for t in (*tensors, *results))
-
-        def rule(gs: Any) -> list[Tensor | None]:
-            kept = [s.unpack(owner[0]()) for s in saved_out]
-            for number, result in enumerate(kept):
-                result._output_nr = number
-            g, out = (tuple(gs), tuple(kept)) if many else (gs[0], kept[0] if kept else None)
-            values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
-            found = (_turned(vjp) if has_complex else vjp)(g, out, *values)
-            return [found[i] if i < len(found) else None for i in positions]
-
-        fn = GradFn(title, edges, rule)
-        owner.append(weakref.ref(fn))
-        for number, result in enumerate(results):
-            set_history(result, fn, number)
-        move(args, tensors, results)
-        return out
-
-    function.__name__ = function.__qualname__ = op.name
-    function.__doc__ = op.doc
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
-
-
-def _turned(vjp: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for complex numbers that a rule of real ones stands for.
-
-    PyTorch's cotangent of a complex number is that of its two parts, as one number; for a holomorphic
-    function it is conj(f'(x)) * g: the rule for conj(g), conjugated.
-    """
-
-    def rule(g: Any, out: Any, *values: Any) -> Any:
-        given = g if isinstance(g, tuple) else (g,)
-        turned = tuple([c if c is None else conjugate(c) for c in given])
-        found = vjp(turned if isinstance(g, tuple) else turned[0], out, *values)
-        return tuple([conjugate(c) if isinstance(c, Tensor) else c for c in found])
-
-    return rule
-
-
-def _one_each(cotangents: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """Return the cotangents of the tensors among the arguments."""
-    places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-    return [cotangents[i] if i < len(cotangents) else None for i in places]
-
-
-def _recorded(args: Sequence[Any]) -> bool:
-    if mode.grad:
-        for a in args:
-            if isinstance(a, Tensor) and a.requires_grad:
-                return True
-    return False

@@ -82,13 +82,13 @@ def _simple(
     if op.on_parts == "alike" and all(
         isinstance(o, Tensor) and o.dtype.is_complex for o in operands
     ):
-        return complex_of(recorders.apply(op, [pairs(o) for o in _aligned(operands)]))
+        return complex_of(op(*[pairs(o) for o in _aligned(operands)]))
     if op.on_parts == "scaled" and isinstance(first, Tensor) and first.dtype.is_complex:
         if isinstance(last, float):
-            return complex_of(recorders.apply(op, (pairs(first), last)))
+            return complex_of(op(pairs(first), last))
         if isinstance(last, Tensor) and not last.dtype.is_complex:
             first, last = _aligned([first, last])
-            return complex_of(recorders.apply(op, (pairs(first), last.unsqueeze(-1))))
+            return complex_of(op(pairs(first), last.unsqueeze(-1)))
     if op.name == "mul" and _is_complex(last) and isinstance(last, Tensor):
         return _simple(op, [last, first], numbers, dtype) if not _is_complex(first) else None
     return None
@@ -109,7 +109,7 @@ def _choose(op: Elementwise, operands: Sequence[Operand]) -> Tensor:
         cast_to(v, dtype) if isinstance(v, Tensor) else fill((), v, dtype, device) for v in values
     ]
     condition, *both = _aligned([condition, *both])
-    return complex_of(recorders.apply(op, (condition.unsqueeze(-1), *[pairs(v) for v in both])))
+    return complex_of(op(condition.unsqueeze(-1), *[pairs(v) for v in both]))
 
 
 def record(
@@ -130,21 +130,21 @@ def record(
         return out
     tensors = [o for o in operands[:count] if isinstance(o, Tensor)]
     if forward.levels and mode.forward:
-        rule = _rule(op, operands, count, out, tensors)
-        mode.unclaimed = []
-        transposed(out, tensors, lambda g: rule((g,)))
+        moved, _ = _rule(op, operands, count, tensors)
+        transposed(out, tensors, lambda g: moved((g,)))
     if not mode.grad:
         return out
     if any(t.requires_grad for t in tensors):
         edges = tuple([gradient_edge(t) if t.requires_grad else None for t in tensors])
-        rule = _rule(op, operands, count, out, edges)
-        set_history(out, GradFn(op.gradient_name, edges, rule))
+        rule, saved = _rule(op, operands, count, edges)
+        set_history(out, GradFn(op.gradient_name, edges, rule, saved))
     return out
 
 
 def _rule(
-    op: Elementwise, operands: Sequence[Operand], count: int, out: Tensor, edges: Sequence[Any]
-) -> Callable[[Any], list[Tensor | None]]:
+    op: Elementwise, operands: Sequence[Operand], count: int, edges: Sequence[Any]
+) -> tuple[Callable[[Any], list[Tensor | None]], list[SavedTensor]]:
+    """Return the gradient rule of a form, and what it reads. `edges`: None where no cotangent is wanted."""
     places = [i for i, o in enumerate(operands[:count]) if isinstance(o, Tensor)]
     shapes = [operands[i]._shape for i in places]
     real = [not operands[i].dtype.is_complex for i in places]
@@ -167,7 +167,7 @@ def _rule(
             found.append(None if c is None else recorders.sum_to(c, shape))
         return found
 
-    return rule
+    return rule, [s for s in saved if isinstance(s, SavedTensor)]
 
 
 def _used(op: Elementwise, places: Sequence[int], count: int) -> set[int]:

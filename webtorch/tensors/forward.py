@@ -179,9 +179,7 @@ def fitted(tangent: Tensor, x: Tensor) -> Tensor:
 
 def transposed(out: Tensor, inputs: Sequence[Tensor], rule: Callable[[Tensor], Any]) -> None:
     """Give the result of an operation its tangents, from `rule` (cotangent -> cotangents of the inputs)."""
-    unclaimed, mode.unclaimed = mode.unclaimed, []
     transposed_call((out,), inputs, lambda gs: rule(gs[0]))
-    mode.unclaimed = unclaimed
 
 
 def transposed_call(

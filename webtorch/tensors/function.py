@@ -21,7 +21,7 @@ from webtorch.tensors.tape import (
     set_history,
     unrecorded,
 )
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.tensor import Tensor, made_by_function
 
 
 class FunctionCtx:
@@ -57,8 +57,7 @@ class FunctionCtx:
             return self._for_forward
         if self._saved is None:
             raise RuntimeError(FREED)
-        owner = self._owner() if self._owner is not None else None
-        return tuple(None if s is None else s.unpack(owner) for s in self._saved)
+        return tuple(None if s is None else s.unpack() for s in self._saved)
 
     def mark_non_differentiable(self, *args: Tensor) -> None:
         """Say that these outputs have no gradient."""
@@ -174,7 +173,7 @@ def _stand_in(
     for o in outputs:
         if isinstance(o, Tensor) and o._base is not None and id(o) not in back:
             o._base = _alone(o._base)
-            o._base_history = o._base._history
+            o._base_history, o._made_by = o._base._history, made_by_function()
     return tuple([other.get(id(o), o) for o in outputs])
 
 
@@ -316,11 +315,11 @@ def _record(
     args: Sequence[Any],
     back: dict[int, Tensor],
 ) -> None:
-    out_ids = {id(o) for o in outputs}
+    out_ids = {id(o): number for number, o in enumerate(outputs)}
     ctx._saved = [
         None
         if t is None
-        else SavedTensor(t, is_output=True)
+        else SavedTensor(t, output=out_ids[id(t)])
         if id(t) in out_ids
         else SavedTensor(back.get(id(t), t))
         for t in ctx._to_save
@@ -358,7 +357,8 @@ def _record(
         return grads
 
     tensor_shapes = [t._shape for t in tensors]
-    fn = GradFn(f"{cls.__name__}Backward", tuple(edges), rule)
+    saved = [s for s in ctx._saved if s is not None]
+    fn = GradFn(f"{cls.__name__}Backward", tuple(edges), rule, saved)
     fn.ctx = ctx  # type: ignore[attr-defined]
     ctx._owner = weakref.ref(fn)
     for number, o in enumerate(outputs):
@@ -368,7 +368,6 @@ def _record(
             and not any(o is n for n in ctx._not_differentiable)
         ):
             set_history(o, fn, number)
-    while len(fn.metas) < len(outputs):
-        fn.metas.append(None)
+    fn.metas = [*fn.metas, *[None] * (len(outputs) - len(fn.metas))]
     # The outputs hold the function and the function the context, which must not hold the outputs.
     ctx._to_save = ctx._not_differentiable = ()

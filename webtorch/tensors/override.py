@@ -1,21 +1,29 @@
 """`__torch_function__`: classes and modes that are asked before an operation runs. Floor 4.
 
-Few programs have such a class, and the others pay nothing for it: a public function asks nobody until
-the first tensor of a subclass is made, the first mode is entered, or the first foreign object with a
-`__torch_function__` is met. Then `arm` gives every public function a body that asks, once and for all.
-The function objects stay the same, so tables of functions and names imported before keep their meaning.
+Few programs have such a class, and the others pay nothing for it: classes are asked from the first tensor of
+a subclass on, or the first foreign object with a `__torch_function__` that an operation meets (`arm`), and modes
+while they are on. Both are asked by the outermost of the interpreters that a call goes through
+(`webtorch.dispatch.call`).
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
+from webtorch.dispatch.call import (
+    Args,
+    Callee,
+    Kwargs,
+    Run,
+    active,
+    dispatch_methods,
+    install,
+)
 from webtorch.ops.record import TABLE, public_name
 
 
@@ -38,6 +46,7 @@ def know(tensor: type[Any], size: type[Any]) -> None:
     global Tensor, Size
     Tensor, Size = tensor, size
     plain.add(tensor)
+    dispatch_methods(tensor, _IGNORED)
 
 
 def disabled(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -151,45 +160,53 @@ def names() -> dict[Any, str]:
     return found
 
 
-class _Asking:
-    """The body that a public function has after `arm`."""
+class Override:
+    """The interpreter that lets modes and classes answer a call."""
 
-    __slots__ = ("body", "func", "only_modes")
+    def __init__(self) -> None:
+        # Whether there are classes to be asked.
+        self.armed = False
+        self._arming = threading.Lock()
 
-    def __init__(self, func: Any, body: Callable[..., Any], only_modes: bool) -> None:
-        self.func, self.body, self.only_modes = func, body, only_modes
+    @property
+    def on(self) -> bool:
+        """Whether this thread has modes or classes to ask."""
+        return bool((state.modes and state.modes_asked) or (self.armed and state.classes))
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def arm(self) -> None:
+        """Ask the classes of arguments, from now on."""
+        askable()
+        with self._arming:
+            if not self.armed:
+                self.armed = True
+                active.add(1)
+
+    def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
+        """Return what the modes and classes make of a call, and what it gives where there are none."""
+        public = askable().get(callee.public)
+        if public is None:
+            return run(args, kwargs)
         modes = state.modes and state.modes_asked
-        if modes or (state.classes and not self.only_modes):
-            given = args if not kwargs else (*args, *kwargs.values())
-            for x in given:
-                if type(x) not in plain:
-                    relevant = [o for o in flat(given) if type(o) not in plain and asks(type(o))]
-                    if not state.classes or self.only_modes:
-                        relevant = []
-                    if relevant or modes:
-                        return ask(self.func, relevant, args, kwargs)
-                    break
-            else:
-                if modes:
-                    return ask(self.func, (), args, kwargs)
-        if self.only_modes and state.classes:
+        given = args if not kwargs else (*args, *kwargs.values())
+        relevant: list[Any] = []
+        if state.classes and not public.only_modes and any(type(x) not in plain for x in given):
+            relevant = [o for o in flat(given) if type(o) not in plain and asks(type(o))]
+        if relevant or modes:
+            try:
+                return ask(public.func, relevant, args, kwargs)
+            except Refused:
+                # Of an operator's operands the other one may know the answer: Python asks it.
+                if public.name.rpartition(".")[2] in _binary():
+                    return NotImplemented
+                raise
+        if public.only_modes and state.classes:
             with Switch(classes=False):
-                return self.body(*args, **kwargs)
-        return self.body(*args, **kwargs)
+                return run(args, kwargs)
+        return run(args, kwargs)
 
 
-class _AskingOperator(_Asking):
-    """The body of an operator, which leaves a call that nobody accepts to Python."""
-
-    __slots__ = ()
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(*args, **kwargs)
-        except Refused:
-            return NotImplemented
+override = Override()
+install("override", override)
 
 
 def keep_class(
@@ -237,7 +254,7 @@ def arm_for(cls: Any) -> None:
     if getattr(cls, "__torch_dispatch__", disabled) is not disabled:
         raise NotImplementedError(NO_DISPATCH.format(cls.__name__))
     if asks(cls):
-        arm()
+        override.arm()
     else:
         plain.add(cls)
 
@@ -251,30 +268,6 @@ NO_DISPATCH = (
 
 # Types that are asked nothing; Tensor and Parameter join when they exist.
 plain: set[type[Any]] = {int, float, bool, complex, str, bytes, type(None), slice}
-_armed = threading.Event()
-_arming = threading.Lock()
-# The functions that ask, by themselves and by what they wrap.
-_asking: dict[Any, Any] = {}
-
-
-def arm() -> None:
-    """Make the public functions ask, from now on."""
-    with _arming:
-        if _armed.is_set():
-            return
-        found: dict[Any, Public] = {}
-        for p in public_functions():
-            found.setdefault(p.function, p)
-        for function, p in found.items():
-            _replace(p)
-            part, _asking[function] = function, function
-            while (part := getattr(part, "__wrapped__", None)) is not None:
-                _asking.setdefault(part, function)
-        _armed.set()
-
-
-class Foreign(TypeError):
-    """A function that asks nobody met an object of a class that is to be asked."""
 
 
 def is_foreign(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -283,16 +276,6 @@ def is_foreign(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         return False
     given = (*args, *kwargs.values()) if kwargs else args
     return any(type(x) not in plain and asks(type(x)) for x in flat(given))
-
-
-def meet(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Ask the classes of foreign arguments, and from now on ask before every call."""
-    arm()
-    public = _asking.get(function)
-    if public is None:
-        # A part of a public function, which will be asked for.
-        raise Foreign(f"{function.__name__}(): expected tensors and numbers")
-    return public(*args, **kwargs)
 
 
 # Functions that are about no tensor, or about the class of one: nobody is asked.
@@ -305,8 +288,12 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
     result_type save seed set_autocast_cache_enabled set_autocast_dtype set_autocast_enabled
     set_default_device set_default_dtype set_float32_matmul_precision set_num_threads set_printoptions
     set_rng_state sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum
+    are_deterministic_algorithms_enabled get_deterministic_debug_mode get_num_interop_threads
+    is_deterministic_algorithms_warn_only_enabled is_storage is_warn_always_enabled set_default_tensor_type
+    set_deterministic_debug_mode set_flush_denormal set_num_interop_threads set_warn_always
+    use_deterministic_algorithms
     synchronize to_dlpack typename install_as_torch uninstall_as_torch export vmap
-    as_subclass item_async numpy_async tolist_async
+    cond while_loop as_subclass item_async numpy_async tolist_async
     __init__ __new__ __init_subclass__ __getattr__ __hash__ __iter__ __await__ __copy__
     __torch_function__"""
 _IGNORED = frozenset(_NOT_ASKING.split())
@@ -324,6 +311,15 @@ class Public(NamedTuple):
     func: Any
     name: str
     only_modes: bool = False
+
+
+@cache
+def askable() -> dict[Any, Public]:
+    """Return the functions that ask; a function with several names has the first."""
+    found: dict[Any, Public] = {}
+    for p in public_functions():
+        found.setdefault(p.function, p)
+    return found
 
 
 def public_functions() -> Iterator[Public]:
@@ -364,52 +360,3 @@ def _binary() -> frozenset[str]:
     """Return the operators whose other operand may know the answer: Python asks it."""
     names = [op.operator for op in TABLE.values() if op.operator and len(op.positional()) == 2]
     return frozenset(f"__{how}{name}__" for name in names for how in ("", "r", "i"))
-
-
-def _replace(public: Public) -> None:
-    """Move a function's body to a new function, and leave one that asks in its place."""
-    function = public.function
-    body = FunctionType(
-        function.__code__,
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
-    body.__kwdefaults__ = function.__kwdefaults__
-    if not hasattr(function, "__signature__") and not hasattr(function, "__wrapped__"):
-        function.__signature__ = inspect.signature(function)
-    code = function.__code__
-    template = _template(code.co_freevars)
-    binary = public.name.rpartition(".")[2] in _binary()
-    asking = (_AskingOperator if binary else _Asking)(public.func, body, public.only_modes)
-    constants = tuple([asking if c == _PLACE else c for c in template.co_consts])
-    function.__code__ = template.replace(
-        co_consts=constants,
-        co_name=code.co_name,
-        co_qualname=code.co_qualname,
-        co_filename=code.co_filename,
-        co_firstlineno=code.co_firstlineno,
-    )
-
-
-_PLACE = "the body that asks"
-
-
-@cache
-def _template(free: tuple[str, ...]) -> CodeType:
-    """Return code that passes its arguments to a constant. A function keeps its closure for life, so
-    the code has the same free variables.
-    """
-    lines = [
-        f"def outer({', '.join(free)}):",
-        "    def inner(*args, **kwargs):",
-        f"        asking = {_PLACE!r}",
-        "        return asking(*args, **kwargs)",
-        f"        {', '.join(free) or None}",
-        "    return inner",
-    ]
-    scope: dict[str, Any] = {}
-    exec("\n".join(lines), scope)
-    code: CodeType = scope["outer"](*free).__code__
-    return code

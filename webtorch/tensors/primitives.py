@@ -53,7 +53,7 @@ from webtorch.tensors.tape import (
     set_history,
     unrecorded,
 )
-from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.tensor import Tensor, made_in_mode, unsupported_text
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -133,6 +133,10 @@ def as_view(
     base = x if x._base is None or leaf else x._base
     out._base, out._base_history = base, base._history
     out._counter, out._inference = x._counter, x._inference
+    if not mode.grad:
+        out._made_by = made_in_mode()
+    elif x._made_by is not None and x._base is not None:
+        out._made_by = x._made_by._replace(number=0) if x._made_by.number else x._made_by
     if mode.grad and x.requires_grad:
         rule = (
             vjp
@@ -191,10 +195,7 @@ def strided_gradient(view: Tensor, base: Tensor) -> None:
     extra = _hidden_beyond(view, base)
     inner = _mixed_view_rule(physical(view, extra) if extra else view, base)
     rule = (lambda g: inner(_shown_dims(g, extra))) if extra else inner
-    # This may happen while another operation is being recorded: what that one saved is not ours.
-    others, mode.unclaimed = mode.unclaimed, []
     fn = GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
-    mode.unclaimed = others
     set_history(view, fn)
     view._base_history = base._history
 
@@ -471,6 +472,8 @@ def check_writable(x: Tensor) -> None:
         )
     if mode.grad:
         base = x._base
+        if base is not None and x._made_by is not None and x.requires_grad:
+            x._refuse_write()
         if base is None and x.requires_grad and x.is_leaf:
             raise RuntimeError(
                 "a leaf Variable that requires grad is being used in an in-place operation."
@@ -520,6 +523,8 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     check_writable(x)
     storage = x._storage
     history = mode.grad and (x.requires_grad or values.requires_grad)
+    if history and x._made_by is not None and x._base is not None:
+        x._refuse_write()
     if (
         values._storage is storage
         and (values._shape, values._strides, values._offset) == (x._shape, x._strides, x._offset)
@@ -923,7 +928,7 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
     if combine == "sum":
         return attach(out, "Sum", (x,), lambda g: (g.expand(full),))
     if combine in ("max", "min"):
-        saved, result = SavedTensor(x), SavedTensor(out, is_output=True)
+        saved, result = SavedTensor(x), SavedTensor(out, output=0)
 
         def rule(g: Tensor) -> tuple[Tensor]:
             """Return the cotangent at the maxima or minima."""
@@ -932,7 +937,8 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
             mask = (source == result.unpack()).to(source.dtype)
             return (mask * (g / reduce_dims(mask, "sum", dims)),)
 
-        return attach(out, "Amax" if combine == "max" else "Amin", (x,), rule)
+        title = "Amax" if combine == "max" else "Amin"
+        return attach(out, title, (x,), rule, (saved, result))
     return out
 
 
@@ -1012,7 +1018,7 @@ def take(
             ),
         )
 
-    return attach(out, "Index", (x,), rule)
+    return attach(out, "Index", (x,), rule, saved)
 
 
 def scatter(
@@ -1061,7 +1067,8 @@ def scatter(
         return kept, take(g, where, name, wrap, dims)
 
     values_shape = values._shape
-    return attach(out, "IndexPut" if combine == "set" else "ScatterAdd", (base, values), rule)
+    title = "IndexPut" if combine == "set" else "ScatterAdd"
+    return attach(out, title, (base, values), rule, saved)
 
 
 def _check_not_empty(
@@ -1122,7 +1129,7 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
             grad_b = _swapped(matmul3(_swapped(g), x)) if b_columns else matmul3(_swapped(x), g)
         return grad_a, grad_b
 
-    return attach(out, "Bmm", (a, b), rule)
+    return attach(out, "Bmm", (a, b), rule, (left, right))
 
 
 def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -1148,7 +1155,7 @@ def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
         grad_b = matmul3(_swapped(conjugate(first.unpack())), g) if need_b else None
         return grad_a, grad_b
 
-    return attach(out, "Bmm", (a, b), rule)
+    return attach(out, "Bmm", (a, b), rule, (first, second))
 
 
 def _stacked(x: Tensor, y: Tensor) -> Tensor:
@@ -1214,7 +1221,7 @@ def conv2d_raw(
                     run("forward", x, g) if need_b else None
                 )
 
-    return attach(out, "Convolution", (a, b), rule)
+    return attach(out, "Convolution", (a, b), rule, (first, second))
 
 
 def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) -> Tensor:

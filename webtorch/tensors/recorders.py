@@ -8,7 +8,6 @@ their node and tensor of it.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -28,7 +27,7 @@ from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
 from webtorch.ops import elementwise
-from webtorch.ops.record import Elementwise, Op, slope
+from webtorch.ops.record import Elementwise, Op, Slope, slope
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.above import ask
 from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
@@ -44,7 +43,16 @@ from webtorch.tensors.primitives import (
 )
 from webtorch.tensors.promotion import Operand, depending, get_default_dtype, result_type
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, SavedTensor, forward, gradient_edge, mode, set_history
+from webtorch.tensors.tape import (
+    Cotangents,
+    Edge,
+    GradFn,
+    SavedTensor,
+    forward,
+    gradient_edge,
+    mode,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
 
 
@@ -74,12 +82,112 @@ def _operand_node(t: Tensor, shape: tuple[int, ...], order: tuple[int, ...] | No
     return window(node, shape, strides, t._offset, t.dtype)
 
 
+class _Gradient:
+    """How calls with one signature, of whose operands the same ones need gradients, get their gradient
+    function: worked out at the first.
+    """
+
+    __slots__ = ("apart", "count", "op", "parts", "reads", "reads_out", "shapes")
+
+    def __init__(
+        self, op: Elementwise, operands: Sequence[Operand], edges: Sequence[Edge | None]
+    ) -> None:
+        self.op = op
+        self.count = len(operands)
+        self.apart = op.saves_values
+        # Of each tensor: its place, its shape, and the slope where there is no rule for all of them.
+        places = [i for i, o in enumerate(operands) if isinstance(o, Tensor)]
+        self.shapes = [cast("Tensor", operands[i])._shape for i in places]
+        self.parts: list[tuple[int, Slope | None]] = []
+        # The operands that the cotangents are computed with.
+        self.reads: list[int] = []
+        self.reads_out = False
+        if op.vjp is not None:
+            used = op.used_by_vjp()
+            self.parts = [(i, None) for i in places]
+            self.reads = [i for i, name in enumerate(op.tensors) if i not in places or name in used]
+            self.reads_out = "out" in used
+            return
+        for i, edge in zip(places, edges, strict=True):
+            self.parts.append((i, None if edge is None else slope(op, i)))
+        self.reads = sorted({i for _, s in self.parts if s is not None for i in s.tensors})
+
+    def attach(
+        self,
+        out: Tensor,
+        operands: Sequence[Operand],
+        numbers: Sequence[Scalar],
+        edges: Sequence[Edge | None],
+    ) -> None:
+        """Give the result of a call its gradient function."""
+        values: list[Any] = [None] * self.count
+        saved: list[SavedTensor] = []
+        for i in self.reads:
+            value = operands[i]
+            if isinstance(value, Tensor):
+                value = SavedTensor(value, None, self.apart)  # type: ignore[assignment]
+                saved.append(value)  # type: ignore[arg-type]
+            values[i] = value
+        op = self.op
+        if op.vjp is None:
+            rule = functools.partial(self._by_slopes, values, numbers)
+        else:
+            result = SavedTensor(out, 0, self.apart) if self.reads_out else None
+            if result is not None:
+                saved.append(result)
+            rule = functools.partial(self._by_rule, values, numbers, result)
+        set_history(out, GradFn(op.gradient_name, tuple(edges), rule, saved))
+
+    def _by_rule(
+        self,
+        values: list[Any],
+        numbers: Sequence[Scalar],
+        result: SavedTensor | None,
+        gs: Cotangents,
+    ) -> list[Tensor | None]:
+        """Return the cotangents that the entry's own rule gives."""
+        (vjp,) = self.op.rules()
+        out = None if result is None else result.unpack()
+        found = vjp(
+            gs[0], out, *[v.unpack() if type(v) is SavedTensor else v for v in values], *numbers
+        )
+        return [
+            None if (c := found[i]) is None else sum_to(c, shape)
+            for (i, _), shape in zip(self.parts, self.shapes, strict=True)
+        ]
+
+    def _by_slopes(
+        self, values: list[Any], numbers: Sequence[Scalar], gs: Cotangents
+    ) -> list[Tensor | None]:
+        """Return the cotangents by the derivatives of the formula."""
+        g = gs[0]
+        if self.reads:
+            values = [v.unpack() if type(v) is SavedTensor else v for v in values]
+        found: list[Tensor | None] = []
+        for (_, s), shape in zip(self.parts, self.shapes, strict=True):
+            if s is None:
+                found.append(None)
+            elif s.kind == "formula":
+                assert s.op is not None
+                if len(s.tensors) == 1 and not s.numbers:
+                    c = apply_two(s.op, g, values[s.tensors[0]])
+                else:
+                    read = [values[i] for i in s.tensors]
+                    c = apply(s.op, [g, *read], [numbers[i] for i in s.numbers])
+                found.append(sum_to(c, shape))
+            elif s.kind == "zero":
+                found.append(fill(shape, 0, g.dtype, g.device))
+            else:
+                found.append(sum_to(g if s.kind == "one" else -g, shape))
+        return found
+
+
 class _Recorder:
     """How the calls of an entry with one signature are recorded: worked out at the first (`_prepare`)."""
 
     __slots__ = (
-        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "order", "runtime",
-        "shape", "stored", "strides",
+        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "gradients", "order",
+        "runtime", "shape", "stored", "strides",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +205,8 @@ class _Recorder:
         self.dtype = bool_ if op.promotion == "bool" else dtype
         self.runtime = runtime
         self.differentiable = op.differentiable and self.dtype.kind == "float"
+        # By which operands need gradients, as bits.
+        self.gradients: dict[int, _Gradient] = {}
         # Whether the numbers become others, or may be wrong.
         values = [*[o for o in operands if not isinstance(o, Tensor)], *numbers]
         self.converts = bool(values) and (
@@ -196,7 +306,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
         _recorders[key] = recorder
     out = recorder.record(operands, numbers)
     if recorder.differentiable:
-        _follow(op, out, operands, numbers)
+        _follow(recorder, out, operands, numbers)
     return out
 
 
@@ -234,7 +344,7 @@ def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
                 or x._base is not None
                 or (not values and (y._requires_grad or y._base is not None))  # type: ignore[union-attr]
             ):
-                _follow(op, out, (x, y), ())
+                _follow(recorder, out, (x, y), ())
             return out
     return apply(op, (x, y))
 
@@ -261,7 +371,7 @@ def _batched(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Sca
     full = [physical(o, levels, rank) if isinstance(o, Tensor) else o for o in operands]
     out = logical(recorder.record(full, numbers), levels)
     if recorder.differentiable:
-        _follow(op, out, operands, numbers)
+        _follow(recorder, out, operands, numbers)
     return out
 
 
@@ -301,17 +411,28 @@ def _prepare(
 
 
 def _follow(
-    op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
+    recorder: _Recorder, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
 ) -> None:
     """Give a result that may have a gradient its gradient function and its tangents."""
+    op = recorder.attrs[0]
     if mode.grad:
+        edges: list[Edge | None] = []
+        needs, place = 0, 1
         for o in operands:
+            if not isinstance(o, Tensor):
+                continue
             # What has no base says it itself.
-            if isinstance(o, Tensor) and (
-                o._requires_grad or (o._base is not None and o.requires_grad)
-            ):
-                _attach(op, out, operands, numbers)
-                break
+            if o._requires_grad or (o._base is not None and o.requires_grad):
+                edges.append(gradient_edge(o))
+                needs += place
+            else:
+                edges.append(None)
+            place += place
+        if needs:
+            gradient = recorder.gradients.get(needs)
+            if gradient is None:
+                gradient = recorder.gradients[needs] = _Gradient(op, operands, edges)
+            gradient.attach(out, operands, numbers, edges)
     if forward.levels and mode.forward:
         propagate(out, operands, functools.partial(_tangent, op, out, operands, numbers))
 
@@ -337,7 +458,8 @@ def _tangent(
         if t is None:
             continue
         if op.vjp is not None:
-            part = op.vjp(t, out, *operands, *numbers)[i]
+            (rule,) = op.rules()
+            part = rule(t, out, *operands, *numbers)[i]
         else:
             found = slope(op, i)
             if found.kind == "formula":
@@ -439,98 +561,3 @@ def reshape_fresh(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return as_view(
         x, shape, contiguous_strides(shape), x._offset, lambda g: g.reshape(source), "View"
     )
-
-
-def _attach(
-    op: Elementwise, out: Tensor, operands: Sequence[Operand], numbers: Sequence[Scalar]
-) -> None:
-    edges = tuple(
-        [
-            gradient_edge(o) if o.dtype.kind == "float" and o.requires_grad else None
-            for o in operands
-            if isinstance(o, Tensor)
-        ]
-    )
-    shapes = [o._shape for o in operands if isinstance(o, Tensor)]
-    if op.vjp is not None:
-        rule = _given_rule(op, out, operands, numbers, shapes)
-    else:
-        rule = _derived_rule(op, operands, numbers, edges, shapes)
-    fn = GradFn(op.gradient_name, edges, rule)
-    if op.vjp is not None and "out" in op.used_by_vjp():
-        rule.__defaults__[0].append(weakref.ref(fn))
-    set_history(out, fn)
-
-
-def _given_rule(
-    op: Elementwise,
-    out: Tensor,
-    operands: Sequence[Operand],
-    numbers: Sequence[Scalar],
-    shapes: list[tuple[int, ...]],
-) -> Any:
-    used = op.used_by_vjp()
-    assert op.vjp is not None
-    vjp = op.vjp
-    saved = [
-        (SavedTensor(o, apart=op.saves_values) if name in used else None)
-        if isinstance(o, Tensor)
-        else o
-        for name, o in zip(op.tensors, operands, strict=True)
-    ]
-    saved_out = SavedTensor(out, is_output=True, apart=op.saves_values) if "out" in used else None
-    is_tensor = [isinstance(o, Tensor) for o in operands]
-
-    def rule(gs: Any, owner: list[Any] = []) -> list[Tensor | None]:  # noqa: B006  (each rule has its own list)
-        g = gs[0]
-        result = saved_out.unpack(owner[0]()) if saved_out is not None else None
-        found = vjp(
-            g, result, *[s.unpack() if isinstance(s, SavedTensor) else s for s in saved], *numbers
-        )
-        kept = [c for c, t in zip(found, is_tensor, strict=False) if t]
-        return [
-            None if c is None else sum_to(c, shape) for c, shape in zip(kept, shapes, strict=True)
-        ]
-
-    rule.__defaults__ = ([],)
-    return rule
-
-
-def _derived_rule(
-    op: Elementwise,
-    operands: Sequence[Operand],
-    numbers: Sequence[Scalar],
-    edges: Any,
-    shapes: list[tuple[int, ...]],
-) -> Any:
-    slots = [i for i, o in enumerate(operands) if isinstance(o, Tensor)]
-    slopes = [
-        slope(op, slot) if edge is not None else None
-        for slot, edge in zip(slots, edges, strict=True)
-    ]
-    needed = {t for s in slopes if s is not None for t in s.tensors}
-    saved = {
-        i: SavedTensor(o, apart=op.saves_values) if isinstance(o, Tensor) else o
-        for i, o in enumerate(operands)
-        if i in needed
-    }
-
-    def rule(gs: Any) -> list[Tensor | None]:
-        g = gs[0]
-        values = {i: s.unpack() if isinstance(s, SavedTensor) else s for i, s in saved.items()}
-        out: list[Tensor | None] = []
-        for s, shape in zip(slopes, shapes, strict=True):
-            if s is None or s.kind == "zero":
-                out.append(None if s is None else fill(shape, 0, g.dtype, g.device))
-                continue
-            if s.kind == "formula":
-                assert s.op is not None
-                c = apply(
-                    s.op, [g, *[values[i] for i in s.tensors]], [numbers[i] for i in s.numbers]
-                )
-            else:
-                c = g if s.kind == "one" else -g
-            out.append(sum_to(c, shape))
-        return out
-
-    return rule

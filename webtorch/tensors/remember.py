@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from webtorch.dispatch.call import Args, Kwargs, Run, active
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import IN_MEMORY, Node, Recorded
 from webtorch.ir.lines import user_line
@@ -62,14 +63,25 @@ class _Result:
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a composite's function that remembers what calls without gradients record."""
+    """Return a function that remembers what calls without gradients record."""
+    run = remembering(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        """Call the function, or record a node for what it is known to record."""
+        return run(args, kwargs)
+
+    return call
+
+
+def remembering(function: Callable[..., Any]) -> Run:
+    """Return what calls a function, and remembers what calls without gradients record."""
     # By kind of call: 0 where it was seen once, None where it cannot be remembered.
     known: dict[tuple[Any, ...], _Result | int | None] = {}
     _FORGETTING.append(known)
     failures = 0
 
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(args: Args, kwargs: Kwargs) -> Any:
         """Call the function, or record a node for what it is known to record."""
         nonlocal failures
         if failures >= _MOST_FAILURES or look.watching:
@@ -87,8 +99,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
             or forward.levels
             or mode.vmaps
             or mode.transforms
-            or override.state.modes
-            or autocast.state.enabled
+            or (active.count and (override.state.modes or autocast.state.enabled))
         ):
             return function(*args, **kwargs)
         if len(nodes) > 1:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from webtorch.dispatch.call import Args, Kwargs, Run, dispatched
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import legacy_name
 from webtorch.ir.lines import is_internal, user_depth
@@ -64,8 +65,6 @@ class _Mode(threading.local):
     keeps_sums = False
 
     def __init__(self) -> None:
-        # Saved tensors that the next gradient function will own.
-        self.unclaimed: list[SavedTensor] = []
         # Saved tensors of the in-place operation that is being recorded.
         self.overwriting: list[SavedTensor] | None = None
 
@@ -161,51 +160,40 @@ anomaly = _Anomaly()
 
 class GradFn:
     """One node of the autograd graph. `rule(cotangents of the outputs)` gives one cotangent per
-    edge.
+    edge; `saved` is what it reads of the forward pass.
     """
 
     __slots__ = (
-        "__dict__",
-        "__weakref__",
-        "edges",
-        "first",
-        "metas",
-        "post_hooks",
-        "pre_hooks",
-        "retained",
-        "rule",
-        "saves",
-        "sequence",
-        "title",
-    )
+        "__dict__", "__weakref__", "edges", "metas", "rule", "saves", "sequence", "title",
+    )  # fmt: skip
+    # What few functions have is in their `__dict__`: the others pay nothing.
+    # The last function of a composite operation stands for all of its functions: those with larger
+    # numbers than this one.
+    first: int | None = None
+    pre_hooks: dict[int, Callable[..., Any]] | None = None
+    # Output number -> the tensor that keeps its gradient; served after all hooks.
+    retained: dict[int, weakref.ref[Tensor]] | None = None
+    post_hooks: dict[int, Callable[..., Any]] | None = None
 
     def __init__(
         self,
         name: str,
         edges: tuple[Edge | None, ...],
         rule: Callable[[Cotangents], Cotangents] | None,
+        saved: Sequence[SavedTensor] = (),
     ) -> None:
         self.title = name
         self.edges = edges
         self.rule = rule
         # Later operations have larger numbers: the order of the backward pass.
         self.sequence = next(_sequence)
-        # The last function of a composite operation stands for all of its functions: those with
-        # larger numbers than this one.
-        self.first = self.sequence
-        self.metas: list[Any] = []
-        self.pre_hooks: dict[int, Callable[..., Any]] | None = None
-        # Output number -> the tensor that keeps its gradient; served after all hooks.
-        self.retained: dict[int, weakref.ref[Tensor]] | None = None
-        self.post_hooks: dict[int, Callable[..., Any]] | None = None
-        # Whether the rule needs saved tensors: one that does can run only once, unless the graph is retained.
-        self.saves = False
-        if rule is not None and mode.unclaimed:
-            self.saves = True
-            if mode.saved_hooks:
-                for saved in mode.unclaimed:
-                    saved.present = None
-            mode.unclaimed = []
+        # For each output its shape, dtype, runtime and levels.
+        self.metas: Sequence[Any] = ()
+        # One that needs saved tensors can run only once, unless the graph is retained.
+        self.saves = bool(saved)
+        for s in saved:
+            if s.output is not None or s.present is not None:
+                s.claim(self)
         if anomaly.enabled and rule is not None:
             anomaly.note(self)
 
@@ -214,16 +202,17 @@ class GradFn:
         """The gradient functions of the inputs, as PyTorch shows them."""
         found: dict[tuple[int, int], tuple[GradFn | None, int]] = {}
         pending = list(reversed(self.edges))
-        whole = self.first < self.sequence
+        first = self.first
         while pending:
             edge = pending.pop()
             if edge is None:
-                if not whole:
+                if first is None:
                     found[len(found), -1] = (None, 0)
-            elif edge[0].sequence > self.first and whole:
+            elif first is not None and edge[0].sequence > first:
                 pending.extend(reversed(edge[0].edges))
             else:
-                found[id(edge[0]), edge[1] if whole else len(found)] = (shown(edge[0]), edge[1])
+                place = len(found) if first is None else edge[1]
+                found[id(edge[0]), place] = (shown(edge[0]), edge[1])
         return tuple(found.values())
 
     def name(self) -> str:
@@ -273,12 +262,12 @@ def shown(fn: GradFn) -> GradFn:
 
 
 def composed(
-    function: Callable[..., Any],
+    run: Run,
     title: str | Callable[..., str] | None,
     renamed: Mapping[str, str] | None = None,
     own_view: bool = False,
-) -> Callable[..., Any]:
-    """Return a function whose results show one gradient function, named `title`, and are no views of
+) -> Run:
+    """Return a call whose results show one gradient function, named `title`, and are no views of
     what it made itself, unless `own_view` says so.
 
     A callable `title` is given the arguments of the call; without one, functions keep their names. What
@@ -287,15 +276,14 @@ def composed(
 
     unchanged = title is None and own_view
 
-    @functools.wraps(function)
-    def named(*args: Any, **kwargs: Any) -> Any:
-        """Call the function, and name the gradient function of its results."""
+    def named(args: Args, kwargs: Kwargs) -> Any:
+        """Call the operation, and name the gradient function of its results."""
         if kwargs and renamed:
             kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
         if unchanged or not mode.grad:
-            return function(*args, **kwargs)
+            return run(args, kwargs)
         first = next(_sequence)
-        out = function(*args, **kwargs)
+        out = run(args, kwargs)
         results = out if isinstance(out, tuple) else (out,)
         for t in results:
             fn = getattr(t, "_grad_fn", None)
@@ -377,89 +365,105 @@ class SavedTensor:
     """
 
     __slots__ = (
-        "counter",
-        "edge",
-        "geometry",
-        "is_output",
-        "leaf",
-        "needs_grad",
-        "packed",
-        "present",
-        "storage",
-        "unpack_hook",
-        "version",
-    )
+        "__dict__", "counter", "edge", "geometry", "leaf", "output", "storage", "version",
+    )  # fmt: skip
+    # What few have is in their `__dict__`.
+    # What a pack hook gave, and the hook that gives the tensor back for it.
+    packed: tuple[Any, Callable[[Any], Any]] | None = None
+    # The value itself, while forward mode goes through the rule: hooks are for the backward pass.
+    present: Tensor | None = None
+    # Of a result: the function that made it, which holds this.
+    owner: weakref.ref[GradFn] | None = None
 
-    def __init__(self, tensor: Tensor, *, is_output: bool = False, apart: bool = False) -> None:
-        """`apart`: whether it keeps the value of now, whatever is written to the tensor later."""
+    def __init__(self, tensor: Tensor, output: int | None = None, apart: bool = False) -> None:
+        """`output`: its number, where it is a result of the function itself. `apart`: whether it keeps the
+        value of now, whatever is written to the tensor later.
+        """
         if tensor._inference and not mode.inference:
             raise RuntimeError(
                 "Inference tensors cannot be saved for backward. Please do not use Tensors created in inference mode "
                 "in computation tracked by autograd. To work around this, you can make a clone to get a normal "
                 "tensor and use it in autograd, or use `torch.no_grad()` instead of `torch.inference_mode()`."
             )
-        storage = tensor._storage
-        counter = tensor._counter
-        apart = (apart or mode.mutation_allowed) and not mode.saved_hooks
-        if apart:
-            # A storage of its own: what is written to the tensor later does not reach it.
-            storage = counter = Storage(storage.share(), storage.runtime)
-            if forward.levels:
-                for level in mode.forward:
-                    level.follow(tensor._storage, storage)
-        self.storage: Any = storage
-        self.packed: Any = None
-        # The value itself, while forward mode goes through the rule: hooks are for the backward pass.
-        self.present: Tensor | None = None
-        self.unpack_hook: Callable[[Any], Any] | None = None
-        self.counter: Any = counter
+        self.storage: Any = tensor._storage
+        self.counter: Any = tensor._counter
         self.version = self.counter.version
         self.geometry = (
             tensor._shape, tensor._strides, tensor._offset, tensor._whole, tensor.dtype,
             tensor._levels,
         )  # fmt: skip
-        self.is_output = is_output
-        self.needs_grad = tensor.requires_grad
-        self.leaf = None
-        self.edge = None
-        if not is_output and self.needs_grad:
-            kept = not (mode.saved_hooks or apart)
-            if tensor._grad_fn is None and tensor._base is None and kept:
+        self.output = output
+        self.leaf: Tensor | None = None
+        self.edge: Edge | None = None
+        if output is None and (
+            tensor._requires_grad or (tensor._base is not None and tensor.requires_grad)
+        ):
+            if tensor._grad_fn is None and tensor._base is None:
                 self.leaf = tensor
             else:
                 self.edge = gradient_edge(tensor)
         if mode.saved_hooks:
-            pack, self.unpack_hook = mode.saved_hooks[-1]
-            with no_grad():
-                value = tensor.detach()
-                if mode.overwriting is not None:
-                    # What is written in place now has its old value for whoever unpacks it.
-                    value._storage = value._counter = Storage(storage.share(), storage.runtime)
-                self.packed = pack(value)
-            if forward.levels and mode.forward:
-                self.present = value
-            self.storage = self.counter = None
-        mode.unclaimed.append(self)
+            self._pack(tensor)
+        elif apart or mode.mutation_allowed:
+            self._part(tensor)
         if mode.overwriting is not None:
             mode.overwriting.append(self)
+
+    def _part(self, tensor: Tensor) -> None:
+        """Keep a storage of its own, which nothing that is written to the tensor later reaches."""
+        shared = tensor._storage
+        self.storage = self.counter = Storage(shared.share(), shared.runtime)
+        self.version = self.counter.version
+        if forward.levels:
+            for level in mode.forward:
+                level.follow(shared, self.storage)
+        self._forget_leaf()
+
+    def _pack(self, tensor: Tensor) -> None:
+        """Keep what the innermost hook gives for the tensor in its place."""
+        pack, unpack = mode.saved_hooks[-1]
+        with no_grad():
+            value = tensor.detach()
+            if mode.overwriting is not None:
+                # What is written in place now has its old value for whoever unpacks it.
+                shared = tensor._storage
+                value._storage = value._counter = Storage(shared.share(), shared.runtime)
+            self.packed = pack(value), unpack
+        if forward.levels and mode.forward:
+            self.present = value
+        self.storage = self.counter = None
+        self._forget_leaf()
+
+    def _forget_leaf(self) -> None:
+        """Have another tensor than the leaf itself come back, with its gradient."""
+        if self.leaf is not None:
+            self.edge = gradient_edge(self.leaf)
+            self.leaf = None
+
+    def claim(self, fn: GradFn) -> None:
+        """Belong to `fn`, which was made after forward mode went through its rule."""
+        if self.output is not None:
+            self.owner = weakref.ref(fn)
+        self.present = None
 
     def move(self, storage: Storage, geometry: tuple[Any, ...]) -> None:
         """Find the same value in another storage."""
         self.storage, self.geometry = storage, geometry
         self.counter, self.version = storage, storage.version
 
-    def unpack(self, owner: GradFn | None = None) -> Tensor:
+    def unpack(self) -> Tensor:
         """Return the tensor. Raises RuntimeError if it has been overwritten since."""
         if self.present is not None:
-            return self._with_history(self.present.detach(), owner)
-        if self.unpack_hook is not None:
-            tensor = self.unpack_hook(self.packed)
+            return self._with_history(self.present.detach())
+        if self.packed is not None:
+            value, unpack = self.packed
+            tensor = unpack(value)
             if not hasattr(tensor, "_storage"):
                 raise TypeError(
                     "Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
                     f"{type(tensor).__name__}"
                 )
-            return self._with_history(tensor.detach(), owner)
+            return self._with_history(tensor.detach())
         storage = self.storage
         if self.counter.version != self.version:
             raise RuntimeError(
@@ -472,21 +476,18 @@ class SavedTensor:
             )
         if self.leaf is not None:
             return self.leaf
-        return self._with_history(ask("tensor_on")(storage, *self.geometry), owner)
+        return self._with_history(ask("tensor_on")(storage, *self.geometry))
 
-    def _with_history(self, tensor: Tensor, owner: GradFn | None) -> Tensor:
-        if self.is_output:
-            if owner is not None and self.needs_grad_of(owner):
-                tensor._grad_fn, tensor._requires_grad = owner, True
-        elif self.edge is not None:
+    def _with_history(self, tensor: Tensor) -> Tensor:
+        if self.edge is not None:
             tensor._grad_fn, tensor._output_nr = self.edge
             tensor._requires_grad = True
+        elif self.output is not None:
+            fn = None if self.owner is None else self.owner()
+            if fn is not None:
+                tensor._grad_fn, tensor._output_nr = fn, self.output
+                tensor._requires_grad = True
         return tensor
-
-    @staticmethod
-    def needs_grad_of(owner: GradFn) -> bool:
-        """Whether the output of `owner` is itself differentiable (it is: the owner exists)."""
-        return any(e is not None for e in owner.edges)
 
 
 def _type_text(dtype: Any, storage: Storage) -> str:
@@ -535,12 +536,13 @@ def continue_graph(end: AccumulateGrad, tensor: Tensor) -> None:
 
 def needs_grad(tensors: Iterable[Tensor]) -> bool:
     """Whether an operation on `tensors` must be recorded, for backward or for its tangent."""
-    if mode.grad and _one_requires_grad(tensors):
+    if mode.grad and one_requires_grad(tensors):
         return True
     return bool(forward.levels) and any(t in level for level in mode.forward for t in tensors)
 
 
-def _one_requires_grad(tensors: Iterable[Tensor]) -> bool:
+def one_requires_grad(tensors: Iterable[Tensor]) -> bool:
+    """Whether gradients are recorded for one of the tensors."""
     for t in tensors:  # noqa: SIM110  (a generator costs as much again)
         # What has no base says it itself.
         if t._requires_grad or (t._base is not None and t.requires_grad):
@@ -553,24 +555,24 @@ def attach(
     name: str,
     inputs: Sequence[Tensor],
     rule: Callable[[Tensor], Cotangents],
+    saved: Sequence[SavedTensor] = (),
 ) -> Tensor:
     """Give a fresh tensor one gradient function: `rule(cotangent of out)` returns one cotangent per
-    input, or None.
+    input, or None. `saved` is what it reads.
 
     Does nothing when no input needs a gradient. Cotangents are brought to the inputs' dtypes.
     """
     if forward.levels and mode.forward:
         ask("transposed")(out, inputs, rule)
-    if not mode.grad or not _one_requires_grad(inputs):
-        mode.unclaimed = []
-        return out
-    edges = tuple([gradient_edge(t) if t.dtype.has_gradient else None for t in inputs])
-    fn = GradFn(
-        f"{name}Backward0",
-        edges,
-        lambda gs: rule(gs[0]) if gs[0] is not None else (None,) * len(edges),
-    )
-    set_history(out, fn)
+    if mode.grad and one_requires_grad(inputs):
+        edges = tuple([gradient_edge(t) if t.dtype.has_gradient else None for t in inputs])
+        none = (None,) * len(edges)
+
+        def unless_gone(gs: Cotangents) -> Cotangents:
+            """Return the cotangents, but where a hook took that of the result away."""
+            return none if gs[0] is None else rule(gs[0])
+
+        set_history(out, GradFn(f"{name}Backward0", edges, unless_gone, saved))
     return out
 
 
@@ -613,9 +615,14 @@ def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
     out._grad_fn = fn
     out._output_nr = number
     out._requires_grad = True
-    while len(fn.metas) <= number:
-        fn.metas.append(None)
-    fn.metas[number] = (out._shape, out.dtype, out._storage.runtime, out._levels)
+    meta = (out._shape, out.dtype, out._storage.runtime, out._levels)
+    metas = fn.metas
+    if number or len(metas) > 1:
+        metas = [*metas, *[None] * (number + 1 - len(metas))]
+        metas[number] = meta
+        fn.metas = metas
+    else:
+        fn.metas = (meta,)
     if out._retains:
         retain(out)
 
@@ -807,88 +814,136 @@ def run_backward(
     """Propagate `cotangents` of `roots`. With `inputs`, return their gradients (or accumulate only
     into them).
     """
-    # function -> (which of its outputs, which of the inputs): one tensor may be asked for twice.
-    targets: dict[GradFn, list[tuple[int, int]]] = {}
-    if inputs is not None:
-        for i, t in enumerate(inputs):
-            edge = gradient_edge(t)
-            if edge is None:
-                raise RuntimeError("One of the differentiated Tensors does not require grad")
-            targets.setdefault(edge[0], []).append((edge[1], i))
-    wanted: set[GradFn] | None = set(targets) if inputs is not None else None
-    found: list[Tensor | None] = [None] * len(inputs or ())
+    ends = None if inputs is None else [_end(t) for t in inputs]
     edges = [gradient_edge(t) for t in roots]
-    needed = _reachable([e[0] for e in edges if e is not None], wanted)
-    waiting: dict[GradFn, dict[int, Tensor]] = {}
-    heap: list[tuple[int, int, GradFn]] = []
-    order = itertools.count()
-
-    def send(edge: Edge, g: Tensor) -> None:
-        """Add a cotangent to those that wait for a function."""
-        fn, number = edge
-        if wanted is not None and fn not in needed:
-            return
-        parts = waiting.get(fn)
-        if parts is None:
-            parts = waiting[fn] = {}
-            heapq.heappush(heap, (-fn.sequence, next(order), fn))
-        previous = parts.get(number)
-        parts[number] = g if previous is None else previous + g
-
-    previous_mode = mode.grad, mode.whole_backward, mode.task
+    starts = [e[0] for e in edges if e is not None]
+    running = _Backward(starts, ends, retain_graph, create_graph, accumulate)
+    before = mode.grad, mode.whole_backward, mode.task
     mode.grad, mode.whole_backward = create_graph, inputs is None
-    mode.task = ([e[0] for e in edges if e is not None], None if wanted is None else needed)
+    mode.task = (starts, running.needed)
     try:
         for edge, g in zip(edges, cotangents, strict=True):
             if edge is not None:
-                send(edge, g)
+                running.send(edge, g)
+        running.run()
+    finally:
+        mode.grad, mode.whole_backward, mode.task = before
+    return running.found
+
+
+def _end(tensor: Tensor) -> Edge:
+    """Return where the cotangents of an input of a backward pass go. Raises RuntimeError if it has none."""
+    edge = gradient_edge(tensor)
+    if edge is None:
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    return edge
+
+
+class _Backward:
+    """One backward pass: what waits for its functions, and the gradients that were asked for."""
+
+    __slots__ = (
+        "accumulate", "create_graph", "found", "heap", "needed", "order", "retain_graph", "targets",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        starts: list[GradFn],
+        ends: Sequence[Edge] | None,
+        retain_graph: bool,
+        create_graph: bool,
+        accumulate: bool,
+    ) -> None:
+        """`ends`: where the gradients that are asked for are; None: at every leaf."""
+        self.retain_graph = retain_graph
+        self.create_graph = create_graph
+        self.accumulate = accumulate
+        # function -> (which of its outputs, which of the inputs): one tensor may be asked for twice.
+        self.targets: dict[GradFn, list[tuple[int, int]]] = {}
+        for i, (fn, number) in enumerate(ends or ()):
+            self.targets.setdefault(fn, []).append((number, i))
+        self.found: list[Tensor | None] = [None] * len(ends or ())
+        # None: every function.
+        self.needed = None if ends is None else _reachable(starts, set(self.targets))
+        self.waiting: dict[GradFn, list[Tensor | None]] = {}
+        self.heap: list[tuple[int, int, GradFn]] = []
+        self.order = itertools.count()
+
+    def send(self, edge: Edge, g: Tensor) -> None:
+        """Add a cotangent to those that wait for a function."""
+        fn, number = edge
+        if self.needed is not None and fn not in self.needed:
+            return
+        parts = self.waiting.get(fn)
+        if parts is None:
+            parts = self.waiting[fn] = [None] * len(fn.metas)
+            heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+        if number >= len(parts):
+            parts += [None] * (number + 1 - len(parts))
+        previous = parts[number]
+        parts[number] = g if previous is None else previous + g
+
+    def run(self) -> None:
+        """Run the functions for which something waits, newest first, each once."""
+        heap, waiting, needed = self.heap, self.waiting, self.needed
         while heap:
             fn = heapq.heappop(heap)[2]
-            parts = waiting.pop(fn)
-            grads: list[Tensor | None] = [
-                parts.get(i) for i in range(max(len(fn.metas), max(parts) + 1))
-            ]
-            if fn.pre_hooks:
-                for hook in list(fn.pre_hooks.values()):
-                    new = hook(tuple(grads))
-                    if new is not None:
-                        grads = list(new) if isinstance(new, tuple) else [new]
-            if fn.retained:
-                _keep_retained(fn, grads)
+            grads = waiting.pop(fn)
+            if fn.pre_hooks or fn.retained:
+                grads = _before(fn, grads)
             if isinstance(fn, AccumulateGrad):
-                if grads[0] is not None:
-                    g = _leaf_hooks(fn.variable, grads[0])
-                    for _, i in targets.get(fn, ()):
-                        found[i] = g
-                    if fn.edges and fn.edges[0] is not None:
-                        send(fn.edges[0], g)
-                    elif accumulate:
-                        _accumulate(fn.variable, g, create_graph)
+                self._arrive(fn, grads[0])
                 continue
-            for number, i in targets.get(fn, ()):
-                found[i] = grads[number]
-            if wanted is not None and not any(e is not None and e[0] in needed for e in fn.edges):
-                continue
-            if fn.rule is None:
-                raise RuntimeError(FREED)
-            result = anomaly.run(fn, grads) if anomaly.enabled else fn.rule(grads)
-            if fn.saves and not retain_graph:
-                fn.rule = None
-                # A user's function: what its context saved goes too.
-                context = getattr(fn, "ctx", None)
-                if context is not None:
-                    context._saved = None
-            if fn.post_hooks:
-                for hook in list(fn.post_hooks.values()):
-                    new = hook(tuple(result), tuple(grads))
-                    if new is not None:
-                        result = new
-            for next_edge, g in zip(fn.edges, result, strict=True):
-                if next_edge is not None and g is not None:
-                    send(next_edge, _fit(g, next_edge))
-    finally:
-        mode.grad, mode.whole_backward, mode.task = previous_mode
-    return found
+            if needed is not None:
+                for number, i in self.targets.get(fn, ()):
+                    self.found[i] = grads[number]
+                if not any(e is not None and e[0] in needed for e in fn.edges):
+                    continue
+            for edge, g in zip(fn.edges, self._call(fn, grads), strict=True):
+                if edge is not None and g is not None:
+                    self.send(edge, _fit(g, edge))
+
+    def _call(self, fn: GradFn, grads: list[Tensor | None]) -> Cotangents:
+        """Return what a function gives, as its hooks leave it."""
+        if fn.rule is None:
+            raise RuntimeError(FREED)
+        result = anomaly.run(fn, grads) if anomaly.enabled else fn.rule(grads)
+        if fn.saves and not self.retain_graph:
+            fn.rule = None
+            # A user's function: what its context saved goes too.
+            context = getattr(fn, "ctx", None)
+            if context is not None:
+                context._saved = None
+        if fn.post_hooks:
+            for hook in list(fn.post_hooks.values()):
+                new = hook(tuple(result), tuple(grads))
+                if new is not None:
+                    result = new
+        return result
+
+    def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
+        """Take a cotangent at a leaf."""
+        if g is None:
+            return
+        g = _leaf_hooks(end.variable, g)
+        for _, i in self.targets.get(end, ()):
+            self.found[i] = g
+        if end.edges and end.edges[0] is not None:
+            self.send(end.edges[0], g)
+        elif self.accumulate:
+            _accumulate(end.variable, g, self.create_graph)
+
+
+def _before(fn: GradFn, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the cotangents of a function as its hooks leave them, and keep those that are to be kept."""
+    for hook in list((fn.pre_hooks or {}).values()):
+        new = hook(tuple(grads))
+        if new is not None:
+            grads = list(new) if isinstance(new, tuple) else [new]
+    if fn.retained:
+        _keep_retained(fn, grads)
+    return grads
 
 
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
@@ -909,9 +964,11 @@ def will_run(fns: Iterable[GradFn]) -> list[bool]:
 def _fit(g: Tensor, edge: Edge) -> Tensor:
     """Bring a cotangent to the dtype of the tensor it belongs to, and to the examples that this has."""
     fn, number = edge
-    dtype = fn.variable.dtype if isinstance(fn, AccumulateGrad) else fn.metas[number][1]
+    if isinstance(fn, AccumulateGrad):
+        dtype, levels = fn.variable.dtype, fn.variable._levels
+    else:
+        _, dtype, _, levels = fn.metas[number]
     if g._levels and not mode.keeps_levels:
-        levels = fn.variable._levels if isinstance(fn, AccumulateGrad) else fn.metas[number][3]
         g = ask("summed_over")(g, [n for n, _, _ in levels])
     if g.dtype is dtype:
         return g
@@ -919,10 +976,8 @@ def _fit(g: Tensor, edge: Edge) -> Tensor:
     return (primitive.real_part(g) if g.dtype.is_complex and not dtype.is_complex else g).to(dtype)
 
 
-def _reachable(roots: list[GradFn], wanted: set[GradFn] | None) -> set[GradFn]:
+def _reachable(roots: list[GradFn], wanted: set[GradFn]) -> set[GradFn]:
     """Return the functions on a way from the roots to a wanted one (all of them need to run)."""
-    if wanted is None:
-        return set()
     order: list[GradFn] = []
     seen: set[GradFn] = set()
     stack = list(roots)
@@ -1033,6 +1088,7 @@ def backward(
             _accumulate(t, g, create_graph)
 
 
+@dispatched()
 def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import functools
 import importlib
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64, legacy_name
@@ -123,6 +124,61 @@ class UntypedStorage:
         return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
 
 
+class MadeBy(NamedTuple):
+    """How a view was made that gradients cannot follow through a write."""
+
+    # What PyTorch advises.
+    advice: str
+    # The mode in which it was made, and what is wrong with a write.
+    mode: str = ""
+    wrong: str = ""
+    # Which of several results it is.
+    number: int = 0
+
+
+_AMBIGUOUS = (
+    "Given that this use case is ambiguous and error-prone, it is forbidden. You can clarify your code by moving "
+    "both the view and the inplace either both inside the {0} block (if you don't want the inplace to be tracked) "
+    "or both outside (if you want the inplace to be tracked)."
+)
+_NO_GRAD = MadeBy(_AMBIGUOUS.format("no_grad"), "no_grad", "inplace with grad mode enabled")
+_INFERENCE = MadeBy(_AMBIGUOUS.format("inference_mode"), "inference", "inplace in normal mode")
+_SEVERAL = (
+    "This view is the output of a function that returns multiple views. Such functions do not allow the output "
+    "views to be modified inplace. You should replace the inplace operation by an out-of-place one."
+)
+
+
+_CUSTOM = (
+    "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic "
+    "to handle view+inplace would override the custom backward associated with the custom Function, leading to "
+    "incorrect gradients. This behavior is forbidden. You can fix this by cloning the output of the custom Function."
+)
+
+
+def made_in_mode() -> MadeBy:
+    """Return how a view is made while gradients are not recorded."""
+    return _INFERENCE if mode.inference else _NO_GRAD
+
+
+def made_by_function() -> MadeBy:
+    """Return how a view is made that a custom Function returns."""
+    return MadeBy(_CUSTOM)
+
+
+@functools.cache
+def _one_of_several(number: int) -> MadeBy:
+    return MadeBy(_SEVERAL, number=number)
+
+
+def several_views(views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return views of one tensor as the results of one function, which may not be written with gradients."""
+    if mode.grad:
+        for number, view in enumerate(views):
+            view._made_by = _one_of_several(number)
+    return views
+
+
 class Tensor(TensorMethods):
     """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of
     `webtorch` to make one.
@@ -139,6 +195,8 @@ class Tensor(TensorMethods):
     # The dimensions that vmap hides: (number of the level, size, stride). Few tensors have any, and
     # keep them in their `__dict__`: the others pay nothing.
     _levels: tuple[tuple[int, int, int], ...] = ()
+    # Of a view that must not be overwritten where gradients are recorded: how it was made.
+    _made_by: MadeBy | None = None
 
     def __new__(cls, data: Any = None, *sizes: Any, device: DeviceLike = None) -> Any:
         """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
@@ -468,11 +526,12 @@ class Tensor(TensorMethods):
     @property
     def requires_grad(self) -> bool:
         """Whether gradients are recorded for this tensor."""
-        return self._requires_grad or (
-            self._base is not None
-            and self._base._requires_grad
-            and self._base._history != self._base_history
-        )
+        base = self._base
+        if self._requires_grad or base is None or not base._requires_grad:
+            return self._requires_grad
+        # A view that was made while nothing was recorded says what its base says, and is a leaf of no graph.
+        unrecorded = self._made_by is not None and bool(self._made_by.mode)
+        return base._history != self._base_history or (unrecorded and self.dtype.has_gradient)
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
@@ -602,11 +661,32 @@ class Tensor(TensorMethods):
     def _is_view(self) -> bool:
         return self._base is not None
 
+    def _refuse_write(self, written: str = "is being") -> NoReturn:
+        """Raise RuntimeError for a write, with gradients, of a view for which PyTorch has none."""
+        made_by = self._made_by
+        assert made_by is not None
+        fn = self._grad_fn
+        source = "A view"
+        if fn is not None:
+            name = fn.name().rpartition("Backward")[0]
+            source = f"Output {made_by.number} of {name} is a view"
+        if made_by.mode or fn is None:
+            where = made_by if made_by.mode else _NO_GRAD
+            source += " of a view which" if fn is not None else ""
+            text = (
+                f"{source} was created in {where.mode} mode and {written} modified {where.wrong}."
+            )
+        else:
+            text = f"{source} and {written} modified inplace."
+        raise RuntimeError(f"{text} {made_by.advice}")
+
     def _refresh_view(self) -> None:
         """Bring the gradient function of a view up to date with in-place writes to its base."""
         base = self._base
         assert base is not None
         if base._history != self._base_history:
+            if self._made_by is not None:
+                self._refuse_write("its base or another view of its base has been")
             self._base_history = base._history
             if base._requires_grad:
                 ask("strided_gradient")(self, base)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.errors import ShapeError
 from webtorch.runtime.realize import open_runtimes
 from webtorch.tensors.storage import Storage
@@ -16,36 +17,43 @@ def is_tensor(obj: Any) -> bool:
     return isinstance(obj, Tensor)
 
 
+@dispatched()
 def numel(input: Tensor) -> int:
     """Return the number of elements."""
     return input.numel()
 
 
+@dispatched()
 def is_floating_point(input: Tensor) -> bool:
     """Return whether the dtype is a floating-point type."""
     return input.dtype.is_floating_point
 
 
+@dispatched()
 def is_complex(input: Tensor) -> bool:
     """Return whether the dtype is a complex type."""
     return input.dtype.is_complex
 
 
+@dispatched()
 def is_signed(input: Tensor) -> bool:
     """Return whether the dtype can hold negative values."""
     return input.dtype.is_signed
 
 
+@dispatched()
 def is_inference(input: Tensor) -> bool:
     """Return whether the tensor was made in inference mode."""
     return input.is_inference()
 
 
+@dispatched()
 def get_device(input: Tensor) -> int:
     """Return the device index; -1 on the CPU."""
     return input.get_device()
 
 
+@dispatched()
 def detach(input: Tensor) -> Tensor:
     """Return a tensor on the same storage that needs no gradient."""
     return input.detach()

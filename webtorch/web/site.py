@@ -105,6 +105,12 @@ def write_site(
     return path
 
 
+def copy_runtime(folder: Path) -> None:
+    """Copy what replays programs, and its types, to a folder."""
+    for file in ("runtime.js", "runtime.d.ts"):
+        shutil.copyfile(HERE / file, folder / file)
+
+
 def page_style() -> str:
     """Return the style sheet of exported pages and of the page of tests."""
     return style((HERE / "page" / "page.css").read_text(encoding="utf-8"))

@@ -186,47 +186,8 @@ def train(
     probabilities: list[list[float]] = []
     with meter.run("epoch", epochs, steps):
         for epoch in range(epochs):
-            epoch_started = time.perf_counter()
-            model.train()
-            shifted = _shift(images, draw, device)
-            order = draw.sample(range(count), count)
-            loss_sum = torch.zeros((), device=device)
-            right = torch.zeros((), dtype=torch.int64, device=device)
-            for step in range(steps):
-                batch = torch.tensor(order[step * BATCH : (step + 1) * BATCH], device=device)
-                targets = labels[batch]
-                logits = model(shifted[batch])
-                loss = F.cross_entropy(logits, targets, label_smoothing=LABEL_SMOOTHING)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                scheduler.step()
-                loss_sum = loss_sum + loss.detach()
-                right = right + (logits.detach().argmax(1) == targets).sum()
-                result.examples += BATCH
-                if step % 8 == 7:
-                    # Reading waits for the device: often enough to watch, rarely enough to be fast.
-                    spent = result.training_seconds + time.perf_counter() - epoch_started
-                    meter.step(
-                        epoch,
-                        step + 1,
-                        f"loss {loss_sum.item() / (step + 1):.3f}",
-                        f"accuracy {_shown(result.test_accuracies)}",
-                        f"{result.examples / spent:,.0f} examples/s",
-                    )
-            result.losses.append(loss_sum.item() / max(1, steps))
-            result.train_accuracies.append(right.item() / max(1, steps * BATCH))
-            result.epoch_seconds.append(time.perf_counter() - epoch_started)
-            result.training_seconds += result.epoch_seconds[-1]
-
-            model.eval()
-            with torch.no_grad():
-                logits = model(test_images)
-                result.test_losses.append(F.cross_entropy(logits, test_labels).item())
-                probabilities = torch.softmax(logits, dim=1).tolist()
-            guesses = [row.index(max(row)) for row in probabilities]
-            hits = sum(g == t for g, t in zip(guesses, data.test_labels))
-            result.test_accuracies.append(hits / len(guesses))
+            _train_epoch(epoch, model, optimizer, scheduler, images, labels, draw, result, meter)
+            probabilities = _test(model, test_images, test_labels, data, result)
             meter.epoch(
                 epoch,
                 f"loss {result.losses[-1]:.3f}",
@@ -240,7 +201,70 @@ def train(
     return result
 
 
-def _shift(images: torch.Tensor, draw: random.Random, device: str) -> torch.Tensor:
+def _train_epoch(
+    epoch: int,
+    model: Net,
+    optimizer: optim.Optimizer,
+    scheduler: optim.lr_scheduler.LRScheduler,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    draw: random.Random,
+    result: DigitsResult,
+    meter: Meter,
+) -> None:
+    """Train on all pictures once, moved about and in a new order, and note how it went."""
+    started = time.perf_counter()
+    device, count = images.device, len(images)
+    steps = count // BATCH
+    model.train()
+    shifted = _shift(images, draw)
+    order = draw.sample(range(count), count)
+    loss_sum = torch.zeros((), device=device)
+    right = torch.zeros((), dtype=torch.int64, device=device)
+    for step in range(steps):
+        batch = torch.tensor(order[step * BATCH : (step + 1) * BATCH], device=device)
+        targets = labels[batch]
+        logits = model(shifted[batch])
+        loss = F.cross_entropy(logits, targets, label_smoothing=LABEL_SMOOTHING)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        loss_sum = loss_sum + loss.detach()
+        right = right + (logits.detach().argmax(1) == targets).sum()
+        result.examples += BATCH
+        if step % 8 == 7:
+            # Reading waits for the device: often enough to watch, rarely enough to be fast.
+            spent = result.training_seconds + time.perf_counter() - started
+            meter.step(
+                epoch,
+                step + 1,
+                f"loss {loss_sum.item() / (step + 1):.3f}",
+                f"accuracy {_shown(result.test_accuracies)}",
+                f"{result.examples / spent:,.0f} examples/s",
+            )
+    result.losses.append(loss_sum.item() / max(1, steps))
+    result.train_accuracies.append(right.item() / max(1, steps * BATCH))
+    result.epoch_seconds.append(time.perf_counter() - started)
+    result.training_seconds += result.epoch_seconds[-1]
+
+
+def _test(
+    model: Net, images: torch.Tensor, labels: torch.Tensor, data: Digits, result: DigitsResult
+) -> list[list[float]]:
+    """Note how well the test pictures are read; return what each of them gave the ten digits."""
+    model.eval()
+    with torch.no_grad():
+        logits = model(images)
+        result.test_losses.append(F.cross_entropy(logits, labels).item())
+        probabilities: list[list[float]] = torch.softmax(logits, dim=1).tolist()
+    guesses = [row.index(max(row)) for row in probabilities]
+    hits = sum(g == t for g, t in zip(guesses, data.test_labels))
+    result.test_accuracies.append(hits / len(guesses))
+    return probabilities
+
+
+def _shift(images: torch.Tensor, draw: random.Random) -> torch.Tensor:
     """Return the pictures (N, 64) as (N, 1, 8, 8), each moved by up to one pixel each way.
 
     One gather for all pictures, with the moves as data: another move is no other program.
@@ -248,6 +272,7 @@ def _shift(images: torch.Tensor, draw: random.Random, device: str) -> torch.Tens
     wide = SIDE + 2
     corners = [draw.randrange(3) * wide + draw.randrange(3) for _ in range(images.shape[0])]
     grid = [y * wide + x for y in range(SIDE) for x in range(SIDE)]
+    device = images.device
     index = torch.tensor(corners, device=device)[:, None] + torch.tensor(grid, device=device)
     padded = F.pad(images.view(-1, SIDE, SIDE), (1, 1, 1, 1)).flatten(1)
     return padded.gather(1, index).view(-1, 1, SIDE, SIDE)

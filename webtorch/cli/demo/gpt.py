@@ -220,36 +220,8 @@ def train(
     ]
     with meter.run("epoch", epochs, preset.steps):
         for epoch in range(epochs):
-            epoch_started = time.perf_counter()
-            model.train()
-            sum_of_losses = torch.zeros((), device=device)
-            for step in range(preset.steps):
-                starts = _starts(batches, len(corpus.train), preset.context, preset.batch)
-                x, y = _windows(text, starts, preset.context, device)
-                loss = _loss(model, x, y)
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-                optimizer.step()
-                scheduler.step()
-                sum_of_losses = sum_of_losses + loss.detach()
-                result.tokens += preset.batch * preset.context
-                if step % 10 == 9 or step + 1 == preset.steps:
-                    # Reading waits for the device: often enough to watch, rarely enough to be fast.
-                    value = loss.item()
-                    result.curve.append((epoch * preset.steps + step + 1, value))
-                    spent = result.training_seconds + time.perf_counter() - epoch_started
-                    meter.step(
-                        epoch,
-                        step + 1,
-                        f"loss {value:.3f}",
-                        f"{result.tokens / spent:,.0f} tokens/s",
-                    )
-            result.losses.append(sum_of_losses.item() / preset.steps)
-            spent = time.perf_counter() - epoch_started
-            result.training_seconds += spent
-            result.epoch_rates.append(preset.steps * preset.batch * preset.context / spent)
-            held_out = _evaluate(model, held_out_text, windows, preset.context, device)
+            _train_epoch(epoch, model, optimizer, scheduler, text, batches, result, meter)
+            held_out = _evaluate(model, held_out_text, windows, preset.context)
             result.held_out.append(held_out)
             meter.epoch(
                 epoch,
@@ -268,6 +240,49 @@ def train(
     if on_end is not None:
         on_end(model, optimizer, corpus, preset)
     return result
+
+
+def _train_epoch(
+    epoch: int,
+    model: GPT,
+    optimizer: optim.Optimizer,
+    scheduler: optim.lr_scheduler.LRScheduler,
+    text: torch.Tensor,
+    batches: random.Random,
+    result: GPTResult,
+    meter: Meter,
+) -> None:
+    """Train for some hundred steps, and note how it went."""
+    started = time.perf_counter()
+    preset = result.preset
+    model.train()
+    sum_of_losses = torch.zeros((), device=text.device)
+    for step in range(preset.steps):
+        starts = _starts(batches, len(text), preset.context, preset.batch)
+        x, y = _windows(text, starts, preset.context)
+        loss = _loss(model, x, y)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        scheduler.step()
+        sum_of_losses = sum_of_losses + loss.detach()
+        result.tokens += preset.batch * preset.context
+        if step % 10 == 9 or step + 1 == preset.steps:
+            # Reading waits for the device: often enough to watch, rarely enough to be fast.
+            value = loss.item()
+            result.curve.append((epoch * preset.steps + step + 1, value))
+            spent = result.training_seconds + time.perf_counter() - started
+            meter.step(
+                epoch,
+                step + 1,
+                f"loss {value:.3f}",
+                f"{result.tokens / spent:,.0f} tokens/s",
+            )
+    result.losses.append(sum_of_losses.item() / preset.steps)
+    spent = time.perf_counter() - started
+    result.training_seconds += spent
+    result.epoch_rates.append(preset.steps * preset.batch * preset.context / spent)
 
 
 def generate(
@@ -298,11 +313,11 @@ def _starts(source: random.Random, size: int, context: int, count: int) -> list[
 
 
 def _windows(
-    text: torch.Tensor, starts: list[int], context: int, device: str
+    text: torch.Tensor, starts: list[int], context: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     # The text stays on the device; a step uploads only where its windows begin.
-    first = torch.tensor(starts, device=device)[:, None]
-    window = text[first + torch.arange(context + 1, device=device)]
+    first = torch.tensor(starts, device=text.device)[:, None]
+    window = text[first + torch.arange(context + 1, device=text.device)]
     return window[:, :-1], window[:, 1:]
 
 
@@ -311,12 +326,10 @@ def _loss(model: GPT, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
 
-def _evaluate(
-    model: GPT, text: torch.Tensor, windows: list[list[int]], context: int, device: str
-) -> float:
+def _evaluate(model: GPT, text: torch.Tensor, windows: list[list[int]], context: int) -> float:
     model.eval()
     with torch.no_grad():
-        losses = [_loss(model, *_windows(text, starts, context, device)) for starts in windows]
+        losses = [_loss(model, *_windows(text, starts, context)) for starts in windows]
         return float(torch.stack(losses).mean().item())
 
 

@@ -23,17 +23,8 @@ from webtorch.ir.kernel import Attention, BufferSlot
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates import attention_again, attention_tiles, attention_units, matrix_units
 from webtorch.lower.templates.attention_tiles import Part
-from webtorch.lower.templates.gemm import (
-    BATCH,
-    COLUMN,
-    PARTS,
-    ROW,
-    K,
-    Product,
-    linear,
-    product_passes,
-    ranked,
-)
+from webtorch.lower.templates.gemm import product_passes, ranked
+from webtorch.lower.templates.product import BATCH, COLUMN, PARTS, ROW, K, Product, linear
 from webtorch.lower.templates.tuning import MatrixTile, Tile
 from webtorch.lower.wgsl_shader import Engine, WgslPass, on_scratch
 

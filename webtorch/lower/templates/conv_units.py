@@ -27,9 +27,9 @@ from webtorch.ir.dtype import DType, float16, float32, int32
 from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Reduce, Store
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates import matrix_units
-from webtorch.lower.templates.gemm import BATCH, COLUMN, ROW, TAP, K, Product, finishes, split
 from webtorch.lower.templates.generic import at_points, guarded, within
 from webtorch.lower.templates.phases import phase, untouched
+from webtorch.lower.templates.product import BATCH, COLUMN, ROW, TAP, K, Product, finishes, split
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass, on_scratch
 

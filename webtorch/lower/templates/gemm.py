@@ -1,10 +1,5 @@
-"""Products of tiles: the one kernel behind matrix products and convolutions. Floor 2; imports floor
-0 and the renderer.
-
-A product is given as expressions: `left` over (batch, row, k), `right` over (batch, k, column), and
-the output's position over
-(batch, row, column). A convolution is a product whose operands compute their positions, so nothing
-is unrolled in memory.
+"""Products of tiles: the one kernel behind matrix products and convolutions. Floor 2; imports floor 0, the
+renderer and `product`.
 
 Two kernels:
 * `blocks`: each invocation computes 4 x 4 outputs in registers and reads its operands itself. The
@@ -21,93 +16,27 @@ adds the parts.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
 
-from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, int32
-from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, epilogue_of
 from webtorch.ir.limits import Limits
 from webtorch.lower.sizes import size_class
+from webtorch.lower.templates.product import (
+    BATCHES,
+    COLUMN,
+    ROW,
+    TAP,
+    K,
+    Operand,
+    Places,
+    Product,
+    ProductWriter,
+    batch_place,
+    lane_scopes,
+    operands_of,
+    row_scopes,
+    vector,
+)
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile, Tile
-from webtorch.lower.wgsl_facts import affine
-from webtorch.lower.wgsl_kernel import write_points
 from webtorch.lower.wgsl_shader import Draft, WgslPass, fold_grid, group_number
-from webtorch.lower.wgsl_table import encode, wgsl_type
-from webtorch.lower.wgsl_writer import KernelWriter, Scope
-
-# Loop variables of a product, in order. K runs for each tap, where there are several.
-BATCH, ROW, COLUMN, K, TAP, PARTS = range(6)
-# The variables that are the same for a whole workgroup, as bits.
-BATCHES = 1 << BATCH | -1 << PARTS
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """out[position(b, m, n)] = sum over k of left(b, m, k) * right(b, k, n), in the type that the
-    output computes in."""
-
-    name: str
-    batch: int
-    m: int
-    n: int
-    k: int
-    left: Expr
-    right: Expr
-    position: Expr
-    buffers: tuple[BufferSlot, ...]
-    args: tuple[DType, ...] = ()
-    # Whether operands whose positions are not linear have neighbouring k, rather than rows or
-    # columns, next to one another.
-    k_fastest: bool = False
-    # How many k from a multiple of it on are consecutive in an operand's memory, where its position
-    # is not linear; and how many columns in the right one's.
-    left_run: int = 1
-    right_run: int = 1
-    column_run: int = 1
-    # Which k a row needs: all, those up to its own number ("before"), or those from it on ("from").
-    # The left operand is read for others too, within a multiple of the tile's rows and depth, where
-    # it must be 0.
-    needs: Literal["all", "before", "from"] = "all"
-    # The dimensions that the batch is made of, where operands are strided over them: loop variables
-    # from PARTS on.
-    parts: tuple[int, ...] = ()
-    # How many times k runs, each time from positions that the operands compute from TAP.
-    taps: int = 1
-    # What is stored instead of the sums, as a kernel over the output's points, and the coordinates
-    # of a point from the loop variables (Matmul.epilogue).
-    epilogue: Kernel | None = None
-    points: tuple[Expr, ...] = ()
-    # The type of the sums, where that is not told by the output's.
-    sums: DType | None = None
-    # The buffer of the output, where there is no epilogue.
-    out: int = 2
-    # Of several products in one dispatch: which this is, and where its scratch memory begins, in
-    # vectors.
-    part: int = 0
-    scratch_first: int = 0
-    # The columns of the others, when a tile is chosen for all.
-    others: tuple[int, ...] = ()
-
-    @property
-    def accumulates(self) -> DType:
-        """The type of the sums."""
-        return self.sums or self.buffers[self.out].dtype.compute
-
-    def groups(self, rows: int, columns: int) -> int:
-        """Return the tiles of a size that the outputs take, those of `others` too."""
-        across = sum(-(-n // columns) for n in (self.n, *self.others))
-        return -(-self.m // rows) * across * self.batch
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Sizes of the loop variables."""
-        return (self.batch, self.m, self.n, self.k, self.taps, *self.parts)
-
-    def variable(self, number: int) -> Expr:
-        """Return a loop variable."""
-        return ex.index(number, self.sizes[number])
-
 
 # Mesa's llvmpipe leaves a loop, without a word, after 65,535 turns of an invocation; a turn is four k.
 _LONGEST = 4 << 15
@@ -205,337 +134,6 @@ def useful_splits(p: Product, groups: int, multiprocessors: int) -> set[int]:
     """Return how many parts of k are worth trying: none, and those that just fill a few turns."""
     most = max(1, min(p.k // 128, 512))
     return {1} | {max(1, min(most, n * multiprocessors // groups)) for n in (1, 2, 3, 4, 6, 8)}
-
-
-class Places(Scope):
-    """A scope that also sees the values of others: what depends on k alone, or on the row alone, is
-    computed once."""
-
-    def __init__(self, lines: list[str], sees: tuple[Scope, ...] = (), variables: int = 0) -> None:
-        super().__init__(lines=lines)
-        self.sees = sees
-        self.variables = variables
-
-    def find(self, x: Expr) -> str | None:
-        """Return the name of `x` here or in a scope that this one sees."""
-        text = self.env.get(x)
-        if text is None:
-            for other in self.sees:
-                text = other.find(x)
-                if text is not None:
-                    break
-        return text
-
-
-def batch_place(p: Product, lines: list[str]) -> Places:
-    """Return the place where the batch and its parts are known."""
-    found = Places(lines, (), BATCHES)
-    found.env[p.variable(BATCH)] = "batch"
-    rest = p.batch
-    for i, size in enumerate(p.parts):
-        rest //= size
-        lines.append(f"let batch{i} = batch / {rest} % {size};")
-        found.env[p.variable(PARTS + i)] = f"batch{i}"
-    return found
-
-
-class ProductWriter(KernelWriter):
-    """Writes the loads of a product: values are computed in the outermost place where their
-    variables are known."""
-
-    def __init__(self, p: Product, limits: Limits) -> None:
-        super().__init__(Kernel(p.name, p.sizes, (), p.buffers, p.args, (), ()), limits)
-        for root in (p.left, p.right, p.position):
-            for node in ex.walk(root):
-                for a in node.args:
-                    self.uses[a] = self.uses.get(a, 0) + 1
-        self.p = p
-        self.kind = wgsl_type(p.accumulates)
-        self.finisher = f"wt_finish{p.part or ''}"
-        self.before = Places([])
-
-    def varies(self, x: Expr) -> bool:
-        """Vector loads are chosen by the template, not by lanes."""
-        del x
-        return False
-
-    def _strides_of(self, terms: dict[int, int], first: int, dims: tuple[int, ...]) -> int | None:
-        """No number counts the points of a product: positions are written from its variables."""
-        del terms, first, dims
-        return None
-
-    def _home(self, node: Expr, scope: Scope) -> Scope:
-        mask = self.mask(node)
-        if isinstance(scope, Places):
-            for other in (*scope.sees, scope):
-                if isinstance(other, Places) and mask & ~other.variables == 0:
-                    return other
-        return scope
-
-    def is_wide(self, load: Expr, variable: int, width: int = 4) -> bool:
-        """Whether `width` values of `variable` from a multiple of it on are one aligned vector in
-        memory."""
-        source = load.args[0] if load.op == "cast" else load
-        if source.op != "load" or len(source.args) > 1 or self.p.sizes[variable] % width:
-            return False
-        slot = self.p.buffers[cast(int, source.value)]
-        if slot.elements % width or slot.access != "read" or (self.is_packed(slot.dtype)):
-            return False
-        form = affine(source.args[0], self.affine_memo)
-        if form is None:
-            run = self.p.left_run if source is self.p.left else self.p.right_run
-            if variable == COLUMN and source is self.p.right:
-                run = self.p.column_run
-            return variable in (K, COLUMN) and run % width == 0
-        return (
-            form[0] % width == 0
-            and form[1].get(variable, 0) == 1
-            and all(c % width == 0 for d, c in form[1].items() if d != variable)
-        )
-
-    def declare(self, wide: dict[int, bool], widths: dict[int, int] | None = None) -> None:
-        """Choose how the buffers are declared; `wide` names the operands that are read as vectors
-        of 4, `widths` those of other vectors."""
-        for number in range(len(self.p.buffers)):
-            s = self.template_slot(number)
-            if not s.packed:
-                s.width = 4 if wide.get(number) else (widths or {}).get(number, 1)
-            self.slots[number] = s
-        if self.p.epilogue is not None:
-            self._write_epilogue(self.p.epilogue)
-            return
-        out = self.slots[self.p.out]
-        if out.packed:
-            out.atomic = not self.is_row_of(out.width)
-        else:
-            out.width = 4 if self.is_row_of(4) else 1
-
-    def is_row_of(self, width: int) -> bool:
-        """Whether `width` columns from a multiple of `width` on are consecutive and aligned in the
-        output."""
-        p = self.p
-        form = affine(p.position, self.affine_memo)
-        if form is not None:
-            return (
-                p.n % width == 0
-                and p.buffers[p.out].elements % width == 0
-                and form[0] % width == 0
-                and form[1].get(COLUMN, 0) == 1
-                and all(c % width == 0 for d, c in form[1].items() if d != COLUMN)
-            )
-        # Images: columns run over (image, place), consecutive within an image.
-        return (
-            p.n % width == 0
-            and p.buffers[p.out].elements % width == 0
-            and self.image_columns % width == 0
-        )
-
-    image_columns = 1
-
-    def _write_epilogue(self, kernel: Kernel) -> None:
-        """Write the function that stores what follows the sums of a point, or of four columns where
-        those are neighbours in memory, as an elementwise kernel does."""
-        p = self.p
-        w = KernelWriter(kernel, self.limits)
-        w.lanes = 4 if self.is_row_of(4) and kernel.outer[-1] % 4 == 0 else 1
-        w.choose_slots()
-        for number in {s.buffer for s in kernel.stores} | {int(e.value) for e in w.loads()}:
-            self.slots[number] = w.slots[number]
-        self.args = w.args
-        self.together = w.lanes == 4
-        body = w.top.lines
-        scope = Places(body, (), 0xF)
-        for number, name in ((BATCH, "batch"), (ROW, "row"), (COLUMN, "column")):
-            scope.env[p.variable(number)] = name
-        first = [self.named(self.value(x, scope), body) for x in p.points]
-        body.append(f"let i = {self.value(p.position, scope)};")
-        sums = ex.reduced(0, p.accumulates)
-
-        def known(point: Scope) -> None:
-            """Name the point's loop variables and sum in its scope."""
-            for d, (name, size) in enumerate(zip(first, kernel.outer, strict=False)):
-                last = d == len(kernel.outer) - 1
-                if not last or point.lane == 0:
-                    point.env[ex.index(d, size)] = name
-            point.env[sums] = f"value.{'xyzw'[point.lane]}" if self.together else "value"
-
-        w.names = self.names
-        write_points(w, known)
-        kind = f"vec4<{self.kind}>" if self.together else self.kind
-        self.functions[self.finisher] = [
-            f"fn {self.finisher}(batch: i32, row: i32, column: i32, value: {kind}) {{",
-            *("  " + x for x in body),
-            "}",
-        ]
-
-    def wide_load(self, load: Expr, scope: Scope) -> str:
-        """Return the text of a four-element load in the compute type."""
-        source = load.args[0] if load.op == "cast" else load
-        slot = self.slots[cast(int, source.value)]
-        text = f"{slot.name}[{self.vector_index(source.args[0], scope, 4)}]"
-        return text if slot.declared == f"vec4<{self.kind}>" else f"vec4<{self.kind}>({text})"
-
-    def vector_index(self, position: Expr, scope: Scope, width: int) -> str:
-        """Return `position`, a multiple of `width`, in vectors."""
-        shift = width.bit_length() - 1
-        form = affine(position, self.affine_memo)
-        if form is None:
-            return f"{self.value(position, scope)} >> {shift}u"
-        # Every term is a multiple: divided one by one, rows of a tile share an address.
-        terms = [str(form[0] // width)] if form[0] else []
-        for d, c in form[1].items():
-            name = self.value(self.p.variable(d), scope) if c else ""
-            if c == 1:
-                terms.append(f"({name} >> {shift}u)")
-            elif c:
-                terms.append(f"{name} * {c // width}" if c > width else name)
-        return " + ".join(terms) or "0"
-
-    def store_columns(
-        self, row: str, column: str, batch: str, value: str, lines: list[str], guard: str
-    ) -> None:
-        """Write four neighbouring outputs of a row from a vec4 of the compute type."""
-        p = self.p
-        out = self.slots[p.out]
-        if p.epilogue is not None:
-            self._call_epilogue(row, column, batch, value, lines, guard)
-            return
-        dtype = p.buffers[p.out].dtype
-        whole = p.n % 4 == 0
-        body: list[str] = []
-
-        def at(step: int) -> str:
-            """Return the position in memory of the column `step` places further."""
-            scope = Places(body, (), 0xF)
-            scope.env[p.variable(BATCH)] = batch
-            scope.env[p.variable(ROW)] = row
-            scope.env[p.variable(COLUMN)] = column if step == 0 else f"({column} + {step})"
-            return self.named(self.value(p.position, scope), body)
-
-        def element(step: int) -> str:
-            """Return the text of one of the four sums."""
-            return f"{value}.{'xyzw'[step]}"
-
-        if out.packed and not out.atomic:
-            for step in range(0, 4, out.width):
-                place = at(step)
-                bits = 32 // out.width
-                words = [
-                    f"({encode(element(step + i), dtype)} << {i * bits}u)" for i in range(out.width)
-                ]
-                line = (
-                    f"{out.name}[{place} >> {out.width.bit_length() - 1}u] = {' | '.join(words)};"
-                )
-                body.append(
-                    line if whole or step == 0 else f"if ({column} + {step} < {p.n}) {{ {line} }}"
-                )
-        elif out.width == 4 and not out.packed:
-            kind = "f16" if out.native_f16 else self.kind
-            text = value if kind == self.kind else f"vec4<{kind}>({value})"
-            body.append(f"{out.name}[{at(0)} >> 2u] = {text};")
-        else:
-            for step in range(4):
-                here: list[str] = []
-                inside = f"if ({column} + {step} < {p.n}) {{" if not whole else "{"
-                body.append(inside)
-                mark = len(body)
-                place = at(step)
-                here = self.store_lines(out, place, element(step), "set")
-                body += here
-                body[mark:] = ["  " + x for x in body[mark:]]
-                body.append("}")
-        lines += [f"if ({guard}) {{", *("  " + x for x in body), "}"] if guard else body
-
-    def _call_epilogue(
-        self, row: str, column: str, batch: str, value: str, lines: list[str], guard: str
-    ) -> None:
-        if self.together:
-            body = [f"{self.finisher}({batch}, {row}, {column}, {value});"]
-        else:
-            body = []
-            for step in range(4):
-                at = f"{column} + {step}" if step else column
-                call = f"{self.finisher}({batch}, {row}, {at}, {value}.{'xyzw'[step]});"
-                # The first column is always there.
-                whole = step == 0 or self.p.n % 4 == 0
-                body.append(call if whole else f"if ({at} < {self.p.n}) {{ {call} }}")
-        lines += [f"if ({guard}) {{", *("  " + x for x in body), "}"] if guard else body
-
-
-@dataclass(slots=True)
-class Operand:
-    """One operand: its load, the variable that its vectors run along, and how it is read."""
-
-    load: Expr
-    variable: int
-    wide: bool
-    # Whether neighbouring k are neighbours in memory: then neighbouring invocations take
-    # neighbouring k.
-    along_k: bool
-    # Whether four k are read as one vector, and four such vectors turned around.
-    deep: bool = False
-
-    @property
-    def slot(self) -> int:
-        """The buffer that the operand is read from."""
-        source = self.load.args[0] if self.load.op == "cast" else self.load
-        return cast(int, source.value)
-
-
-def operands_of(w: ProductWriter) -> tuple[Operand, Operand]:
-    """Return how both operands are read: their buffer, and the strides of their position if it is affine."""
-    p = w.p
-    out = []
-    dtype = p.accumulates
-    for load, variable in ((p.left, ROW), (p.right, COLUMN)):
-        load = ex.cast(load, dtype)
-        source = load.args[0] if load.op == "cast" else load
-        form = affine(source.args[0], w.affine_memo) if source.op == "load" else None
-        along_k = p.k_fastest if form is None else form[1].get(K, 0) == 1
-        wide = w.is_wide(load, variable)
-        deep = not wide and w.is_wide(load, K)
-        out.append(Operand(load, variable, wide, along_k, deep))
-    return out[0], out[1]
-
-
-def _vector(w: ProductWriter, operand: Operand, scope_of: list[Places]) -> str:
-    """Return the text of four values along the operand's variable; `scope_of` places each of
-    them."""
-    if operand.wide:
-        return w.wide_load(operand.load, scope_of[0])
-    parts = ", ".join(w.value(operand.load, s) for s in scope_of)
-    return f"vec4<{w.kind}>({parts})"
-
-
-def _row_scopes(
-    w: ProductWriter,
-    operand: Operand,
-    first: str,
-    batch: Places,
-    lines: list[str],
-    exact: bool = False,
-) -> list[Places]:
-    """Return the places of four values of the operand's variable, starting at `first`: clamped
-    unless they are `exact`, that is, never beyond the end."""
-    size = w.p.sizes[operand.variable]
-    base = w.bind(first, lines) if exact else ""
-    scopes = []
-    for step in range(1 if operand.wide else 4):
-        scope = Places(lines, (batch,), BATCHES | (1 << operand.variable))
-        text = f"{first} + {step}" if step else first
-        most = size - 4 if operand.wide else size - 1
-        if exact:
-            name = f"({base} + {step})" if step else base
-        else:
-            name = w.bind(f"min({text}, {most})", lines)
-        scope.env[w.p.variable(operand.variable)] = name
-        scopes.append(scope)
-    return scopes
-
-
-def _lane_scopes(rows: list[Places], k: Places, variable: int, lines: list[str]) -> list[Places]:
-    mask = BATCHES | (1 << variable) | (1 << K) | (1 << TAP)
-    return [Places(lines, (*r.sees, r, k), mask) for r in rows]
 
 
 def render_product(p: Product, limits: Limits, image_columns: int = 0) -> list[WgslPass]:
@@ -693,8 +291,8 @@ def _blocks(
     if p.m > 4 or p.n > 4:
         body.append(f"if (row >= {p.m} || column >= {p.n}) {{ return; }}")
     batch = batch_place(p, body)
-    rows = _row_scopes(w, left, "row", batch, body)
-    columns = _row_scopes(w, right, "column", batch, body)
+    rows = row_scopes(w, left, "row", batch, body)
+    columns = row_scopes(w, right, "column", batch, body)
     body += [f"var acc{r} = vec4<{w.kind}>();" for r in range(4)]
     outer = body
     tap: Places | None = None
@@ -706,46 +304,13 @@ def _blocks(
         for scopes, variable in ((rows, ROW), (columns, COLUMN)):
             mask = BATCHES | (1 << variable) | (1 << TAP)
             scopes[:] = [Places(body, (batch, s, tap), mask) for s in scopes]
-    begin = f"part * {chunk}" if split > 1 else "0"
     # Four k at once: a row of the left operand is then one vector, where it lies along k in memory.
     whole = p.k - p.k % 4
-    sizes = (("4", whole, 4), ("1", p.k, 1)) if p.k % 4 else (("4", p.k, 4),)
-    for _, stop, step in sizes:
-        if stop == 0:
-            continue
-        start = begin if step == 4 else (f"max({begin}, {whole})" if split > 1 else f"{whole}")
-        end = f"min({begin} + {chunk}, {stop})" if split > 1 else f"{stop}"
-        if p.needs == "from":
-            start = f"max({start}, row)"
-        elif p.needs == "before":
-            end = f"min({end}, row + 4)"
-        loop: list[str] = []
-        a_names: list[str] = []
-        b_names: list[str] = []
-        if step == 4:
-            for operand, scopes, names in ((left, rows, a_names), (right, columns, b_names)):
-                if operand.deep:
-                    k = Places(loop, (), 1 << K)
-                    k.env[p.variable(K)] = "k"
-                    lanes = _lane_scopes(scopes, k, operand.variable, loop)
-                    lines4 = [w.bind(w.wide_load(operand.load, s), loop) for s in lanes]
-                    for c in "xyzw":
-                        parts = ", ".join(f"{x}.{c}" for x in lines4)
-                        names.append(w.bind(f"vec4<{w.kind}>({parts})", loop))
-        for at in range(step):
-            k = Places(loop, (), 1 << K)
-            k.env[p.variable(K)] = f"(k + {at})" if at else "k"
-            for operand, scopes, names in ((left, rows, a_names), (right, columns, b_names)):
-                if len(names) <= at:
-                    lanes = _lane_scopes(scopes, k, operand.variable, loop)
-                    names.append(w.bind(_vector(w, operand, lanes), loop))
-            for r, c in enumerate("xyzw"):
-                loop.append(
-                    f"acc{r} = {_fma(w.kind, f'{a_names[at]}.{c}', b_names[at], f'acc{r}')};"
-                )
-        body.append(f"for (var k: i32 = {start}; k < {end}; k = k + {step}) {{")
-        body += ["  " + x for x in loop]
-        body.append("}")
+    sides = ((left, rows), (right, columns))
+    if whole:
+        body += _block_loop(w, sides, split, chunk, (0, whole), 4)
+    if p.k % 4:
+        body += _block_loop(w, sides, split, chunk, (whole, p.k), 1)
     if p.taps > 1:
         outer.append(f"for (var tap: i32 = 0; tap < {p.taps}; tap = tap + 1) {{")
         outer += ["  " + x for x in body]
@@ -754,6 +319,59 @@ def _blocks(
     for r in range(4):
         finish_block(w, body, f"(row + {r})" if r else "row", "column", f"acc{r}", split, _BLOCK)
     return body, [], 64, grid
+
+
+def _block_loop(
+    w: ProductWriter,
+    sides: tuple[tuple[Operand, list[Places]], ...],
+    split: int,
+    chunk: int,
+    over: tuple[int, int],
+    step: int,
+) -> list[str]:
+    """Write the loop of a block's sums over k from over[0] to over[1], `step` k a turn; of a split
+    product, as far as they are in its part."""
+    p = w.p
+    first, stop = over
+    begin = f"part * {chunk}" if split > 1 else "0"
+    start = begin if not first else f"max({begin}, {first})" if split > 1 else f"{first}"
+    end = f"min({begin} + {chunk}, {stop})" if split > 1 else f"{stop}"
+    if p.needs == "from":
+        start = f"max({start}, row)"
+    elif p.needs == "before":
+        end = f"min({end}, row + 4)"
+    lines: list[str] = []
+    vectors: tuple[list[str], list[str]] = ([], [])
+    if step == 4:
+        for (operand, scopes), names in zip(sides, vectors, strict=True):
+            if operand.deep:
+                names += _turned(w, operand, scopes, lines)
+    for at in range(step):
+        k = Places(lines, (), 1 << K)
+        k.env[p.variable(K)] = f"(k + {at})" if at else "k"
+        for (operand, scopes), names in zip(sides, vectors, strict=True):
+            if len(names) <= at:
+                lanes = lane_scopes(scopes, k, operand.variable, lines)
+                names.append(w.bind(vector(w, operand, lanes), lines))
+        a, b = (names[at] for names in vectors)
+        lines += [
+            f"acc{r} = {_fma(w.kind, f'{a}.{c}', b, f'acc{r}')};" for r, c in enumerate("xyzw")
+        ]
+    head = f"for (var k: i32 = {start}; k < {end}; k = k + {step}) {{"
+    return [head, *("  " + x for x in lines), "}"]
+
+
+def _turned(
+    w: ProductWriter, operand: Operand, scopes: list[Places], lines: list[str]
+) -> list[str]:
+    """Load four k of four rows of an operand that lies along k; return the vectors at each k."""
+    k = Places(lines, (), 1 << K)
+    k.env[w.p.variable(K)] = "k"
+    lanes = lane_scopes(scopes, k, operand.variable, lines)
+    loaded = [w.bind(w.wide_load(operand.load, s), lines) for s in lanes]
+    return [
+        w.bind(f"vec4<{w.kind}>({', '.join(f'{x}.{c}' for x in loaded)})", lines) for c in "xyzw"
+    ]
 
 
 @dataclass(slots=True)
@@ -783,11 +401,11 @@ class _Unit:
         k = Places(block, (), 1 << K)
         last = size - 4 if operand.deep else size - 1
         k.env[w.p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if guarded else k_name
-        lanes = _lane_scopes(self.rows, k, operand.variable, block)
+        lanes = lane_scopes(self.rows, k, operand.variable, block)
         for name, part in zip(
             self.registers, [[s] for s in lanes] if operand.deep else [lanes], strict=True
         ):
-            text = w.wide_load(operand.load, part[0]) if operand.deep else _vector(w, operand, part)
+            text = w.wide_load(operand.load, part[0]) if operand.deep else vector(w, operand, part)
             if guarded:
                 text = f"select(vec4<{w.kind}>(), {text}, {k_name} < {size})"
             block.append(f"{name} = {text};")
@@ -836,7 +454,7 @@ def _units(
             body.append(f"let k{tag} = {k_text};")
             body.append(f"let v{tag} = {v_text};")
             exact = w.p.sizes[operand.variable] % (span * 4) == 0
-            rows = _row_scopes(w, operand, f"{origin} + v{tag} * 4", batch, body, exact)
+            rows = row_scopes(w, operand, f"{origin} + v{tag} * 4", batch, body, exact)
             inside = f"n{tag} < {total}" if (u + 1) * threads > total else ""
             units.append(_Unit(operand, name, tag, span, rows, inside))
     return units
@@ -872,9 +490,8 @@ def _tiles(
     body = tile_numbers(
         p, tile.rows, tile.columns, split, grid, grid[0] * grid[1] * grid[2] == groups
     )
-    wide_x = tile.columns // tile.own_columns
     body += [
-        *lanes(wide_x, tile.rows // tile.own_rows),
+        *lanes(tile.columns // tile.own_columns, tile.rows // tile.own_rows),
         "let me = i32(lid);",
     ]
     kinds = f"vec4<{w.kind}>"
@@ -892,19 +509,18 @@ def _tiles(
         body,
     )
 
-    def fetch(lines: list[str], base: str) -> None:
-        """Write what each unit copies into workgroup memory."""
+    def fetch(base: str) -> list[str]:
+        """Return the loads of what each unit copies into workgroup memory."""
+        lines: list[str] = []
         for unit in units:
             unit.fetch(w, lines, base, depth)
+        return lines
 
     for unit in units:
         body += [f"var {name}: {kinds};" for name in unit.registers]
-    per_row, per_column = tile.own_rows // 4, tile.own_columns // 4
     for i in range(tile.own_rows):
-        body += [f"var acc{i}_{j} = {kinds}();" for j in range(per_column)]
-    first: list[str] = []
-    fetch(first, "k_first")
-    body += first
+        body += [f"var acc{i}_{j} = {kinds}();" for j in range(tile.own_columns // 4)]
+    body += fetch("k_first")
     body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {depth}) {{")
     loop: list[str] = []
     for unit in units:
@@ -914,62 +530,54 @@ def _tiles(
     # last turn fetches its own tile once more; where turns are few, that costs more.
     if chunk >= _LONG * depth:
         loop.append(f"let next = select(k0, k0 + {depth}, k0 + {depth} < k_end);")
-        fetch(loop, "next")
+        loop += fetch("next")
     else:
-        ahead: list[str] = []
-        fetch(ahead, f"k0 + {depth}")
-        loop.append(f"if (k0 + {depth} < k_end) {{")
-        loop += ["  " + x for x in ahead]
-        loop.append("}")
-    y_step = tile.rows // 4 // per_row
-    x_step = tile.columns // 4 // per_column
-    # Written out for every k: drivers then load ahead what the next k needs. As a loop, whatever
-    # the driver made of it, the same tile had 30 rather than 44 TFLOP/s.
-    for kk in range(depth):
-        loop.append("{")
+        ahead = ("  " + x for x in fetch(f"k0 + {depth}"))
+        loop += [f"if (k0 + {depth} < k_end) {{", *ahead, "}"]
+    loop += _tile_sums(w.kind, tile)
+    loop.append("workgroupBarrier();")
+    body += ["  " + x for x in loop]
+    body.append("}")
+    _finish_tile(w, tile, split, body)
+    return body, shared, threads, grid
+
+
+def _steps(tile: Tile) -> tuple[int, int]:
+    """Return how far apart in the tile an invocation's vectors are, down and across."""
+    return tile.rows // tile.own_rows, tile.columns // tile.own_columns
+
+
+def _tile_sums(kind: str, tile: Tile) -> list[str]:
+    """Write what an invocation adds to its sums from the tiles in workgroup memory.
+
+    Written out for every k: drivers then load ahead what the next k needs. As a loop, whatever the
+    driver made of it, the same tile had 30 rather than 44 TFLOP/s.
+    """
+    across, down = tile.columns // 4 + _PAD, tile.rows // 4 + _PAD
+    per_row, per_column = tile.own_rows // 4, tile.own_columns // 4
+    y_step, x_step = _steps(tile)
+    lines: list[str] = []
+    for k in range(tile.depth):
+        lines.append("{")
         for i in range(per_row):
-            loop.append(f"  let a{i} = left_tile[ty + {kk * (down + _PAD) + i * y_step}];")
+            lines.append(f"  let a{i} = left_tile[ty + {k * down + i * y_step}];")
         for j in range(per_column):
-            loop.append(f"  let b{j} = right_tile[tx + {kk * (across + _PAD) + j * x_step}];")
+            lines.append(f"  let b{j} = right_tile[tx + {k * across + j * x_step}];")
         for i in range(per_row):
             for r, c in enumerate("xyzw"):
                 for j in range(per_column):
                     acc = f"acc{i * 4 + r}_{j}"
-                    loop.append(f"  {acc} = {_fma(w.kind, f'a{i}.{c}', f'b{j}', acc)};")
-        loop.append("}")
-    loop.append("workgroupBarrier();")
-    body += ["  " + x for x in loop]
-    body.append("}")
-    for i in range(per_row):
+                    lines.append(f"  {acc} = {_fma(kind, f'a{i}.{c}', f'b{j}', acc)};")
+        lines.append("}")
+    return lines
+
+
+def _finish_tile(w: ProductWriter, tile: Tile, split: int, body: list[str]) -> None:
+    """Write the stores of an invocation's sums."""
+    y_step, x_step = _steps(tile)
+    for i in range(tile.own_rows // 4):
         for r in range(4):
             row = w.bind(f"tile_row + (ty + {i * y_step}) * 4 + {r}", body)
-            for j in range(per_column):
+            for j in range(tile.own_columns // 4):
                 column = w.bind(f"tile_column + (tx + {j * x_step}) * 4", body)
                 finish_block(w, body, row, column, f"acc{i * 4 + r}_{j}", split, tile)
-    return body, shared, threads, grid
-
-
-def split(x: Expr, *sizes: int) -> list[Expr]:
-    """Return the coordinates of linear number `x` in a space whose last dimensions are `sizes`."""
-    out: list[Expr] = []
-    for size in reversed(sizes):
-        out.insert(0, ex.mod(x, size) if size > 1 else ex.const(0, x.dtype))
-        x = ex.floordiv(x, size)
-    return [x, *out]
-
-
-def finishes(r: Matmul | Convolution, points: tuple[Expr, ...]) -> dict[str, Any]:
-    """Return the fields of a Product that say what is done with its sums; `points` are the
-    coordinates of an output in `r.points`."""
-    if not r.epilogue:
-        return {}
-    return {"epilogue": epilogue_of(r), "points": points, "sums": r.accumulates}
-
-
-def linear(variables: list[Expr], strides: list[int], offset: int = 0) -> Expr:
-    """Return offset + the sum of variable * stride."""
-    out = ex.const(offset, int32)
-    for v, s in zip(variables, strides, strict=True):
-        if s:
-            out = out + v * s
-    return out

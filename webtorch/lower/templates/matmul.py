@@ -12,23 +12,20 @@ from webtorch.ir.kernel import Kernel, Matmul, Products
 from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.templates import matrix_units
-from webtorch.lower.templates.gemm import (
+from webtorch.lower.templates.gemm import choose, product_drafts, ranked, render_product
+from webtorch.lower.templates.generic import matmul_kernel
+from webtorch.lower.templates.matrix_units import matrix_drafts
+from webtorch.lower.templates.product import (
     BATCH,
     COLUMN,
     PARTS,
     ROW,
     K,
     Product,
-    choose,
     finishes,
     linear,
-    product_drafts,
-    ranked,
-    render_product,
     split,
 )
-from webtorch.lower.templates.generic import matmul_kernel
-from webtorch.lower.templates.matrix_units import matrix_drafts
 from webtorch.lower.templates.tuning import MatrixTile, Tile
 from webtorch.lower.together import renumbered
 from webtorch.lower.wgsl_kernel import render_kernel

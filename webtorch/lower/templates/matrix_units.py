@@ -12,11 +12,13 @@ workgroup of 128 that is alone reaches 175 rather than 295 TFLOP/s).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from webtorch.ir.dtype import float16, float32
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.gemm import (
+from webtorch.lower.templates.gemm import add_parts, finish_block, k_range, tile_numbers
+from webtorch.lower.templates.product import (
     BATCHES,
     COLUMN,
     ROW,
@@ -26,11 +28,7 @@ from webtorch.lower.templates.gemm import (
     Places,
     Product,
     ProductWriter,
-    add_parts,
     batch_place,
-    finish_block,
-    k_range,
-    tile_numbers,
 )
 from webtorch.lower.templates.tuning import FAMILIES, MatrixTile
 from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, fold_grid
@@ -205,55 +203,19 @@ def _multiply(
     every = replace(p, k=p.k * p.taps)
     body += k_range(every, split, chunk, "tile_row", tile.rows, tile.depth)
     batch = batch_place(p, body)
-    units: list[tuple[_Side, str, Places, bool]] = []
-    for side in sides:
-        total = side.rows * side.vectors
-        for u in range(-(-total // tile.threads)):
-            tag = f"{side.name[0]}{u}"
-            body += [
-                f"let n{tag} = i32(lid) + {u * tile.threads};",
-                f"let row{tag} = n{tag} / {side.vectors};",
-                f"let vector{tag} = n{tag} % {side.vectors};",
-                f"var f{tag}: vec4<u32>;",
-            ]
-            variable = side.operand.variable
-            size, span = p.sizes[variable], tile.rows if variable == ROW else tile.columns
-            place = Places(body, (batch,), BATCHES | (1 << variable))
-            first = f"row{tag}" if side.along_k else f"vector{tag} * {_VECTOR}"
-            text = f"{side.origin} + {first}"
-            last = size - (1 if side.along_k else _VECTOR)
-            place.env[p.variable(variable)] = w.bind(
-                text if size % span == 0 else f"min({text}, {last})", body
-            )
-            units.append((side, tag, place, (u + 1) * tile.threads > total))
+    copies = [c for side in sides for c in _copies(w, tile, side, batch, body)]
 
     def fetch(base: str, indent: str) -> None:
-        """Return the lines of one step of k: both operands into workgroup memory."""
+        """Write the loads of one step of k: of both operands, to be put into workgroup memory."""
         first: list[str] = []
         tap, inside = Places(first, (), 1 << TAP), base
         if p.taps > 1:
             # A tap has whole steps of the loop, so it is the same for the workgroup.
             tap.env[p.variable(TAP)] = w.bind(f"({base}) / {p.k}", first)
             inside = w.bind(f"{base} - {tap.env[p.variable(TAP)]} * {p.k}", first)
-        lines: list[str] = []
-        for side, tag, place, guarded in units:
-            block: list[str] = []
-            step = f"vector{tag} * {_VECTOR}" if side.along_k else f"row{tag}"
-            k_name = w.bind(f"{inside} + {step}", block)
-            over = p.taps == 1 and p.k % tile.depth != 0
-            k = Places(block, (), 1 << K)
-            last = p.k - (_VECTOR if side.along_k else 1)
-            k.env[p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if over else k_name
-            mask = BATCHES | (1 << side.operand.variable) | (1 << K) | (1 << TAP)
-            both = Places(block, (batch, place, tap, k), mask)
-            text = f"b{side.operand.slot}[{w.vector_index(side.operand.load.args[0], both, 8)}]"
-            if over:
-                text = f"select(vec4<u32>(), {text}, {k_name} < {p.k})"
-            block.append(f"f{tag} = {text};")
-            if guarded:
-                test = f"n{tag} < {side.rows * side.vectors}"
-                block = [f"if ({test}) {{", *("  " + x for x in block), "}"]
-            lines += block
+        lines = [
+            x for copy in copies for x in copy.fetch(w, (batch, copy.place, tap), inside, tile)
+        ]
         body.extend(indent + x for x in (*first, *lines))
 
     rows, columns = tile.fragment_rows, tile.fragment_columns
@@ -261,42 +223,111 @@ def _multiply(
     body += [f"var m{i}_{j}: {kind};" for i in range(rows) for j in range(columns)]
     fetch("k_first", "")
     body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {tile.depth}) {{")
-    for side, tag, _, guarded in units:
-        first = f"{side.start} + " if side.start else ""
-        store = f"tiles[{first}row{tag} * {side.stride} + vector{tag}] = f{tag};"
-        inside = f"n{tag} < {side.rows * side.vectors}"
-        body.append(f"  if ({inside}) {{ {store} }}" if guarded else f"  {store}")
+    body += ["  " + copy.share() for copy in copies]
     body.append("  workgroupBarrier();")
     # With the branch: 282 TFLOP/s, without 134.
     body.append(f"  if (k0 + {tile.depth} < k_end) {{")
     fetch(f"k0 + {tile.depth}", "    ")
     body.append("  }")
     left, right = sides
-    for kk in range(0, tile.depth, _SIDE):
+    for k in range(0, tile.depth, _SIDE):
         body.append("  {")
-        for side, letter, count, first in (
-            (left, "a", rows, "part_row"),
-            (right, "b", columns, "part_column"),
-        ):
-            which = "left" if letter == "a" else "right"
-            # Row-major: rows of the matrix are rows of the tile.
-            major = "row_major" if side.along_k == (letter == "a") else "col_major"
-            for i in range(count):
-                at = f"{first} + {i * _SIDE}u"
-                if side.along_k:
-                    offset = f"({at}) * {side.stride}u + {side.start + kk // _VECTOR}u"
-                else:
-                    offset = f"{side.start + kk * side.stride}u + ({at}) / {_VECTOR}u"
-                body.append(
-                    f"    let {letter}{i} = subgroupMatrixLoad<subgroup_matrix_{which}"
-                    f"<f16, {_SIDE}, {_SIDE}>, {major}>(&tiles, {offset}, {side.stride}u);"
-                )
+        body += _fragments(left, "left", "a", rows, "part_row", k)
+        body += _fragments(right, "right", "b", columns, "part_column", k)
         for i in range(rows):
             for j in range(columns):
                 m = f"m{i}_{j}"
                 body.append(f"    {m} = subgroupMatrixMultiplyAccumulate(a{i}, b{j}, {m});")
         body.append("  }")
     body += ["  workgroupBarrier();", "}"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A vector that one invocation copies from an operand to its tile, by way of a register."""
+
+    side: _Side
+    tag: str
+    place: Places
+    # Whether some invocations have nothing to copy.
+    guarded: bool
+
+    @property
+    def inside(self) -> str:
+        """The test whether an invocation has something to copy."""
+        return f"n{self.tag} < {self.side.rows * self.side.vectors}"
+
+    def fetch(
+        self, w: ProductWriter, places: tuple[Places, ...], base: str, tile: MatrixTile
+    ) -> list[str]:
+        """Return the load of the tile that begins at k = `base`; `places` hold all variables but k."""
+        p, side, tag = w.p, self.side, self.tag
+        block: list[str] = []
+        step = f"vector{tag} * {_VECTOR}" if side.along_k else f"row{tag}"
+        k_name = w.bind(f"{base} + {step}", block)
+        over = p.taps == 1 and p.k % tile.depth != 0
+        k = Places(block, (), 1 << K)
+        last = p.k - (_VECTOR if side.along_k else 1)
+        k.env[p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if over else k_name
+        mask = BATCHES | (1 << side.operand.variable) | (1 << K) | (1 << TAP)
+        at = w.vector_index(side.operand.load.args[0], Places(block, (*places, k), mask), _VECTOR)
+        text = f"b{side.operand.slot}[{at}]"
+        if over:
+            text = f"select(vec4<u32>(), {text}, {k_name} < {p.k})"
+        block.append(f"f{tag} = {text};")
+        return (
+            [f"if ({self.inside}) {{", *("  " + x for x in block), "}"] if self.guarded else block
+        )
+
+    def share(self) -> str:
+        """Return the store to workgroup memory."""
+        side, tag = self.side, self.tag
+        first = f"{side.start} + " if side.start else ""
+        store = f"tiles[{first}row{tag} * {side.stride} + vector{tag}] = f{tag};"
+        return f"if ({self.inside}) {{ {store} }}" if self.guarded else store
+
+
+def _copies(
+    w: ProductWriter, tile: MatrixTile, side: _Side, batch: Places, body: list[str]
+) -> Iterator[_Copy]:
+    """Yield what an invocation copies of an operand, after writing where it lies."""
+    p, variable = w.p, side.operand.variable
+    size, span = p.sizes[variable], tile.rows if variable == ROW else tile.columns
+    total = side.rows * side.vectors
+    for u in range(-(-total // tile.threads)):
+        tag = f"{side.name[0]}{u}"
+        body += [
+            f"let n{tag} = i32(lid) + {u * tile.threads};",
+            f"let row{tag} = n{tag} / {side.vectors};",
+            f"let vector{tag} = n{tag} % {side.vectors};",
+            f"var f{tag}: vec4<u32>;",
+        ]
+        place = Places(body, (batch,), BATCHES | (1 << variable))
+        first = f"row{tag}" if side.along_k else f"vector{tag} * {_VECTOR}"
+        text = f"{side.origin} + {first}"
+        last = size - (1 if side.along_k else _VECTOR)
+        place.env[p.variable(variable)] = w.bind(
+            text if size % span == 0 else f"min({text}, {last})", body
+        )
+        yield _Copy(side, tag, place, (u + 1) * tile.threads > total)
+
+
+def _fragments(
+    side: _Side, which: str, letter: str, count: int, first: str, k: int
+) -> Iterator[str]:
+    """Yield the loads of an operand's fragments at k of the tiles; it is the left or the right one."""
+    # Row-major: rows of the matrix are rows of the tile.
+    major = "row_major" if side.along_k == (which == "left") else "col_major"
+    for i in range(count):
+        at = f"{first} + {i * _SIDE}u"
+        if side.along_k:
+            offset = f"({at}) * {side.stride}u + {side.start + k // _VECTOR}u"
+        else:
+            offset = f"{side.start + k * side.stride}u + ({at}) / {_VECTOR}u"
+        yield (
+            f"    let {letter}{i} = subgroupMatrixLoad<subgroup_matrix_{which}"
+            f"<f16, {_SIDE}, {_SIDE}>, {major}>(&tiles, {offset}, {side.stride}u);"
+        )
 
 
 def _write(w: ProductWriter, tile: MatrixTile, split: int, body: list[str]) -> None:

@@ -7,14 +7,9 @@ from __future__ import annotations
 from webtorch.ir.kernel import Convolution, Kernel, Matmul, Routine
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates import conv, matmul, matrix_units
-from webtorch.lower.templates.gemm import (
-    Product,
-    choose,
-    product_passes,
-    ranked,
-    shape_class,
-)
+from webtorch.lower.templates.gemm import choose, product_passes, ranked, shape_class
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
+from webtorch.lower.templates.product import Product
 from webtorch.lower.templates.tuning import Tile
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 

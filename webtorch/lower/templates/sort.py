@@ -235,65 +235,10 @@ class _SortWriter:
             f"let row = group / {tiles}u;",
             f"let begin = (group % {tiles}u) * {tile}u;",
             f"let base = row * {r.length}u;",
-            # The two runs, a and b, as offsets and lengths in the row.
-            f"let a = begin / {2 * run}u * {2 * run}u;",
-            f"let count_a = min({run}u, {r.length}u - a);",
-            "let b = a + count_a;",
-            f"let count_b = min({run}u, {r.length}u - b);",
-            "let d = begin - a;",
-            f"let count = min({tile}u, count_a + count_b - d);",
-            # How many of the first d (and d + count) elements of the result come from a.
-            "if (lid < 2u) {",
-            "  let diagonal = d + lid * count;",
-            "  var low = select(0u, diagonal - count_b, diagonal > count_b);",
-            "  var high = min(diagonal, count_a);",
-            "  while (low < high) {",
-            "    let middle = (low + high) / 2u;",
-            "    let other = diagonal - 1u - middle;",
-            f"    let x = vec2<u32>({keys}[base + a + middle], {places}[base + a + middle]);",
-            f"    let y = vec2<u32>({keys}[base + b + other], {places}[base + b + other]);",
-            f"    if ({_after('x', 'y')}) {{ high = middle; }} else {{ low = middle + 1u; }}",
-            "  }",
-            "  split[lid] = low;",
-            "}",
-            "workgroupBarrier();",
-            "let from_a = split[0];",
-            "let tile_a = split[1] - from_a;",
-            "let from_b = d - from_a;",
-            "let tile_b = count - tile_a;",
-            f"for (var i: u32 = lid; i < count; i = i + {size}u) {{",
-            "  let source = base + select(b + from_b + (i - tile_a), a + from_a + i, i < tile_a);",
-            f"  shared_keys[i] = {keys}[source];",
-            f"  shared_places[i] = {places}[source];",
-            "}",
-            "workgroupBarrier();",
-            f"let mine = min(lid * {own}u, count);",
-            "var low = select(0u, mine - tile_b, mine > tile_b);",
-            "var high = min(mine, tile_a);",
-            "while (low < high) {",
-            "  let middle = (low + high) / 2u;",
-            "  let other = tile_a + mine - 1u - middle;",
-            "  let x = vec2<u32>(shared_keys[middle], shared_places[middle]);",
-            "  let y = vec2<u32>(shared_keys[other], shared_places[other]);",
-            f"  if ({_after('x', 'y')}) {{ high = middle; }} else {{ low = middle + 1u; }}",
-            "}",
-            "var at_a = low;",
-            "var at_b = tile_a + mine - low;",
+            *_shares_of_runs(r.length, run, tile, keys, places),
+            *_tile_of_runs(size, keys, places),
+            *_own_ranks(own),
         ]
-        for j in range(own):
-            body += [
-                f"var r{j} = vec2<u32>(0u, 0u);",
-                f"if (mine + {j}u < count) {{",
-                "  let x = vec2<u32>(shared_keys[at_a], shared_places[at_a]);",
-                # Where one run has ended, the other's element is read twice.
-                "  let safe_b = select(at_a, at_b, at_b < count);",
-                "  let y = vec2<u32>(shared_keys[safe_b], shared_places[safe_b]);",
-                f"  let take_b = at_a >= tile_a || (at_b < count && {_after('x', 'y')});",
-                f"  r{j} = select(x, y, take_b);",
-                "  at_b = at_b + select(0u, 1u, take_b);",
-                "  at_a = at_a + select(1u, 0u, take_b);",
-                "}",
-            ]
         # Through workgroup memory, so that neighbours write to neighbours.
         body.append("workgroupBarrier();")
         for j in range(own):
@@ -315,6 +260,83 @@ class _SortWriter:
         body.append("}")
         shared = [*self.shared(tile), "var<workgroup> split: array<u32, 2>;"]
         return finish(self.w, body, shared, size, grid, self.scratch, False)
+
+
+def _shares_of_runs(length: int, run: int, tile: int, keys: str, places: str) -> list[str]:
+    """Write which parts of two runs a tile of their merged elements holds."""
+    return [
+        # The two runs, a and b, as offsets and lengths in the row.
+        f"let a = begin / {2 * run}u * {2 * run}u;",
+        f"let count_a = min({run}u, {length}u - a);",
+        "let b = a + count_a;",
+        f"let count_b = min({run}u, {length}u - b);",
+        "let d = begin - a;",
+        f"let count = min({tile}u, count_a + count_b - d);",
+        # How many of the first d (and d + count) elements of the result come from a.
+        "if (lid < 2u) {",
+        "  let diagonal = d + lid * count;",
+        "  var low = select(0u, diagonal - count_b, diagonal > count_b);",
+        "  var high = min(diagonal, count_a);",
+        "  while (low < high) {",
+        "    let middle = (low + high) / 2u;",
+        "    let other = diagonal - 1u - middle;",
+        f"    let x = vec2<u32>({keys}[base + a + middle], {places}[base + a + middle]);",
+        f"    let y = vec2<u32>({keys}[base + b + other], {places}[base + b + other]);",
+        f"    if ({_after('x', 'y')}) {{ high = middle; }} else {{ low = middle + 1u; }}",
+        "  }",
+        "  split[lid] = low;",
+        "}",
+        "workgroupBarrier();",
+        "let from_a = split[0];",
+        "let tile_a = split[1] - from_a;",
+        "let from_b = d - from_a;",
+        "let tile_b = count - tile_a;",
+    ]
+
+
+def _tile_of_runs(size: int, keys: str, places: str) -> list[str]:
+    """Write the copy of both parts to workgroup memory, one after the other."""
+    return [
+        f"for (var i: u32 = lid; i < count; i = i + {size}u) {{",
+        "  let source = base + select(b + from_b + (i - tile_a), a + from_a + i, i < tile_a);",
+        f"  shared_keys[i] = {keys}[source];",
+        f"  shared_places[i] = {places}[source];",
+        "}",
+        "workgroupBarrier();",
+    ]
+
+
+def _own_ranks(own: int) -> list[str]:
+    """Write the merge of an invocation's `own` elements of the tile into r0, r1, ..."""
+    body = [
+        f"let mine = min(lid * {own}u, count);",
+        "var low = select(0u, mine - tile_b, mine > tile_b);",
+        "var high = min(mine, tile_a);",
+        "while (low < high) {",
+        "  let middle = (low + high) / 2u;",
+        "  let other = tile_a + mine - 1u - middle;",
+        "  let x = vec2<u32>(shared_keys[middle], shared_places[middle]);",
+        "  let y = vec2<u32>(shared_keys[other], shared_places[other]);",
+        f"  if ({_after('x', 'y')}) {{ high = middle; }} else {{ low = middle + 1u; }}",
+        "}",
+        "var at_a = low;",
+        "var at_b = tile_a + mine - low;",
+    ]
+    for j in range(own):
+        body += [
+            f"var r{j} = vec2<u32>(0u, 0u);",
+            f"if (mine + {j}u < count) {{",
+            "  let x = vec2<u32>(shared_keys[at_a], shared_places[at_a]);",
+            # Where one run has ended, the other's element is read twice.
+            "  let safe_b = select(at_a, at_b, at_b < count);",
+            "  let y = vec2<u32>(shared_keys[safe_b], shared_places[safe_b]);",
+            f"  let take_b = at_a >= tile_a || (at_b < count && {_after('x', 'y')});",
+            f"  r{j} = select(x, y, take_b);",
+            "  at_b = at_b + select(0u, 1u, take_b);",
+            "  at_a = at_a + select(1u, 0u, take_b);",
+            "}",
+        ]
+    return body
 
 
 def sort_passes(r: Sort, limits: Limits, plan: Plan) -> list[WgslPass]:

@@ -24,18 +24,9 @@ from webtorch.ir.dtype import float32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Reduce, Store
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.gemm import (
-    BATCH,
-    COLUMN,
-    PARTS,
-    ROW,
-    K,
-    Product,
-    product_passes,
-    ranked,
-    split,
-)
+from webtorch.lower.templates.gemm import product_passes, ranked
 from webtorch.lower.templates.generic import at_points, guarded, within
+from webtorch.lower.templates.product import BATCH, COLUMN, PARTS, ROW, K, Product, split
 from webtorch.lower.templates.tuning import FAMILIES
 from webtorch.lower.wgsl_kernel import render_kernel, render_points
 from webtorch.lower.wgsl_shader import Engine, WgslPass, on_scratch
@@ -413,7 +404,6 @@ def _weight(
     sizes = (4 * elements[0], 4 * elements[1], 4 * elements[2])
     before = 0
     for span, pieces in zip(spans, split_of, strict=True):
-        total = span[1] * g.tiles
         tiles = _transformed(
             f"{r.name}_tiles", r.buffers[0], g, span, c, g.read, g.padding, _IN, _inputs
         )
@@ -422,62 +412,78 @@ def _weight(
             f"{r.name}_cotangents", r.buffers[1], g, span, o, g.size, (0, 0), _OUT, _factors
         )
         yield _Step(cotangents, {1: _KERNELS}, {0: 1}, sizes)
-        long = total // pieces
-        v = [
-            ex.index(d, s) for d, s in enumerate((_POINTS * pieces, o, c, long, 1, _POINTS, pieces))
-        ]
-        point, piece = v[PARTS], v[PARTS + 1]
-        sum_of = ex.floordiv(v[BATCH], pieces) * parts + ex.mod(v[BATCH], pieces) + before
-        slots = _product_slots(elements)
-        product = Product(
-            f"{r.name}_products",
-            _POINTS * pieces,
-            o,
-            c,
-            long,
-            ex.load(1, float32, (point * o + v[ROW]) * total + piece * long + v[K]),
-            ex.load(0, float32, (point * c + v[COLUMN]) * total + piece * long + v[K]),
-            (sum_of * o + v[ROW]) * c + v[COLUMN],
-            slots,
-            parts=(_POINTS, pieces),
-        )
+        product = _weight_product(r, g, span, pieces, (before, parts), elements)
         yield _Step(product, {0: _TILES, 1: _KERNELS, 2: _SUMS}, {}, sizes)
         before += pieces
     held = _SUMS
     if parts > 1:
-        point, place, piece = ex.index(0, _POINTS), ex.index(1, o * c), ex.index(2, parts)
-        value = ex.load(0, float32, (point * parts + piece) * (o * c) + place)
-        store = Store(1, point * (o * c) + place, ex.reduced(0, float32))
-        slots2 = (_slot(elements[_SUMS], "read"), _slot(elements[_KERNELS], "write"))
-        work = Kernel(
-            f"{r.name}_parts",
-            (_POINTS, o * c),
-            (parts,),
-            slots2,
-            (),
-            (Reduce("sum", value, float32),),
-            (store,),
-        )
-        yield _Step(work, {0: _SUMS, 1: _KERNELS}, {}, sizes)
+        yield _Step(_added(r, g, parts, elements), {0: _SUMS, 1: _KERNELS}, {}, sizes)
         held = _KERNELS
-    other, channel = ex.index(0, o), ex.index(1, c)
     last = len(r.buffers)
+    work = _weight_outputs(r, g, elements[held])
+    yield _Step(work, {last: held}, {i: i for i in range(last)}, sizes, not r.epilogue)
+
+
+def _weight_product(
+    r: Convolution,
+    g: _Geometry,
+    span: tuple[int, int],
+    pieces: int,
+    numbers: tuple[int, int],
+    elements: tuple[int, int, int],
+) -> Product:
+    """Return the product of some images' transformed cotangents and tiles, in `pieces` sums over tiles
+    each; `numbers` are the number of the first among all sums, and how many there are."""
+    c, o, total = g.channels, g.others, span[1] * g.tiles
+    before, parts = numbers
+    long = total // pieces
+    v = [ex.index(d, s) for d, s in enumerate((_POINTS * pieces, o, c, long, 1, _POINTS, pieces))]
+    point, piece = v[PARTS], v[PARTS + 1]
+    sum_of = ex.floordiv(v[BATCH], pieces) * parts + ex.mod(v[BATCH], pieces) + before
+    return Product(
+        f"{r.name}_products",
+        _POINTS * pieces,
+        o,
+        c,
+        long,
+        ex.load(1, float32, (point * o + v[ROW]) * total + piece * long + v[K]),
+        ex.load(0, float32, (point * c + v[COLUMN]) * total + piece * long + v[K]),
+        (sum_of * o + v[ROW]) * c + v[COLUMN],
+        _product_slots(elements),
+        parts=(_POINTS, pieces),
+    )
+
+
+def _added(r: Convolution, g: _Geometry, parts: int, elements: tuple[int, int, int]) -> Kernel:
+    """Return the kernel that adds the sums over parts of the tiles."""
+    places = g.others * g.channels
+    point, place, part = ex.index(0, _POINTS), ex.index(1, places), ex.index(2, parts)
+    value = ex.load(0, float32, (point * parts + part) * places + place)
+    store = Store(1, point * places + place, ex.reduced(0, float32))
+    slots = (_slot(elements[_SUMS], "read"), _slot(elements[_KERNELS], "write"))
+    total = Reduce("sum", value, float32)
+    return Kernel(f"{r.name}_parts", (_POINTS, places), (parts,), slots, (), (total,), (store,))
+
+
+def _weight_outputs(r: Convolution, g: _Geometry, elements: int) -> Kernel:
+    """Return the kernel that turns sums into a weight's gradient and does what follows it."""
+    c, o, last = g.channels, g.others, len(r.buffers)
+    other, channel = ex.index(0, o), ex.index(1, c)
     sums = [
         [ex.load(last, float32, ((i * _IN + j) * o + other) * c + channel) for j in range(_IN)]
         for i in range(_IN)
     ]
-    found = _both_ways(sums, _outputs(3))
+    outputs = _both_ways(sums, _outputs(3))
     stores: list[Store] = []
     for i in range(3):
         for j in range(3):
             place = channel * 9 + 3 * i + j
             if r.epilogue:
-                stores += at_points(r, (other, place), found[i][j])
+                stores += at_points(r, (other, place), outputs[i][j])
             else:
-                stores.append(Store(2, other * (c * 9) + place, found[i][j]))
-    buffers = (*r.buffers, _slot(elements[held], "read"))
-    work = Kernel(f"{r.name}_outputs", (o, c), (), buffers, r.args, (), tuple(stores))
-    yield _Step(work, {last: held}, {i: i for i in range(last)}, sizes, not r.epilogue)
+                stores.append(Store(2, other * (c * 9) + place, outputs[i][j]))
+    buffers = (*r.buffers, _slot(elements, "read"))
+    return Kernel(f"{r.name}_outputs", (o, c), (), buffers, r.args, (), tuple(stores))
 
 
 def _parts(total: int, wanted: int) -> int:

@@ -7,6 +7,7 @@ file.
 from types import ModuleType as _ModuleType
 from typing import Any as _Any
 
+from webtorch.dispatch.call import dispatched as _dispatched
 from webtorch.nn.functional.activation import *  # noqa: F403
 from webtorch.nn.functional.alignment import *  # noqa: F403
 from webtorch.nn.functional.attention import *  # noqa: F403
@@ -21,6 +22,7 @@ for _name, _function in _entries.items():
     globals().setdefault(_name, _function)
 for _rank in (1, 2, 3):
 
+    @_dispatched()
     def _with_indices(
         input: _Any, output_size: _Any, return_indices: bool = False, *, _rank: int = _rank
     ) -> _Any:

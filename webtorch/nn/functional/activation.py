@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from webtorch.dispatch.call import Callee, active, call, dispatched
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
@@ -39,11 +40,35 @@ __all__ = [
     "threshold_",
 ]
 
-_relu, _relu6, _silu, _mish = table("relu"), table("relu6"), table("silu"), table("mish")
-_elu, _celu, _selu, _hardtanh = table("elu"), table("celu"), table("selu"), table("hardtanh")
-_hardsigmoid, _hardswish = table("hardsigmoid"), table("hardswish")
+_elu, _celu, _hardtanh = table("elu"), table("celu"), table("hardtanh")
 _leaky_relu, _threshold = table("leaky_relu"), table("threshold")
 _softmax, _log_softmax, _softmin = table("softmax"), table("log_softmax"), table("softmin")
+
+
+def _in_place_too(name: str, doc: str, copies: bool = True) -> Callable[..., Tensor]:
+    """Return an activation without options that takes `inplace`; from a copy where the derivative needs
+    the values that are overwritten.
+    """
+    compute = table(name)
+
+    def plain(input: Tensor, inplace: bool = False) -> Tensor:
+        if inplace and not copies:
+            written: Tensor = getattr(input, f"{name}_")()
+            return written
+        return _applied(compute, input, inplace=inplace)
+
+    callee = Callee(name, lambda args, kwargs: plain(*args, **kwargs))
+
+    def function(input: Tensor, inplace: bool = False) -> Tensor:
+        if active.count:
+            found: Tensor = call(callee, (input,), {"inplace": True} if inplace else {})
+            return found
+        return plain(input, True) if inplace else compute(input)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    callee.public = function
+    return function
 
 
 def _applied(
@@ -56,47 +81,33 @@ def _applied(
     return input.copy_(compute(input.clone(), *options))
 
 
-def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return max(x, 0)."""
-    # The derivative comes from the result, so nothing has to be copied.
-    return input.relu_() if inplace else _relu(input)
+# The derivative comes from the result, so nothing has to be copied.
+relu = _in_place_too("relu", "Return max(x, 0).", copies=False)
+relu6 = _in_place_too("relu6", "Return x limited to [0, 6].")
+silu = _in_place_too("silu", "Return x * sigmoid(x).")
+mish = _in_place_too("mish", "Return x * tanh(softplus(x)).")
+selu = _in_place_too("selu", "Return the scaled ELU whose activations keep mean 0 and variance 1.")
 
 
-def relu6(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return x limited to [0, 6]."""
-    return _applied(_relu6, input, inplace=inplace)
-
-
-def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return x * sigmoid(x)."""
-    return _applied(_silu, input, inplace=inplace)
-
-
-def mish(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return x * tanh(softplus(x))."""
-    return _applied(_mish, input, inplace=inplace)
-
-
-def selu(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return the scaled ELU whose activations keep mean 0 and variance 1."""
-    return _applied(_selu, input, inplace=inplace)
-
-
+@dispatched()
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """Return x above zero and `alpha * (exp(x) - 1)` under it."""
     return _applied(_elu, input, alpha, inplace=inplace)
 
 
+@dispatched()
 def celu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """Return x above zero and `alpha * (exp(x / alpha) - 1)` under it."""
     return _applied(_celu, input, alpha, inplace=inplace)
 
 
+@dispatched()
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
     """Return x above zero and `negative_slope * x` under it."""
     return _applied(_leaky_relu, input, negative_slope, inplace=inplace)
 
 
+@dispatched()
 def hardtanh(
     input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Tensor:
@@ -110,51 +121,53 @@ def hardtanh(
     return _applied(_hardtanh, input, min_val, max_val, inplace=inplace)
 
 
-def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return relu6(x + 3) / 6."""
-    return _applied(_hardsigmoid, input, inplace=inplace)
+hardsigmoid = _in_place_too("hardsigmoid", "Return relu6(x + 3) / 6.")
+hardswish = _in_place_too("hardswish", "Return x * relu6(x + 3) / 6.")
 
 
-def hardswish(input: Tensor, inplace: bool = False) -> Tensor:
-    """Return x * relu6(x + 3) / 6."""
-    return _applied(_hardswish, input, inplace=inplace)
-
-
+@dispatched()
 def threshold(input: Tensor, threshold: float, value: float, inplace: bool = False) -> Tensor:
     """Return x above `threshold` and `value` elsewhere."""
     return _applied(_threshold, input, threshold, value, inplace=inplace)
 
 
+@dispatched()
 def relu_(input: Tensor) -> Tensor:
     """Write relu over the input."""
     return relu(input, True)
 
 
+@dispatched()
 def selu_(input: Tensor) -> Tensor:
     """Write selu over the input."""
     return selu(input, True)
 
 
+@dispatched()
 def elu_(input: Tensor, alpha: float = 1.0) -> Tensor:
     """Write elu over the input."""
     return elu(input, alpha, True)
 
 
+@dispatched()
 def celu_(input: Tensor, alpha: float = 1.0) -> Tensor:
     """Write celu over the input."""
     return celu(input, alpha, True)
 
 
+@dispatched()
 def leaky_relu_(input: Tensor, negative_slope: float = 0.01) -> Tensor:
     """Write leaky_relu over the input."""
     return leaky_relu(input, negative_slope, True)
 
 
+@dispatched()
 def hardtanh_(input: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """Write hardtanh over the input."""
     return hardtanh(input, min_val, max_val, True)
 
 
+@dispatched()
 def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
     """Write threshold over the input."""
     return _applied(_threshold, input, threshold, value, inplace=True)
@@ -171,6 +184,7 @@ def _along(compute: Callable[..., Tensor], input: Tensor, dim: int | None, dtype
     return compute(input, dim, dtype)
 
 
+@dispatched()
 def softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Tensor:
@@ -178,6 +192,7 @@ def softmax(
     return _along(_softmax, input, dim, dtype)
 
 
+@dispatched()
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Tensor:
@@ -185,6 +200,7 @@ def log_softmax(
     return _along(_log_softmax, input, dim, dtype)
 
 
+@dispatched()
 def softmin(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
 ) -> Tensor:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch import autograd
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.functions.movement import pad
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
@@ -50,7 +51,7 @@ def _log_of_sum(*terms: Tensor) -> Tensor:
 
 def _compute(*tensors: Tensor) -> None:
     """Compute now, unless a capture takes down all steps."""
-    if not tracing.active:
+    if reads.possible:
         realize(*tensors)
 
 
@@ -147,6 +148,7 @@ class _Alignment(autograd.Function):
         return webtorch.where(counted, of_probs, 0.0), None, None, None, None
 
 
+@dispatched()
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
 from webtorch.tensors.tensor import Tensor
@@ -23,9 +24,9 @@ scaled_dot_product_attention = table("scaled_dot_product_attention")
 def canonical_mask(
     mask: Tensor | None,
     mask_name: str,
-    other_type: Any,
+    other_type: DType | None,
     other_name: str,
-    target_type: Any,
+    target_type: DType,
     check_other: bool = True,
 ) -> Tensor | None:
     """Return a mask in its additive form: -inf where a bool mask is true.
@@ -88,6 +89,7 @@ def _check_shapes(
     return rank == 3
 
 
+@dispatched()
 def multi_head_attention_forward(
     query: Tensor,
     key: Tensor,
@@ -125,100 +127,41 @@ def multi_head_attention_forward(
         if key_padding_mask is not None:
             key_padding_mask = key_padding_mask.unsqueeze(0)
     length, batch, embed = query.shape
-    source = key.shape[0]
-    if is_causal and attn_mask is None:
-        raise RuntimeError(
-            "Need attn_mask if specifying the is_causal hint. You may use the Transformer module "
-            "method `generate_square_subsequent_mask` to create this mask."
-        )
-    key_padding_mask = canonical_mask(
-        key_padding_mask,
-        "key_padding_mask",
-        None if attn_mask is None else attn_mask.dtype,
-        "attn_mask",
-        query.dtype,
+    key_padding_mask, attn_mask, is_causal = _additive_masks(
+        key_padding_mask, attn_mask, is_causal, need_weights, query.dtype
     )
-    if is_causal and key_padding_mask is None and not need_weights:
-        attn_mask = None  # the attention kernel knows the causal mask by itself
-    else:
-        is_causal = False
-        attn_mask = canonical_mask(attn_mask, "attn_mask", None, "", query.dtype, False)
-    if embed != embed_dim_to_check:
-        raise AssertionError(
-            f"was expecting embedding dimension of {embed_dim_to_check}, but got {embed}"
-        )
-    head = embed // num_heads
-    if head * num_heads != embed:
-        raise AssertionError(f"embed_dim {embed} not divisible by num_heads {num_heads}")
+    head = _size_of_head(embed, embed_dim_to_check, num_heads)
+    weights: Tensor | tuple[Tensor, ...]
     if use_separate_proj_weight:
-        if tuple(key.shape[:2]) != tuple(value.shape[:2]):
-            raise AssertionError(
-                f"key's sequence and batch dims {key.shape[:2]} do not match value's "
-                f"{value.shape[:2]}"
-            )
-        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
-        for name, given in zip("qkv", weights, strict=True):
-            if given is None:
-                raise AssertionError(
-                    f"use_separate_proj_weight is True but {name}_proj_weight is None"
-                )
+        weights = _separate_weights(key, value, (q_proj_weight, k_proj_weight, v_proj_weight))
     else:
-        if tuple(key.shape) != tuple(value.shape):
-            raise AssertionError(f"key shape {key.shape} does not match value shape {value.shape}")
-        if in_proj_weight is None:
-            raise AssertionError("use_separate_proj_weight is False but in_proj_weight is None")
-        weights = in_proj_weight
+        weights = _joint_weight(key, value, in_proj_weight)
     q, k, v = _projected(query, key, value, weights, in_proj_bias)
     if attn_mask is not None:
-        attn_mask = _shaped_mask(attn_mask, batch, num_heads, length, source)
-    extra = 0
+        attn_mask = _shaped_mask(attn_mask, batch, num_heads, length, key.shape[0])
+    appended = 0
     if bias_k is not None or bias_v is not None:
-        if bias_k is None or bias_v is None:
-            raise AssertionError("bias_k and bias_v are given together or not at all")
         if static_k is not None or static_v is not None:
             raise AssertionError("bias cannot be added to static key or value.")
-        k = webtorch.cat([k, bias_k.repeat(1, batch, 1)])
-        v = webtorch.cat([v, bias_v.repeat(1, batch, 1)])
-        extra += 1
-    # (L, N, H E) -> (N, H, L, E)
-    q = q.reshape(length, batch, num_heads, head).permute(1, 2, 0, 3)
-    k = _static("key", static_k, batch, num_heads, head) if static_k is not None else (
-        k.reshape(k.shape[0], batch, num_heads, head).permute(1, 2, 0, 3)
-    )  # fmt: skip
-    v = _static("value", static_v, batch, num_heads, head) if static_v is not None else (
-        v.reshape(v.shape[0], batch, num_heads, head).permute(1, 2, 0, 3)
-    )  # fmt: skip
+        k, v = _appended(k, bias_k, batch), _appended(v, bias_v, batch)
+        appended += 1
+    heads = (batch, num_heads, head)
+    q = _of_heads(q, heads)
+    k = _of_heads(k, heads) if static_k is None else _static("key", static_k, heads)
+    v = _of_heads(v, heads) if static_v is None else _static("value", static_v, heads)
     if add_zero_attn:
         zeros = webtorch.zeros((batch, num_heads, 1, head), dtype=k.dtype, device=k.device)
         k, v = webtorch.cat([k, zeros], 2), webtorch.cat([v, zeros], 2)
-        extra += 1
-    if extra:
-        # What was appended is visible to every query.
-        attn_mask = None if attn_mask is None else pad(attn_mask, (0, extra))
-        key_padding_mask = None if key_padding_mask is None else pad(key_padding_mask, (0, extra))
-    source = k.shape[2]
-    if key_padding_mask is not None:
-        if tuple(key_padding_mask.shape) != (batch, source):
-            raise AssertionError(
-                f"expecting key_padding_mask shape of {(batch, source)}, but got "
-                f"{tuple(key_padding_mask.shape)}"
-            )
-        keys = key_padding_mask.reshape(batch, 1, 1, source)
-        attn_mask = keys if attn_mask is None else attn_mask + keys
+        appended += 1
+    mask = _joint_mask(attn_mask, key_padding_mask, appended, (batch, k.shape[2]))
     dropout_p = dropout_p if training else 0.0
     attn_weights: Tensor | None = None
     if need_weights:
-        scores = (q * math.sqrt(1.0 / head)).matmul(k.transpose(-2, -1))
-        if attn_mask is not None:
-            scores = scores + attn_mask
-        attn_weights = softmax(scores, -1)
-        if dropout_p > 0.0:
-            attn_weights = dropout(attn_weights, dropout_p)
-        out = attn_weights.matmul(v)
+        out, attn_weights = _with_weights(q, k, v, mask, dropout_p)
         if average_attn_weights:
             attn_weights = attn_weights.mean(1)
     else:
-        out = scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, is_causal)
+        out = scaled_dot_product_attention(q, k, v, mask, dropout_p, is_causal)
     # (N, H, L, E) -> (L, N, H E)
     out = out.permute(2, 0, 1, 3).reshape(length, batch, embed)
     out = linear(out, out_proj_weight, out_proj_bias)
@@ -228,8 +171,107 @@ def multi_head_attention_forward(
     return out, attn_weights
 
 
+def _additive_masks(
+    padding: Tensor | None,
+    mask: Tensor | None,
+    is_causal: bool,
+    need_weights: bool,
+    dtype: DType,
+) -> tuple[Tensor | None, Tensor | None, bool]:
+    """Return both masks in their additive forms, and whether the kernel shall mask what comes later."""
+    if is_causal and mask is None:
+        raise RuntimeError(
+            "Need attn_mask if specifying the is_causal hint. You may use the Transformer module "
+            "method `generate_square_subsequent_mask` to create this mask."
+        )
+    other = None if mask is None else mask.dtype
+    padding = canonical_mask(padding, "key_padding_mask", other, "attn_mask", dtype)
+    if is_causal and padding is None and not need_weights:
+        # The attention kernel knows the causal mask by itself.
+        return None, None, True
+    return padding, canonical_mask(mask, "attn_mask", None, "", dtype, False), False
+
+
+def _appended(x: Tensor, bias: Tensor | None, batch: int) -> Tensor:
+    """Return keys or values (S, N, H E) with a bias (1, 1, H E) as the last."""
+    if bias is None:
+        raise AssertionError("bias_k and bias_v are given together or not at all")
+    return webtorch.cat([x, bias.repeat(1, batch, 1)])
+
+
+def _size_of_head(embed: int, expected: int, heads: int) -> int:
+    if embed != expected:
+        raise AssertionError(f"was expecting embedding dimension of {expected}, but got {embed}")
+    if embed % heads:
+        raise AssertionError(f"embed_dim {embed} not divisible by num_heads {heads}")
+    return embed // heads
+
+
+def _separate_weights(
+    key: Tensor, value: Tensor, weights: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
+    """Return the weights of query, key and value; raise AssertionError where one is missing."""
+    if tuple(key.shape[:2]) != tuple(value.shape[:2]):
+        raise AssertionError(
+            f"key's sequence and batch dims {key.shape[:2]} do not match value's {value.shape[:2]}"
+        )
+    for name, weight in zip("qkv", weights, strict=True):
+        if weight is None:
+            raise AssertionError(f"use_separate_proj_weight is True but {name}_proj_weight is None")
+    return tuple(weight for weight in weights if weight is not None)
+
+
+def _joint_weight(key: Tensor, value: Tensor, weight: Tensor | None) -> Tensor:
+    if tuple(key.shape) != tuple(value.shape):
+        raise AssertionError(f"key shape {key.shape} does not match value shape {value.shape}")
+    if weight is None:
+        raise AssertionError("use_separate_proj_weight is False but in_proj_weight is None")
+    return weight
+
+
+def _of_heads(x: Tensor, heads: tuple[int, int, int]) -> Tensor:
+    """Return (L, N, H E) as (N, H, L, E); `heads` is (N, H, E)."""
+    return x.reshape(x.shape[0], *heads).permute(1, 2, 0, 3)
+
+
+def _joint_mask(
+    mask: Tensor | None, padding: Tensor | None, appended: int, shape: tuple[int, int]
+) -> Tensor | None:
+    """Return the sum of both masks, for keys of which the last were appended; `shape` is (N, keys)."""
+    if appended:
+        # What was appended is visible to every query.
+        mask = None if mask is None else pad(mask, (0, appended))
+        padding = None if padding is None else pad(padding, (0, appended))
+    if padding is None:
+        return mask
+    if tuple(padding.shape) != shape:
+        raise AssertionError(
+            f"expecting key_padding_mask shape of {shape}, but got {tuple(padding.shape)}"
+        )
+    batch, keys = shape
+    padding = padding.reshape(batch, 1, 1, keys)
+    return padding if mask is None else mask + padding
+
+
+def _with_weights(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float
+) -> tuple[Tensor, Tensor]:
+    """Return attention and its weights (N, H, L, S)."""
+    scores = (q * math.sqrt(1.0 / q.shape[-1])).matmul(k.transpose(-2, -1))
+    if mask is not None:
+        scores = scores + mask
+    weights = softmax(scores, -1)
+    if dropout_p > 0.0:
+        weights = dropout(weights, dropout_p)
+    return weights.matmul(v), weights
+
+
 def _projected(
-    query: Tensor, key: Tensor, value: Tensor, weights: Any, bias: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: Tensor | tuple[Tensor, ...],
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the three projections; one product for all where one tensor is all three inputs."""
     if isinstance(weights, Tensor):
@@ -237,7 +279,7 @@ def _projected(
             q, k, v = linear(query, weights, bias).chunk(3, -1)
             return q, k, v
         weights = weights.chunk(3)
-    biases: Any = (None, None, None) if bias is None else bias.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
     q, k, v = (
         linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)
     )
@@ -260,11 +302,12 @@ def _shaped_mask(mask: Tensor, batch: int, heads: int, length: int, source: int)
     return mask.reshape(batch, heads, length, source)
 
 
-def _static(name: str, given: Tensor, batch: int, heads: int, head: int) -> Tensor:
+def _static(name: str, given: Tensor, heads: tuple[int, int, int]) -> Tensor:
     """Return a static key or value (N H, S, E) as (N, H, S, E)."""
-    if given.shape[0] != batch * heads or given.shape[2] != head:
+    batch, count, head = heads
+    if given.shape[0] != batch * count or given.shape[2] != head:
         raise AssertionError(
-            f"expecting static {name} of size ({batch * heads}, *, {head}), but got "
+            f"expecting static {name} of size ({batch * count}, *, {head}), but got "
             f"{tuple(given.shape)}"
         )
-    return given.reshape(batch, heads, given.shape[1], head)
+    return given.reshape(batch, count, given.shape[1], head)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional.table import table
 from webtorch.tensors.tensor import Tensor
@@ -13,6 +14,7 @@ __all__ = ["embedding_bag"]
 _embedding = table("embedding")
 
 
+@dispatched()
 def embedding_bag(
     input: Tensor,
     weight: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -92,6 +93,7 @@ def _pooled(
     return best, where
 
 
+@dispatched()
 def fractional_max_pool2d_with_indices(
     input: Tensor,
     kernel_size: Any,
@@ -104,6 +106,7 @@ def fractional_max_pool2d_with_indices(
     return _pooled(2, input, kernel_size, output_size, output_ratio, _random_samples)
 
 
+@dispatched()
 def fractional_max_pool3d_with_indices(
     input: Tensor,
     kernel_size: Any,
@@ -116,6 +119,7 @@ def fractional_max_pool3d_with_indices(
     return _pooled(3, input, kernel_size, output_size, output_ratio, _random_samples)
 
 
+@dispatched()
 def fractional_max_pool2d(
     input: Tensor,
     kernel_size: Any,
@@ -129,6 +133,7 @@ def fractional_max_pool2d(
     return found if return_indices else found[0]
 
 
+@dispatched()
 def fractional_max_pool3d(
     input: Tensor,
     kernel_size: Any,

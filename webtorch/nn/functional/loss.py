@@ -6,12 +6,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
 from webtorch.ops.record import FP32
-from webtorch.tensors.autocast import autocast_rule
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -60,6 +60,7 @@ def _reduced(values: Tensor, reduction: str) -> Tensor:
     return values.mean() if reduction == "mean" else values.sum()
 
 
+@dispatched()
 def multilabel_soft_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -76,7 +77,7 @@ def multilabel_soft_margin_loss(
     return _reduced(losses.sum(-1) / input.shape[-1], reduction)
 
 
-@autocast_rule(FP32)
+@dispatched(autocast=FP32)
 def multi_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -118,6 +119,7 @@ def multi_margin_loss(
     return _reduced(losses.squeeze(0) if unbatched and target.dim() == 0 else losses, reduction)
 
 
+@dispatched(autocast=FP32)
 def multilabel_margin_loss(
     input: Tensor,
     target: Tensor,
@@ -154,6 +156,7 @@ def multilabel_margin_loss(
     return _reduced(losses if input.dim() == 2 else losses.squeeze(0), reduction)
 
 
+@dispatched()
 def triplet_margin_with_distance_loss(
     anchor: Tensor,
     positive: Tensor,
@@ -196,6 +199,7 @@ def _check_options(input: Tensor, sums: Any) -> None:
         )
 
 
+@dispatched()
 def linear_cross_entropy(
     input: Tensor,
     linear_weight: Tensor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from webtorch.dispatch.call import dispatched
 from webtorch.errors import DTypeError
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional.table import table
@@ -13,6 +14,7 @@ __all__ = ["local_response_norm", "normalize"]
 _normalize = table("normalize")
 
 
+@dispatched()
 def normalize(
     input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None
 ) -> Tensor:
@@ -21,6 +23,7 @@ def normalize(
     return result if out is None else store_in(out, result, "normalize")
 
 
+@dispatched()
 def local_response_norm(
     input: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Tensor:

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Convolution
 from webtorch.runtime.backends.cpu import jit
+from webtorch.runtime.backends.cpu.llvmtypes import Ir
 from webtorch.runtime.backends.cpu.vectorcode import (
     HERE,
     Functions,
@@ -93,7 +94,7 @@ class _Writer(VectorWriter):
 
     # -- the functions ---------------------------
 
-    def pack(self, begin: Any, end: Any) -> None:
+    def pack(self, begin: Ir, end: Ir) -> None:
         """Lay out images anew; a unit is a channel of a bunch."""
         b, lanes = self.b, self.width
         source, target, places = (self.cell(self.pointer) for _ in range(3))
@@ -128,7 +129,7 @@ class _Writer(VectorWriter):
             ]
             whole = b.sub(spots, b.srem(spots, self.number(lanes)))
 
-            def put(value: Any, spot: Any) -> None:
+            def put(value: Ir, spot: Ir) -> None:
                 """Store a vector of one place, zeros outside the image."""
                 place = self.at(out, self.lanes(self.entry(places, spot)))
                 self.store(b.select(real, value, self.zero), place)
@@ -147,7 +148,7 @@ class _Writer(VectorWriter):
                     )
                 put(value, spot)
 
-    def filters(self, begin: Any, end: Any, rows: int) -> None:
+    def filters(self, begin: Ir, end: Ir, rows: int) -> None:
         """Lay out filters as (tile, tap, channel of the tile); a unit is a tile."""
         b = self.b
         source, target, taps, tiles = (self.cell(self.pointer) for _ in range(4))
@@ -167,7 +168,7 @@ class _Writer(VectorWriter):
                     x = b.select(inside, x, self.ir.Constant(self.f32, 0.0))
                     b.store(x, self.at(to, self.number(m)))
 
-    def tiles(self, begin: Any, end: Any, rows: int, columns: int) -> None:
+    def tiles(self, begin: Ir, end: Ir, rows: int, columns: int) -> None:
         """Compute some channels of a bunch; a unit is a tile of channels of a bunch."""
         b, lanes = self.b, self.width
         x, filters, scratch, out, bases, places, taps, phases, tiles = (
@@ -221,15 +222,15 @@ class _Writer(VectorWriter):
             valid, channel = self.entry(tile, self.number(2)), self.entry(tile, self.number(1))
             image = self.lanes(bunch)
             count = self.smaller(b.sub(images, image), self.number(lanes))
-            with self.loop(self.number(0), valid) as m:
-                source = self.at(mine, b.mul(plane, m))
+            with self.loop(self.number(0), valid) as row:
+                source = self.at(mine, b.mul(plane, row))
                 target = self.at(
                     out,
-                    b.add(b.mul(image, image_size), b.mul(b.add(channel, m), spots)),
+                    b.add(b.mul(image, image_size), b.mul(b.add(channel, row), spots)),
                 )
                 self.unpack(source, target, spots, image_size, count)
 
-    def unpack(self, source: Any, target: Any, spots: Any, image_size: Any, count: Any) -> None:
+    def unpack(self, source: Ir, target: Ir, spots: Ir, image_size: Ir, count: Ir) -> None:
         """Write a channel of a bunch to its images."""
         b, lanes = self.b, self.width
         whole = b.sub(spots, b.srem(spots, self.number(lanes)))
@@ -243,14 +244,14 @@ class _Writer(VectorWriter):
             to = self.at(target, spot)
             for n, row in enumerate(self.transposed(rows)):
                 self.store(row, self.at(to, b.mul(image_size, self.number(n))))
-        with self.loop(self.number(0), count) as n:
-            column = self.at(source, n)
-            to = self.at(target, b.mul(image_size, n))
+        with self.loop(self.number(0), count) as image:
+            column = self.at(source, image)
+            to = self.at(target, b.mul(image_size, image))
             with self.loop(whole, spots) as spot:
                 value = b.load(self.at(column, self.lanes(spot)), typ=self.f32)
                 b.store(value, self.at(to, spot))
 
-    def gradients(self, begin: Any, end: Any, rows: int, columns: int) -> None:
+    def gradients(self, begin: Ir, end: Ir, rows: int, columns: int) -> None:
         """Compute filters' gradients; a unit is a tile of taps of a tile of filters."""
         b = self.b
         x, grad, out, tiles, tap_tiles, taps, places, bases, spots = (

@@ -24,6 +24,7 @@ from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Matmul
 from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.contraction import simplified
+from webtorch.runtime.backends.cpu.llvmtypes import Ir
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
 from webtorch.runtime.backends.cpu.vectorcode import (
     HERE,
@@ -79,7 +80,7 @@ class _Writer(VectorWriter):
         for rows, vectors in shape.tiles:
             self.functions[f"tiles{rows}x{vectors}"] = self.tiles, (rows, vectors)
 
-    def pack(self, begin: Any, end: Any, width: int) -> None:
+    def pack(self, begin: Ir, end: Ir, width: int) -> None:
         """Copy a matrix into panels (step of the sum, line of the panel); a unit is a panel.
 
         Lines past the last repeat it: what is computed from them is not stored.
@@ -105,7 +106,7 @@ class _Writer(VectorWriter):
             done = b.select(behind, done, self.number(0))
             done = b.select(beside, steps, done)
 
-            def along_lines(step: Any) -> None:
+            def along_lines(step: Ir) -> None:
                 """Copy one step of a panel whose lines are neighbours in memory."""
                 place, to = (
                     self.at(start, b.mul(step, step_stride)),
@@ -115,7 +116,7 @@ class _Writer(VectorWriter):
                     value = self.load(self.at(place, self.number(n)), vector)
                     self.store(value, self.at(out, b.add(to, self.number(n))))
 
-            def along_steps(step: Any) -> None:
+            def along_steps(step: Ir) -> None:
                 """Copy a square of a panel whose steps are neighbours in memory, transposed."""
                 for n in range(0, width, lanes):
                     rows = [
@@ -140,7 +141,7 @@ class _Writer(VectorWriter):
                     value = b.load(self.at(place, stride), typ=self.f32)
                     b.store(value, self.at(out, b.add(to, self.number(n))))
 
-    def tiles(self, begin: Any, end: Any, rows: int, vectors: int) -> None:
+    def tiles(self, begin: Ir, end: Ir, rows: int, vectors: int) -> None:
         """Compute tiles of results; a unit is a tile."""
         b, lanes = self.b, self.width
         left, right, out, left_numbers, right_numbers = (self.cell(self.pointer) for _ in range(5))
@@ -189,9 +190,9 @@ class _Writer(VectorWriter):
                         place = b.gep(spare, [self.number(number)], source_etype=self.vector)
                         b.store(b.load(total, typ=self.vector), place)
                     floats = b.bitcast(spare, self.f32.as_pointer())
-                    with self.loop(zero, height) as i:
-                        line = self.at(corner, b.mul(n, i))
-                        values = self.at(floats, b.mul(i, self.number(width)))
+                    with self.loop(zero, height) as row:
+                        line = self.at(corner, b.mul(n, row))
+                        values = self.at(floats, b.mul(row, self.number(width)))
                         with self.loop(zero, across) as k:
                             place = self.at(line, k)
                             old = b.select(again, b.load(place, typ=self.f32), nothing)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir, Kind
+
 # Lanes of the vector forms that are offered, by the bytes of a number.
 _LANES = {1: (16, 32, 64), 2: (8, 16, 32), 4: (4, 8, 16), 8: (2, 4, 8)}
 
 
-def define(module: Any, ir: Any, name: str, number: Any, nbytes: int, vectors: bool) -> Any:
+def define(module: Any, ir: Any, name: str, number: Kind, nbytes: int, vectors: bool) -> Any:
     """Return the function `name` (of FORMS) of two numbers of a type, which is put into the module.
 
     Without `vectors` there is only the form for one number: WebAssembly's vectors have no masks.
@@ -62,7 +64,7 @@ def keep(module: Any, ir: Any) -> None:
         used.initializer = ir.Constant(pointers, forms)
 
 
-def _any(ir: Any, b: Any, test: Any, lanes: int) -> Any:
+def _any(ir: Any, b: Builder, test: Ir, lanes: int) -> Ir:
     """Return whether a test holds in some lane."""
     if lanes == 1:
         return test
@@ -70,12 +72,12 @@ def _any(ir: Any, b: Any, test: Any, lanes: int) -> Any:
     return b.icmp_unsigned("!=", b.bitcast(test, bits), ir.Constant(bits, 0))
 
 
-def _splat(ir: Any, number: Any, lanes: int, value: float) -> Any:
+def _splat(ir: Any, number: Kind, lanes: int, value: float) -> Ir:
     one = ir.Constant(number, value)
     return one if lanes == 1 else ir.Constant(ir.VectorType(number, lanes), [one] * lanes)
 
 
-def _called(ir: Any, b: Any, name: str, kind: Any, *args: Any) -> Any:
+def _called(ir: Any, b: Builder, name: str, kind: Kind, *args: Ir) -> Ir:
     """Call an intrinsic of LLVM's on values of one type; `args` may end with flags."""
     module = b.function.module
     of = kind.intrinsic_name if not isinstance(kind, ir.VectorType) else None
@@ -87,7 +89,7 @@ def _called(ir: Any, b: Any, name: str, kind: Any, *args: Any) -> Any:
     return b.call(function, args)
 
 
-def _remainder(ir: Any, b: Any, number: Any, lanes: int) -> None:
+def _remainder(ir: Any, b: Builder, number: Kind, lanes: int) -> None:
     """C's fmodf, exactly: in float64, whose products of 24 bits by 24 are exact.
 
     A quotient below 2^28 is never rounded to the next whole number, for x is a multiple of y's last
@@ -126,14 +128,14 @@ def _remainder(ir: Any, b: Any, number: Any, lanes: int) -> None:
     b.ret(_called(ir, b, "copysign", kind, b.fptrunc(last, kind), x))
 
 
-def _gcd(ir: Any, b: Any, number: Any, lanes: int) -> None:
+def _gcd(ir: Any, b: Builder, number: Kind, lanes: int) -> None:
     """The greatest common divisor of unsigned numbers, by halving and subtracting (Stein, 1967)."""
     x, y = b.function.args
     kind = x.type
     zero, mask = (_splat(ir, number, lanes, v) for v in (0, number.width - 1))
     no = ir.Constant(ir.IntType(1), 0)
 
-    def twos(v: Any) -> Any:
+    def twos(v: Ir) -> Ir:
         """How often 2 divides v; 0 for 0."""
         of = number.intrinsic_name if lanes == 1 else f"v{lanes}{number.intrinsic_name}"
         full = f"llvm.cttz.{of}"
@@ -168,4 +170,4 @@ def _gcd(ir: Any, b: Any, number: Any, lanes: int) -> None:
 
 
 # What is written for a type of number and a count of lanes.
-FORMS: dict[str, Callable[[Any, Any, Any, int], None]] = {"remainder": _remainder, "gcd": _gcd}
+FORMS: dict[str, Callable[[Any, Builder, Kind, int], None]] = {"remainder": _remainder, "gcd": _gcd}

@@ -1,7 +1,7 @@
 """Philox random bits, written once for every machine that draws them. Imports NumPy inside one class.
 
 A function takes a machine and values: arithmetic is the values' own operators, the machine converts
-and makes constants. `Arrays` works on NumPy's arrays and scalars; the compiler's machine in `jit.py`
+and makes constants. `Arrays` works on NumPy's arrays and scalars; the compiler's machine in `machine.py`
 writes LLVM instructions. (Expressions have no 64-bit integers without a sign to expand it in.)
 """
 

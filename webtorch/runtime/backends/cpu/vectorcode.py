@@ -18,6 +18,7 @@ from typing import Any
 
 from webtorch.ir.dtype import float32
 from webtorch.runtime.backends.cpu import jit, native_threads
+from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir, Kind
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
@@ -102,17 +103,20 @@ HERE = Target()
 class VectorWriter:
     """Writes functions. A class that writes some says in `functions` how, by name."""
 
+    b: Builder
+
     def __init__(self, lanes: int, fused: bool, position_bits: int = 64) -> None:
         from llvmlite import ir
 
         self.ir, self.width, self.fused = ir, lanes, fused
         # Of positions and sizes; the cells and tables that hold them are of 64 bits.
-        self.index = ir.IntType(position_bits)
+        self.index: Kind = ir.IntType(position_bits)
         self.module = ir.Module("vectors")
-        self.i64, self.f32 = ir.IntType(64), ir.FloatType()
+        self.i64: Kind = ir.IntType(64)
+        self.f32: Kind = ir.FloatType()
         self.vector = self.vector_of(lanes)
-        self.pointer = ir.PointerType()
-        self.zero = ir.Constant(self.vector, None)
+        self.pointer: Kind = ir.PointerType()
+        self.zero: Ir = ir.Constant(self.vector, None)
         # A function, and what it is called with after its first unit and the end of its units.
         self.functions: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}
 
@@ -131,47 +135,47 @@ class VectorWriter:
 
     # -- small parts ---------------------------
 
-    def vector_of(self, lanes: int) -> Any:
+    def vector_of(self, lanes: int) -> Kind:
         """Return the type of a vector."""
         return self.ir.VectorType(self.f32, lanes)
 
-    def number(self, value: int) -> Any:
+    def number(self, value: int) -> Ir:
         """Return a constant."""
         return self.ir.Constant(self.index, value)
 
-    def cell(self, kind: Any = None) -> Any:
+    def cell(self, kind: Kind | None = None) -> Ir:
         """Return the next parameter."""
         kind = kind or self.index
         place = self.b.gep(self.cells, [self.number(self.cell_count)], source_etype=self.i64)
         self.cell_count += 1
         return self.b.load(place, typ=kind)
 
-    def at(self, base: Any, index: Any, kind: Any = None) -> Any:
+    def at(self, base: Ir, index: Ir, kind: Kind | None = None) -> Ir:
         """Return the address of an element: float32 unless another kind is named."""
         return self.b.gep(base, [index], inbounds=True, source_etype=kind or self.f32)
 
-    def entry(self, table: Any, index: Any) -> Any:
+    def entry(self, table: Ir, index: Ir) -> Ir:
         """Return an element of a table of int64."""
         # The first word is the number: tables hold nothing that is larger.
         return self.b.load(self.at(table, index, self.i64), typ=self.index, align=8)
 
-    def load(self, place: Any, kind: Any = None) -> Any:
+    def load(self, place: Ir, kind: Kind | None = None) -> Ir:
         """Return a vector; it need not be aligned."""
         return self.b.load(place, typ=kind or self.vector, align=4)
 
-    def store(self, value: Any, place: Any) -> None:
+    def store(self, value: Ir, place: Ir) -> None:
         """Store a vector."""
         self.b.store(value, place, align=4)
 
-    def lanes(self, index: Any) -> Any:
+    def lanes(self, index: Ir) -> Ir:
         """Return index * lanes."""
         return self.b.mul(index, self.number(self.width))
 
-    def smaller(self, a: Any, b: Any) -> Any:
+    def smaller(self, a: Ir, b: Ir) -> Ir:
         """Return the smaller number."""
         return self.b.select(self.b.icmp_signed("<", a, b), a, b)
 
-    def fma(self, a: Any, b: Any, c: Any) -> Any:
+    def fma(self, a: Ir, b: Ir, c: Ir) -> Ir:
         """Return a * b + c of vectors."""
         if not self.fused:
             return self.b.fadd(self.b.fmul(a, b), c)
@@ -181,7 +185,7 @@ class VectorWriter:
         )
         return self.b.call(function, [a, b, c])
 
-    def splat(self, x: Any) -> Any:
+    def splat(self, x: Ir) -> Ir:
         """Return a vector of one number."""
         one = self.b.insert_element(
             self.ir.Constant(self.vector, self.ir.Undefined),
@@ -192,7 +196,7 @@ class VectorWriter:
         return self.b.shuffle_vector(one, one, mask)
 
     @contextmanager
-    def loop(self, start: Any, stop: Any, step: int = 1) -> Iterator[Any]:
+    def loop(self, start: Ir, stop: Ir, step: int = 1) -> Iterator[Ir]:
         """Count from `start` to below `stop`."""
         b = self.b
         before = b.block
@@ -208,12 +212,12 @@ class VectorWriter:
         b.cbranch(b.icmp_signed("<", following, stop), inside, after)
         b.position_at_end(after)
 
-    def accumulators(self, count: int) -> list[Any]:
+    def accumulators(self, count: int) -> list[Ir]:
         """Return places for vectors, in the entry block: LLVM turns them into registers."""
         with self.b.goto_entry_block():
             return [self.b.alloca(self.vector) for _ in range(count)]
 
-    def transposed(self, rows: list[Any]) -> list[Any]:
+    def transposed(self, rows: list[Ir]) -> list[Ir]:
         """Return the columns of a square of vectors."""
         lanes, i32 = len(rows), self.ir.IntType(32)
         kind = self.ir.VectorType(i32, lanes)
@@ -224,7 +228,7 @@ class VectorWriter:
             masks = [
                 self.ir.Constant(kind, [self.ir.Constant(i32, n) for n in m]) for m in (low, high)
             ]
-            out: list[Any] = [None] * lanes
+            out = list(rows)
             for r in range(lanes):
                 if not r & half:
                     for mask, place in zip(masks, (r, r + half)):

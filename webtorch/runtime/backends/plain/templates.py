@@ -70,108 +70,137 @@ def sort(r: Sort) -> Call:
 
 def attention(r: Attention) -> Call:
     """Return attention, or a part of its gradients, row of scores by row of scores."""
-    names = ["query", "key", "value"] + ["mask"] * r.mask
-    names += ["grad"] * (r.part != "forward")
-    types = {name: r.buffers[i].dtype for i, name in enumerate(names)}
-    reads = {name: _reader(dtype) for name, dtype in types.items()}
-    near = (lambda x: x) if r.buffers[0].dtype is float64 else f32
-    group = r.heads // r.shared
+    compute = _forward if r.part == "forward" else _gradients
 
     def run(*given: Any) -> None:
         """Compute the results that the routine asks for."""
-        views = dict(zip(names, given))
-        rest = list(given[len(names) : len(r.buffers)])
-        args = given[len(r.buffers) : -1]
-        scale = args[0]
-
-        def element(name: str, *where: int) -> Any:
-            """Return an element of an operand."""
-            i = names.index(name)
-            at = r.offsets[i] + sum(map(operator.mul, where, r.strides[i]))
-            return reads[name](views[name][at])
-
-        def row(name: str, b: int, h: int, n: int, size: int) -> list[float]:
-            """Return a vector of an operand."""
-            return [element(name, b, h, n, d) for d in range(size)]
-
-        def seen(b: int, h: int, n: int) -> list[int]:
-            """Return the columns that a row may see."""
-            last = min(n + 1, r.source) if r.causal else r.source
-            if r.mask and types["mask"] is bool_:
-                return [j for j in range(last) if element("mask", b, h, n, j)]
-            return list(range(last))
-
-        def scores(b: int, h: int, n: int, keys: Sequence[int]) -> list[float]:
-            """Return a row's scores of these columns, with the mask added."""
-            q = row("query", b, h, n, r.size)
-            out = []
-            for j in keys:
-                s = scale * dot(q, row("key", b, h // group, j, r.size))
-                if r.mask and types["mask"] is not bool_:
-                    s += element("mask", b, h, n, j)
-                out.append(s)
-            return out
-
-        def kept(b: int, h: int, n: int, j: int) -> float:
-            """Return the factor of dropout."""
-            if not r.dropout:
-                return 1.0
-            p, seed0, seed1, low, high = args[1:]
-            number = ((b * r.heads + h) * r.length + n) * r.source + j + (low | high << 32)
-            # The bits of a uniform number, as sampling has them.
-            u = (philox(seed0, seed1, number & 0xFFFFFFFF, number >> 32)[0] >> 8) * 2.0**-24
-            return 1 / (1 - p) if u >= p else 0.0
-
-        lines = [(b, h, n) for b in range(r.batch) for h in range(r.heads) for n in range(r.length)]
-        if r.part == "forward":
-            results = dict(zip(r.results, rest))
-            for at, (b, h, n) in enumerate(lines):
-                keys = seen(b, h, n)
-                s = scores(b, h, n, keys)
-                top = max(s, default=-math.inf)
-                base = top if math.isfinite(top) else 0.0
-                e = [math.exp(x - base) for x in s]
-                total = sum(e)
-                inverse = 1 / total if total else 0.0
-                if 0 in results:
-                    out = [0.0] * r.width
-                    for j, x in zip(keys, e):
-                        weight = x * inverse * kept(b, h, n, j)
-                        v = row("value", b, h // group, j, r.width)
-                        out = [o + weight * y for o, y in zip(out, v)]
-                    write = _writer(r.buffers[len(names) + list(results).index(0)].dtype)
-                    for d in range(r.width):
-                        results[0][at * r.width + d] = write(near(out[d]))
-                if 1 in results:
-                    results[1][2 * at], results[1][2 * at + 1] = near(base), near(inverse)
-            return
-        statistics, delta = rest[:2]
-        targets = rest[2:]
-        sizes = {"query": (r.size,), "key": (r.size, r.width)}[r.part]
-        count = len(lines) if r.part == "query" else r.batch * r.shared * r.source
-        sums = {i: [0.0] * (count * size) for i, size in enumerate(sizes)}
-        for at, (b, h, n) in enumerate(lines):
-            keys = seen(b, h, n)
-            g = row("grad", b, h, n, r.width)
-            q = row("query", b, h, n, r.size)
-            for j, score in zip(keys, scores(b, h, n, keys)):
-                factor = kept(b, h, n, j)
-                weight = math.exp(score - statistics[2 * at]) * statistics[2 * at + 1]
-                v = row("value", b, h // group, j, r.width)
-                ds = weight * (factor * dot(g, v) - delta[at]) * scale
-                if r.part == "query":
-                    k = row("key", b, h // group, j, r.size)
-                    for d in range(r.size):
-                        sums[0][at * r.size + d] += ds * k[d]
-                    continue
-                line = (b * r.shared + h // group) * r.source + j
-                for d in range(r.size):
-                    sums[0][line * r.size + d] += ds * q[d]
-                for d in range(r.width):
-                    sums[1][line * r.width + d] += weight * factor * g[d]
-        for number, target in zip(r.results, targets):
-            write = _writer(r.buffers[len(names) + 2 + r.results.index(number)].dtype)
-            for i, x in enumerate(sums[number]):
-                target[i] = write(near(x))
+        compute(_Attention(r, given))
 
     return run
+
+
+class _Attention:
+    """Buffers and arguments of one call, and what they mean: elements, scores, dropout.
+
+    A line is a query of a head: (batch, head, position).
+    """
+
+    def __init__(self, r: Attention, given: Sequence[Any]) -> None:
+        self.r = r
+        self.names = ["query", "key", "value"] + ["mask"] * r.mask
+        self.names += ["grad"] * (r.part != "forward")
+        self.types = {name: r.buffers[i].dtype for i, name in enumerate(self.names)}
+        self.reads = {name: _reader(dtype) for name, dtype in self.types.items()}
+        self.views = dict(zip(self.names, given))
+        # What follows the operands: statistics and sums of the forward pass, then results.
+        self.rest = given[len(self.names) : len(r.buffers)]
+        self.scale, *self.dropout = given[len(r.buffers) : -1]
+        self.group = r.heads // r.shared
+        self.lines = [
+            (b, h, n) for b in range(r.batch) for h in range(r.heads) for n in range(r.length)
+        ]
+
+    def put(self, place: int, target: Any, at: int, x: float) -> None:
+        """Store a number, rounded as float32 results are, in the routine's buffer number `place`."""
+        near = x if self.r.buffers[0].dtype is float64 else f32(x)
+        target[at] = _writer(self.r.buffers[place].dtype)(near)
+
+    def element(self, name: str, *where: int) -> Any:
+        """Return an element of an operand."""
+        i = self.names.index(name)
+        at = self.r.offsets[i] + sum(map(operator.mul, where, self.r.strides[i]))
+        return self.reads[name](self.views[name][at])
+
+    def row(self, name: str, b: int, h: int, n: int) -> list[float]:
+        """Return a vector of an operand; of keys and values head `h` reads those that it shares."""
+        shared = name in ("key", "value")
+        size = self.r.size if name in ("query", "key") else self.r.width
+        return [self.element(name, b, h // self.group if shared else h, n, d) for d in range(size)]
+
+    def seen(self, b: int, h: int, n: int) -> list[int]:
+        """Return the columns that a row may see."""
+        r = self.r
+        last = min(n + 1, r.source) if r.causal else r.source
+        if r.mask and self.types["mask"] is bool_:
+            return [j for j in range(last) if self.element("mask", b, h, n, j)]
+        return list(range(last))
+
+    def scores(self, b: int, h: int, n: int, keys: Sequence[int]) -> list[float]:
+        """Return a row's scores of these columns, with the mask added."""
+        q = self.row("query", b, h, n)
+        out = []
+        for j in keys:
+            s = self.scale * dot(q, self.row("key", b, h, j))
+            if self.r.mask and self.types["mask"] is not bool_:
+                s += self.element("mask", b, h, n, j)
+            out.append(s)
+        return out
+
+    def kept(self, b: int, h: int, n: int, j: int) -> float:
+        """Return the factor of dropout."""
+        r = self.r
+        if not r.dropout:
+            return 1.0
+        p, seed0, seed1, low, high = self.dropout
+        number = ((b * r.heads + h) * r.length + n) * r.source + j + (low | high << 32)
+        # The bits of a uniform number, as sampling has them.
+        u = (philox(seed0, seed1, number & 0xFFFFFFFF, number >> 32)[0] >> 8) * 2.0**-24
+        return 1 / (1 - p) if u >= p else 0.0
+
+
+def _forward(x: _Attention) -> None:
+    """Compute the result, and the largest score and the inverse sum of weights of each line."""
+    r = x.r
+    results = dict(zip(r.results, x.rest))
+    for at, (b, h, n) in enumerate(x.lines):
+        keys = x.seen(b, h, n)
+        s = x.scores(b, h, n, keys)
+        top = max(s, default=-math.inf)
+        base = top if math.isfinite(top) else 0.0
+        weights = [math.exp(score - base) for score in s]
+        total = sum(weights)
+        inverse = 1 / total if total else 0.0
+        if 0 in results:
+            out = [0.0] * r.width
+            for j, weight in zip(keys, weights):
+                weight *= inverse * x.kept(b, h, n, j)
+                out = [o + weight * y for o, y in zip(out, x.row("value", b, h, j))]
+            place = len(x.names) + r.results.index(0)
+            for d, y in enumerate(out):
+                x.put(place, results[0], at * r.width + d, y)
+        if 1 in results:
+            place = len(x.names) + r.results.index(1)
+            x.put(place, results[1], 2 * at, base)
+            x.put(place, results[1], 2 * at + 1, inverse)
+
+
+def _gradients(x: _Attention) -> None:
+    """Compute the gradient of queries, or those of keys and values."""
+    r = x.r
+    statistics, delta, *targets = x.rest
+    of_queries = r.part == "query"
+    count = len(x.lines) if of_queries else r.batch * r.shared * r.source
+    sums = [[0.0] * (count * size) for size in ((r.size,) if of_queries else (r.size, r.width))]
+
+    def add(number: int, line: int, factor: float, row: Sequence[float]) -> None:
+        """Add a multiple of a vector to a line of a gradient."""
+        for d, y in enumerate(row, line * len(row)):
+            sums[number][d] += factor * y
+
+    for at, (b, h, n) in enumerate(x.lines):
+        keys = x.seen(b, h, n)
+        g, q = x.row("grad", b, h, n), x.row("query", b, h, n)
+        for j, score in zip(keys, x.scores(b, h, n, keys)):
+            factor = x.kept(b, h, n, j)
+            weight = math.exp(score - statistics[2 * at]) * statistics[2 * at + 1]
+            ds = weight * (factor * dot(g, x.row("value", b, h, j)) - delta[at]) * x.scale
+            if of_queries:
+                add(0, at, ds, x.row("key", b, h, j))
+            else:
+                line = (b * r.shared + h // x.group) * r.source + j
+                add(0, line, ds, q)
+                add(1, line, weight * factor, g)
+    for number, target in zip(r.results, targets):
+        place = len(x.names) + 2 + r.results.index(number)
+        for i, y in enumerate(sums[number]):
+            x.put(place, target, i, y)

@@ -251,37 +251,15 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, pages: int
     the objects and is not one of the few that JavaScript has (fmod), and for what kernels never use.
     """
     parsed = [_parse(data) for data in objects]
+    for item in parsed:
+        _check(item)
     types: dict[bytes, int] = {}
     for item in parsed:
         for text in item.types:
             types.setdefault(text, len(types))
-    wanted: dict[str, bytes] = {}
-    for item in parsed:
-        _check(item)
-        for symbol in item.symbols:
-            if symbol.kind == _IS_FUNCTION and not symbol.defined:
-                wanted[symbol.name] = item.types[item.imported[symbol.index]]
-    own = {s.name for o in parsed for s in o.symbols if s.kind == _IS_FUNCTION and s.defined}
-    imports = [name for name in wanted if name not in own]
-    missing = [name for name in imports if name not in JAVASCRIPT]
-    if missing:
-        raise LinkError(f"no such function in WebAssembly: {', '.join(missing)}")
-    numbers = {name: i for i, name in enumerate(imports)}
-    count = len(imports)
-    bases = []
-    for item in parsed:
-        bases.append(count)
-        for symbol in item.symbols:
-            if symbol.kind == _IS_FUNCTION and symbol.defined:
-                numbers[symbol.name] = count + symbol.index - len(item.imported)
-        count += len(item.functions)
-    end = base
-    for item in parsed:
-        for (_, length), alignment in zip(item.segments, item.aligned, strict=True):
-            step = 1 << alignment
-            end = -(-end // step) * step
-            item.places.append(end)
-            end += length
+    wanted = _from_outside(parsed)
+    numbers = _numbers(parsed, list(wanted))
+    end = _place(parsed, base)
     addresses = {
         s.name: o.places[s.index] + s.offset
         for o in parsed
@@ -302,34 +280,68 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, pages: int
             constants = bytes(item.data[at : at + length])
             segments.append(b"\0\x41" + _signed(place, 5) + b"\x0b" + unsigned(length) + constants)
 
-    memory = _text("env") + _text("memory") + b"\x02"
-    imported = [_text("env") + _text(n) + b"\0" + unsigned(types[wanted[n]]) for n in imports]
+    imported = [_text("env") + _text(n) + b"\0" + unsigned(types[t]) for n, t in wanted.items()]
+    memory = unsigned(1 + len(imported)) + _text("env") + _text("memory") + b"\x02"
     # A shared memory must say how large it may become.
-    import_section = unsigned(1 + len(imports)) + memory
-    flag_at = len(import_section)
-    import_section += b"\x03" + unsigned(pages) + unsigned(PAGE) + b"".join(imported)
-    out = bytearray(_MAGIC)
-    shared_at = 0
-
-    def section(kind: int, content: bytes) -> None:
-        """Add a section; that of imports notes where the memory's flag stands."""
-        nonlocal shared_at
-        out.append(kind)
-        out.extend(unsigned(len(content)))
-        if kind == _IMPORT:
-            shared_at = len(out) + flag_at
-        out.extend(content)
-
-    section(_TYPE, _vector(list(types)))
-    section(_IMPORT, import_section)
-    section(_FUNCTION, _vector(functions))
-    section(_GLOBAL, _vector([bytes([_I32, 1, 0x41, 0, 0x0B])]))
+    limits = b"\x03" + unsigned(pages) + unsigned(PAGE)
     names = [_text(name) + b"\0" + unsigned(numbers[name]) for name in exports]
-    section(_EXPORT, _vector([*names, _text(STACK_POINTER) + b"\x03\0"]))
-    section(_CODE, unsigned(len(functions)) + b"".join(bodies))
+    before = _MAGIC + _section(_TYPE, _vector(list(types)))
+    import_section = _section(_IMPORT, memory + limits + b"".join(imported))
+    shared_at = len(before) + import_section.index(memory) + len(memory)
+    sections = [
+        import_section,
+        _section(_FUNCTION, _vector(functions)),
+        _section(_GLOBAL, _vector([bytes([_I32, 1, 0x41, 0, 0x0B])])),
+        _section(_EXPORT, _vector([*names, _text(STACK_POINTER) + b"\x03\0"])),
+        _section(_CODE, unsigned(len(functions)) + b"".join(bodies)),
+    ]
     if segments:
-        section(_DATA, _vector(segments))
-    return Module(bytes(out), tuple(imports), end, shared_at)
+        sections.append(_section(_DATA, _vector(segments)))
+    return Module(before + b"".join(sections), tuple(wanted), end, shared_at)
+
+
+def _from_outside(parsed: Sequence[_Object]) -> dict[str, bytes]:
+    """Return names and types of the functions that are called and are in none of the objects."""
+    wanted = {
+        s.name: o.types[o.imported[s.index]]
+        for o in parsed
+        for s in o.symbols
+        if s.kind == _IS_FUNCTION and not s.defined
+    }
+    own = {s.name for o in parsed for s in o.symbols if s.kind == _IS_FUNCTION and s.defined}
+    imports = {name: kind for name, kind in wanted.items() if name not in own}
+    missing = [name for name in imports if name not in JAVASCRIPT]
+    if missing:
+        raise LinkError(f"no such function in WebAssembly: {', '.join(missing)}")
+    return imports
+
+
+def _numbers(parsed: Sequence[_Object], imports: Sequence[str]) -> dict[str, int]:
+    """Return the number of each function in the module, where imported ones come first."""
+    numbers = {name: i for i, name in enumerate(imports)}
+    count = len(imports)
+    for item in parsed:
+        for symbol in item.symbols:
+            if symbol.kind == _IS_FUNCTION and symbol.defined:
+                numbers[symbol.name] = count + symbol.index - len(item.imported)
+        count += len(item.functions)
+    return numbers
+
+
+def _place(parsed: Sequence[_Object], base: int) -> int:
+    """Give constants their addresses, from `base` on, and return where they end."""
+    end = base
+    for item in parsed:
+        for (_, length), alignment in zip(item.segments, item.aligned, strict=True):
+            step = 1 << alignment
+            end = -(-end // step) * step
+            item.places.append(end)
+            end += length
+    return end
+
+
+def _section(kind: int, content: bytes) -> bytes:
+    return bytes([kind]) + unsigned(len(content)) + content
 
 
 def with_section(code: bytes, name: str, data: bytes) -> bytes:

@@ -32,7 +32,7 @@ from webtorch.runtime.backend import Buffer
 from webtorch.runtime.disk import root
 
 if TYPE_CHECKING:
-    from webtorch.lower.templates.gemm import Product
+    from webtorch.lower.templates.product import Product
     from webtorch.lower.templates.search import Choice
     from webtorch.runtime.backends.webgpu.device import WebGPUBackend
     from webtorch.runtime.backends.webgpu.memory import DeviceBuffer

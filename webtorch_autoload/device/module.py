@@ -9,12 +9,11 @@ import dataclasses
 import importlib
 import sys
 import time
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from webtorch_autoload import hide
+from webtorch_autoload.device import hide
 
 OutOfMemoryError = torch.OutOfMemoryError
 AcceleratorError = torch.AcceleratorError
@@ -361,10 +360,7 @@ def set_rng_state(new_state: Any, device: Any = None) -> None:
         raise TypeError(
             f"torch.webgpu.set_rng_state: RNG state must be a torch.ByteTensor, as get_rng_state() returns, got {kind}"
         )
-    import webtorch
-
-    state = webtorch.tensor(new_state.tolist(), dtype=webtorch.uint8, device="cpu")
-    importlib.import_module(_ENGINE).generator().set_state(state)
+    importlib.import_module(_ENGINE).set_random_state(new_state.tolist())
 
 
 def get_rng_state_all() -> list[Any]:
@@ -506,8 +502,3 @@ class StreamContext:
 def stream(stream: Any) -> StreamContext:
     """Return a context manager that selects a stream, of which there is one."""
     return StreamContext(stream)
-
-
-def device_module() -> ModuleType:
-    """Return this module: PyTorch takes it as `torch.webgpu`."""
-    return sys.modules[__name__]

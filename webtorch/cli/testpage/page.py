@@ -1,4 +1,4 @@
-"""The test page: every entry of the op table on WebGPU in a tab, against PyTorch's results. Floor 6.
+"""The test page: every entry of the op table on WebGPU in a tab, against PyTorch's results.
 
 Needs PyTorch to be written, and a browser to be run.
 """
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from webtorch.cli.testpage import recording
 from webtorch.io.safetensors import RawTensor, save_file
 from webtorch.ops.record import Op
-from webtorch.web import recording
 from webtorch.web.browsers import report
 from webtorch.web.program_json import Json
-from webtorch.web.site import page_style
+from webtorch.web.site import copy_runtime, page_style
 
 HERE = Path(__file__).parent
-FILES = ("runtime.js", "runtime.d.ts", "page/testpage.css", "page/testpage.js")
+FILES = ("testpage.css", "testpage.js")
 DTYPES = ("float32", "int64", "bool", "float16", "complex64")
 
 
@@ -70,8 +70,9 @@ def write(
     (folder / "tests.json").write_text(text + "\n", encoding="utf-8")
     save_file(tensors, folder / "tests.safetensors")
     for file in FILES:
-        shutil.copyfile(HERE / file, folder / Path(file).name)
-    shutil.copyfile(HERE / "page" / "testpage.html", folder / "index.html")
+        shutil.copyfile(HERE / file, folder / file)
+    shutil.copyfile(HERE / "testpage.html", folder / "index.html")
+    copy_runtime(folder)
     (folder / "page.css").write_text(page_style(), encoding="utf-8")
     return Written(len(tests), len(tested), len(left))
 

@@ -1,4 +1,4 @@
-"""Operations of the table with PyTorch's results, as programs for a page. Floor 6; needs PyTorch when used.
+"""Operations of the table with PyTorch's results, as programs for the test page. Needs PyTorch when used.
 
 An entry is called on PyTorch's own test inputs (the OpInfo database that PyTorch ships), or on the samples of
 the entry, or on those listed here. Our results stay pending, and what would compute them is
@@ -17,12 +17,10 @@ from functools import cache
 from typing import Any
 
 from webtorch import autograd
-from webtorch.capture.trace import Capture, Returned
 from webtorch.errors import DTypeError, WebtorchError
-from webtorch.ops.record import TABLE, Elementwise, Example, Op
-from webtorch.runtime.realize import freeze, to_graph
-from webtorch.tensors.storage import Storage
-from webtorch.web.export import Exported, export_json
+from webtorch.ops.record import TABLE, Elementwise, Example, Op, Operand
+from webtorch.web.export import export_pending
+from webtorch.web.exported import Exported
 
 # The public names, nn.functional's among them.
 webtorch: Any = sys.modules["webtorch"]
@@ -32,15 +30,6 @@ TOLERANCE = {"float32": (4e-6, 2e-6), "float16": (2e-3, 1e-3), "bfloat16": (1.6e
 DERIVED = 4
 # More elements than this make no better test.
 LARGEST = 20_000
-
-# What is known to differ from PyTorch on the CPU, with the reason.
-DIFFERENT = {
-    ("as_strided_scatter", "gradient"): "PyTorch gives the input a gradient where it was replaced",
-    (
-        "native_layer_norm",
-        "float16",
-    ): "its statistics are float32, as PyTorch's are on a graphics card",
-}
 # What a page does not have: types beyond 32 bits, and what only the CPU computes.
 _ABSENT = (DTypeError, OverflowError)
 _HOST_ONLY = "only the CPU computes"
@@ -153,7 +142,11 @@ class Sample:
 def _map(item: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(item, dict):
         return {k: _map(v, change) for k, v in item.items()}
-    if isinstance(item, (list, tuple)) and not hasattr(item, "_fields"):
+    if (
+        isinstance(item, (list, tuple))
+        and not isinstance(item, Operand)
+        and not hasattr(item, "_fields")
+    ):
         made = [_map(v, change) for v in item]
         return made if isinstance(item, list) else tuple(made)
     if isinstance(item, slice):
@@ -224,7 +217,9 @@ def _listed(op: Op) -> list[Sample]:
     generator = torch.Generator().manual_seed(len(op.name))
 
     def made(item: Any) -> Any:
-        """Return the tensor that a word of the list stands for; other values as they are."""
+        """Return the tensor that a word or a shape stands for; other values as they are."""
+        if isinstance(item, Operand):
+            return tensor(item)
         if item == "b":
             return torch.rand((3, 5), generator=generator) < 0.5
         if item == "c6":
@@ -241,12 +236,7 @@ def _listed(op: Op) -> list[Sample]:
         return values.abs() if "+" in shape else values
 
     inputs = [tensor(shape) for shape in call.inputs]
-    args = _map(call.args, made)
-    if op.name in ("einsum", "index_put_"):
-        # Their tensors stand among the other arguments.
-        first = call.args[:1] if op.name == "einsum" else args[:1]
-        args = (*first, *(tensor(a) if isinstance(a, tuple) else a for a in args[1:]))
-    return [Sample((*inputs, *args), dict(call.kwargs))]
+    return [Sample((*inputs, *_map(call.args, made)), dict(call.kwargs))]
 
 
 def _own(op: Op) -> list[Sample]:
@@ -344,28 +334,6 @@ def _bytes(t: Any) -> bytes:
     return data
 
 
-def export_pending(results: Sequence[Any]) -> Exported:
-    """Return the program that computes `results`, which are pending; its outputs are "0", "1", ..."""
-    runtime = results[0]._storage.runtime
-    owners = list({id(t._storage): t._storage for t in results}.values())
-    pending = [s for s in owners if s.node.kind != "buffer"]
-    for owner in pending:
-        owner.donor = None
-    frozen = freeze(pending)
-    number = {id(s): i for i, s in enumerate(pending)}
-    result = {
-        str(i): Returned(number.get(id(t._storage)), t._shape, t._strides, t._offset, t._storage)
-        for i, t in enumerate(results)
-    }
-    sources: list[int | Storage] = [Storage(node, runtime) for node in frozen.inputs]
-    executable: Any = None  # nothing runs it
-    captured = Capture(
-        runtime, to_graph(frozen), executable, sources, [False] * len(sources),
-        list(range(len(pending))), [s.node.shape for s in pending], frozen.args, [], [], result,
-    )  # fmt: skip
-    return export_json(captured, name="compute")
-
-
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
@@ -389,7 +357,7 @@ def record(
     for dtype in dtypes:
         for sample in samples(op, dtype, most if dtype == "float32" else 1):
             for kind in ("forward", "gradient") if dtype == "float32" else ("forward",):
-                if (op.name, kind) in DIFFERENT or (op.name, dtype) in DIFFERENT:
+                if kind in op.differs or dtype in op.differs:
                     continue
                 try:
                     with warnings.catch_warnings():

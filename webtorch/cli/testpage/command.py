@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.status import Status
 
 from webtorch.cli.messages import complain
-from webtorch.web import recording, testpage
+from webtorch.cli.testpage import page, recording
 from webtorch.web.browsers import find
 from webtorch.web.program_json import Json
 
@@ -23,7 +23,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
             return 2
         entries = [op for op in entries if op.name in options.only]
     with console.status("recording") as status:
-        written = testpage.write(
+        written = page.write(
             options.folder, entries, most=options.calls,
             progress=lambda done, of: status.update(f"recording {done} of {of} operations"),
         )  # fmt: skip
@@ -42,7 +42,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
                 if "done" in progress:
                     where.update(f"{name}: {progress['done']} of {progress['of']}")
 
-            found = testpage.run(options.folder, browser, tell)
+            found = page.run(options.folder, browser, tell)
         if "error" in found:
             console.print(f"{browser}: {found['error']}", highlight=False, markup=False)
             bad += 1

@@ -1,0 +1,1 @@
+"""How a call reaches an operation, and who is asked on its way. May import nothing of the package."""

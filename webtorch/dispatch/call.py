@@ -1,0 +1,192 @@
+"""One way in: where a call of a function goes while somebody wants to see it or to change it.
+
+A public name, a method, an operator and an entry that another one calls are functions of one kind: each looks
+whether an interpreter is on (`active.count`), and if so hands its call to `call`. There the interpreters that are
+on in this thread take it one after the other, those that `ORDER` names first outermost: a mode of
+`__torch_function__` may answer in the operation's place, autocast casts its arguments, the export to ONNX notes
+it. The last of all is the operation itself, which records. When no interpreter is on, a call goes straight there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, Protocol, TypeVar
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+# What a call does: it is given the arguments by position and those by name.
+Run = Callable[[Args, Kwargs], Any]
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Callee:
+    """What a call is of: a public function, a method, an operator or an entry.
+
+    `public` is the function that users hold, None of a primitive; `op` its entry in the table, None of what is
+    written with entries. `autocast` are the rules that it follows, and `writes` says that it writes to its first
+    argument, which keeps its type. `parameters` are those by which its arguments are told apart when it is noted;
+    what has none is noted by the calls that it makes.
+    """
+
+    __slots__ = ("autocast", "name", "op", "parameters", "public", "run", "writes")
+
+    def __init__(
+        self,
+        name: str,
+        run: Run,
+        op: Any = None,
+        *,
+        parameters: inspect.Signature | None = None,
+        autocast: Any = None,
+        writes: bool = False,
+    ) -> None:
+        self.name, self.run, self.op, self.parameters = name, run, op, parameters
+        self.autocast, self.writes = autocast, writes
+        self.public: Callable[..., Any] | None = None
+
+
+class Interpreter(Protocol):
+    """Whoever sees calls before they are recorded, and may change them."""
+
+    @property
+    def on(self) -> bool:
+        """Whether it wants to be asked, in this thread."""
+
+    def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
+        """Return what a call gives; `run` is the call as it goes on below."""
+
+
+class _Active:
+    """How many interpreters are on, in all threads: cheaper to ask than what is the thread's own."""
+
+    __slots__ = ("_lock", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+    def add(self, number: int) -> None:
+        """Count interpreters that come, or that go."""
+        with self._lock:
+            self.count += number
+
+
+active = _Active()
+# The interpreters, outermost first.
+ORDER = ("override", "autocast", "listen")
+_interpreters: dict[str, Interpreter] = {}
+_inwards: list[Interpreter] = []
+
+
+def install(name: str, interpreter: Interpreter) -> None:
+    """Make an interpreter known, under its name in `ORDER`."""
+    _interpreters[name] = interpreter
+    _inwards[:] = [_interpreters[n] for n in reversed(ORDER) if n in _interpreters]
+
+
+def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Hand a call to the interpreters that are on in this thread, the operation itself last."""
+    run = callee.run
+    for interpreter in _inwards:
+        if interpreter.on:
+            run = functools.partial(interpreter.call, callee, run)
+    return run(args, kwargs)
+
+
+class Foreign(TypeError):
+    """An operation met an object that is no tensor, and whose class is to be asked (`__torch_function__`)."""
+
+
+def meet(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Call again what met a foreign object, which from now on is asked before each call."""
+    _interpreters["override"].arm()  # type: ignore[attr-defined]
+    return call(callee, args, kwargs)
+
+
+def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that users call, with the name, signature and documentation of `like`."""
+    run = callee.run
+
+    @functools.wraps(like)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        """Call the operation, or the interpreters that are on."""
+        if active.count:
+            return call(callee, args, kwargs)
+        try:
+            return run(args, kwargs)
+        except Foreign:
+            return meet(callee, args, kwargs)
+
+    callee.public = function
+    return function
+
+
+def dispatched(
+    noted_as: str = "", *, autocast: Any = None, positional: bool = False
+) -> Callable[[F], F]:
+    """Decorate a public function that is no entry of the table: its calls go through the interpreters, too.
+
+    `noted_as`: its name where calls are noted, if not only those that it makes itself. `positional`: Python alone
+    calls it, with all of its arguments and without their names.
+    """
+
+    def decorate(function: F) -> F:
+        """Return the function that asks whether an interpreter is on."""
+        parameters = inspect.signature(function)
+        callee = Callee(
+            noted_as or function.__name__,
+            lambda args, kwargs: function(*args, **kwargs),
+            parameters=parameters if noted_as else None,
+            autocast=autocast,
+        )
+        names = list(parameters.parameters)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            """Call the function, or the interpreters that are on."""
+            if active.count:
+                return call(callee, args, kwargs)
+            try:
+                return function(*args, **kwargs)
+            except Foreign:
+                return meet(callee, args, kwargs)
+
+        public: Callable[..., Any] = called
+        if names == ["self"]:
+
+            def public(self: Any) -> Any:
+                """Call the method, or the interpreters that are on."""
+                return call(callee, (self,), {}) if active.count else function(self)
+
+        elif positional and len(names) == 2:
+
+            def public(self: Any, other: Any) -> Any:
+                """Call the method, or the interpreters that are on."""
+                if active.count:
+                    return call(callee, (self, other), {})
+                try:
+                    return function(self, other)
+                except Foreign:
+                    return meet(callee, (self, other), {})
+
+        callee.public = functools.update_wrapper(public, function)
+        public.callee = callee  # type: ignore[attr-defined]
+        return public  # type: ignore[return-value]
+
+    return decorate
+
+
+def dispatch_methods(cls: type[Any], left_out: frozenset[str]) -> None:
+    """Do the same with the methods and properties that a class defines, but for hidden ones and those `left_out`."""
+    way_in = dispatched()
+    for name, value in list(vars(cls).items()):
+        if name in left_out or (name.startswith("_") and not name.startswith("__")):
+            continue
+        if isinstance(value, FunctionType):
+            setattr(cls, name, way_in(value))
+        elif isinstance(value, property):
+            get, put = [h if h is None else way_in(h) for h in (value.fget, value.fset)]
+            setattr(cls, name, property(get, put, doc=value.__doc__))  # type: ignore[arg-type]

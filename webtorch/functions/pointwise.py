@@ -1,0 +1,674 @@
+"""Elementwise functions whose arguments choose the formula: `alpha`, rounding modes, exponents, bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.ir.dtype import (
+    FLOATS,
+    DType,
+    Scalar,
+    bfloat16,
+    bool_,
+    complex128,
+    float16,
+    float32,
+    float64,
+    uint8,
+)
+from webtorch.ir.view import wrap_dim
+from webtorch.ops.activation import (
+    FUNCTIONAL,
+    _gate,
+    _gelu_erf,
+    _gelu_tanh,
+    _prelu,
+    _softshrink,
+    leaky_relu,
+    put_back,
+)
+from webtorch.ops.elementwise import (
+    EVERYWHERE,
+    NUMERIC,
+    _add,
+    _add_scaled,
+    _clamp,
+    _cube,
+    _div,
+    _div_floor,
+    _div_trunc,
+    _logit,
+    _logit_clamped,
+    _nan_to_num,
+    _pow,
+    _round,
+    _round_fraction,
+    _round_multiple,
+    _square,
+    _sub,
+    _sub_scaled,
+    _where,
+    abs,
+    check_subtraction,
+    clamp_max,
+    clamp_min,
+    eq,
+    is_tensor,
+    isfinite,
+    isnan,
+    le,
+    plain,
+    reciprocal,
+    rsqrt,
+    sqrt,
+)
+from webtorch.ops.gamma import _igamma, _igammac, _polygamma, _zeta
+from webtorch.ops.layout import of_operands
+from webtorch.ops.primitive import cast_to, paired, pairs
+from webtorch.ops.purity import warn_once
+from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite, in_old_order
+from webtorch.ops.special import SPECIAL, _trigamma, digamma, lgamma
+
+LARGEST: dict[DType, float] = {
+    float64: 1.7976931348623157e308,
+    float32: 3.4028234663852886e38,
+    float16: 65504.0,
+    bfloat16: 3.3895313892515355e38,
+}
+
+
+def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
+    """Raise PyTorch's errors for an alpha that the result's type cannot hold."""
+    kinds = [x.dtype.kind if is_tensor(x) else type(x).__name__ for x in operands]
+    if isinstance(alpha, complex) and "complex" not in kinds:
+        raise DTypeError(
+            f"{name}: For non-complex input tensors, argument alpha must not be a complex number: got {alpha}."
+        )
+    if isinstance(alpha, float) and "float" not in kinds and "complex" not in kinds:
+        raise DTypeError(
+            f"{name}: For integral input tensors, argument alpha must not be a floating point number: got {alpha}. "
+            f"Convert a tensor with .float(), or pass an integer."
+        )
+    if isinstance(alpha, bool) and any(kind != "bool" for kind in kinds):
+        raise DTypeError(
+            f"{name}: Boolean alpha only supported for Boolean results: got {alpha}. Pass 0 or 1."
+        )
+
+
+@composite(
+    inplace=True,
+    factor="alpha",
+    out="cast",
+    foreach=True,
+    alone=_add,
+    asks=("__add__", "__radd__", "__iadd__"),
+    layout=of_operands,
+    direct=("add.Tensor",),
+    aten=("add",),
+    overlap="whole",
+)
+def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+    """Return input + alpha * other; of bools, or."""
+    if old:
+        (input, other), alpha = in_old_order(add, (input, other, *old), alpha != 1)
+    if alpha is not True and plain(alpha, 1):
+        return _add(input, other)
+    _check_alpha("add", alpha, input, other)
+    return _add_scaled(input, other, alpha)
+
+
+@composite(
+    inplace=True,
+    factor="alpha",
+    dtypes=NUMERIC,
+    out="cast",
+    foreach=True,
+    alone=_sub,
+    asks=("__sub__", "__isub__"),
+    layout=of_operands,
+    direct=("sub.Tensor",),
+    aten=("sub",),
+    overlap="whole",
+)
+def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+    """Return input - alpha * other."""
+    if old:
+        (input, other), alpha = in_old_order(sub, (input, other, *old), alpha != 1)
+    check_subtraction("sub", input, other)
+    if alpha is not True and plain(alpha, 1):
+        return _sub(input, other)
+    _check_alpha("sub", alpha, input, other)
+    return _sub_scaled(input, other, alpha)
+
+
+@composite(inplace=True, dtypes=NUMERIC)
+def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+    """Return input - alpha * other."""
+    return sub(input, other, alpha=alpha)
+
+
+@composite(
+    function_in=("torch",), factor="alpha", dtypes=NUMERIC, layout=of_operands, aten=("rsub",)
+)
+def rsub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+    """Return other - alpha * input."""
+    if old:
+        # Of numbers, PyTorch takes alpha by position.
+        if len(old) > 1 or alpha != 1 or is_tensor(other):
+            raise TypeError(f"rsub() takes 2 positional arguments but {2 + len(old)} were given")
+        alpha = old[0]
+    if not is_tensor(input):
+        raise TypeError(
+            f"rsub(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"
+        )
+    return sub(other, input, alpha=alpha)
+
+
+@composite(
+    inplace=True,
+    aliases=("divide",),
+    domain=(0.5, 3.0),
+    out="cast",
+    foreach=True,
+    alone=_div,
+    asks=("__truediv__", "__itruediv__"),
+    layout=of_operands,
+    direct=("div.Tensor",),
+    aten=("div",),
+    overlap="whole",
+)
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+    """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
+    if rounding_mode is None:
+        return _div(input, other)
+    if rounding_mode == "floor":
+        return _div_floor(input, other)
+    if rounding_mode == "trunc":
+        return _div_trunc(input, other)
+    raise RuntimeError(
+        f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
+    )
+
+
+@composite(inplace=True, domain=(0.5, 3.0), out="cast")
+def true_divide(input: Any, other: Any) -> Any:
+    """Return input / other, as floats."""
+    return _div(input, other)
+
+
+def _check_one_tensor(name: str, input: Any, exponent: Any) -> None:
+    if not is_tensor(input) and not is_tensor(exponent):
+        raise TypeError(f"{name}(): one argument must be Tensor, not two numbers")
+
+
+def _power_name(input: Any, exponent: Any) -> str:
+    if not is_tensor(input):
+        return "PowBackward2"
+    return "PowBackward1" if is_tensor(exponent) else "PowBackward0"
+
+
+@composite(
+    inplace=True,
+    dtypes=NUMERIC,
+    domain=(0.1, 3.0),
+    autocast=Autocast(gpu="fp32"),
+    out="cast",
+    gradient_name=_power_name,
+    foreach=True,
+    operator="pow",
+    asks=("__pow__",),
+    layout=of_operands,
+    direct=("pow.Tensor_Scalar",),
+    aten=("pow",),
+    overlap="whole",
+)
+def pow(input: Any, exponent: Any) -> Any:
+    """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
+    _check_one_tensor("pow", input, exponent)
+    if is_tensor(exponent) or not is_tensor(input):
+        return _pow(input, exponent)
+    if isinstance(exponent, complex):
+        return _pow(input, exponent)
+    if not input.dtype.has_gradient:
+        if isinstance(exponent, int) and exponent < 0:
+            raise RuntimeError(
+                f"pow: Integers to negative integer powers are not allowed: got {exponent} with a {input.dtype} "
+                f"tensor. Convert it with .float()."
+            )
+    elif plain(exponent, 0.5):
+        return sqrt(input)
+    elif plain(exponent, -0.5):
+        return rsqrt(input)
+    elif plain(exponent, -1):
+        return reciprocal(input)
+    elif plain(exponent, 2):
+        return _square(input)
+    elif plain(exponent, 3):
+        return _cube(input)
+    return _pow(input, exponent)
+
+
+@composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), aten=("float_power",), overlap="whole")
+def float_power(input: Any, exponent: Any) -> Any:
+    """Return input to the power exponent, computed in float64."""
+    _check_one_tensor("float_power", input, exponent)
+    if any(
+        (is_tensor(x) and x.dtype.is_complex) or isinstance(x, complex) for x in (input, exponent)
+    ):
+        return pow(*[x.to(complex128) if is_tensor(x) else complex(x) for x in (input, exponent)])
+    wide = [x.to(float64) if is_tensor(x) else float(x) for x in (input, exponent)]
+    return pow(*wide)
+
+
+@composite(dtypes=NUMERIC, operator="pos", asks=("__pos__",))
+def positive(input: Any) -> Any:
+    """Return input itself."""
+    if not is_tensor(input):
+        raise TypeError(
+            f"positive(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"
+        )
+    if input.dtype is bool_:
+        raise DTypeError(
+            "The `+` operator, on a bool tensor is not supported. Use .int() for numbers."
+        )
+    return input
+
+
+@composite(
+    inplace=True,
+    dtypes=NUMERIC,
+    out="cast",
+    inplace_functions=("torch.square_",),
+    gradient_name="PowBackward0",
+)
+def square(input: Any) -> Any:
+    """Return input * input; of bools, as int64."""
+    return _pow(input, 2) if input.dtype is bool_ else _square(input)
+
+
+@composite(
+    inplace=True,
+    dtypes=NUMERIC,
+    inplace_functions=("torch.round_",),
+    foreach=True,
+    also=("special.round",),
+    aten=("round",),
+    overlap="whole",
+)
+def round(input: Any, *, decimals: int | None = None) -> Any:
+    """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
+    where no `decimals` are given.
+    """
+    if decimals is None or (decimals == 0 and input.dtype.kind == "float"):
+        return _round(input)
+    if input.dtype.kind != "float":
+        raise DTypeError(
+            f"round: decimals={decimals} is for floating-point tensors: got {input.dtype}. Convert it with .float()."
+        )
+    if decimals > 0:
+        return _round_fraction(input, 10.0**decimals)
+    return _round_multiple(input, 10.0**-decimals)
+
+
+@composite(differentiable=False, aten=("isclose",))
+def isclose(
+    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Any:
+    """Whether |input - other| <= atol + rtol * |other|, elementwise; infinities are close to themselves only."""
+    if input.dtype is not other.dtype:
+        raise RuntimeError(
+            f"isclose: {input.dtype} and {other.dtype} did not match: both tensors need one type. "
+            f"Convert one with .to()."
+        )
+    if rtol < 0 or atol < 0:
+        raise RuntimeError(
+            f"isclose: rtol and atol must not be negative: got rtol={rtol}, atol={atol}."
+        )
+    if input.dtype is bool_:
+        input, other = input.to(float32), other.to(float32)
+    close = eq(input, other)
+    if equal_nan and input.dtype.kind == "float":
+        close = close | (isnan(input) & isnan(other))
+    if rtol == 0 and atol == 0:
+        return close
+    distance = abs(input - other)
+    return close | (isfinite(distance) & le(distance, abs(other) * float(rtol) + float(atol)))
+
+
+def check_mask(name: str, mask: Any) -> None:
+    """Raise PyTorch's error when a condition is not a bool tensor."""
+    if not is_tensor(mask) or mask.dtype is not bool_:
+        found = mask.dtype if is_tensor(mask) else type(mask).__name__
+        raise DTypeError(
+            f"{name} expected condition to be a boolean tensor, but got a tensor with dtype {found}: "
+            f"compare first, as in {name}(x != 0, ...)."
+        )
+
+
+@composite(
+    # As a method, input comes first: Tensor.where(condition, other).
+    function_in=("torch",),
+    example=Example(("b", (3, 5), (5,))),
+    aten=("where",),
+    overlap="whole",
+)
+def where(condition: Any, input: Any = None, other: Any = None) -> Any:
+    """Return input where condition, else other; with condition alone, the indices of its true elements."""
+    if input is None and other is None:
+        return condition.nonzero(as_tuple=True)
+    if is_tensor(condition) and condition.dtype is uint8:
+        warn_once(
+            "where received a uint8 condition tensor. This behavior is deprecated and will be removed in a "
+            "future version of PyTorch. Use a boolean condition instead."
+        )
+        condition = cast_to(condition, bool_)
+    check_mask("where", condition)
+    return _where(condition, input, other)
+
+
+@composite(
+    inplace=True,
+    gradient_name="MaskedFillBackward0",
+    direct=("masked_fill.Scalar", "masked_fill.Tensor"),
+    aten=("masked_fill",),
+)
+def masked_fill(input: Any, mask: Any, value: Any) -> Any:
+    """Return input with `value` (a number or a 0-d tensor) where mask is true."""
+    check_mask("masked_fill", mask)
+    if isinstance(value, complex) and not input.dtype.is_complex:
+        raise RuntimeError(
+            f"masked_fill: value cannot be converted to type {input.dtype} without overflow: {value}"
+        )
+    if is_tensor(value):
+        if value.ndim:
+            raise RuntimeError(
+                f"masked_fill: only supports a 0-dimensional value tensor, but got tensor "
+                f"with {value.ndim} dimension(s). Use where(mask, value, input)."
+            )
+        if value.dtype.is_complex and not input.dtype.is_complex:
+            raise RuntimeError(
+                f"masked_fill: value cannot be converted to type {input.dtype} without overflow: it is "
+                f"{value.dtype}"
+            )
+        value = value.to(input.dtype)
+    elif input.dtype.is_integral:
+        # As PyTorch does: a fraction is dropped, and the result keeps the tensor's type.
+        if not math.isfinite(value):
+            raise RuntimeError(
+                f"masked_fill: value {value} cannot be converted to type {input.dtype} without overflow"
+            )
+        value = int(value)
+    elif input.dtype is bool_:
+        value = bool(value)
+    return _where(mask, value, input)
+
+
+@composite(
+    inplace=True,
+    aliases=("clip",),
+    dtypes=NUMERIC,
+    samples=(((-1.0, 1.0), {}), ((), {"min": 0.5}), ((), {"max": 0.5}), ((1.0, -1.0), {})),
+    out="cast",
+    inplace_functions=("torch.clamp_", "torch.clip_"),
+    aten=("clamp",),
+    overlap="whole",
+)
+def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
+    """Return input kept in min..max (numbers, tensors or None); gradients pass inside and at the bounds."""
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    if max is None:
+        return clamp_min(input, min)
+    if min is None:
+        return clamp_max(input, max)
+    return _clamp(input, min, max)
+
+
+@composite(
+    inplace=True, inplace_functions=("torch.nan_to_num_",), aten=("nan_to_num",), overlap="whole"
+)
+def nan_to_num(
+    input: Any,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+) -> Any:
+    """Return input with NaN (0 by default) and infinities (the type's largest numbers by default) replaced."""
+    if input.dtype.is_complex:
+        return paired(nan_to_num(pairs(input), nan, posinf, neginf))
+    if input.dtype.kind != "float":
+        return input.clone()
+    largest = LARGEST[input.dtype]
+    return _nan_to_num(
+        input,
+        0.0 if nan is None else nan,
+        largest if posinf is None else posinf,
+        -largest if neginf is None else neginf,
+    )
+
+
+@composite(
+    inplace=True,
+    domain=(0.02, 0.98),
+    samples=(((), {}), ((1e-3,), {})),
+    out="cast",
+    inplace_functions=("torch.logit_",),
+    also=("special.logit",),
+    layout=of_operands,
+    aten=("logit",),
+    overlap="whole",
+)
+def logit(input: Any, eps: float | None = None) -> Any:
+    """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
+    return _logit(input) if eps is None else _logit_clamped(input, eps)
+
+
+@composite(
+    torch="nn.functional.rrelu",
+    function_in=("torch", "nn.functional"),
+    dtypes=FLOATS,
+    drawn=True,
+    gradient_name="RreluWithNoiseBackward0",
+)
+def rrelu(
+    input: Any,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> Any:
+    """Return input, times a random slope in lower..upper where it is negative; the mean slope outside training."""
+    if lower > upper:
+        raise RuntimeError(
+            f"rrelu: lower must be less than or equal to upper: got {lower} and {upper}."
+        )
+    if training:
+        slope = input.new_empty(input.shape).uniform_(lower, upper)
+        result = _prelu(input, slope)
+    else:
+        result = leaky_relu(input, (lower + upper) / 2)
+    return put_back(input, result, inplace)
+
+
+@composite(
+    function_in=EVERYWHERE,
+    dtypes=FLOATS,
+    torch="nn.functional.prelu",
+    autocast=LOWER,
+    gradient_name="PreluKernelBackward0",
+    layout=of_operands,
+)
+def prelu(input: Any, weight: Any) -> Any:
+    """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
+    if weight.numel() != 1:
+        channels = input.shape[1] if input.ndim > 1 else 1
+        if weight.ndim != 1 or weight.shape[0] != channels:
+            raise ShapeError(
+                f"prelu: Mismatch of parameter numbers and input channel size. Found parameter numbers = "
+                f"{weight.numel()} and channel size = {channels}: weight is {tuple(weight.shape)}, input is "
+                f"{tuple(input.shape)}. Pass one number, or one for each channel."
+            )
+        weight = weight.reshape((1, channels) + (1,) * (input.ndim - 2))
+    else:
+        weight = weight.reshape((1,) * input.ndim)
+    return _prelu(input, weight)
+
+
+@composite(
+    torch="nn.functional.gelu",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=(((), {}), ((), {"approximate": "tanh"})),
+    takes_out=True,
+    gradient_name="GeluBackward0",
+    layout=of_operands,
+    direct=("gelu",),
+    aten=("gelu",),
+    overlap="whole",
+)
+def gelu(input: Any, approximate: str = "none") -> Any:
+    """Return input times the normal distribution function of input; approximate="tanh" uses a tanh for it."""
+    if approximate == "none":
+        return _gelu_erf(input)
+    if approximate == "tanh":
+        return _gelu_tanh(input)
+    raise RuntimeError(
+        f"gelu: approximate argument must be either none or tanh: got '{approximate}'."
+    )
+
+
+@composite(
+    dtypes=FLOATS,
+    torch="nn.functional.softshrink",
+    function_in=FUNCTIONAL,
+    samples=(((), {}), ((1.0,), {})),
+    takes_out=True,
+)
+def softshrink(input: Any, lambd: float = 0.5) -> Any:
+    """Return input moved towards 0 by lambd (>= 0), 0 where it is nearer."""
+    if lambd < 0:
+        raise RuntimeError(
+            f"lambda must be in range [0, {LARGEST[input.dtype]:g}] for input dtype {input.dtype}, "
+            f"but found {lambd}"
+        )
+    return _softshrink(input, lambd)
+
+
+@composite(
+    torch="nn.functional.glu",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    samples=(((-1,), {}),),
+    gradient_name="GluBackward0",
+    aten=("glu",),
+    out="cast",
+)
+def glu(input: Any, dim: int = -1) -> Any:
+    """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""
+    if not input.ndim:
+        raise ShapeError("glu: glu does not support 0-dimensional tensors. Unsqueeze a dim first.")
+    dim = wrap_dim("glu", dim, input.ndim)
+    size = input.shape[dim]
+    if size % 2:
+        raise ShapeError(
+            f"glu: Halving dimension must be even, but dimension {dim} is size {size}: input is {tuple(input.shape)}."
+        )
+    return _gate(input.narrow(dim, 0, size // 2), input.narrow(dim, size // 2, size // 2))
+
+
+def _no_derivative(_g: Any, _out: Any, _x: Any, what: str) -> Any:
+    raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
+
+
+@composite(name="_constant", function_in=(), torch="", vjp=_no_derivative)
+def _constant(x: Any, what: str) -> Any:
+    """Return x; a gradient that arrives here raises NotImplementedError."""
+    return x.clone()
+
+
+def _both_tensors(name: str, *operands: Any) -> None:
+    for where_, x in zip(("input", "other"), operands, strict=True):
+        if not is_tensor(x):
+            raise TypeError(f"{name}(): argument '{where_}' must be Tensor, not {type(x).__name__}")
+
+
+def undifferentiable(x: Any, what: str) -> Any:
+    """Return an operand for which there is no derivative: asking for it raises, as in PyTorch."""
+    return _constant(x, what) if getattr(x, "requires_grad", False) else x
+
+
+@composite(
+    function_in=SPECIAL,
+    torch="special.zeta",
+    dtypes=FLOATS,
+    domain=(1.1, 6.0),
+    out="cast",
+    gradient_name="SpecialZetaBackward0",
+    aten=("special_zeta",),
+)
+def zeta(input: Any, other: Any) -> Any:
+    """Hurwitz's zeta function: the sum of (other + k) ** -input over k = 0, 1, ..."""
+    if not is_tensor(input) and not is_tensor(other):
+        raise TypeError("zeta(): one argument must be Tensor, not two numbers")
+    return _zeta(undifferentiable(input, "special_zeta: self"), other)
+
+
+# No oracle: the order comes before the tensor.
+@composite(
+    function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast", aten=("polygamma",)
+)
+def polygamma(n: int, input: Any) -> Any:
+    """Return the n-th derivative of digamma."""
+    if n < 0:
+        raise RuntimeError("polygamma(n, x) does not support negative n.")
+    if n == 0:
+        return digamma(input)
+    if n == 1:
+        return _trigamma(input)
+    return _polygamma(input, float(n)) * float(math.factorial(n))
+
+
+@composite(dtypes=FLOATS, torch="", inplace=True, out="cast", also=("special.multigammaln",))
+def mvlgamma(input: Any, p: int) -> Any:
+    """The logarithm of the multivariate gamma function of dimension p."""
+    if p < 1:
+        raise RuntimeError("p has to be greater than or equal to 1")
+    if input.dtype.kind == "bool":
+        raise DTypeError("mvlgamma: the input must be a number, not torch.bool")
+    shifts = (1 - p) * 0.5
+    total: Any = p * (p - 1) * 0.25 * math.log(math.pi)
+    for j in range(p):
+        total = total + lgamma(input + (shifts + 0.5 * j))
+    return total
+
+
+@composite(
+    dtypes=FLOATS,
+    inplace=True,
+    domain=(0.2, 9.0),
+    refuses=NOT_FLOATS,
+    out="cast",
+    also=("special.gammainc",),
+    aten=("igamma",),
+)
+def igamma(input: Any, other: Any) -> Any:
+    """The regularised lower incomplete gamma function of order `input` at `other`."""
+    _both_tensors("igamma", input, other)
+    return _igamma(undifferentiable(input, "igamma: input"), other)
+
+
+@composite(
+    dtypes=FLOATS,
+    inplace=True,
+    domain=(0.2, 9.0),
+    refuses=NOT_FLOATS,
+    out="cast",
+    also=("special.gammaincc",),
+    aten=("igammac",),
+)
+def igammac(input: Any, other: Any) -> Any:
+    """The regularised upper incomplete gamma function of order `input` at `other`."""
+    _both_tensors("igammac", input, other)
+    return _igammac(undifferentiable(input, "igammac: input"), other)

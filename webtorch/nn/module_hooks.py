@@ -1,0 +1,111 @@
+"""Hooks that apply to every module of the process. May import `hook` beside it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from webtorch.nn.hook import RemovableHandle
+
+if TYPE_CHECKING:
+    from webtorch.nn.module import Module
+
+__all__ = [
+    "register_module_buffer_registration_hook",
+    "register_module_forward_hook",
+    "register_module_forward_pre_hook",
+    "register_module_full_backward_hook",
+    "register_module_full_backward_pre_hook",
+    "register_module_module_registration_hook",
+    "register_module_parameter_registration_hook",
+]
+
+
+class GlobalHooks:
+    """The hooks that apply to every module of the process."""
+
+    def __init__(self) -> None:
+        self.forward_pre: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.forward: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.forward_with_kwargs: OrderedDict[int, bool] = OrderedDict()
+        self.forward_always: OrderedDict[int, bool] = OrderedDict()
+        self.backward_pre: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.backward: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.register_parameter: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.register_buffer: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.register_module: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+
+    def around_calls(self) -> bool:
+        """Return whether a module call has to look at hooks at all."""
+        return bool(self.forward_pre or self.forward or self.backward_pre or self.backward)
+
+
+GLOBAL = GlobalHooks()
+
+
+def add_hook(
+    hooks: OrderedDict[int, Any], hook: Callable[..., Any], *, prepend: bool = False
+) -> RemovableHandle:
+    """Put `hook` into `hooks`, last or first, and return its handle."""
+    handle = RemovableHandle(hooks)
+    hooks[handle.id] = hook
+    if prepend:
+        hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
+def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """Call `hook(module, args)` before every module's forward."""
+    return add_hook(GLOBAL.forward_pre, hook)
+
+
+def register_module_forward_hook(
+    hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False
+) -> RemovableHandle:
+    """Call `hook(module, args[, kwargs], output)` after every module's forward."""
+    handle = RemovableHandle(
+        GLOBAL.forward, extra=[GLOBAL.forward_with_kwargs, GLOBAL.forward_always]
+    )
+    GLOBAL.forward[handle.id] = hook
+    if with_kwargs:
+        GLOBAL.forward_with_kwargs[handle.id] = True
+    if always_call:
+        GLOBAL.forward_always[handle.id] = True
+    return handle
+
+
+def register_module_full_backward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """Call `hook(module, grad_output)` when gradients reach a module's outputs."""
+    return add_hook(GLOBAL.backward_pre, hook)
+
+
+def register_module_full_backward_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """Call `hook(module, grad_input, grad_output)` when a module's input gradients are known."""
+    return add_hook(GLOBAL.backward, hook)
+
+
+def register_module_parameter_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """Call `hook(module, name, parameter)` whenever a parameter is registered."""
+    return add_hook(GLOBAL.register_parameter, hook)
+
+
+def register_module_buffer_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """Call `hook(module, name, buffer)` whenever a buffer is registered."""
+    return add_hook(GLOBAL.register_buffer, hook)
+
+
+def register_module_module_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
+    """Call `hook(module, name, submodule)` whenever a submodule is registered."""
+    return add_hook(GLOBAL.register_module, hook)
+
+
+def registered(
+    hooks: OrderedDict[int, Callable[..., Any]], owner: Module, name: str, value: Any
+) -> Any:
+    """Return `value` as the registration hooks leave it."""
+    for hook in hooks.values():
+        changed = hook(owner, name, value)
+        if changed is not None:
+            value = changed
+    return value

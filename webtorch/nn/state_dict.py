@@ -1,0 +1,150 @@
+"""What a module's state dict is loaded by: one entry, and a tree of modules. May import the tensor floor."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from webtorch.functions import public as webtorch
+from webtorch.ir.lines import user_depth
+from webtorch.nn.parameter import Parameter
+from webtorch.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    from webtorch.nn.module import Module
+
+
+class _Keys(NamedTuple):
+    """The fields of what `load_state_dict` returns."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class _IncompatibleKeys(_Keys):
+    """What `load_state_dict` returns: the keys that did not meet."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        if not self.missing_keys and not self.unexpected_keys:
+            return "<All keys matched successfully>"
+        return super().__repr__()
+
+    __str__ = __repr__
+
+
+class _LoadHook:
+    """A load_state_dict pre-hook that takes the module or not; a class so that it pickles."""
+
+    def __init__(self, hook: Callable[..., Any], with_module: bool) -> None:
+        self.hook = hook
+        self.with_module = with_module
+
+    def __call__(self, module: Module, *args: Any) -> None:
+        if self.with_module:
+            self.hook(module, *args)
+        else:
+            self.hook(*args)
+
+
+def load_one(
+    owner: Module,
+    name: str,
+    key: str,
+    current: Tensor,
+    value: Any,
+    assign: bool,
+    error_msgs: list[str],
+) -> None:
+    """Copy or assign one entry, or append to `error_msgs` why it cannot be."""
+    if not isinstance(value, Tensor):
+        error_msgs.append(
+            f'While copying the parameter named "{key}", expected torch.Tensor or '
+            f"Tensor-like object from checkpoint but received {type(value)}"
+        )
+        return
+    if current.dim() == 0 and tuple(value.shape) == (1,):
+        value = value[0]  # checkpoints of PyTorch 0.3 hold scalars as one-element tensors
+    if tuple(value.shape) != tuple(current.shape):
+        error_msgs.append(
+            f"size mismatch for {key}: copying a param with shape {value.shape} from "
+            f"checkpoint, the shape in current model is {current.shape}."
+        )
+        return
+    if current.is_meta and not value.is_meta and not assign:
+        warnings.warn(
+            f"for {key}: copying from a non-meta parameter in the checkpoint to a meta parameter "
+            "in the current model, which is a no-op. (Did you mean to pass `assign=True` to "
+            "assign items in the state dictionary to their corresponding key in the module "
+            "instead of copying them in place?)",
+            stacklevel=user_depth(),
+        )
+    try:
+        with webtorch.no_grad():
+            if not assign:
+                current.copy_(value)
+                return
+            if isinstance(current, Parameter):
+                if isinstance(value, Parameter):
+                    value.requires_grad_(current.requires_grad)
+                else:
+                    value = Parameter(value, requires_grad=current.requires_grad)
+            setattr(owner, name, value)
+    except Exception as error:
+        error_msgs.append(
+            f'While copying the parameter named "{key}", whose dimensions in the model are '
+            f"{current.size()} and whose dimensions in the checkpoint are {value.size()}, "
+            f"an exception occurred : {error.args}."
+        )
+
+
+def load_tree(
+    owner: Module, state_dict: Mapping[str, Any], strict: bool, assign: bool
+) -> _IncompatibleKeys:
+    """Load the entries of a module and of all below it, as `Module.load_state_dict` says."""
+    missing: list[str] = []
+    unexpected: list[str] = []
+    errors: list[str] = []
+    metadata = getattr(state_dict, "_metadata", None)
+    entries: OrderedDict[str, Any] = OrderedDict(state_dict)
+    if metadata is not None:
+        entries._metadata = metadata  # type: ignore[attr-defined]
+
+    def load(module: Module, local: dict[str, Any], prefix: str) -> None:
+        """Load the entries of a module, then those of its children."""
+        local_metadata = {} if metadata is None else metadata.get(prefix[:-1], {})
+        if assign:
+            local_metadata = {**local_metadata, "assign_to_params_buffers": True}
+        module._load_from_state_dict(
+            local, prefix, local_metadata, True, missing, unexpected, errors
+        )
+        for name, child in module._modules.items():
+            if child is not None:
+                below = f"{prefix}{name}."
+                load(child, {k: v for k, v in local.items() if k.startswith(below)}, below)
+        keys = _IncompatibleKeys(missing, unexpected)
+        for hook in module._load_state_dict_post_hooks.values():
+            if hook(module, keys) is not None:
+                raise AssertionError(
+                    "Hooks registered with ``register_load_state_dict_post_hook`` are not "
+                    "expected to return new values, if incompatible_keys need to be modified, "
+                    "it should be done inplace."
+                )
+
+    load(owner, entries, "")
+    if strict:
+        if unexpected:
+            names = ", ".join(f'"{k}"' for k in unexpected)
+            errors.insert(0, f"Unexpected key(s) in state_dict: {names}. ")
+        if missing:
+            names = ", ".join(f'"{k}"' for k in missing)
+            errors.insert(0, f"Missing key(s) in state_dict: {names}. ")
+    if errors:
+        listed = "\n\t".join(errors)
+        raise RuntimeError(
+            f"Error(s) in loading state_dict for {type(owner).__name__}:\n\t{listed}"
+        )
+    return _IncompatibleKeys(missing, unexpected)

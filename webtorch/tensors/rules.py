@@ -1,0 +1,265 @@
+"""Composites that carry a gradient rule of their own: what a call saves, and how the rule is called. Floor 4.
+
+What the rules read follows from the entry and from which operands need gradients, and is worked out once for each
+of these. Where nothing differentiates it again, the
+rule itself is remembered like any composite (`tensors/remember.py`): a backward pass records one node for each
+cotangent.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+from webtorch.dispatch.call import Args, Run
+from webtorch.ops.record import Op, gradient_title, used_arguments
+from webtorch.tensors.forward import transposed_call
+from webtorch.tensors.primitives import conjugate
+from webtorch.tensors.recorders import sum_to
+from webtorch.tensors.remember import remembered
+from webtorch.tensors.tape import (
+    Cotangents,
+    Edge,
+    GradFn,
+    SavedTensor,
+    enable_grad,
+    forward,
+    gradient_edge,
+    looks_at_each,
+    mode,
+    one_requires_grad,
+    run_backward,
+    set_history,
+    unrecorded,
+)
+from webtorch.tensors.tensor import Tensor
+
+
+def with_rule(op: Op, inner: Run) -> Run:
+    """Return the call of a composite that carries its own gradient rule: `inner` records no gradient."""
+    assert op.vjp is not None
+    signature = inspect.signature(op.function)
+    names = tuple(signature.parameters)
+    named = [n for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
+    most = len(names) - len(named)
+    place, anew, rule = _by_place(signature), op.vjp == "anew", _Rule(op, names)
+
+    def run(args: Args, kwargs: dict[str, Any]) -> Any:
+        """Call, and give the results their gradient function and tangents."""
+        if anew and looks_at_each():
+            return inner(args, kwargs)
+        moves = forward.levels and mode.forward
+        recorded = mode.grad and (
+            one_requires_grad(_tensors(args))
+            or (kwargs and one_requires_grad(_tensors(kwargs.values())))
+        )
+        if not (recorded or moves):
+            return inner(args, kwargs)
+        args = place(args, kwargs)
+        with unrecorded():
+            out = inner(args[:most], dict(zip(named, args[most:], strict=True)))
+        results = out[: op.outputs] if isinstance(out, tuple) else (out,)
+        if recorded:
+            rule.attach(args, results)
+        if moves:
+            rule.move(args, results)
+        return out
+
+    return run
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [x for x in values if isinstance(x, Tensor)]
+
+
+def _by_place(signature: inspect.Signature) -> Callable[[Args, dict[str, Any]], Args]:
+    """Return what puts the arguments of a call in the order of the parameters, with the defaults."""
+    parameters = signature.parameters.values()
+    defaults = tuple([p.default for p in parameters])
+    most = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
+    required = sum(d is inspect.Parameter.empty for d in defaults)
+
+    def place(args: Args, kwargs: dict[str, Any]) -> Args:
+        """Return all arguments by position, those that have only names last."""
+        if not kwargs and required <= len(args) <= most:
+            return args + defaults[len(args) :]
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return (*bound.args, *bound.kwargs.values())
+
+    return place
+
+
+class _Rule:
+    """The gradient rule of an entry, or its rules for single operands, and what is saved for them."""
+
+    __slots__ = ("chosen", "function", "many", "names", "op", "title")
+
+    def __init__(self, op: Op, names: tuple[str, ...]) -> None:
+        self.op, self.function, self.names = op, op.function, names
+        self.many = op.outputs > 1
+        self.title = gradient_title(op.name)
+        # By the places of the operands that need gradients.
+        self.chosen: dict[tuple[int, ...], _Chosen] = {}
+
+    def _choose(self, needs: tuple[int, ...]) -> _Chosen:
+        found = self.chosen.get(needs)
+        if found is None:
+            found = self.chosen[needs] = _Chosen(self.op, self.function, self.names, needs)
+        return found
+
+    def attach(self, args: Args, results: Sequence[Tensor]) -> None:
+        """Give the results of a call their gradient function."""
+        edges: list[Edge | None] = []
+        tensors: list[tuple[int, Tensor]] = []
+        needs: list[int] = []
+        has_complex = False
+        for i, a in enumerate(args):
+            if isinstance(a, Tensor):
+                tensors.append((i, a))
+                has_complex = has_complex or a.dtype.is_complex
+                if a._requires_grad or (a._base is not None and a.requires_grad):
+                    needs.append(i)
+                    edges.append(gradient_edge(a))
+                else:
+                    edges.append(None)
+        chosen = self._choose(tuple(needs))
+        values, saved, apart = list(args), [], self.op.saves_values
+        for i, a in tensors:
+            if chosen.reads[i]:
+                values[i] = SavedTensor(a, None, apart)
+                saved.append(values[i])
+            else:
+                values[i] = a._shape
+        kept = [SavedTensor(r, number) for number, r in enumerate(results) if chosen.reads_out]
+        turns = not self.op.complex_rule and (
+            has_complex or any(r.dtype.is_complex for r in results)
+        )
+        gaps = None if len(needs) == len(edges) else [e is not None for e in edges]
+        rule = functools.partial(self._run, chosen, values, kept, gaps, turns)
+        fn = GradFn(self.title, tuple(edges), rule, saved + kept)
+        for number, result in enumerate(results):
+            set_history(result, fn, number)
+
+    def _run(
+        self,
+        chosen: _Chosen,
+        values: Sequence[Any],
+        kept: Sequence[SavedTensor],
+        gaps: Sequence[bool] | None,
+        turns: bool,
+        gs: Cotangents,
+    ) -> Cotangents:
+        """Return the cotangents of the tensors among the arguments, None between those that are needed."""
+        results = tuple([s.unpack() for s in kept])
+        values = [v.unpack() if type(v) is SavedTensor else v for v in values]
+        rule = _turned(chosen.rule) if turns else chosen.again
+        if self.many:
+            found = rule(tuple(gs), results, *values)
+        else:
+            found = rule(gs[0], results[0] if results else None, *values)
+        if gaps is None:
+            return cast("Cotangents", found)
+        rest = iter(found)
+        return [next(rest) if there else None for there in gaps]
+
+    def move(self, args: Args, results: Sequence[Tensor]) -> None:
+        """Give the results of a call their tangents, by the transpose of the rule."""
+        places = tuple([i for i, a in enumerate(args) if isinstance(a, Tensor)])
+        chosen = self._choose(places)
+        tensors, out = [args[i] for i in places], tuple(results) if self.many else results[0]
+        has_complex = any(t.dtype.is_complex for t in (*tensors, *results))
+        rule = _turned(chosen.rule) if has_complex and not self.op.complex_rule else chosen.rule
+        values = [
+            a._shape if isinstance(a, Tensor) and not read else a
+            for a, read in zip(args, chosen.reads, strict=True)
+        ]
+        transposed_call(
+            results, tensors, lambda gs: rule(tuple(gs) if self.many else gs[0], out, *values)
+        )
+
+
+class _Chosen:
+    """The rules of an entry for the operands at the places `needs`, as one: it gives their cotangents."""
+
+    __slots__ = ("again", "reads", "reads_out", "rule")
+
+    def __init__(
+        self, op: Op, function: Callable[..., Any], names: tuple[str, ...], needs: tuple[int, ...]
+    ) -> None:
+        vjp = op.vjp
+        if vjp == "anew":
+            used = set(names)
+            self.rule = functools.partial(_anew, function, needs)
+        elif isinstance(vjp, tuple):
+            parts = [(i, vjp[i] if i < len(vjp) else None) for i in needs]
+            read = [used_arguments(r, ("g", "out", *names)) for _, r in parts if r is not None]
+            used = set().union(*read)
+            self.rule = functools.partial(_each, parts)
+        else:
+            assert vjp is not None
+            used = set(used_arguments(vjp, ("g", "out", *names)))
+            self.rule = functools.partial(_all, vjp, needs)
+        self.reads = tuple([n in used for n in names])
+        self.reads_out = "out" in used
+        # The same where nothing differentiates it again.
+        self.again = remembered(self.rule)
+
+
+def _all(
+    rule: Callable[..., Any], needs: tuple[int, ...], g: Any, out: Any, *values: Any
+) -> tuple[Any, ...]:
+    """Return the cotangents by one rule for all arguments."""
+    found = rule(g, out, *values)
+    return tuple([found[i] if i < len(found) else None for i in needs])
+
+
+def _each(
+    parts: Sequence[tuple[int, Callable[..., Any] | None]], g: Any, out: Any, *values: Any
+) -> tuple[Any, ...]:
+    """Return the cotangents by rules for single operands."""
+    found: list[Any] = []
+    for i, part in parts:
+        shape = values[i] if type(values[i]) is tuple else values[i]._shape
+        found.append(None if part is None else sum_to(part(g, out, *values), shape))
+    return tuple(found)
+
+
+def _anew(
+    function: Callable[..., Any], needs: tuple[int, ...], g: Any, _out: Any, *values: Any
+) -> tuple[Any, ...]:
+    """Return the cotangents by computing the result again."""
+    create_graph, given = mode.grad, list(values)
+    with enable_grad():
+        if not create_graph:
+            for i in needs:
+                given[i] = given[i].detach()
+                given[i]._requires_grad = True
+        found = run_backward(
+            [function(*given)],
+            [g],
+            retain_graph=create_graph,
+            create_graph=create_graph,
+            inputs=[given[i] for i in needs],
+            accumulate=False,
+        )
+    return tuple(found)
+
+
+def _turned(vjp: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the rule for complex numbers that a rule of real ones stands for.
+
+    PyTorch's cotangent of a complex number is that of its two parts, as one number; for a holomorphic
+    function it is conj(f'(x)) * g: the rule for conj(g), conjugated.
+    """
+
+    def rule(g: Any, *rest: Any) -> Any:
+        """Return the conjugated cotangents of a conjugated one."""
+        given = g if isinstance(g, tuple) else (g,)
+        turned = tuple([c if c is None else conjugate(c) for c in given])
+        found = vjp(turned if isinstance(g, tuple) else turned[0], *rest)
+        return tuple([conjugate(c) if isinstance(c, Tensor) else c for c in found])
+
+    return rule
