@@ -531,8 +531,9 @@ class Module:
         return self._call_with_hooks(args, kwargs)
 
     def _note_state(self) -> None:
-        """Note, for the running capture, what the module is like."""
-        tracing.modules.setdefault(self, self._state_of_call())
+        """Note, while a capture runs, what the module is like."""
+        if tracing.active:
+            tracing.modules.setdefault(self, self._state_of_call())
 
     def _state_of_call(self) -> tuple[Any, ...]:
         """Return what a captured call depends on: another state needs another capture."""
