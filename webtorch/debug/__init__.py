@@ -48,8 +48,7 @@ def capture(name: str, tensor: Any) -> Any:
     It costs nothing unless `webtorch.compile(..., captures=...)` asks for the name: then
     `captured()` of the compiled function gives its value of the latest call.
     """
-    if tracing.active:
-        tracing.keep(name, tensor)
+    tracing.keep(name, tensor)
     return tensor
 
 

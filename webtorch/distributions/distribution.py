@@ -11,7 +11,7 @@ from webtorch.distributions.utils import lazy_property
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.ops.primitive import shown
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Distribution"]
@@ -52,7 +52,7 @@ class Distribution:
         self._event_shape = event_shape
         if validate_args is not None:
             self._validate_args = validate_args
-        if self._validate_args and not tracing.active:
+        if self._validate_args and reads.possible:
             self._check_parameters()
         super().__init__()
 
@@ -230,7 +230,7 @@ class Distribution:
                 raise ValueError(
                     f"Value is not broadcastable with batch_shape+event_shape: {size} vs {expected}."
                 )
-        if tracing.active:
+        if not reads.possible:
             return
         try:
             support = self.support

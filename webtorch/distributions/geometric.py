@@ -10,7 +10,7 @@ from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import BinaryParameter, broadcast_all
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional import binary_cross_entropy_with_logits
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Geometric"]
@@ -28,7 +28,7 @@ class Geometric(BinaryParameter, Distribution):
     ) -> None:
         self._set_probs_or_logits(probs, logits)
         super().__init__(self._param.shape, validate_args=validate_args)
-        if self._validate_args and probs is not None and not tracing.active:
+        if self._validate_args and probs is not None and reads.possible:
             valid = self.probs > 0
             if not bool(valid.all()):
                 raise ValueError(

@@ -16,7 +16,7 @@ from webtorch.distributions.multivariate_normal import _factor, _log_diagonal, _
 from webtorch.distributions.utils import lazy_property
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Size, Tensor
 
 __all__ = ["Wishart"]
@@ -69,7 +69,7 @@ class Wishart(ExponentialFamily):
             batch_shape = Size(webtorch.broadcast_shapes(matrix.shape[:-2], df.shape))
             self.df = df.expand(batch_shape)
         p = matrix.shape[-1]
-        if not tracing.active:
+        if reads.possible:
             least = float(self.df.detach().min()) if self.df.numel() else math.inf
             if least <= p - 1:
                 raise ValueError(
@@ -158,7 +158,7 @@ class Wishart(ExponentialFamily):
         function is being captured. Warns if one stays singular.
         """
         sample = self._bartlett_sampling(sample_shape)
-        if tracing.active:
+        if not reads.possible:
             return sample
         for _ in range(10 if max_try_correction is None else max_try_correction):
             regular = self.support.check(sample.detach())

@@ -37,7 +37,7 @@ from webtorch.ops.record import BOOL, Example, composite
 from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import device as device_type
 from webtorch.tensors.device import device_of, resolve
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads, tracing
 from webtorch.tensors.tape import mode
 
 _MASK = 0xFFFFFFFF
@@ -296,7 +296,7 @@ def randperm(
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
     source = default_generator(where) if generator is None else generator
     # The same order: many are faster sorted on the device.
-    if n > 1 and (tracing.active or n >= 1 << 12):
+    if n > 1 and (not reads.possible or n >= 1 << 12):
         made = cast_to(_permutation_on_device(n, source, where), wanted)
     else:
         made = creation._make(permutation(n, source), wanted, where)
@@ -624,8 +624,7 @@ def multinomial(
         weights = cast_to(weights, creation.float32)
     rows = movement.reshape(weights, (-1, n))
     count = rows._shape[0]
-    captured = tracing.active
-    if count and not captured and not input.is_meta:
+    if count and reads.possible and not input.is_meta:
         _check_weights(rows)
     if replacement:
         sums = scan(rows, "sum", 1)
@@ -640,7 +639,7 @@ def multinomial(
         key = elementwise.log1p(-u) / rows
         key = pointwise.where(elementwise.gt(rows, 0), key, -math.inf)
         result = ordering.topk(key, num_samples, 1).indices
-    if count and captured:
+    if count and not reads.possible:
         for wrong, message in _wrong_weights(rows):
             result = demand(result, elementwise.logical_not(wrong), message)
     return finish(

@@ -29,7 +29,7 @@ from webtorch.ops.samplers import (
     dirichlet_grad,
     standard_gamma_grad,
 )
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads
 
 
 def _sample(formula: Elementwise, parameters: Sequence[Any], generator: Any) -> Any:
@@ -149,7 +149,7 @@ def _not_negative(rates: Any, drawn: Any) -> Any:
         return drawn
     message = "invalid Poisson rate, expected rate to be non-negative"
     wrong = elementwise.lt(rates.detach(), 0)
-    if tracing.active:
+    if not reads.possible:
         return demand(drawn, elementwise.logical_not(wrong), message)
     if bool(wrong.any().item()):
         raise RuntimeError(message)

@@ -21,6 +21,16 @@ from webtorch.ir.kernel import BufferSlot, Kernel, Matmul, Products, Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Copy, Dispatch, Step
 from webtorch.lower.affine import affine
+from webtorch.lower.joining_rules import (
+    BETWEEN,
+    DISTANCE,
+    GATE,
+    LEFT_OPERAND,
+    OVERWRITTEN,
+    PRODUCT_ALONE,
+    Remark,
+    left_operand,
+)
 from webtorch.lower.templates.generic import matmul_kernel
 from webtorch.lower.together import renumbered, without_unused, written_by
 
@@ -37,6 +47,8 @@ class _Run:
     """Products that will be one dispatch, in the place of their last or an earlier step."""
 
     kind: _Kind
+    # The number of the last of them in the program, before anything was joined.
+    number: int
     members: list[Dispatch]
     # Buffers that the dispatch binds.
     bindings: int
@@ -58,9 +70,17 @@ class _Joiner:
     """Goes through the steps of a program, each of which finds its place among those before."""
 
     def __init__(
-        self, steps: list[Step], routines: list[Routine], limits: Limits, kept: Set[int]
+        self,
+        steps: list[Step],
+        routines: list[Routine],
+        limits: Limits,
+        kept: Set[int],
+        remarks: list[Remark],
     ) -> None:
         self.steps = steps
+        self.remarks = remarks
+        # The last product of each left operand: the number of its step.
+        self.last: dict[int, int] = {}
         self.routines = list(routines)
         self.known = {r: i for i, r in enumerate(routines)}
         self.most = limits.max_buffers_per_kernel
@@ -71,14 +91,24 @@ class _Joiner:
     def run(self) -> bool:
         """Make the places; whether anything was joined."""
         joined = False
-        for step in self.steps:
+        for number, step in enumerate(self.steps):
             here = _Place(step, set(step.buffers), written_by(step, self.routines))
             routine = None if isinstance(step, Copy) else self.routines[step.routine]
-            if isinstance(step, Dispatch) and isinstance(routine, Matmul):
-                kind = _kind_of(routine, step)
-                if kind is not None:
-                    here.run = _Run(kind, [step], len(step.buffers), here.touched, here.written)
-                    joined |= self._join(here)
+            if (
+                isinstance(step, Dispatch)
+                and isinstance(routine, Matmul)
+                and min(routine.m, routine.k)
+            ):
+                why = _refusal(routine, step)
+                if why is None:
+                    kind = _kind_of(routine, step)
+                    touched, written = here.touched, here.written
+                    here.run = _Run(kind, number, [step], len(step.buffers), touched, written)
+                    why = self._join(here)
+                    joined |= why is None
+                if why is not None:
+                    self._remark(number, step, routine, *why)
+                self.last[step.buffers[0]] = number
             self.places.append(here)
         return joined
 
@@ -98,8 +128,29 @@ class _Joiner:
             self.routines.append(routine)
         return replace(step, routine=number)
 
-    def _join(self, here: _Place) -> bool:
-        """Let a product join the last run of its kind, if they can meet: there, or else here."""
+    def _remark(self, number: int, step: Dispatch, product: Matmul, rule: str, reason: str) -> None:
+        """Note why a product was not joined with the last one of its left operand."""
+        other = self.last.get(step.buffers[0])
+        if other is None:
+            return
+        if not rule:
+            before = self.steps[other]
+            assert isinstance(before, Dispatch)
+            last = self.routines[before.routine]
+            assert isinstance(last, Matmul)
+            if _refusal(last, before) is not None:
+                return
+            if _kind_of(last, before) == _kind_of(product, step):
+                rule, reason = DISTANCE, f"more than {_FAR} steps lie between"
+            else:
+                rule, reason = LEFT_OPERAND, left_operand(product, last)
+        self.remarks.append(Remark(number, other, rule, reason))
+
+    def _join(self, here: _Place) -> tuple[str, str] | None:
+        """Let a product join the last run of its kind, if they can meet: there, or else here.
+
+        Returns None if it did, and else the rule that says no, with its reason: "" without a run.
+        """
         own = here.run
         assert own is not None
         # What lies between, as far as it has been walked.
@@ -113,18 +164,21 @@ class _Joiner:
                 continue
             up = not (own.touched & written or own.written & touched)
             down = not (run.touched & written or run.written & touched)
-            if (not up and not down) or own.written & run.touched:
-                return False
+            if own.written & run.touched:
+                return OVERWRITTEN, "it writes what the other reads or writes"
+            if not up and not down:
+                return BETWEEN, "what lies between needs or changes what both read and write"
             stays, goes = (place, here) if up else (here, place)
             if run.written & own.touched:
                 one = self._finished(run, own)
                 if one is None:
-                    return False
+                    return GATE, "it needs more of the other's result than that of its own point"
                 stays.run, stays.step = None, one
                 stays.touched, stays.written = set(one.buffers), written_by(one, self.routines)
             elif run.bindings + own.bindings - 1 <= self.most:
                 merged = _Run(
                     own.kind,
+                    own.number,
                     [*run.members, *own.members],
                     run.bindings + own.bindings - 1,
                     run.touched | own.touched,
@@ -132,10 +186,13 @@ class _Joiner:
                 )
                 stays.run, stays.touched, stays.written = merged, merged.touched, merged.written
             else:
-                return False
+                count = run.bindings + own.bindings - 1
+                return "bindings", (
+                    f"together they bind {count} buffers, and a kernel has room for {self.most} on this device"
+                )
             goes.run, goes.step, goes.touched, goes.written = None, None, set(), set()
-            return True
-        return False
+            return None
+        return "", ""
 
     def _finished(self, run: _Run, own: _Run) -> Dispatch | None:
         """Return the dispatch of two products of a row, where what follows the second needs the sums
@@ -226,24 +283,37 @@ def _needs_own_point_only(first: Kernel, second: Kernel) -> bool:
 
 
 def join_products(
-    steps: list[Step], routines: list[Routine], limits: Limits, kept: Set[int]
+    steps: list[Step],
+    routines: list[Routine],
+    limits: Limits,
+    kept: Set[int],
+    remarks: list[Remark],
 ) -> tuple[list[Step], list[Routine]]:
     """Return steps and routines with products of one left operand merged where the device gains from
-    it; `kept` are the buffers that are read when the program has run."""
+    it; `kept` are the buffers that are read when the program has run. `remarks` gets the reason why a
+    product was not joined with the one before it that has its left operand.
+    """
     if not limits.has_joint_products:
         return steps, routines
-    joiner = _Joiner(steps, routines, limits, kept)
+    joiner = _Joiner(steps, routines, limits, kept, remarks)
     return joiner.result() if joiner.run() else (steps, routines)
 
 
-def _kind_of(r: Matmul, step: Dispatch) -> _Kind | None:
-    """Return which products this one may join, None if it stays alone."""
-    if r.n == 1 or min(r.m, r.k) == 0 or step.buffers[0] == step.buffers[1]:
-        return None
+def _kind_of(r: Matmul, step: Dispatch) -> _Kind:
+    """Return which products this one may join."""
     right: DType = r.buffers[1].dtype
     return (
         step.buffers[0], r.left_strides, r.left_offset, r.batch, r.m, r.k, right, r.accumulates,
     )  # fmt: skip
+
+
+def _refusal(r: Matmul, step: Dispatch) -> tuple[str, str] | None:
+    """Return the rule by which a product joins no other, and its reason."""
+    for rule in PRODUCT_ALONE:
+        reason = rule(r, step)
+        if reason is not None:
+            return rule.__name__, reason
+    return None
 
 
 def _merged(members: list[Dispatch], routines: list[Routine]) -> tuple[Products, Dispatch]:

@@ -10,6 +10,7 @@ element it writes. Temporaries with disjoint lifetimes share pool slots.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from webtorch.lower.body import line_text
 from webtorch.lower.build import BuiltKernel, build_kernel
 from webtorch.lower.fuse import Fuser, is_other_result, matrix_operand, plain_operand
 from webtorch.lower.fusion_rules import Group, operation
+from webtorch.lower.joining_rules import Remark
 from webtorch.lower.joint import join_products
 from webtorch.lower.schedule import in_frugal_order
 from webtorch.lower.together import put_together, renumbered, written_by
@@ -329,6 +331,8 @@ class _Planner:
         # The group whose step writes a buffer for the n-th time, by both. Steps are put together later,
         # but never two that write one buffer, and their order stays.
         self.group_of_write: dict[tuple[int, int], int] = {}
+        # Why the dispatches of two groups were not made one: the rule and its reason.
+        self.unjoined: dict[tuple[int, int], tuple[str, str]] = {}
 
     def program(self) -> Program:
         """Return the finished program."""
@@ -495,8 +499,11 @@ class _Planner:
             steps.append(Dispatch(number, buffers, task.args, task.line))
         self._note_groups(steps, routines)
         kept = {self.memory.buffer_of[n] for n in (*self.inputs, *self.outputs)}
-        steps, routines = join_products(steps, routines, self.limits, kept)
-        steps, routines = put_together(steps, routines, self.limits)
+        for join in (functools.partial(join_products, kept=kept), put_together):
+            remarks: list[Remark] = []
+            joined = join(steps, routines, self.limits, remarks=remarks)
+            self._note_remarks(steps, routines, remarks)
+            steps, routines = joined
         decls = self._share_slots(steps)
         return Program(
             tuple(routines), tuple(decls), tuple(steps), self.graph.arg_dtypes,
@@ -512,6 +519,19 @@ class _Planner:
             if isinstance(step, Dispatch):
                 self.group_of_write.update(dict.fromkeys(writes, next(groups)))
 
+    def _note_remarks(
+        self, steps: list[Step], routines: list[Routine], remarks: list[Remark]
+    ) -> None:
+        """Note why groups were not put together: the steps of remarks are numbers in `steps`."""
+        if not remarks:
+            return
+        found = (map(self.group_of_write.get, w) for w in _writes(steps, routines))
+        groups = [next((g for g in known if g is not None), None) for known in found]
+        for r in remarks:
+            one, two = groups[r.step], groups[r.other]
+            if one is not None and two is not None:
+                self.unjoined.setdefault((one, two), (r.rule, r.reason))
+
     def separations(
         self, program: Program, groups: Mapping[tuple[int, int], tuple[str, str]]
     ) -> tuple[Separation, ...]:
@@ -523,7 +543,8 @@ class _Planner:
                 if group is not None:
                     step_of[group] = number
         found: dict[tuple[int, int], tuple[str, str]] = {}
-        for pair, why in groups.items():
+        # What fusion said of two groups counts first.
+        for pair, why in (*groups.items(), *self.unjoined.items()):
             one, two = (step_of.get(g) for g in pair)
             if one is not None and two is not None and one != two:
                 found.setdefault((max(one, two), min(one, two)), why)

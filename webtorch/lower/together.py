@@ -10,7 +10,8 @@ the last of them: only small ones join.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import TypeGuard
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
@@ -18,12 +19,8 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Check, Kernel, Reduce, Routine, Several, Store
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Copy, Dispatch, Step
+from webtorch.lower.joining_rules import ALONE, JOIN, Remark, Update, Updates
 
-# A kernel of more points works longer than its dispatch costs: 4 MB of a parameter, seven times read
-# or written, are 7 us at 4.4 TB/s.
-_MAX_POINTS = 1 << 20
-# And together they delay the release of at most these bytes.
-_MAX_BYTES = 32 << 20
 # Runs that wait at a time.
 _MAX_WAITING = 7
 
@@ -74,55 +71,45 @@ def renumbered(
     )
 
 
-# The loops that kernels of one dispatch have in common; none for elementwise ones.
-_Kind = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class _Run:
-    """Kernels that will be one dispatch: their steps, and the buffers that they read and write."""
-
-    kind: _Kind
-    steps: list[int] = field(default_factory=list)
-    buffers: dict[int, None] = field(default_factory=dict)
-    written: set[int] = field(default_factory=set)
-    nbytes: int = 0
-
-
 def put_together(
-    steps: list[Step], routines: list[Routine], limits: Limits
+    steps: list[Step], routines: list[Routine], limits: Limits, remarks: list[Remark]
 ) -> tuple[list[Step], list[Routine]]:
-    """Return steps and routines with kernels merged where the device gains from it."""
+    """Return steps and routines with kernels merged where the device gains from it.
+
+    `remarks` gets the reason why an update was not put together with those before it.
+    """
     if not limits.has_several:
         return steps, routines
-    runs: list[_Run] = []
+    runs: list[Updates] = []
     # Those that another kernel may still join: its last one is where a run happens.
-    waiting: list[_Run] = []
-    most = limits.max_buffers_per_kernel
+    waiting: list[Updates] = []
     for number, step in enumerate(steps):
         touched = set(step.buffers)
         written = written_by(step, routines)
+        waiting = _undisturbed(waiting, touched, written)
         routine = None if isinstance(step, Copy) else routines[step.routine]
-        kind = _kind_of(routine) if isinstance(routine, Kernel) else None
-        waiting = [r for r in waiting if not (touched & r.written or written & r.buffers.keys())]
-        if kind is None or not isinstance(step, Dispatch) or routine is None:
+        if not isinstance(step, Dispatch) or not _is_update(routine):
+            continue
+        alone = _stays_alone(routine)
+        if alone is not None:
+            if runs:
+                remarks.append(Remark(number, runs[-1].steps[-1], *alone))
             continue
         nbytes = sum(s.elements * s.dtype.itemsize for s in routine.buffers)
-        for run in waiting:
-            if (
-                run.kind == kind
-                and len(run.buffers.keys() | touched) <= most
-                and run.nbytes + nbytes <= _MAX_BYTES
-            ):
-                break
-        else:
-            run = _Run(kind)
+        loops = (routine.outer, routine.inner) if routine.reduces else ((), ())
+        one = Update(number, step, loops, touched, written, nbytes)
+        run = next((r for r in waiting if _refusal(one, r, limits) is None), None)
+        if run is None:
+            if runs:
+                why = runs[-1].closed or _refusal(one, runs[-1], limits)
+                assert why is not None
+                remarks.append(Remark(number, runs[-1].steps[-1], *why))
+            run = Updates(loops)
             runs.append(run)
+            if len(waiting) > _MAX_WAITING:
+                waiting[0].closed = ("waiting", f"more than {_MAX_WAITING + 1} other kernels wait")
             waiting = [*waiting[-_MAX_WAITING:], run]
-        run.steps.append(number)
-        run.buffers.update(dict.fromkeys(step.buffers))
-        run.written |= written
-        run.nbytes += nbytes
+        run.add(one)
     several = [r for r in runs if len(r.steps) > 1]
     if not several:
         return steps, routines
@@ -149,26 +136,43 @@ def written_by(step: Step, routines: Sequence[Routine]) -> set[int]:
     return {b for b, s in zip(step.buffers, slots, strict=True) if s.access != "read"}
 
 
-def _kind_of(kernel: Kernel) -> _Kind | None:
-    """Return which kernels this one may join, None if it stays alone."""
-    if (
-        kernel.checks
-        or not 0 < kernel.outer_count * kernel.inner_count <= _MAX_POINTS
-        or any(s.combine != "set" for s in kernel.stores)
-        or all(s.access != "read_write" for s in kernel.buffers)
-    ):
-        return None
-    if not kernel.reduces:
-        return (), ()
-    if any(s.level == "inner" for s in kernel.stores) or any(
-        e.op == "reduced" for r in kernel.reduces for e in ex.walk(r.value)
-    ):
-        return None
-    return kernel.outer, kernel.inner
+def _undisturbed(runs: list[Updates], touched: set[int], written: set[int]) -> list[Updates]:
+    """Return the runs that a step leaves as they are; the others are closed."""
+    left: list[Updates] = []
+    for run in runs:
+        if touched & run.written or written & run.buffers.keys():
+            what = "needs what they write" if touched & run.written else "changes what they read"
+            run.closed = ("between", f"a step after the others {what}")
+        else:
+            left.append(run)
+    return left
+
+
+def _is_update(routine: Routine | None) -> TypeGuard[Kernel]:
+    """Whether a routine is a kernel that writes into what it reads: what may be put together."""
+    return isinstance(routine, Kernel) and any(s.access == "read_write" for s in routine.buffers)
+
+
+def _stays_alone(kernel: Kernel) -> tuple[str, str] | None:
+    """Return the rule by which a kernel joins no other, and its reason."""
+    for rule in ALONE:
+        reason = rule(kernel)
+        if reason is not None:
+            return rule.__name__, reason
+    return None
+
+
+def _refusal(one: Update, run: Updates, limits: Limits) -> tuple[str, str] | None:
+    """Return the rule by which a kernel does not join others, and its reason."""
+    for rule in JOIN:
+        reason = rule(one, run, limits)
+        if reason is not None:
+            return rule.__name__, reason
+    return None
 
 
 def _merged(
-    run: _Run, steps: list[Step], routines: list[Routine]
+    run: Updates, steps: list[Step], routines: list[Routine]
 ) -> tuple[Several | Kernel, Dispatch]:
     """Return one routine of several kernels and its dispatch."""
     places = {b: i for i, b in enumerate(run.buffers)}

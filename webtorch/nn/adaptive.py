@@ -13,7 +13,7 @@ from webtorch.nn.container import ModuleList, Sequential
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.tensors.device import DeviceLike
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["AdaptiveLogSoftmaxWithLoss"]
@@ -111,7 +111,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         batched = target_.dim() > 0
         x, target = (input_, target_) if batched else (input_.unsqueeze(0), target_.unsqueeze(0))
         # A capture does not read; a bad class is then one at the nearest end.
-        if not tracing.active and bool(((target < 0) | (target >= self.n_classes)).any()):
+        if reads.possible and bool(((target < 0) | (target >= self.n_classes)).any()):
             raise RuntimeError(
                 f"Target values should be in [0, {self.n_classes - 1}], but values in range "
                 f"[{target.min().item()}, {target.max().item()}] were found. "

@@ -16,7 +16,7 @@ from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.ops.record import Autocast
 from webtorch.tensors import autocast
-from webtorch.tensors.host import sizes_in, tracing
+from webtorch.tensors.host import reads, sizes_in
 from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
@@ -284,7 +284,7 @@ def _run(
     if bias_ih is not None and bias_hh is not None and not cell.apart:
         bias_ih, bias_hh = bias_ih + bias_hh, None
     gates = F.linear(x, ih, bias_ih)
-    if tracing.active or looks_at_each() or autocast.state.enabled:
+    if not reads.possible or looks_at_each() or autocast.state.enabled:
         # A capture takes down all steps, and replays them without Python; transforms look at each
         # operation, and autocast chooses its type.
         return _recorded(cell, gates, mask, start, hh, bias_hh, hr, reverse)

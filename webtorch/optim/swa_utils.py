@@ -14,7 +14,7 @@ from webtorch.nn.module import Module
 from webtorch.nn.norm import _BatchNorm
 from webtorch.optim.optimizer import Optimizer
 from webtorch.optim.scheduler_base import LRScheduler, each_group
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -146,7 +146,7 @@ class AveragedModel(Module):
             for average, current in zip(averages, currents, strict=True)
         ]
         began = self.n_averaged == 0
-        if not tracing.active and bool(began):
+        if reads.possible and bool(began):
             for average, current in zip(averages, currents, strict=True):
                 average.copy_(current)
         elif self.avg_fn is not None:
@@ -161,7 +161,7 @@ class AveragedModel(Module):
                 place[1].append(current)
             for (device, _), (some, others) in groups.items():
                 update(some, others, self.n_averaged.to(device))
-        if tracing.active:
+        if not reads.possible:
             # A program cannot know whether it is the first time: it computes both.
             for average, current in zip(averages, currents, strict=True):
                 average.copy_(webtorch.where(began.to(average.device), current, average))

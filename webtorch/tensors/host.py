@@ -33,6 +33,13 @@ class _Reads(threading.local):
     needed = False
 
     @property
+    def possible(self) -> bool:
+        """Whether the library may look at values to check them or to take a shorter way: not while a capture runs,
+        whose replays would not look.
+        """
+        return not tracing.active
+
+    @property
     def allowed(self) -> bool:
         """Whether a value may be read."""
         return self.needed or self.as_usual

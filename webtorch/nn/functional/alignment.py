@@ -13,7 +13,7 @@ from webtorch import autograd
 from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.functions.movement import pad
-from webtorch.tensors.host import tracing
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
@@ -51,7 +51,7 @@ def _log_of_sum(*terms: Tensor) -> Tensor:
 
 def _compute(*tensors: Tensor) -> None:
     """Compute now, unless a capture takes down all steps."""
-    if not tracing.active:
+    if reads.possible:
         realize(*tensors)
 
 

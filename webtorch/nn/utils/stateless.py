@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from webtorch.nn.module import Module
-from webtorch.tensors.host import tracing
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["functional_call"]
@@ -54,10 +53,9 @@ def functional_call(
             if id(tensor) in by_tensor:
                 given.setdefault(name, by_tensor[id(tensor)])
     places = [(*_place(module, name), tensor) for name, tensor in given.items()]
-    if tracing.active:
-        for owner, _, _ in places:
-            # What a captured call depends on are the module's own tensors.
-            owner._note_state()
+    for owner, _, _ in places:
+        # What a captured call depends on are the module's own tensors.
+        owner._note_state()
     before = [_swapped(owner, name, tensor) for owner, name, tensor in places]
     try:
         arguments = () if args is None else args if isinstance(args, tuple) else (args,)
