@@ -1694,7 +1694,7 @@ def nuclear_norm(
 ) -> _Tensor: ...
 def ones(
     *args: _Any,
-    size: _Sequence[builtins.int] | None = ...,
+    size: _Any = ...,
     out: _Tensor | None = ...,
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
@@ -2536,7 +2536,7 @@ def xlogy_(input: _Tensor, other: _Operand) -> _Tensor: ...
 def zero_(self: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def zeros(
     *args: _Any,
-    size: _Sequence[builtins.int] | None = ...,
+    size: _Any = ...,
     out: _Tensor | None = ...,
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
