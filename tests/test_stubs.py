@@ -69,7 +69,7 @@ x = torch.randn(3, 4)
 w = torch.zeros(4, 5, dtype=torch.float32, device="cpu")
 y = (x @ w).sum()
 reveal_type(y)  # Tensor
-reveal_type(y.item())  # bool | int | float | complex
+reveal_type(y.item())  # int | float
 reveal_type(2 * x - 1)  # Tensor
 reveal_type(x[0, 1:])  # Tensor
 reveal_type(torch.add(x, 1, alpha=2))  # Tensor
