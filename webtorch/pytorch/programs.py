@@ -113,8 +113,8 @@ class Evaluates(Protocol):
     """A graph that can be run on webtorch tensors."""
 
     inputs: list[Value]
-    # Their names in the trace.
-    names: list[str]
+    # What people call them; a number: as the input of that number of the forward graph.
+    titles: list[str | int]
     results: list[Value]
     written: frozenset[int]
     # Inputs that one `Saved` brings, and results that one takes.
@@ -278,6 +278,13 @@ def uploaded(x: torch.Tensor, keeps: bool) -> torch.Tensor:
     return made
 
 
+def _name(title: str | int, names: Sequence[str]) -> str:
+    """Return the name of an input, which may be one of those of the forward graph."""
+    if isinstance(title, str):
+        return title
+    return names[title] if title < len(names) else f"argument {title}"
+
+
 class Programs:
     """A compiled graph as PyTorch calls it: with a list of its arguments."""
 
@@ -299,10 +306,11 @@ class Programs:
         """
         self.graph = graph
         self.origin, self.second = origin, second
-        self.names = graph.names
+        names = [] if origin is None else origin.names
+        self.names = [_name(title, names) for title in graph.titles]
         if origin is not None:
-            if not second and len(origin.names) == len(graph.names):
-                self.names = origin.names
+            if not second and len(names) == len(self.names):
+                self.names = names
             (origin.backward if second else origin.forward).append(weakref.ref(self))
         self.static = static
         self.saved = saved
