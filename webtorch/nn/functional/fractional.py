@@ -8,6 +8,7 @@ from typing import Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
+from webtorch.nn.size import Sizes
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -40,8 +41,8 @@ def _starts(samples: Tensor, size: int, window: int, out: int) -> Tensor:
 def _pooled(
     rank: int,
     input: Tensor,
-    kernel_size: int | Sequence[int],
-    output_size: int | Sequence[int] | None,
+    kernel_size: Sizes,
+    output_size: Sizes | None,
     output_ratio: float | Sequence[float] | None,
     samples: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
@@ -97,8 +98,8 @@ def _pooled(
 @dispatched()
 def fractional_max_pool2d_with_indices(
     input: Tensor,
-    kernel_size: int | Sequence[int],
-    output_size: int | Sequence[int] | None = None,
+    kernel_size: Sizes,
+    output_size: Sizes | None = None,
     output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
@@ -110,8 +111,8 @@ def fractional_max_pool2d_with_indices(
 @dispatched()
 def fractional_max_pool3d_with_indices(
     input: Tensor,
-    kernel_size: int | Sequence[int],
-    output_size: int | Sequence[int] | None = None,
+    kernel_size: Sizes,
+    output_size: Sizes | None = None,
     output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
@@ -123,8 +124,8 @@ def fractional_max_pool3d_with_indices(
 @dispatched()
 def fractional_max_pool2d(
     input: Tensor,
-    kernel_size: int | Sequence[int],
-    output_size: int | Sequence[int] | None = None,
+    kernel_size: Sizes,
+    output_size: Sizes | None = None,
     output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
@@ -137,8 +138,8 @@ def fractional_max_pool2d(
 @dispatched()
 def fractional_max_pool3d(
     input: Tensor,
-    kernel_size: int | Sequence[int],
-    output_size: int | Sequence[int] | None = None,
+    kernel_size: Sizes,
+    output_size: Sizes | None = None,
     output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
