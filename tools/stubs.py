@@ -67,12 +67,16 @@ class _Stub:
         # A builtin of one of these names is another thing in the stub.
         self.names = {n for n in names if hasattr(builtins, n)}
         self.imports: set[str] = set()
+        self.homes: dict[str, str] = {}
 
     def name(self, home: tuple[str, str]) -> str:
         """Return what the stub calls a name of another module; nobody imports it from the stub."""
         module, name = home
-        self.imports.add(f"from {module} import {name} as _{name}")
-        return f"_{name}"
+        alias = f"_{name}"
+        if self.homes.setdefault(alias, module) != module:
+            alias = f"_{module.rpartition('.')[2]}_{name}"
+        self.imports.add(f"from {module} import {name} as {alias}")
+        return alias
 
     def annotation(self, text: str, module: str) -> str:
         """Return an annotation of a function of `module` in the stub's terms."""

@@ -10,7 +10,7 @@ from webtorch.functions.convolution import Sizes as _Sizes
 from webtorch.ir.dtype import DType as _DType
 from webtorch.ir.dtype import Number as _Number
 from webtorch.ir.dtype import Scalar as _Scalar
-from webtorch.nn.size import Sizes as _Sizes
+from webtorch.nn.size import Sizes as _size_Sizes
 from webtorch.tensors.promotion import Operand as _Operand
 from webtorch.tensors.tensor import Tensor as _Tensor
 
@@ -689,32 +689,32 @@ def embedding_bag(
 ) -> _Tensor: ...
 def fractional_max_pool2d(
     input: _Tensor,
-    kernel_size: _Sizes,
-    output_size: _Sizes | None = ...,
+    kernel_size: _size_Sizes,
+    output_size: _size_Sizes | None = ...,
     output_ratio: float | _Sequence[float] | None = ...,
     return_indices: bool = ...,
     _random_samples: _Tensor | None = ...,
 ) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def fractional_max_pool2d_with_indices(
     input: _Tensor,
-    kernel_size: _Sizes,
-    output_size: _Sizes | None = ...,
+    kernel_size: _size_Sizes,
+    output_size: _size_Sizes | None = ...,
     output_ratio: float | _Sequence[float] | None = ...,
     return_indices: bool = ...,
     _random_samples: _Tensor | None = ...,
 ) -> tuple[_Tensor, _Tensor]: ...
 def fractional_max_pool3d(
     input: _Tensor,
-    kernel_size: _Sizes,
-    output_size: _Sizes | None = ...,
+    kernel_size: _size_Sizes,
+    output_size: _size_Sizes | None = ...,
     output_ratio: float | _Sequence[float] | None = ...,
     return_indices: bool = ...,
     _random_samples: _Tensor | None = ...,
 ) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def fractional_max_pool3d_with_indices(
     input: _Tensor,
-    kernel_size: _Sizes,
-    output_size: _Sizes | None = ...,
+    kernel_size: _size_Sizes,
+    output_size: _size_Sizes | None = ...,
     output_ratio: float | _Sequence[float] | None = ...,
     return_indices: bool = ...,
     _random_samples: _Tensor | None = ...,
