@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -17,6 +18,18 @@ from webtorch.tensors.device import resolve
 pytest_plugins = ["tests.covers", "tests.long"]
 as_gpu.pretend()
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection() -> None:
+    """What collecting makes stays to the end: searching it for garbage, again and again, is vain."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Keep tests and imported modules out of every later search; tests collect garbage often."""
+    gc.freeze()
+    gc.enable()
 
 
 def _missing(kind: str) -> str | None:

@@ -45,7 +45,7 @@ def test_cpu_benchmarks_run(name: str) -> None:
     assert all(row.peer is not None for row in rows)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gpt", "gpt-long"])
 def test_a_step_is_planned_within_what_pytorch_allocates(name: str) -> None:
     from benchmarks.cpu.memory import WORKS, our_peaks, torch_peak
@@ -119,9 +119,10 @@ def test_gpu_kernels_run_and_agree_with_pytorch() -> None:
     _check(kernels.measure(True))
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("_adapter")
-@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt"])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(n, marks=pytest.mark.long) for n in ("cnn", "gpt"))]
+)
 def test_gpu_training_agrees_with_pytorch(name: str) -> None:
     from benchmarks.gpu import train
 
@@ -144,9 +145,10 @@ def test_replays_are_timed_by_their_parts() -> None:
             assert 0 < rows[f"{when}, {part}"].ours <= every.ours
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("_adapter")
-@pytest.mark.parametrize("part", ["decode", "prefill", "vit"])
+@pytest.mark.parametrize(
+    "part", [pytest.param(p, marks=pytest.mark.long) for p in ("decode", "prefill")] + ["vit"]
+)
 def test_pytorch_on_the_gpu_agrees_with_pytorch(part: str) -> None:
     from benchmarks.gpu import pytorch
 

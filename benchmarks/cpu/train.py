@@ -32,7 +32,7 @@ def measure(quick: bool = False) -> list[Row]:
     torch.set_num_threads(2)
     webtorch.set_num_threads(2)
     rows: list[Row] = []
-    for name in ("digits", "mlp", "gpt-tiny"):
+    for name in ("mlp",) if quick else ("digits", "mlp", "gpt-tiny"):
         job = work(name, quick)
         weights = initial_weights(job)
         data = batches(job, 4)

@@ -104,6 +104,7 @@ def _train(
     return losses
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("A14")
 @pytest.mark.parametrize(
     ("device", "dtype", "compiled"),

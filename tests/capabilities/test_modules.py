@@ -68,6 +68,7 @@ LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", rows(LAYERS))
 def test_layer(case: tuple[Callable[[Any], Any], tuple[int, ...]], device: str) -> None:
     make, shape = case
@@ -258,7 +259,7 @@ def _time_embedding(t: Any, steps: Any, width: int) -> Any:
     return t.cat([angles.sin(), angles.cos()], -1).to(steps.dtype)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.long
 @pytest.mark.covers("I28")
 def test_a_conditional_unet_of_diffusion_models(device: str) -> None:
     """Residual blocks with a time embedding, attention to the picture and to a text, skips between the halves."""
@@ -322,7 +323,7 @@ def test_a_conditional_unet_of_diffusion_models(device: str) -> None:
     same_module(unet, values(2, 3, 8, 8), steps, text, device=device, tolerance=2e-3)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.long
 @pytest.mark.covers("I29")
 def test_a_deep_signed_distance_function_learns_shapes(device: str) -> None:
     """A decoder of (code, point) to distance; codes and decoder are learnt together, as DeepSDF does."""

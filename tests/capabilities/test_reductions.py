@@ -42,6 +42,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("function", rows(REDUCTIONS))
 def test_reduction(function: Callable[..., Any], device: str) -> None:
     same(function, values(3, 4, 5, seed=4), device=device, atol=5e-5)

@@ -26,6 +26,7 @@ def test_float32_compute(device: str) -> None:
     same(_block, values(5, 8), values(8, 6, seed=1), device=device, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "digits"),
     [

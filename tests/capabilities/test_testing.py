@@ -84,6 +84,7 @@ def test_every_layer_gives_what_pytorchs_gives(name: str, device: str) -> None:
         close(*seen[path], 1e-4, 1e-4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("Q10")
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_model_learns_as_in_pytorch(name: str, device: str) -> None:

@@ -509,7 +509,7 @@ def copies_and_files(t: Any, compiled: Compiled) -> Iterator[Any]:
     yield from (net[0].weight.grad, net[0].bias.grad is None)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("written", PROGRAMS, ids=lambda p: str(p.__name__))
 def test_around_a_compiled_function(written: Program, device: str) -> None:
     agrees(written, device, USUAL.get(written))

@@ -33,6 +33,7 @@ def trained(device: str, budget: Any, dropout: float = 0.0) -> tuple[list[float]
     return [step(x).item() for _ in range(4)], step
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
 def test_what_does_not_fit_is_computed_again(device: str, dropout: float) -> None:
     want, plain = trained(device, None, dropout)

@@ -391,7 +391,7 @@ def test_what_depends_on_a_size_in_python_is_captured_for_each(device: str) -> N
         webtorch.mark_dynamic(x, 1)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.long
 def test_an_argument_that_churns_is_named(device: str) -> None:
     @webtorch.compile
     def add(x: Any, n: int) -> Any:

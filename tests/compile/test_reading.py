@@ -175,6 +175,7 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.__name__))
 def test_a_function_that_reads_runs_as_usual(
     program: Callable[[Any, str, Callable[..., Any]], Iterator[Any]], device: str, as_pytorch: None

@@ -72,6 +72,7 @@ def _losses(
     return out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("M2", "M20", "K11", "N18")
 @pytest.mark.parametrize(
     ("optimizer", "options"),

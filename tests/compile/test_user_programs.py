@@ -478,6 +478,7 @@ def _run(program: Callable[[World], Iterator[Any]], world: World) -> list[Any]:
     return [np.array(v.tolist()) for v in program(world)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["eager", "compiled", "webgpu"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
 def test_a_program_computes_what_it_computes_with_pytorch(program: Any, how: str) -> None:

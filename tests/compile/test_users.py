@@ -301,7 +301,6 @@ PROGRAMS: list[Program] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.__name__))
 def test_a_compiled_step_is_the_uncompiled_one(program: Program) -> None:
     with warnings.catch_warnings(), webtorch.device("cpu"):

@@ -255,7 +255,6 @@ PROGRAMS: list[Callable[[World], Iterator[Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.__name__))
 def test_a_compiled_program_is_the_uncompiled_one(
     program: Callable[[World], Iterator[Any]],

@@ -482,6 +482,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(

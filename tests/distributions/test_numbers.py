@@ -135,6 +135,7 @@ def _second(name: str) -> str:
     return f"{name} logits" if f"{name} logits" in CASES and name != "Binomial" else name
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("first", [n for n in CASES if " " not in n])
 def test_divergences(first: str) -> None:
     """Against every distribution that broadcasts against it."""

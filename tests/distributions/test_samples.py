@@ -35,6 +35,7 @@ CONTINUOUS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_continuous_samples_follow_their_distribution(name: str) -> None:
     """Kolmogorov and Smirnov at 0.001, with a fixed seed."""
@@ -62,6 +63,7 @@ COUNTS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_follow_their_distribution(name: str) -> None:
     """Pearson's chi-square at 0.001, with a fixed seed."""

@@ -137,6 +137,7 @@ _OPTIMIZERS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", _OPTIMIZERS)
 def test_every_optimizer_keeps_parameters_and_state_in_place(name: str, device: str) -> None:
     """Also those of biases, whose gradients are sums that end in the update."""

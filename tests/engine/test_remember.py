@@ -51,6 +51,7 @@ def _values(found: Any) -> list[Any]:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore")  # of deprecated arguments
 @pytest.mark.parametrize("line", LINES)
 def test_what_is_remembered_is_what_is_computed(line: str, given: list[dict[str, Any]]) -> None:

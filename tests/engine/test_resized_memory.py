@@ -64,6 +64,7 @@ def _an_empty_alias_writes_nothing(t, device):
     yield x, alias
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:.*resize.*")
 @pytest.mark.parametrize(
     "scene",

@@ -101,7 +101,7 @@ def check(
         )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.covers("M11")
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize("types", TYPES)
@@ -316,6 +316,7 @@ def torch_index(like: Any) -> Any:
     return webtorch.tensor(numbers, device=like.device)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.covers("M11", "M13")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs(name: str) -> None:

@@ -206,7 +206,7 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.long
 @pytest.mark.covers("M14")
 def test_a_training_step_of_a_gpt(device: str, joining: Choose) -> None:
     found = []
@@ -394,7 +394,7 @@ def test_weights_made_between_move_the_first_down(device: str, joining: Choose) 
     assert [len(r.parts) for r in run.program().routines if isinstance(r, Products)] == [3]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", range(200, 216))
 def test_random_programs_equal_pytorch(seed: int, device: str, joining: Choose) -> None:
     joining(True, **(CARD if device == "webgpu" and seed % 2 else {}))

@@ -141,6 +141,7 @@ def test_every_tile(tile: Tile | None, layout: tuple[bool, bool]) -> None:
     compare(r, gemm.product_passes(product(r), limits, tile, split))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("E8", "E11")
 @pytest.mark.parametrize("gpu", [False, True], ids=["adapter", "gpu"])
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_options_print_as_in_pytorch(torch: Any, options: dict[str, Any]) -> None:
     torch.set_printoptions(**options)

@@ -331,6 +331,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_operations(name: str) -> None:
     function, shape = CALLS[name]

@@ -67,6 +67,7 @@ def _gradients(like: Any, result: Any, leaves: list[Any]) -> Any:
     return like.autograd.grad(result.sum(), leaves, create_graph=True, allow_unused=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("A11")
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("name", _UNARY)

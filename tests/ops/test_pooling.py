@@ -38,6 +38,7 @@ MAX = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("rank", "shape", "kernel", "options"), MAX)
 def test_max_pool(
     rank: int, shape: tuple[int, ...], kernel: object, options: dict[str, object], device: str
@@ -211,6 +212,7 @@ COLUMNS = [
 ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("shape", "kernel", "options"), COLUMNS)
 def test_unfold_and_fold(
     shape: tuple[int, ...], kernel: object, options: dict[str, object], device: str

@@ -32,6 +32,7 @@ def _results(op: Op, dtype: DType, device: str) -> list[tuple[str, Any]]:
     return out
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [float16, bfloat16], ids=lambda d: d.name)
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_a_read_changes_nothing(op: Op, dtype: DType, device: str) -> None:

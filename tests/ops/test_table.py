@@ -119,7 +119,7 @@ def _weights(shape: tuple[int, ...]) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64) + 0.5
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "op", [op for op in OPS if webtorch.float32 in op.dtypes], ids=lambda op: op.name
 )

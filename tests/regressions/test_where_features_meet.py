@@ -28,6 +28,7 @@ def _shared(results: list[Any], inputs: list[Any], memory: Callable[[Any], Any])
     ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", table.tested(), ids=lambda op: op.name)
 def test_results_share_memory_where_pytorchs_do(op: Op) -> None:
@@ -855,7 +856,7 @@ def test_sums_in_several_orders_beside_what_they_share(orders: list[tuple[int, .
     _both(story, "cpu")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("collect", [False, True])
 @pytest.mark.parametrize("how", ["again", "written", "through a view"])
 def test_what_a_compiled_function_writes_and_its_backward_reads_keeps_its_value(

@@ -12,6 +12,7 @@ from benchmarks.web import all as web
 from webtorch.web.browsers import find
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("Q8", "Q9")
 @pytest.mark.skipif(find("chromium") is None, reason="Chromium is not installed")
 @pytest.mark.parametrize("device", ["webgpu", "cpu"])

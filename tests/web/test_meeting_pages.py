@@ -27,6 +27,7 @@ SCRIPT = """async (given) => {
 }"""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("part", range(4))
 def test_programs_in_chromium(part: int, page: Page, serve: Callable[[Path], str]) -> None:
     def replayed(folder: Path, xs: list[Any]) -> dict[str, Any]:

@@ -168,6 +168,7 @@ SHORT = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.covers("T1", "T9")
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_train(name: str, play: Playground) -> None:

@@ -107,6 +107,16 @@ def meet(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     return call(callee, args, kwargs)
 
 
+def enter(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Call, by way of the interpreters where one is on."""
+    if active.count:
+        return call(callee, args, kwargs)
+    try:
+        return callee.run(args, kwargs)
+    except Foreign:
+        return meet(callee, args, kwargs)
+
+
 def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that users call, with the name, signature and documentation of `like`."""
     run = callee.run

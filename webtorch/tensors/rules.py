@@ -1,9 +1,8 @@
 """Composites that carry a gradient rule of their own: what a call saves, and how the rule is called. Floor 4.
 
 What the rules read follows from the entry and from which operands need gradients, and is worked out once for each
-of these. Where nothing differentiates it again, the
-rule itself is remembered like any composite (`tensors/remember.py`): a backward pass records one node for each
-cotangent.
+of these. Where nothing differentiates it again, the rule itself is remembered like any composite
+(`tensors/remember.py`): a backward pass records one node for each cotangent.
 """
 
 from __future__ import annotations
