@@ -32,8 +32,9 @@ from webtorch.capture.dynamic import (
     placeholder,
     probes,
 )
-from webtorch.capture.replay import computed, read_arguments, settle
+from webtorch.capture.replay import read_arguments, settle
 from webtorch.capture.trace import capture, compile_never, compile_varying
+from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt
@@ -937,7 +938,7 @@ def _storage(value: Any, form: Geometry) -> Storage:
     """Return what was saved as a storage: memory gets one, of which others may have the value too."""
     if type(value) is Storage:
         return value
-    node = computed((form.elements,), value)
+    node = Node.in_memory((form.elements,), value.dtype, value)
     node.shared = True
     return Storage(node, bridge.runtime())
 
