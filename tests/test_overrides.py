@@ -313,7 +313,9 @@ def test_the_first_object_that_is_met_is_asked() -> None:
 
 
 def test_whatever_may_be_asked_goes_the_one_way_in() -> None:
+    gc.unfreeze()  # the suite froze what was loaded before the first test, and frozen objects are not listed
     callees = {o.public for o in gc.get_objects() if type(o) is Callee}
+    gc.freeze()
     askable = webtorch.tensors.override.askable()
     assert len(askable) > 1000
     assert [p.name for function, p in askable.items() if function not in callees] == []
