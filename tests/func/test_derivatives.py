@@ -300,3 +300,16 @@ def test_attention_without_scores_is_differentiated_forwards_over_backwards(
 
     with sdpa_kernel(SDPBackend.MATH):
         same(program, device, 1e-4)
+
+
+@pytest.mark.covers("H9")
+@pytest.mark.parametrize("name", ["cholesky", "pinv", "inv"])
+def test_tangents_of_complex_matrices(name: str) -> None:
+    def program(lib: Library) -> Any:
+        t = lib.torch
+        re = t.linspace(-1.0, 1.0, 9, dtype=t.float64, device="cpu").reshape(3, 3)
+        z = t.complex(re.sin(), re.exp())
+        x, v = z @ z.mH + 3 * t.eye(3, dtype=t.float64, device="cpu"), z + z.mH
+        return t.view_as_real(lib.func.jvp(getattr(t.linalg, name), (x,), (v,))[1])
+
+    same(program, "cpu", 1e-10)

@@ -58,6 +58,10 @@ def test_a_training_step_explains_both_of_its_passes() -> None:
     names = {h.name for h in graph.memory.buffers if h.role == "input"}
     assert {"0.weight", "0.bias"} <= names
     assert graph.why_apart(0, 1).startswith("what follows a product's sums in their registers")
+    # What the backward pass is given is called after what gave it.
+    assert graph.backward is not None
+    given = {h.name for h in graph.backward.memory.buffers if h.role == "input"}
+    assert given == {"args[0]", "softmax of 1 (saved)", "gradient of result 0"}
     backward = graph.backward
     assert backward is not None
     assert any("matmul" in r.name for r in backward.program.routines)
@@ -105,3 +109,29 @@ def test_guards_in_plain_words(reason: str, text: str) -> None:
 def test_names_as_users_write_them() -> None:
     assert shown("L['self']._modules['l']._parameters['weight']") == "self.l.weight"
     assert shown("G['scale']") == "G['scale']"
+
+
+def test_saved_values_are_called_after_the_operation_and_its_module() -> None:
+    class Net(torch.nn.Module):
+        """A norm by name, and a function that no module calls."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.LayerNorm(4)
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return (self.norm(x).exp() * y).sum(), x.sin()
+
+    compiled = torch.compile(Net().to("webgpu"), backend="webgpu")
+    x = torch.ones(3, 4, device="webgpu", requires_grad=True)
+    total, _ = compiled(x, torch.ones(3, 4, device="webgpu"))
+    total.backward()
+    (graph,) = explain(compiled).graphs
+    assert graph.backward is not None
+    given = {h.name for h in graph.backward.memory.buffers if h.role == "input"}
+    assert {
+        "self.norm.weight",
+        "exp (saved)",
+        "native_layer_norm of norm, result 1 (saved)",
+    } <= given
+    assert not any(n.startswith(("getitem", "primals", "tangents")) for n in given)

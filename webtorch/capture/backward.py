@@ -20,6 +20,7 @@ from webtorch.lower.fuse import compared, formula_cost
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime
+from webtorch.tensors.creation import without_data
 from webtorch.tensors.device import device_of
 from webtorch.tensors.primitives import rebase
 from webtorch.tensors.storage import Storage
@@ -294,8 +295,7 @@ class Backward:
             buffers = executable.run(self._inputs(given, held, saved), args)
         storages = []
         for buffer in buffers:
-            node = Node("buffer", (), (), (), (buffer.elements,), buffer.dtype)
-            node.buffer = buffer
+            node = Node.in_memory((buffer.elements,), buffer.dtype, buffer)
             storages.append(Storage(node, runtime))
         out: list[Tensor | None] = []
         for output, form in zip(self.outputs, self.shapes, strict=True):
@@ -351,11 +351,9 @@ def trace_backward(results: list[Tensor], arguments: dict[int, int]) -> Backward
     given: list[Tensor] = []
     runtime = results[0]._storage.runtime
     for r in results:
-        pairs = (2,) if r.dtype.is_complex else ()
-        node = Node("buffer", (), (), (), r._shape + pairs, r.dtype.to_real())
-        cotangents.append(node)
-        made = Tensor._from_node(node, runtime)
-        given.append(primitive.complex_of(made) if pairs else made)
+        made = without_data(r._shape, r.dtype, runtime)
+        cotangents.append(made._storage.node)
+        given.append(made)
     hooks = [(v, v._hooks) for v in variables]
     # A hook that reads a value must not end the capture here, where nothing has a value yet.
     recording = runtime.recording

@@ -24,10 +24,9 @@ from webtorch.capture.captured import Capture, Returned, is_constant
 from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
 from webtorch.capture.trace import Compiler, NotReplayable, compile_varying
 from webtorch.errors import OutOfMemoryError
-from webtorch.ir.graph import Graph, GraphNode, Node, Output
-from webtorch.ir.view import contiguous_strides
+from webtorch.ir.graph import Graph, GraphNode, Output
+from webtorch.tensors.creation import without_data
 from webtorch.tensors.host import HostScalar, RandomOffset
-from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
 # Programs that one capture keeps, one for each choice of sizes.
@@ -73,12 +72,7 @@ def mark_dynamic(x: Any, dim: int | Sequence[int], *, min: int = 2, max: int | N
 
 def placeholder(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a tensor that can be recorded with and never read, for captures at other sizes."""
-    pairs = (2,) if like.dtype.is_complex else ()
-    node = Node("buffer", (), (), (), shape + pairs, like.dtype.to_real())
-    storage = Storage(node, like._storage.runtime)
-    strides = contiguous_strides(shape)
-    out = Tensor._from_storage(storage, shape, strides, 0, not pairs, like.dtype)
-    return stand_in(like, out)
+    return stand_in(like, without_data(shape, like.dtype, like._storage.runtime))
 
 
 def probes(point: Point) -> list[Point]:

@@ -104,16 +104,18 @@ def settle(
         if target in kept:
             kept[target].version += 1
             continue
-        node = computed(shape, buffers[i])
+        buffer = buffers[i]
+        node = Node.in_memory(shape, buffer.dtype, buffer)
         fresh[target] = Storage(node, captured.runtime)
-        node.shared = any(b is buffers[i] for b in kept_by_backward)
+        node.shared = any(b is buffer for b in kept_by_backward)
     for i, storage in captured.overwritten:
         if moved:
             storage = moved.get(storage, storage)
         # What was written in place is where it was.
-        if storage.node.buffer is not buffers[i]:
-            storage.settle(storage.node, computed(captured.shapes[i], buffers[i]))
-        if kept_by_backward and any(b is buffers[i] for b in kept_by_backward):
+        buffer = buffers[i]
+        if storage.node.buffer is not buffer:
+            storage.settle(storage.node, Node.in_memory(captured.shapes[i], buffer.dtype, buffer))
+        if kept_by_backward and any(b is buffer for b in kept_by_backward):
             storage.node.shared = True
         storage.version += 1
     if captured.one_value_twice is None:
@@ -137,13 +139,6 @@ def _share_values(
             storage.settle(storage.node, node)
             if node.kind != "buffer":
                 captured.runtime.add(storage)
-
-
-def computed(shape: tuple[int, ...], buffer: Any) -> Node:
-    """Return the value of memory that a program has written."""
-    node = Node("buffer", (), (), (), shape, buffer.dtype)
-    node.buffer = buffer
-    return node
 
 
 def read_arguments(captured: Capture) -> tuple[list[Scalar], dict[int, float]]:

@@ -48,6 +48,11 @@ class Callee:
         self.autocast, self.writes = autocast, writes
         self.public: Callable[..., Any] | None = None
 
+    def publish(self, function: Callable[..., Any]) -> None:
+        """Take the function that users hold, which from now on tells what its calls are of."""
+        self.public = function
+        function.callee = self  # type: ignore[attr-defined]
+
 
 class Interpreter(Protocol):
     """Whoever sees calls before they are recorded, and may change them."""
@@ -107,6 +112,16 @@ def meet(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     return call(callee, args, kwargs)
 
 
+def enter(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Call, by way of the interpreters where one is on."""
+    if active.count:
+        return call(callee, args, kwargs)
+    try:
+        return callee.run(args, kwargs)
+    except Foreign:
+        return meet(callee, args, kwargs)
+
+
 def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that users call, with the name, signature and documentation of `like`."""
     run = callee.run
@@ -121,7 +136,7 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
         except Foreign:
             return meet(callee, args, kwargs)
 
-    callee.public = function
+    callee.publish(function)
     return function
 
 
@@ -172,8 +187,7 @@ def dispatched(
                 except Foreign:
                     return meet(callee, (self, other), {})
 
-        callee.public = functools.update_wrapper(public, function)
-        public.callee = callee  # type: ignore[attr-defined]
+        callee.publish(functools.update_wrapper(public, function))
         return public  # type: ignore[return-value]
 
     return decorate

@@ -56,29 +56,29 @@ def _both(*kinds: Any) -> Callable[[Any], Any]:
 
 
 @_both(constraints.real)
-def _to_real(constraint: Any) -> Any:
+def _to_real(constraint: Any) -> transforms.Transform:
     return transforms.identity_transform
 
 
 @_both(constraints.positive, constraints.nonnegative)
-def _to_positive(constraint: Any) -> Any:
+def _to_positive(constraint: Any) -> transforms.Transform:
     return transforms.ExpTransform()
 
 
 @_both(constraints.greater_than, constraints.greater_than_eq)
-def _to_greater_than(constraint: Any) -> Any:
+def _to_greater_than(constraint: Any) -> transforms.Transform:
     shift = transforms.AffineTransform(constraint.lower_bound, 1)
     return transforms.ComposeTransform([transforms.ExpTransform(), shift])
 
 
 @_both(constraints.less_than)
-def _to_less_than(constraint: Any) -> Any:
+def _to_less_than(constraint: Any) -> transforms.Transform:
     shift = transforms.AffineTransform(constraint.upper_bound, -1)
     return transforms.ComposeTransform([transforms.ExpTransform(), shift])
 
 
 @_both(constraints.interval, constraints.half_open_interval)
-def _to_interval(constraint: Any) -> Any:
+def _to_interval(constraint: Any) -> transforms.Transform:
     low, high = constraint.lower_bound, constraint.upper_bound
     numbers = isinstance(low, Number) and isinstance(high, Number)
     if numbers and (low, high) == (0, 1):
@@ -97,7 +97,7 @@ for _kind in (constraints.positive_definite, constraints.positive_semidefinite):
 
 
 @_both(constraints.corr_cholesky)
-def _to_corr_cholesky(constraint: Any) -> Any:
+def _to_corr_cholesky(constraint: Any) -> transforms.Transform:
     return transforms.CorrCholeskyTransform()
 
 

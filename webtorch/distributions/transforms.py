@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Number
 from typing import Any
 
 from webtorch import linalg
@@ -44,6 +43,9 @@ __all__ = [
 ]
 
 
+Shape = tuple[int, ...]
+
+
 class Transform:
     """A function of tensors from `domain` to `codomain`, with its inverse `inv` and log |det Jacobian|.
 
@@ -68,25 +70,25 @@ class Transform:
         return {**self.__dict__, "_inv": None}
 
     @property
-    def event_dim(self) -> Any:
+    def event_dim(self) -> int:
         """The number of dims of an event, where it is the same on both sides."""
         if self.domain.event_dim == self.codomain.event_dim:
             return self.domain.event_dim
         raise ValueError("Please use either .domain.event_dim or .codomain.event_dim")
 
     @property
-    def inv(self) -> Any:
+    def inv(self) -> Transform:
         """The inverse; its own inverse is this transform."""
         if self._inv is None:
             self._inv = _InverseTransform(self)
         return self._inv
 
     @property
-    def sign(self) -> Any:
+    def sign(self) -> Tensor | int:
         """The sign of the derivative: 1 or -1."""
         raise NotImplementedError
 
-    def with_cache(self, cache_size: int = 1) -> Any:
+    def with_cache(self, cache_size: int = 1) -> Transform:
         """Return the same transform with another cache."""
         if self._cache_size == cache_size:
             return self
@@ -133,11 +135,11 @@ class Transform:
     def __repr__(self) -> str:
         return f"{self.__class__.__name__}()"
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return the shape of the output for an input shape."""
         return shape
 
-    def inverse_shape(self, shape: Any) -> Any:
+    def inverse_shape(self, shape: Shape) -> Shape:
         """Return the shape of the input for an output shape."""
         return shape
 
@@ -150,12 +152,12 @@ class _InverseTransform(Transform):
         self._inv = transform
 
     @constraints.dependent_property(is_discrete=False)
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """The transform's codomain."""
         return self._inv.codomain
 
     @constraints.dependent_property(is_discrete=False)
-    def codomain(self) -> Any:
+    def codomain(self) -> constraints.Constraint:
         """The transform's domain."""
         return self._inv.domain
 
@@ -165,16 +167,16 @@ class _InverseTransform(Transform):
         return self._inv.bijective
 
     @property
-    def sign(self) -> Any:
+    def sign(self) -> Tensor | int:
         """That of the transform."""
         return self._inv.sign
 
     @property
-    def inv(self) -> Any:
+    def inv(self) -> Transform:
         """The transform."""
         return self._inv
 
-    def with_cache(self, cache_size: int = 1) -> Any:
+    def with_cache(self, cache_size: int = 1) -> Transform:
         """Return the inverse of the transform with another cache."""
         return self.inv.with_cache(cache_size).inv
 
@@ -196,11 +198,11 @@ class _InverseTransform(Transform):
         """Return the transform's at (y, x), negated."""
         return -self._inv.log_abs_det_jacobian(y, x)
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return the shape that the transform needs for an output shape."""
         return self._inv.inverse_shape(shape)
 
-    def inverse_shape(self, shape: Any) -> Any:
+    def inverse_shape(self, shape: Shape) -> Shape:
         """Return the shape of the transform's output."""
         return self._inv.forward_shape(shape)
 
@@ -220,7 +222,7 @@ class ComposeTransform(Transform):
     __hash__ = object.__hash__
 
     @constraints.dependent_property(is_discrete=False)
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """That of the first part, with the dims that later parts need."""
         if not self.parts:
             return constraints.real
@@ -231,7 +233,7 @@ class ComposeTransform(Transform):
         return _widened(self.parts[0].domain, event_dim)
 
     @constraints.dependent_property(is_discrete=False)
-    def codomain(self) -> Any:
+    def codomain(self) -> constraints.Constraint:
         """That of the last part, with the dims that earlier parts have."""
         if not self.parts:
             return constraints.real
@@ -247,15 +249,15 @@ class ComposeTransform(Transform):
         return all(part.bijective for part in self.parts)
 
     @lazy_property
-    def sign(self) -> Any:
+    def sign(self) -> Tensor | int:
         """The product of the parts' signs."""
-        sign: Any = 1
+        sign: Tensor | int = 1
         for part in self.parts:
             sign = sign * part.sign
         return sign
 
     @property
-    def inv(self) -> Any:
+    def inv(self) -> Transform:
         """The inverses of the parts, the last one first."""
         if self._inv is None:
             self._inv = ComposeTransform([part.inv for part in reversed(self.parts)])
@@ -284,13 +286,13 @@ class ComposeTransform(Transform):
             event_dim += part.codomain.event_dim - part.domain.event_dim
         return total
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return the shape after all parts."""
         for part in self.parts:
             shape = part.forward_shape(shape)
         return shape
 
-    def inverse_shape(self, shape: Any) -> Any:
+    def inverse_shape(self, shape: Shape) -> Shape:
         """Return the shape that the first part needs."""
         for part in reversed(self.parts):
             shape = part.inverse_shape(shape)
@@ -301,7 +303,7 @@ class ComposeTransform(Transform):
         return f"{self.__class__.__name__}(\n    {parts}\n)"
 
 
-def _widened(constraint: Any, event_dim: int) -> Any:
+def _widened(constraint: constraints.Constraint, event_dim: int) -> constraints.Constraint:
     extra = event_dim - constraint.event_dim
     return constraints.independent(constraint, extra) if extra else constraint
 
@@ -322,12 +324,12 @@ class IndependentTransform(Transform):
         self.reinterpreted_batch_ndims = reinterpreted_batch_ndims
 
     @constraints.dependent_property(is_discrete=False)
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """The base's, with the dims taken together."""
         return constraints.independent(self.base_transform.domain, self.reinterpreted_batch_ndims)
 
     @constraints.dependent_property(is_discrete=False)
-    def codomain(self) -> Any:
+    def codomain(self) -> constraints.Constraint:
         """The base's, with the dims taken together."""
         return constraints.independent(self.base_transform.codomain, self.reinterpreted_batch_ndims)
 
@@ -337,7 +339,7 @@ class IndependentTransform(Transform):
         return self.base_transform.bijective
 
     @property
-    def sign(self) -> Any:
+    def sign(self) -> Tensor | int:
         """That of the base."""
         return self.base_transform.sign
 
@@ -361,11 +363,11 @@ class IndependentTransform(Transform):
             f"{self.__class__.__name__}({self.base_transform!r}, {self.reinterpreted_batch_ndims})"
         )
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return the shape of the base's output."""
         return self.base_transform.forward_shape(shape)
 
-    def inverse_shape(self, shape: Any) -> Any:
+    def inverse_shape(self, shape: Shape) -> Shape:
         """Return the shape of the base's input."""
         return self.base_transform.inverse_shape(shape)
 
@@ -376,7 +378,9 @@ class ReshapeTransform(Transform):
     _arguments = ("in_shape", "out_shape")
     bijective = True
 
-    def __init__(self, in_shape: Any, out_shape: Any, cache_size: int = 0) -> None:
+    def __init__(
+        self, in_shape: Sequence[int], out_shape: Sequence[int], cache_size: int = 0
+    ) -> None:
         self.in_shape = Size(in_shape)
         self.out_shape = Size(out_shape)
         if self.in_shape.numel() != self.out_shape.numel():
@@ -384,12 +388,12 @@ class ReshapeTransform(Transform):
         super().__init__(cache_size=cache_size)
 
     @constraints.dependent_property
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """Real tensors of as many dims as in_shape."""
         return constraints.independent(constraints.real, len(self.in_shape))
 
     @constraints.dependent_property
-    def codomain(self) -> Any:
+    def codomain(self) -> constraints.Constraint:
         """Real tensors of as many dims as out_shape."""
         return constraints.independent(constraints.real, len(self.out_shape))
 
@@ -403,16 +407,16 @@ class ReshapeTransform(Transform):
         """Return zeros of the batch's shape: no volume changes."""
         return x.new_zeros(x.shape[: x.dim() - len(self.in_shape)])
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return the shape with out_shape at its end. Raises ValueError unless it ends with in_shape."""
         return self._changed(shape, self.in_shape, self.out_shape)
 
-    def inverse_shape(self, shape: Any) -> Any:
+    def inverse_shape(self, shape: Shape) -> Shape:
         """Return the shape with in_shape at its end. Raises ValueError unless it ends with out_shape."""
         return self._changed(shape, self.out_shape, self.in_shape)
 
     @staticmethod
-    def _changed(shape: Any, old: Size, new: Size) -> Any:
+    def _changed(shape: Shape, old: Size, new: Size) -> Shape:
         cut = len(shape) - len(old)
         if cut < 0:
             raise ValueError("Too few dimensions on input")
@@ -462,7 +466,7 @@ class PowerTransform(Transform):
         (self.exponent,) = broadcast_all(exponent)
 
     @lazy_property
-    def sign(self) -> Any:
+    def sign(self) -> Tensor | int:
         """The sign of the exponent."""
         return self.exponent.sign()
 
@@ -481,18 +485,17 @@ class PowerTransform(Transform):
         """Return log |exponent * y / x|."""
         return (self.exponent * y / x).abs().log()
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return the shape broadcast with that of the exponent."""
         return webtorch.broadcast_shapes(shape, self.exponent.shape)
 
     inverse_shape = forward_shape
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: Tensor | float, b: Tensor | float) -> bool:
     """Whether two numbers or tensors are equal everywhere."""
-    if isinstance(a, Number) and isinstance(b, Number):
-        return a == b
-    return bool((a == b).all())
+    same = a == b
+    return bool(same.all()) if isinstance(same, Tensor) else same
 
 
 def _clipped_sigmoid(x: Tensor) -> Tensor:
@@ -579,7 +582,9 @@ class AffineTransform(Transform):
     _arguments = ("loc", "scale", "event_dim")
     bijective = True
 
-    def __init__(self, loc: Any, scale: Any, event_dim: int = 0, cache_size: int = 0) -> None:
+    def __init__(
+        self, loc: Tensor | float, scale: Tensor | float, event_dim: int = 0, cache_size: int = 0
+    ) -> None:
         super().__init__(cache_size=cache_size)
         self.loc = loc
         self.scale = scale
@@ -591,12 +596,12 @@ class AffineTransform(Transform):
         return self._event_dim
 
     @constraints.dependent_property(is_discrete=False)
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """Real tensors of event_dim dims."""
         return _widened(constraints.real, self.event_dim)
 
     @constraints.dependent_property(is_discrete=False)
-    def codomain(self) -> Any:
+    def codomain(self) -> constraints.Constraint:
         """Real tensors of event_dim dims."""
         return _widened(constraints.real, self.event_dim)
 
@@ -610,11 +615,11 @@ class AffineTransform(Transform):
     __hash__ = object.__hash__
 
     @property
-    def sign(self) -> Any:
+    def sign(self) -> Tensor | int:
         """The sign of the scale."""
-        if isinstance(self.scale, Number):
-            return (self.scale > 0) - (self.scale < 0)  # type: ignore[operator]
-        return self.scale.sign()
+        if isinstance(self.scale, Tensor):
+            return self.scale.sign()
+        return (self.scale > 0) - (self.scale < 0)
 
     def _call(self, x: Tensor) -> Tensor:
         return self.loc + self.scale * x
@@ -625,16 +630,16 @@ class AffineTransform(Transform):
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         """Return log |scale|, summed over the event's dims."""
         shape = x.shape
-        if isinstance(self.scale, Number):
-            result = webtorch.full_like(x, math.log(abs(self.scale)))  # type: ignore[arg-type]
-        else:
+        if isinstance(self.scale, Tensor):
             result = self.scale.abs().log()
+        else:
+            result = webtorch.full_like(x, math.log(abs(self.scale)))
         if self.event_dim:
             result = _sum_rightmost(result, self.event_dim)
             shape = shape[: -self.event_dim]
         return result.expand(shape)
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return the shape broadcast with those of loc and scale."""
         return webtorch.broadcast_shapes(
             shape, getattr(self.loc, "shape", ()), getattr(self.scale, "shape", ())
@@ -666,14 +671,16 @@ class CorrCholeskyTransform(Transform):
         t = tril_matrix_to_vec(y, diag=-1) / tril_matrix_to_vec(left, diag=-1).sqrt()
         return (t.log1p() - (-t).log1p()) / 2
 
-    def log_abs_det_jacobian(self, x: Tensor, y: Tensor, intermediates: Any = None) -> Tensor:
+    def log_abs_det_jacobian(
+        self, x: Tensor, y: Tensor, intermediates: Tensor | None = None
+    ) -> Tensor:
         """Return the logarithm for each vector; `intermediates` is ignored."""
         # Each column's numbers below the first enter with the root of what is left of the row.
         left = tril_matrix_to_vec(1 - y.square().cumsum(-1), diag=-2)
         of_tanh = -2 * (x + softplus(-2 * x) - math.log(2.0)).sum(-1)
         return 0.5 * left.log().sum(-1) + of_tanh
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return (..., n, n) for (..., n * (n - 1) / 2). Raises ValueError for other sizes."""
         if len(shape) < 1:
             raise ValueError("Too few dimensions on input")
@@ -683,7 +690,7 @@ class CorrCholeskyTransform(Transform):
             raise ValueError("Input is not a flattened lower-diagonal number")
         return shape[:-1] + (d, d)  # noqa: RUF005 - a Size stays one
 
-    def inverse_shape(self, shape: Any) -> Any:
+    def inverse_shape(self, shape: Shape) -> Shape:
         """Return (..., n * (n - 1) / 2) for (..., n, n). Raises ValueError unless square."""
         if len(shape) < 2:
             raise ValueError("Too few dimensions on input")
@@ -698,16 +705,16 @@ class _OfVectors(_Plain):
 
     _more = 0
 
-    def _shape(self, shape: Any, change: int) -> Any:
+    def _shape(self, shape: Shape, change: int) -> Shape:
         if len(shape) < 1:
             raise ValueError("Too few dimensions on input")
         return shape[:-1] + (shape[-1] + change,)  # noqa: RUF005 - a Size stays one
 
-    def forward_shape(self, shape: Any) -> Any:
+    def forward_shape(self, shape: Shape) -> Shape:
         """Return the shape of the output. Raises ValueError for a scalar."""
         return self._shape(shape, self._more)
 
-    def inverse_shape(self, shape: Any) -> Any:
+    def inverse_shape(self, shape: Shape) -> Shape:
         """Return the shape of the input. Raises ValueError for a scalar."""
         return self._shape(shape, -self._more)
 
@@ -876,12 +883,12 @@ class CatTransform(_Parts):
         return total
 
     @constraints.dependent_property
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """The parts' domains, one after the other along `dim`."""
         return constraints.cat([t.domain for t in self.transforms], self.dim, self.lengths)
 
     @constraints.dependent_property
-    def codomain(self) -> Any:
+    def codomain(self) -> constraints.Constraint:
         """The parts' codomains, one after the other along `dim`."""
         return constraints.cat([t.codomain for t in self.transforms], self.dim, self.lengths)
 
@@ -903,12 +910,12 @@ class StackTransform(_Parts):
         return self._join(self._jacobians(x, y))
 
     @constraints.dependent_property
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """The parts' domains, stacked along `dim`."""
         return constraints.stack([t.domain for t in self.transforms], self.dim)
 
     @constraints.dependent_property
-    def codomain(self) -> Any:
+    def codomain(self) -> constraints.Constraint:
         """The parts' codomains, stacked along `dim`."""
         return constraints.stack([t.codomain for t in self.transforms], self.dim)
 
@@ -926,7 +933,7 @@ class CumulativeDistributionTransform(Transform):
         self.distribution = distribution
 
     @property
-    def domain(self) -> Any:
+    def domain(self) -> constraints.Constraint:
         """The distribution's support."""
         return self.distribution.support
 

@@ -18,7 +18,7 @@ from webtorch.dispatch.call import (
     bind,
     call,
     dispatched,
-    meet,
+    enter,
 )
 from webtorch.functions import show
 from webtorch.functions import subscript as indexing
@@ -164,39 +164,30 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
 
     callee = Callee(name, run)
 
-    def called(args: Args) -> Any:
-        try:
-            return run(args, {})
-        except Foreign:
-            return meet(callee, args, {})
-
     if not direct:
 
         def operator(self: Tensor, other: Any) -> Any:
             if not active.count and not reflected and isinstance(other, Tensor):
                 return function(self, other)
-            return call(callee, (self, other), {}) if active.count else called((self, other))
+            return enter(callee, (self, other), {})
 
     elif not reflected:
 
         def operator(self: Tensor, other: Any) -> Any:
-            if active.count:
-                return call(callee, (self, other), {})
-            if isinstance(other, (Tensor, float, int, complex)):
+            if not active.count and isinstance(other, (Tensor, float, int, complex)):
                 return recorders.apply_two(op, self, other)  # type: ignore[arg-type]
-            return called((self, other))
+            return enter(callee, (self, other), {})
 
     else:
 
         def operator(self: Tensor, other: Any) -> Any:
-            if active.count:
-                return call(callee, (self, other), {})
-            if isinstance(other, (float, int, complex)) and isinstance(self, Tensor):
+            numbers = isinstance(other, (float, int, complex)) and isinstance(self, Tensor)
+            if not active.count and numbers:
                 return recorders.apply_two(op, other, self)  # type: ignore[arg-type]
-            return called((self, other))
+            return enter(callee, (self, other), {})
 
     operator.__name__ = name
-    callee.public = operator
+    callee.publish(operator)
     return operator
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
@@ -32,7 +32,7 @@ from webtorch.ops import elementwise
 from webtorch.ops.primitive import as_view, cast_to, each, fill, iota, join
 from webtorch.ops.primitive import empty as _empty
 from webtorch.ops.purity import warn, warn_once
-from webtorch.ops.record import Example, composite
+from webtorch.ops.record import Composite, Example, P, R, composite
 from webtorch.tensors.calls import store_in
 from webtorch.tensors.creation import from_array, from_bytes
 from webtorch.tensors.device import resolve
@@ -537,45 +537,72 @@ def scalar_tensor(
 # -- of one value ----------------------------------------------------------------------------------
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
-def zeros(
-    *args: Any,
-    size: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> Any:
-    """Zeros."""
-    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
-    where = device if out is None else out.device
-    return finish(
-        fill(_size("zeros", args, size), fits(0, wanted), wanted, where),
-        requires_grad,
-        out,
-        "zeros",
+def _named(function: Callable[P, R], name: str, doc: str) -> Callable[P, R]:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function
+
+
+def _constants(name: str, value: int) -> tuple[Composite[..., Any], ...]:
+    """Declare what makes tensors of one number: of sizes, like a tensor, and as a tensor's method."""
+
+    def of_sizes(
+        *args: Any,
+        size: Any = None,
+        out: Any = None,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+    ) -> Any:
+        wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+        where = device if out is None else out.device
+        made = fill(_size(name, args, size), fits(value, wanted), wanted, where)
+        return finish(made, requires_grad, out, name)
+
+    def like_another(
+        input: Any,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+        memory_format: Any = None,
+    ) -> Any:
+        return _like(input, value, dtype, device, requires_grad, memory_format)
+
+    def of_the_kind(
+        input: Any,
+        *args: Any,
+        size: Any = None,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+    ) -> Any:
+        wanted, where = _own(input, dtype, device)
+        made = fill(_size(f"new_{name}", args, size), fits(value, wanted), wanted, where)
+        return finish(each(made, input), requires_grad)
+
+    title = name.capitalize()
+    like = f"{title} in the shape, dtype and device of `input`."
+    new = f"{title} of input's dtype and device unless given."
+    return (
+        composite(family="creation", function_in=TORCH, factory=True)(
+            _named(of_sizes, name, f"{title}.")
+        ),
+        composite(family="creation", function_in=TORCH)(_named(like_another, f"{name}_like", like)),
+        composite(family="creation", function_in=METHOD, torch=f"Tensor.new_{name}")(
+            _named(of_the_kind, f"new_{name}", new)
+        ),
     )
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
-def ones(
-    *args: Any,
-    size: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> Any:
-    """Ones."""
-    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
-    where = device if out is None else out.device
-    return finish(
-        fill(_size("ones", args, size), fits(1, wanted), wanted, where), requires_grad, out, "ones"
-    )
+zeros, zeros_like, new_zeros = _constants("zeros", 0)
+ones, ones_like, new_ones = _constants("ones", 1)
 
 
 @composite(family="creation", function_in=TORCH, factory=True, drawn=True)
@@ -678,36 +705,6 @@ def _like(
 
 
 @composite(family="creation", function_in=TORCH)
-def zeros_like(
-    input: Any,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    memory_format: Any = None,
-) -> Any:
-    """Zeros in the shape, dtype and device of `input`."""
-    return _like(input, 0, dtype, device, requires_grad, memory_format)
-
-
-@composite(family="creation", function_in=TORCH)
-def ones_like(
-    input: Any,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    memory_format: Any = None,
-) -> Any:
-    """Ones in the shape, dtype and device of `input`."""
-    return _like(input, 1, dtype, device, requires_grad, memory_format)
-
-
-@composite(family="creation", function_in=TORCH)
 def full_like(
     input: Any,
     fill_value: Any,
@@ -761,44 +758,6 @@ def new_tensor(
         warn(_COPIED.format("tensor.new_tensor(sourceTensor)"))
         return finish(movement.clone(_moved(data.detach(), wanted, where)), requires_grad)
     return finish(_make(data, wanted, where), requires_grad)
-
-
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_zeros")
-def new_zeros(
-    input: Any,
-    *args: Any,
-    size: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> Any:
-    """Zeros of input's dtype and device unless given."""
-    wanted, where = _own(input, dtype, device)
-    return finish(
-        each(fill(_size("new_zeros", args, size), fits(0, wanted), wanted, where), input),
-        requires_grad,
-    )
-
-
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_ones")
-def new_ones(
-    input: Any,
-    *args: Any,
-    size: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> Any:
-    """Ones of input's dtype and device unless given."""
-    wanted, where = _own(input, dtype, device)
-    return finish(
-        each(fill(_size("new_ones", args, size), fits(1, wanted), wanted, where), input),
-        requires_grad,
-    )
 
 
 @composite(family="creation", function_in=METHOD, torch="Tensor.new_empty", drawn=True)

@@ -109,6 +109,13 @@ class Node:
         # On a buffer whose memory NumPy arrays may see too: tells whether one still does.
         self.host: Callable[[], object] | None = None
 
+    @classmethod
+    def in_memory(cls, shape: Shape, dtype: DType, buffer: Any = None) -> Node:
+        """Return a value that lies in memory: in `buffer`, or in one that it is given later."""
+        node = cls("buffer", (), (), (), shape, dtype)
+        node.buffer = buffer
+        return node
+
     def expand(self) -> None:
         """Turn a result of a call into the node that it stands for, and the call's other results into
         theirs: what they share is recorded once.

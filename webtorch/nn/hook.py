@@ -20,6 +20,9 @@ from webtorch.tensors.tensor import Tensor
 
 __all__ = ["BackwardTap", "RemovableHandle"]
 
+# What each kind of hook is called with, its registration says.
+Hook = Callable[..., Any]
+
 
 class RemovableHandle:
     """What registering a hook returns: `remove()` unregisters it, and so does leaving a `with`."""
@@ -73,9 +76,7 @@ class BackwardTap:
     outputs' identity first, then the module, then the inputs' identity, where both sides are known.
     """
 
-    def __init__(
-        self, module: Any, hooks: list[Callable[..., Any]], pre_hooks: list[Callable[..., Any]]
-    ) -> None:
+    def __init__(self, module: Any, hooks: list[Hook], pre_hooks: list[Hook]) -> None:
         """Remember whose gradients to show, and to whom."""
         self.module = module
         self.hooks = hooks
@@ -198,9 +199,7 @@ def _identity_function() -> Any:
             """Pass tensors through; on the way back, let `receive` see and replace gradients."""
 
             @staticmethod
-            def forward(
-                ctx: Any, receive: Callable[..., Any], *tensors: Tensor
-            ) -> tuple[Tensor, ...]:
+            def forward(ctx: Any, receive: Hook, *tensors: Tensor) -> tuple[Tensor, ...]:
                 """Return views of the tensors, which keep the function in the graph."""
                 ctx.receive = receive
                 # Hooks see None where no gradient came.

@@ -26,6 +26,7 @@ from webtorch.nn.norm import (
     InstanceNorm3d,
 )
 from webtorch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+from webtorch.nn.size import Sizes
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
@@ -203,7 +204,9 @@ class _LazyConvXdMixin(LazyModuleMixin):
 # Functions, because a mixin that declares the attributes of the layer takes their types away.
 
 
-def _wait_for_channels(layer: Any, out_channels: int, bias: bool, device: Any, dtype: Any) -> None:
+def _wait_for_channels(
+    layer: Any, out_channels: int, bias: bool, device: DeviceLike, dtype: DType | None
+) -> None:
     """Put parameters without a shape into a convolution."""
     layer.out_channels = out_channels
     layer.weight = UninitializedParameter(device=device, dtype=dtype)
@@ -235,10 +238,10 @@ class _LazyForward(_LazyConvXdMixin):
     def __init__(
         self,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
@@ -275,10 +278,10 @@ class _LazyTransposed(_LazyConvXdMixin):
     def __init__(
         self,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
+        kernel_size: Sizes,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
         groups: int = 1,
         bias: bool = True,
         dilation: int = 1,
@@ -325,7 +328,7 @@ class _LazyNormBase(LazyModuleMixin):
 
 
 def _wait_for_features(
-    layer: Any, affine: bool, track: bool, bias: bool, device: Any, dtype: Any
+    layer: Any, affine: bool, track: bool, bias: bool, device: DeviceLike, dtype: DType | None
 ) -> None:
     """Put parameters and buffers without a shape into a norm."""
     made: dict[str, Any] = {"device": device, "dtype": dtype}

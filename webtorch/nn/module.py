@@ -16,7 +16,7 @@ from webtorch.dispatch.call import Args, Callee, Kwargs, call
 from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
-from webtorch.nn.hook import BackwardTap, RemovableHandle
+from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.nn.state_dict import _IncompatibleKeys, _LoadHook, load_one, load_tree
@@ -456,7 +456,7 @@ class Module:
     # -- hooks ----------------------------------------------------------------------------------
 
     def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+        self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
         """Call `hook(module, args[, kwargs])` before forward; it may return new arguments."""
         handle = RemovableHandle(
@@ -471,7 +471,7 @@ class Module:
 
     def register_forward_hook(
         self,
-        hook: Callable[..., Any],
+        hook: Hook,
         *,
         prepend: bool = False,
         with_kwargs: bool = False,
@@ -494,22 +494,18 @@ class Module:
             self._forward_hooks.move_to_end(handle.id, last=False)
         return handle
 
-    def register_full_backward_pre_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
+    def register_full_backward_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Call `hook(module, grad_output)` when gradients reach the outputs; it may replace them."""
         return add_hook(self._backward_pre_hooks, hook, prepend=prepend)
 
-    def register_full_backward_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
+    def register_full_backward_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Call `hook(module, grad_input, grad_output)` when the input gradients are known.
 
         What it returns replaces `grad_input`.
         """
         return add_hook(self._backward_hooks, hook, prepend=prepend)
 
-    def register_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_backward_hook(self, hook: Hook) -> RemovableHandle:
         """Register a full backward hook: PyTorch's old form, whose `grad_input` was incomplete."""
         return self.register_full_backward_hook(hook)
 
@@ -610,7 +606,7 @@ class Module:
                     )
             raise
 
-    def _all_forward_hooks(self) -> list[tuple[int, Callable[..., Any], bool, bool]]:
+    def _all_forward_hooks(self) -> list[tuple[int, Hook, bool, bool]]:
         """Return (id, hook, takes kwargs, is always called) of the global and own forward hooks."""
         everywhere = [
             (key, hook, key in GLOBAL.forward_with_kwargs, key in GLOBAL.forward_always)
@@ -651,11 +647,11 @@ class Module:
 
     # -- state ----------------------------------------------------------------------------------
 
-    def register_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_state_dict_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook(module, prefix, keep_vars)` before `state_dict()` collects."""
         return add_hook(self._state_dict_pre_hooks, hook)
 
-    def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_state_dict_post_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, local_metadata)` after `state_dict()` collected.
 
         It changes the dict in place and returns None.
@@ -663,7 +659,7 @@ class Module:
         hook._from_public_api = True  # type: ignore[attr-defined]
         return add_hook(self._state_dict_hooks, hook)
 
-    def _register_state_dict_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def _register_state_dict_hook(self, hook: Hook) -> RemovableHandle:
         """Register a post-hook whose result, if any, replaces the state dict."""
         if getattr(hook, "_from_public_api", False):
             raise RuntimeError(
@@ -672,19 +668,19 @@ class Module:
             )
         return add_hook(self._state_dict_hooks, hook)
 
-    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_load_state_dict_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook(module, state_dict, prefix, local_metadata, strict, missing_keys,
         unexpected_keys, error_msgs)` before this module takes its entries.
         """
         return self._register_load_state_dict_pre_hook(hook, with_module=True)
 
     def _register_load_state_dict_pre_hook(
-        self, hook: Callable[..., Any], with_module: bool = False
+        self, hook: Hook, with_module: bool = False
     ) -> RemovableHandle:
         """Register the hook with or without the module as its first argument."""
         return add_hook(self._load_state_dict_pre_hooks, _LoadHook(hook, with_module))
 
-    def register_load_state_dict_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_load_state_dict_post_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook(module, incompatible_keys)` after this module's part was loaded."""
         return add_hook(self._load_state_dict_post_hooks, hook)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from webtorch.nn.hook import RemovableHandle
+from webtorch.nn.hook import Hook, RemovableHandle
 
 if TYPE_CHECKING:
     from webtorch.nn.module import Module
@@ -26,15 +25,15 @@ class GlobalHooks:
     """The hooks that apply to every module of the process."""
 
     def __init__(self) -> None:
-        self.forward_pre: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.forward: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.forward_pre: OrderedDict[int, Hook] = OrderedDict()
+        self.forward: OrderedDict[int, Hook] = OrderedDict()
         self.forward_with_kwargs: OrderedDict[int, bool] = OrderedDict()
         self.forward_always: OrderedDict[int, bool] = OrderedDict()
-        self.backward_pre: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.backward: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.register_parameter: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.register_buffer: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-        self.register_module: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        self.backward_pre: OrderedDict[int, Hook] = OrderedDict()
+        self.backward: OrderedDict[int, Hook] = OrderedDict()
+        self.register_parameter: OrderedDict[int, Hook] = OrderedDict()
+        self.register_buffer: OrderedDict[int, Hook] = OrderedDict()
+        self.register_module: OrderedDict[int, Hook] = OrderedDict()
 
     def around_calls(self) -> bool:
         """Return whether a module call has to look at hooks at all."""
@@ -45,7 +44,7 @@ GLOBAL = GlobalHooks()
 
 
 def add_hook(
-    hooks: OrderedDict[int, Any], hook: Callable[..., Any], *, prepend: bool = False
+    hooks: OrderedDict[int, Hook], hook: Hook, *, prepend: bool = False
 ) -> RemovableHandle:
     """Put `hook` into `hooks`, last or first, and return its handle."""
     handle = RemovableHandle(hooks)
@@ -55,13 +54,13 @@ def add_hook(
     return handle
 
 
-def register_module_forward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
+def register_module_forward_pre_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, args)` before every module's forward."""
     return add_hook(GLOBAL.forward_pre, hook)
 
 
 def register_module_forward_hook(
-    hook: Callable[..., Any], *, with_kwargs: bool = False, always_call: bool = False
+    hook: Hook, *, with_kwargs: bool = False, always_call: bool = False
 ) -> RemovableHandle:
     """Call `hook(module, args[, kwargs], output)` after every module's forward."""
     handle = RemovableHandle(
@@ -75,34 +74,32 @@ def register_module_forward_hook(
     return handle
 
 
-def register_module_full_backward_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
+def register_module_full_backward_pre_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, grad_output)` when gradients reach a module's outputs."""
     return add_hook(GLOBAL.backward_pre, hook)
 
 
-def register_module_full_backward_hook(hook: Callable[..., Any]) -> RemovableHandle:
+def register_module_full_backward_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, grad_input, grad_output)` when a module's input gradients are known."""
     return add_hook(GLOBAL.backward, hook)
 
 
-def register_module_parameter_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
+def register_module_parameter_registration_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, name, parameter)` whenever a parameter is registered."""
     return add_hook(GLOBAL.register_parameter, hook)
 
 
-def register_module_buffer_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
+def register_module_buffer_registration_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, name, buffer)` whenever a buffer is registered."""
     return add_hook(GLOBAL.register_buffer, hook)
 
 
-def register_module_module_registration_hook(hook: Callable[..., Any]) -> RemovableHandle:
+def register_module_module_registration_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, name, submodule)` whenever a submodule is registered."""
     return add_hook(GLOBAL.register_module, hook)
 
 
-def registered(
-    hooks: OrderedDict[int, Callable[..., Any]], owner: Module, name: str, value: Any
-) -> Any:
+def registered(hooks: OrderedDict[int, Hook], owner: Module, name: str, value: Any) -> Any:
     """Return `value` as the registration hooks leave it."""
     for hook in hooks.values():
         changed = hook(owner, name, value)

@@ -6,7 +6,7 @@ from typing import Any
 
 from webtorch.nn import functional as F
 from webtorch.nn.module import Module
-from webtorch.nn.size import repeat
+from webtorch.nn.size import Sizes, repeat
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -40,10 +40,10 @@ class _MaxPoolNd(Module):
 
     def __init__(
         self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
         return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
@@ -56,7 +56,7 @@ class _MaxPoolNd(Module):
         self.return_indices = return_indices
         self.ceil_mode = ceil_mode
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return the maxima, with their indices if `return_indices`."""
         return (F.max_pool1d, F.max_pool2d, F.max_pool3d)[self._rank - 1](
             input,
@@ -99,7 +99,7 @@ class _MaxUnpoolNd(Module):
 
     _rank: int
 
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0) -> None:
+    def __init__(self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0) -> None:
         """Take the pooling's sizes; `stride` is the kernel's size by default."""
         super().__init__()
         self.kernel_size = repeat(kernel_size, self._rank)
@@ -138,9 +138,9 @@ class MaxUnpool3d(_MaxUnpoolNd):
 class _AvgPoolNd(Module):
     """The mean of each window."""
 
-    kernel_size: Any
-    stride: Any
-    padding: Any
+    kernel_size: Sizes
+    stride: Sizes
+    padding: Sizes
 
     def extra_repr(self) -> str:
         """Return the windows' sizes."""
@@ -152,9 +152,9 @@ class AvgPool1d(_AvgPoolNd):
 
     def __init__(
         self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Sizes = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
     ) -> None:
@@ -185,9 +185,9 @@ class _WideAvgPool(_AvgPoolNd):
 
     def __init__(
         self,
-        kernel_size: Any,
-        stride: Any = None,
-        padding: Any = 0,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        padding: Sizes = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
@@ -232,7 +232,11 @@ class _LPPoolNd(Module):
     _rank: int
 
     def __init__(
-        self, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
+        self,
+        norm_type: float,
+        kernel_size: Sizes,
+        stride: Sizes | None = None,
+        ceil_mode: bool = False,
     ) -> None:
         """Take p and the windows' sizes; `stride` is the kernel's size by default."""
         super().__init__()
@@ -323,7 +327,7 @@ class _AdaptiveMaxPoolNd(_AdaptivePool):
         super().__init__(output_size)
         self.return_indices = return_indices
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return the maxima, with their indices if `return_indices`."""
         functions = (F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)
         return functions[self._rank - 1](input, self.output_size, self.return_indices)
@@ -354,7 +358,7 @@ class _FractionalMaxPool(Module):
 
     def __init__(
         self,
-        kernel_size: Any,
+        kernel_size: Sizes,
         output_size: Any = None,
         output_ratio: Any = None,
         return_indices: bool = False,
@@ -378,7 +382,7 @@ class _FractionalMaxPool(Module):
         if self.output_ratio is not None and not all(0 < ratio < 1 for ratio in self.output_ratio):
             raise ValueError(f"output_ratio must be between 0 and 1 (got {output_ratio})")
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """Return the maxima, and where they are if `return_indices`."""
         return (F.fractional_max_pool2d, F.fractional_max_pool3d)[self._rank - 2](
             input,

@@ -6,10 +6,10 @@ as there.
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.nn import functional as F
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["deform_conv2d", "nms", "ps_roi_align", "ps_roi_pool", "roi_align", "roi_pool"]
 
@@ -17,7 +17,7 @@ __all__ = ["deform_conv2d", "nms", "ps_roi_align", "ps_roi_pool", "roi_align", "
 _ROWS, _REGIONS = 1024, 64
 
 
-def nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
+def nms(boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
     """The places of the boxes (N, 4) that no better one overlaps by more than the threshold, best first."""
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise RuntimeError(f"boxes should be a 2d tensor of (N, 4), got {tuple(boxes.shape)}")
@@ -47,7 +47,7 @@ def nms(boxes: Any, scores: Any, iou_threshold: float) -> Any:
         return order[webtorch.tensor(kept, dtype=webtorch.int64, device=boxes.device)]
 
 
-def _bits(rows: Any) -> list[int]:
+def _bits(rows: Tensor) -> list[int]:
     """Return the rows of a bool matrix as numbers whose bit i is column i."""
     width = -(-rows.shape[1] // 8) * 8
     padded = F.pad(rows.to(webtorch.int32), (0, width - rows.shape[1]))
@@ -57,8 +57,8 @@ def _bits(rows: Any) -> list[int]:
 
 
 def _samples(
-    start: Any, size: Any, bins: int, ratio: int, length: int, dtype: Any
-) -> tuple[Any, Any]:
+    start: Tensor, size: Tensor, bins: int, ratio: int, length: int, dtype: DType
+) -> tuple[Tensor, Tensor]:
     """Return how much of each of `length` pixels is in each bin along one axis, (K, bins, length), and
     the number of samples in a bin, (K,): bilinear weights of evenly spaced points.
     """
@@ -81,9 +81,9 @@ def _samples(
 
 
 def roi_align(
-    input: Any, rois: Any, spatial_scale: float, pooled_height: int, pooled_width: int,
+    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int,
     sampling_ratio: int, aligned: bool,
-) -> Any:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """The means of bilinear samples in bins of regions (K, 5: picture, x1, y1, x2, y2): (K, C, height, width)."""
     _check_rois(input, rois)
     if not len(rois):
@@ -111,8 +111,8 @@ def roi_align(
 
 
 def roi_pool(
-    input: Any, rois: Any, spatial_scale: float, pooled_height: int, pooled_width: int
-) -> tuple[Any, Any]:
+    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int
+) -> tuple[Tensor, Tensor]:
     """The largest values in bins of whole pixels, 0 where a bin has none; and their places in the picture, row by
     row (-1: none).
     """
@@ -146,7 +146,7 @@ def roi_pool(
     return webtorch.cat(values), webtorch.cat(places)
 
 
-def _bins(start: Any, size: Any, bins: int, length: int) -> Any:
+def _bins(start: Tensor, size: Tensor, bins: int, length: int) -> Tensor:
     """Return which of `length` pixels are in each bin along one axis, (K, bins, length): floor to ceiling."""
     step = size / bins
     p = webtorch.arange(bins, device=start.device, dtype=start.dtype)
@@ -156,7 +156,7 @@ def _bins(start: Any, size: Any, bins: int, length: int) -> Any:
     return (at >= low[..., None]) & (at < high[..., None])
 
 
-def _split_channels(input: Any, pooled_height: int, pooled_width: int) -> int:
+def _split_channels(input: Tensor, pooled_height: int, pooled_width: int) -> int:
     """Return how many channels a position-sensitive pooling gives. Raises RuntimeError if that is no number."""
     cells = pooled_height * pooled_width
     if input.shape[1] % cells:
@@ -168,8 +168,13 @@ def _split_channels(input: Any, pooled_height: int, pooled_width: int) -> int:
 
 
 def _by_position(
-    input: Any, rois: Any, rows: Any, columns: Any, pooled_height: int, pooled_width: int
-) -> tuple[Any, Any]:
+    input: Tensor,
+    rois: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    pooled_height: int,
+    pooled_width: int,
+) -> tuple[Tensor, Tensor]:
     """Return sums over bins whose every cell reads channels of its own, (K, C, bins), and these channels."""
     channels = _split_channels(input, pooled_height, pooled_width)
     height, width = input.shape[2:]
@@ -188,8 +193,8 @@ def _by_position(
 
 
 def ps_roi_align(
-    input: Any, rois: Any, spatial_scale: float, pooled_height: int, pooled_width: int, sampling_ratio: int
-) -> tuple[Any, Any]:  # fmt: skip
+    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int, sampling_ratio: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`roi_align` where each bin has channels of its own; and the channel that each value is of."""
     _check_rois(input, rois)
     regions = rois.detach().to(input.dtype)
@@ -207,8 +212,8 @@ def ps_roi_align(
 
 
 def ps_roi_pool(
-    input: Any, rois: Any, spatial_scale: float, pooled_height: int, pooled_width: int
-) -> tuple[Any, Any]:
+    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int
+) -> tuple[Tensor, Tensor]:
     """The means of bins of whole pixels, each bin of channels of its own; and the channel that each value is of.
 
     The last row and the last column of a picture are in no bin, as in torchvision.
@@ -228,7 +233,7 @@ def ps_roi_pool(
     return _by_position(input, regions, rows, columns, pooled_height, pooled_width)
 
 
-def _check_rois(input: Any, rois: Any) -> None:
+def _check_rois(input: Tensor, rois: Tensor) -> None:
     if rois.ndim != 2 or rois.shape[1] != 5:
         raise RuntimeError(f"rois must have shape as Tensor[K, 5], got {tuple(rois.shape)}")
     if input.dtype != rois.dtype:
@@ -239,9 +244,9 @@ def _check_rois(input: Any, rois: Any) -> None:
 
 
 def deform_conv2d(
-    input: Any, weight: Any, offset: Any, mask: Any, bias: Any, stride_h: int, stride_w: int, pad_h: int,
+    input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, stride_h: int, stride_w: int, pad_h: int,
     pad_w: int, dil_h: int, dil_w: int, groups: int, offset_groups: int, use_mask: bool,
-) -> Any:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """A convolution whose every tap is moved by `offset` (and weighted by `mask`): (N, out, height, width)."""
     n, channels, height, width = input.shape
     out_channels, _, kernel_h, kernel_w = weight.shape
@@ -249,7 +254,7 @@ def deform_conv2d(
     taps = kernel_h * kernel_w
     moves = offset.reshape(n * offset_groups, taps, 2, out_h, out_w)
 
-    def places(count: int, kernel: int, stride: int, pad: int, dilation: int, down: bool) -> Any:
+    def places(count: int, kernel: int, stride: int, pad: int, dilation: int, down: bool) -> Tensor:
         """Return each tap's position in each output, (taps, out_h, out_w), without its offset."""
         start = webtorch.arange(count, device=input.device, dtype=input.dtype) * stride - pad
         tap = webtorch.arange(kernel, device=input.device, dtype=input.dtype) * dilation

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["repeat"]
+__all__ = ["Sizes", "repeat"]
+
+Sizes = int | Sequence[int]
 
 
 def repeat(value: Any, count: int) -> tuple[Any, ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
+from webtorch.nn.hook import Hook
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.tensor import Tensor
 
@@ -39,7 +40,7 @@ class _IncompatibleKeys(_Keys):
 class _LoadHook:
     """A load_state_dict pre-hook that takes the module or not; a class so that it pickles."""
 
-    def __init__(self, hook: Callable[..., Any], with_module: bool) -> None:
+    def __init__(self, hook: Hook, with_module: bool) -> None:
         self.hook = hook
         self.with_module = with_module
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from webtorch.nn import functional as F
 from webtorch.nn.module import Module
-from webtorch.nn.size import repeat
+from webtorch.nn.size import Sizes, repeat
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -96,8 +96,8 @@ class Upsample(Module):
 
     def __init__(
         self,
-        size: Any = None,
-        scale_factor: Any = None,
+        size: Sizes | None = None,
+        scale_factor: float | tuple[float, ...] | None = None,
         mode: str = "nearest",
         align_corners: bool | None = None,
         recompute_scale_factor: bool | None = None,
@@ -135,7 +135,9 @@ class Upsample(Module):
 class UpsamplingNearest2d(Upsample):
     """Resize (N, C, H, W) to the nearest pixels."""
 
-    def __init__(self, size: Any = None, scale_factor: Any = None) -> None:
+    def __init__(
+        self, size: Sizes | None = None, scale_factor: float | tuple[float, ...] | None = None
+    ) -> None:
         """Take the sizes or the factors."""
         super().__init__(size, scale_factor, mode="nearest")
 
@@ -143,7 +145,9 @@ class UpsamplingNearest2d(Upsample):
 class UpsamplingBilinear2d(Upsample):
     """Resize (N, C, H, W) bilinearly, corners on corners."""
 
-    def __init__(self, size: Any = None, scale_factor: Any = None) -> None:
+    def __init__(
+        self, size: Sizes | None = None, scale_factor: float | tuple[float, ...] | None = None
+    ) -> None:
         """Take the sizes or the factors."""
         super().__init__(size, scale_factor, mode="bilinear", align_corners=True)
 
@@ -203,7 +207,7 @@ class _Windows(Module):
     """The options of sliding windows."""
 
     def __init__(
-        self, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+        self, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
     ) -> None:
         """Take the windows' sizes."""
         super().__init__()
@@ -233,11 +237,11 @@ class Fold(_Windows):
 
     def __init__(
         self,
-        output_size: Any,
-        kernel_size: Any,
-        dilation: Any = 1,
-        padding: Any = 0,
-        stride: Any = 1,
+        output_size: Sizes,
+        kernel_size: Sizes,
+        dilation: Sizes = 1,
+        padding: Sizes = 0,
+        stride: Sizes = 1,
     ) -> None:
         """Take the image's and the windows' sizes."""
         super().__init__(kernel_size, dilation, padding, stride)
@@ -262,7 +266,7 @@ class _Pad(Module):
     # Whether PyTorch's module looks at the rank itself.
     _strict = False
 
-    def __init__(self, padding: Any) -> None:
+    def __init__(self, padding: Sizes) -> None:
         """Take one size for all sides, or (before, after) pairs, last dimension first."""
         super().__init__()
         self.padding = repeat(padding, 2 * self._rank)
@@ -284,7 +288,7 @@ class _ConstantPadNd(Module):
 
     _rank: int
 
-    def __init__(self, padding: Any, value: float) -> None:
+    def __init__(self, padding: Sizes, value: float) -> None:
         """Take the padding and the value."""
         super().__init__()
         self.padding = repeat(padding, 2 * self._rank)
@@ -302,7 +306,7 @@ class _ConstantPadNd(Module):
 class _ZeroPad(_ConstantPadNd):
     """Padding of `_rank` dimensions with zeros."""
 
-    def __init__(self, padding: Any) -> None:
+    def __init__(self, padding: Sizes) -> None:
         """Take the padding."""
         super().__init__(padding, 0.0)
 

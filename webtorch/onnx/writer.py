@@ -475,7 +475,7 @@ def _typed(w: Writer, o: Any) -> Any:
     """Return a tensor of the type and shape of a value, for the rules of promotion."""
     if not isinstance(o, Value):
         return o
-    node = Node("buffer", (), (), (), o.shape, o.dtype)
+    node = Node.in_memory(o.shape, o.dtype)
     storage = Storage(node, w.recording.runtime)
     return Tensor._from_storage(storage, o.shape, contiguous_strides(o.shape), 0, True)
 

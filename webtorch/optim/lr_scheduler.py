@@ -18,6 +18,8 @@ from webtorch.optim.optimizer import Optimizer
 from webtorch.optim.scheduler_base import (
     EPOCH_WARNING,
     LRScheduler,
+    Rate,
+    Rates,
     check_optimizer,
     each_group,
     write_momentum,
@@ -44,6 +46,10 @@ __all__ = [
 ]
 
 
+# PyTorch's old name of the base.
+_LRScheduler = LRScheduler
+
+
 class _Lambdas(LRScheduler):
     """A schedule with a function of the epoch for each group."""
 
@@ -52,7 +58,7 @@ class _Lambdas(LRScheduler):
         self.optimizer = optimizer
         groups = len(optimizer.param_groups)
         if not isinstance(lr_lambda, (list, tuple)):
-            self.lr_lambdas: list[Any] = [lr_lambda] * groups
+            self.lr_lambdas: list[Callable[[int], float]] = [lr_lambda] * groups
         elif len(lr_lambda) != groups:
             raise ValueError(f"Expected {groups} lr_lambdas, but got {len(lr_lambda)}")
         else:
@@ -80,7 +86,7 @@ class _Lambdas(LRScheduler):
 class LambdaLR(_Lambdas):
     """The initial learning rate times `lr_lambda(epoch)`."""
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         return [
@@ -99,7 +105,7 @@ class MultiplicativeLR(_Lambdas):
                 raise TypeError(f"lr_lambda should be a function, but got {type(one).__name__}")
         super().__init__(optimizer, lr_lambda, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         if self._is_initial:
@@ -121,14 +127,14 @@ class StepLR(LRScheduler):
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         if self.last_epoch == 0 or self.last_epoch % self.step_size != 0:
             return self._current()
         return self._scaled(self.gamma)
 
-    def _get_closed_form_lr(self) -> list[Any]:
+    def _get_closed_form_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, whatever came before."""
         factor = self.gamma ** (self.last_epoch // self.step_size)
         return [base * factor for base in self.base_lrs]
@@ -149,14 +155,14 @@ class MultiStepLR(LRScheduler):
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         if self.last_epoch not in self.milestones:
             return self._current()
         return self._scaled(self.gamma ** self.milestones[self.last_epoch])
 
-    def _get_closed_form_lr(self) -> list[Any]:
+    def _get_closed_form_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, whatever came before."""
         passed = bisect_right(sorted(self.milestones.elements()), self.last_epoch)
         return [base * self.gamma**passed for base in self.base_lrs]
@@ -179,7 +185,7 @@ class ConstantLR(LRScheduler):
         self.total_iters = total_iters
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         if self.last_epoch == 0:
@@ -188,7 +194,7 @@ class ConstantLR(LRScheduler):
             return self._current()
         return self._scaled(1.0 / self.factor)
 
-    def _get_closed_form_lr(self) -> list[Any]:
+    def _get_closed_form_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, whatever came before."""
         factor = 1 if self.last_epoch >= self.total_iters else self.factor
         return [base * factor for base in self.base_lrs]
@@ -218,7 +224,7 @@ class LinearLR(LRScheduler):
         self.total_iters = total_iters
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         if self.last_epoch == 0:
@@ -230,7 +236,7 @@ class LinearLR(LRScheduler):
         before = self.total_iters * self.start_factor + (self.last_epoch - 1) * rise
         return self._scaled(1.0 + rise / before)
 
-    def _get_closed_form_lr(self) -> list[Any]:
+    def _get_closed_form_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, whatever came before."""
         done = min(self.total_iters, self.last_epoch)
         rise = (self.end_factor - self.start_factor) * done / self.total_iters
@@ -245,12 +251,12 @@ class ExponentialLR(LRScheduler):
         self.gamma = gamma
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         return self._current() if self._is_initial else self._scaled(self.gamma)
 
-    def _get_closed_form_lr(self) -> list[Any]:
+    def _get_closed_form_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, whatever came before."""
         return [base * self.gamma**self.last_epoch for base in self.base_lrs]
 
@@ -270,7 +276,7 @@ class PolynomialLR(LRScheduler):
         self.power = power
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         if self._is_initial or self.last_epoch > self.total_iters:
@@ -279,7 +285,7 @@ class PolynomialLR(LRScheduler):
         before = 1.0 - (self.last_epoch - 1) / self.total_iters
         return self._scaled((now / before) ** self.power)
 
-    def _get_closed_form_lr(self) -> list[Any]:
+    def _get_closed_form_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, whatever came before."""
         done = min(self.total_iters, self.last_epoch) / self.total_iters
         return [base * (1.0 - done) ** self.power for base in self.base_lrs]
@@ -303,7 +309,7 @@ class CosineAnnealingLR(LRScheduler):
         """Return 1 + cos at an epoch: from 2 at the start to 0 at T_max."""
         return 1 + math.cos(math.pi * epoch / self.T_max)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`."""
         self._warn_unless_asking()
         groups = self.optimizer.param_groups
@@ -321,7 +327,7 @@ class CosineAnnealingLR(LRScheduler):
         ratio = self._height(self.last_epoch) / self._height(self.last_epoch - 1)
         return [ratio * (group["lr"] - self.eta_min) + self.eta_min for group in groups]
 
-    def _get_closed_form_lr(self) -> list[Any]:
+    def _get_closed_form_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, whatever came before."""
         height = self._height(self.last_epoch)
         return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
@@ -357,13 +363,13 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         self.T_cur: Any = last_epoch
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `T_cur` of a period of `T_i`."""
         self._warn_unless_asking()
         height = 1 + math.cos(math.pi * self.T_cur / self.T_i)
         return [self.eta_min + (base - self.eta_min) * height / 2 for base in self.base_lrs]
 
-    def step(self, epoch: Any = None) -> None:
+    def step(self, epoch: float | None = None) -> None:
         """Set the next learning rates; `epoch` may be a fraction, as `epoch + i / batches`."""
         if epoch is None and self.last_epoch < 0:
             epoch = 0
@@ -419,7 +425,7 @@ def _check_members(
 class _Combined(LRScheduler):
     """A schedule made of others."""
 
-    _schedulers: Any
+    _schedulers: Sequence[LRScheduler]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes, and the states of the members."""
@@ -528,7 +534,7 @@ class ReduceLROnPlateau(LRScheduler):
         threshold: float = 1e-4,
         threshold_mode: str = "rel",
         cooldown: int = 0,
-        min_lr: Any = 0,
+        min_lr: Rates = 0,
         eps: float = 1e-8,
     ) -> None:
         """Take what counts as better (`mode`, `threshold`), and what then happens."""
@@ -567,7 +573,7 @@ class ReduceLROnPlateau(LRScheduler):
         self.cooldown_counter = 0
         self.num_bad_epochs = 0
 
-    def step(self, metrics: SupportsFloat, epoch: Any = None) -> None:
+    def step(self, metrics: SupportsFloat, epoch: float | None = None) -> None:
         """Take an epoch's metric, and reduce the learning rates if it is time."""
         current = float(metrics)
         if epoch is None:
@@ -637,8 +643,8 @@ class CyclicLR(LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        base_lr: Any,
-        max_lr: Any,
+        base_lr: Rates,
+        max_lr: Rates,
         step_size_up: int = 2000,
         step_size_down: int | None = None,
         mode: str = "triangular",
@@ -646,8 +652,8 @@ class CyclicLR(LRScheduler):
         scale_fn: Callable[[float], float] | None = None,
         scale_mode: str = "cycle",
         cycle_momentum: bool = True,
-        base_momentum: Any = 0.8,
-        max_momentum: Any = 0.9,
+        base_momentum: Rates = 0.8,
+        max_momentum: Rates = 0.9,
         last_epoch: int = -1,
     ) -> None:
         """Take the bounds, the steps up and down, and how the height changes over the cycles."""
@@ -690,7 +696,7 @@ class CyclicLR(LRScheduler):
             return 1 / (2.0 ** (x - 1))
         return self.gamma**x
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, and set the momenta."""
         self._warn_unless_asking()
         cycle = math.floor(1 + self.last_epoch / self.total_size)
@@ -729,7 +735,7 @@ class CyclicLR(LRScheduler):
 
 
 def _start_momentum(
-    optimizer: Optimizer, use_beta1: bool, base: list[Any], most: list[Any]
+    optimizer: Optimizer, use_beta1: bool, base: list[Rate], most: list[Rate]
 ) -> None:
     """Set the groups' momenta to their greatest, and write both bounds into the groups."""
     for group, low, high in zip(optimizer.param_groups, base, most, strict=True):
@@ -738,12 +744,12 @@ def _start_momentum(
         group["base_momentum"] = low
 
 
-def _cosine(start: Any, end: Any, place: float) -> Any:
+def _cosine(start: Rate, end: Rate, place: float) -> Rate:
     """Return the value at `place` (0 to 1) of half a cosine."""
     return end + (start - end) / 2.0 * (math.cos(math.pi * place) + 1)
 
 
-def _line(start: Any, end: Any, place: float) -> Any:
+def _line(start: Rate, end: Rate, place: float) -> Rate:
     """Return the value at `place` (0 to 1) of a line."""
     return (end - start) * place + start
 
@@ -757,15 +763,15 @@ class OneCycleLR(LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        max_lr: Any,
+        max_lr: Rates,
         total_steps: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
         pct_start: Any = 0.3,
         anneal_strategy: str = "cos",
         cycle_momentum: bool = True,
-        base_momentum: Any = 0.85,
-        max_momentum: Any = 0.95,
+        base_momentum: Rates = 0.85,
+        max_momentum: Rates = 0.95,
         div_factor: float = 25.0,
         final_div_factor: float = 1e4,
         three_phase: bool = False,
@@ -815,7 +821,7 @@ class OneCycleLR(LRScheduler):
                 )
         super().__init__(optimizer, last_epoch)
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, and set the momenta."""
         self._warn_unless_asking()
         step = self.last_epoch

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import is_internal, user_depth
-from webtorch.nn.hook import RemovableHandle
+from webtorch.nn.hook import Hook, RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.host import bindings, host_scalar, make_before, tracing
@@ -37,9 +37,11 @@ __all__ = [
 ]
 
 StateDict = dict[str, Any]
+# Parameters, and their options by name.
+Group = dict[str, Any]
 
 # A number computed from the options of a group.
-Derived = Callable[[dict[str, Any]], float]
+Derived = Callable[[Group], float]
 
 
 class _Required:
@@ -51,13 +53,11 @@ class _Required:
 
 required = _Required()
 
-_global_pre_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
-_global_post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+_global_pre_hooks: OrderedDict[int, Hook] = OrderedDict()
+_global_post_hooks: OrderedDict[int, Hook] = OrderedDict()
 
 
-def _add(
-    hooks: OrderedDict[int, Any], hook: Callable[..., Any], *, prepend: bool = False
-) -> RemovableHandle:
+def _add(hooks: OrderedDict[int, Hook], hook: Hook, *, prepend: bool = False) -> RemovableHandle:
     """Put `hook` into `hooks`, last or first, and return its handle."""
     handle = RemovableHandle(hooks)
     hooks[handle.id] = hook
@@ -66,12 +66,12 @@ def _add(
     return handle
 
 
-def register_optimizer_step_pre_hook(hook: Callable[..., Any]) -> RemovableHandle:
+def register_optimizer_step_pre_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(optimizer, args, kwargs)` before every optimizer's step."""
     return _add(_global_pre_hooks, hook)
 
 
-def register_optimizer_step_post_hook(hook: Callable[..., Any]) -> RemovableHandle:
+def register_optimizer_step_post_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(optimizer, args, kwargs)` after every optimizer's step."""
     return _add(_global_post_hooks, hook)
 
@@ -100,7 +100,7 @@ class Hyper(Mapping[str, float]):
     (minus the learning rate, one minus beta) is derived inside `__getitem__`.
     """
 
-    def __init__(self, group: dict[str, Any], derived: dict[str, Derived]) -> None:
+    def __init__(self, group: Group, derived: dict[str, Derived]) -> None:
         """Read from `group`; `derived` maps further names to functions of it."""
         self.group = group
         self._derived = derived
@@ -177,12 +177,12 @@ class Optimizer:
     Subclasses define `_update(group)`, or `step` itself.
     """
 
-    _optimizer_step_pre_hooks: OrderedDict[int, Callable[..., Any]]
-    _optimizer_step_post_hooks: OrderedDict[int, Callable[..., Any]]
-    _optimizer_state_dict_pre_hooks: OrderedDict[int, Callable[..., Any]]
-    _optimizer_state_dict_post_hooks: OrderedDict[int, Callable[..., Any]]
-    _optimizer_load_state_dict_pre_hooks: OrderedDict[int, Callable[..., Any]]
-    _optimizer_load_state_dict_post_hooks: OrderedDict[int, Callable[..., Any]]
+    _optimizer_step_pre_hooks: OrderedDict[int, Hook]
+    _optimizer_step_post_hooks: OrderedDict[int, Hook]
+    _optimizer_state_dict_pre_hooks: OrderedDict[int, Hook]
+    _optimizer_state_dict_post_hooks: OrderedDict[int, Hook]
+    _optimizer_load_state_dict_pre_hooks: OrderedDict[int, Hook]
+    _optimizer_load_state_dict_post_hooks: OrderedDict[int, Hook]
     _hypers: dict[int, Hyper]
     # Whether a step can be taken back on the device. GradScaler sets `found_inf`, a 0-d tensor, before
     # it calls `step`: where that is not 0, parameters and state stay as they were.
@@ -217,7 +217,7 @@ class Optimizer:
                 f"dicts, but got {typename(params)}"
             )
         self.state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
-        self.param_groups: list[dict[str, Any]] = []
+        self.param_groups: list[Group] = []
         groups = list(params)
         if not groups:
             raise ValueError("optimizer got an empty parameter list")
@@ -269,7 +269,7 @@ class Optimizer:
 
     # -- groups ---------------------------------------------------------------------------------
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: Group) -> None:
         """Add parameters with options of their own: a dict with "params" and the options."""
         bindings.change()
         if not isinstance(param_group, dict):
@@ -345,7 +345,7 @@ class Optimizer:
             self._update_all(group)
         return loss
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         raise NotImplementedError
 
@@ -405,14 +405,14 @@ class Optimizer:
                 if not state:
                     del self.state[param]
 
-    def _hyper(self, group: dict[str, Any]) -> Hyper:
+    def _hyper(self, group: Group) -> Hyper:
         """Return the group's options as host scalars; one object for the life of the group."""
         hyper = self._hypers.get(id(group))
         if hyper is None or hyper.group is not group:
             hyper = self._hypers[id(group)] = Hyper(group, self._derived)
         return hyper
 
-    def _scalar(self, group: dict[str, Any], name: str) -> Any:
+    def _scalar(self, group: Group, name: str) -> Any:
         """Return an option as a host scalar, or as it is where it is a tensor.
 
         A leading "-" asks for the negative.
@@ -422,7 +422,7 @@ class Optimizer:
             return -value if name.startswith("-") else value
         return self._hyper(group)(name)
 
-    def _update_all(self, group: dict[str, Any]) -> None:
+    def _update_all(self, group: Group) -> None:
         """Change the parameters of one group; complex ones as pairs of real numbers, as PyTorch does."""
         given = group["params"]
         if not any(p.dtype.is_complex for p in given):
@@ -452,7 +452,7 @@ class Optimizer:
                         for k, x in state.items()
                     }
 
-    def _gradients(self, group: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    def _gradients(self, group: Group) -> list[tuple[Tensor, Tensor]]:
         """Return (parameter, gradient to descend) of those that have one."""
         maximize = group.get("maximize", False)
         return [
@@ -472,9 +472,7 @@ class Optimizer:
                     fresh[device] = webtorch.zeros((), dtype=webtorch.float32, device=device)
                 state["step"] = fresh[device]
 
-    def _advanced(
-        self, group: dict[str, Any]
-    ) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor]]]]:
+    def _advanced(self, group: Group) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor]]]]:
         """Count one step of what has a gradient; yield (step, the pairs of `_gradients` at it).
 
         Parameters that are at the same step share one tensor: counting is one small kernel. When
@@ -507,34 +505,30 @@ class Optimizer:
 
     # -- hooks ----------------------------------------------------------------------------------
 
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook(optimizer, args, kwargs)` before step; it may return new arguments."""
         return _add(self._optimizer_step_pre_hooks, hook)
 
-    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+    def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook(optimizer, args, kwargs)` after step."""
         return _add(self._optimizer_step_post_hooks, hook)
 
-    def register_state_dict_pre_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
+    def register_state_dict_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Call `hook(optimizer)` before `state_dict()` collects."""
         return _add(self._optimizer_state_dict_pre_hooks, hook, prepend=prepend)
 
-    def register_state_dict_post_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
-    ) -> RemovableHandle:
+    def register_state_dict_post_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Call `hook(optimizer, state_dict)` after `state_dict()`; it may return another one."""
         return _add(self._optimizer_state_dict_post_hooks, hook, prepend=prepend)
 
     def register_load_state_dict_pre_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
+        self, hook: Hook, prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(optimizer, state_dict)` before loading; it may return another one."""
         return _add(self._optimizer_load_state_dict_pre_hooks, hook, prepend=prepend)
 
     def register_load_state_dict_post_hook(
-        self, hook: Callable[..., Any], prepend: bool = False
+        self, hook: Hook, prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(optimizer)` after loading."""
         return _add(self._optimizer_load_state_dict_post_hooks, hook, prepend=prepend)

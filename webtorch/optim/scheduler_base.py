@@ -17,6 +17,11 @@ from webtorch.optim.optimizer import Optimizer
 from webtorch.tensors.host import host_scalar, tracing
 from webtorch.tensors.tensor import Tensor
 
+# A learning rate, or a momentum: a tensor keeps its identity when it is set.
+Rate = float | Tensor
+# One for all groups, or one for each.
+Rates = Rate | list[float] | list[Tensor] | tuple[Rate, ...]
+
 EPOCH_WARNING = (
     "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where "
     "possible. Please use `scheduler.step()` to step the scheduler. During the deprecation, if "
@@ -25,26 +30,25 @@ EPOCH_WARNING = (
 )
 
 
-def each_group(name: str, optimizer: Optimizer, value: Any) -> list[Any]:
+def each_group(name: str, optimizer: Optimizer, value: Rates) -> list[Rate]:
     """Return one value for each group: the given list, or the one number for all."""
     groups = len(optimizer.param_groups)
-    if not isinstance(value, (list, tuple)):
-        value = [value] * groups
-    elif len(value) != groups:
+    values = value if isinstance(value, (list, tuple)) else [value] * groups
+    if len(values) != groups:
         raise ValueError(
             f"{name} must have the same length as optimizer.param_groups. {name} has "
-            f"{len(value)} values, param_groups has {groups}."
+            f"{len(values)} values, param_groups has {groups}."
         )
-    return [one.clone() if isinstance(one, Tensor) else one for one in value]
+    return [one.clone() if isinstance(one, Tensor) else one for one in values]
 
 
-def read_option(optimizer: Optimizer, key: str) -> list[Any]:
+def read_option(optimizer: Optimizer, key: str) -> list[Rate]:
     """Return an option of every group; tensors as copies, for they change in place."""
     found = [group[key] for group in optimizer.param_groups]
     return [one.clone() if isinstance(one, Tensor) else one for one in found]
 
 
-def write_option(group: dict[str, Any], key: str, value: Any) -> None:
+def write_option(group: dict[str, Any], key: str, value: Rate) -> None:
     """Set an option; a tensor keeps its identity."""
     if isinstance(group[key], Tensor):
         if isinstance(value, Tensor):
@@ -54,7 +58,7 @@ def write_option(group: dict[str, Any], key: str, value: Any) -> None:
         group[key] = value
 
 
-def write_momentum(group: dict[str, Any], use_beta1: bool, momentum: float) -> None:
+def write_momentum(group: dict[str, Any], use_beta1: bool, momentum: Rate) -> None:
     """Set a group's momentum, which is its first beta in the Adam family."""
     if use_beta1:
         group["betas"] = (momentum, *group["betas"][1:])
@@ -143,7 +147,7 @@ class LRScheduler:
                     "loaded the optimizer state\n2. You're using last_epoch >= 0 for a fresh "
                     "training run (not recommended)"
                 )
-        self.base_lrs: list[Any] = read_option(optimizer, "initial_lr")
+        self.base_lrs: list[Rate] = read_option(optimizer, "initial_lr")
         self.last_epoch: Any = last_epoch
         _watch_steps(optimizer)
         self._initial_step()
@@ -165,7 +169,7 @@ class LRScheduler:
         """Take back what `state_dict` returned."""
         self.__dict__.update(state_dict)
 
-    def get_last_lr(self) -> list[Any]:
+    def get_last_lr(self) -> list[Rate]:
         """Return the learning rates that the last step set."""
         if tracing.active and not tracing.acting:
             if any(isinstance(rate, Tensor) for rate in self._last_lr):
@@ -174,12 +178,12 @@ class LRScheduler:
             return [host_scalar(rates, number, "lr") for number in rates]
         return self._last_lr
 
-    def get_lr(self) -> list[Any]:
+    def get_lr(self) -> list[Rate]:
         """Return the learning rate of each group at `last_epoch`; every schedule defines it."""
         raise NotImplementedError
 
     @noted
-    def step(self, epoch: Any = None) -> None:
+    def step(self, epoch: float | None = None) -> None:
         """Set the next learning rates; call it after `optimizer.step()`."""
         if self._step_count == 1:
             if not hasattr(self.optimizer.step, "_wrapped_by_lr_sched"):
@@ -204,7 +208,7 @@ class LRScheduler:
             warnings.warn(EPOCH_WARNING, UserWarning, stacklevel=user_depth())
         self._update_lr(epoch)
 
-    def _update_lr(self, epoch: Any = None) -> None:
+    def _update_lr(self, epoch: float | None = None) -> None:
         """Set the learning rates of the next epoch, or of a given one in closed form."""
         with self._asking():
             if epoch is None:
@@ -216,11 +220,11 @@ class LRScheduler:
                 rates = closed()
         self._set(rates)
 
-    def _set(self, rates: Sequence[Any]) -> None:
+    def _set(self, rates: Sequence[Rate]) -> None:
         """Write the learning rates into the groups."""
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             write_option(group, "lr", rate)
-        self._last_lr: list[Any] = read_option(self.optimizer, "lr")
+        self._last_lr: list[Rate] = read_option(self.optimizer, "lr")
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
@@ -241,16 +245,13 @@ class LRScheduler:
                 stacklevel=user_depth(),
             )
 
-    def _current(self) -> list[Any]:
+    def _current(self) -> list[Rate]:
         """Return the groups' learning rates as they are."""
         return read_option(self.optimizer, "lr")
 
-    def _scaled(self, factor: float) -> list[Any]:
+    def _scaled(self, factor: float) -> list[Rate]:
         """Return the groups' learning rates times `factor`."""
         return [group["lr"] * factor for group in self.optimizer.param_groups]
-
-
-_LRScheduler = LRScheduler
 
 
 def check_optimizer(optimizer: Any) -> None:

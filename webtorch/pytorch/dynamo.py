@@ -31,7 +31,7 @@ from webtorch.pytorch.graphs import meaning
 from webtorch.pytorch.origin import Origin, origin_of
 from webtorch.pytorch.partition import Partition, is_called
 from webtorch.pytorch.programs import NUMBERS, Programs, Value
-from webtorch.pytorch.saved import contents, pack
+from webtorch.pytorch.saved import contents, name_inputs, pack, title_of
 from webtorch.pytorch.saved import hooks as saving_hooks
 from webtorch.tensors.tensor import Tensor
 
@@ -106,6 +106,7 @@ def _partition(
     has no inputs of its own.
     """
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **options)
+    name_inputs(forward, backward, num_fwd_outputs)
     seen = torch._dynamo.config.compiled_autograd or saving_hooks() is not None
     split = _is_split(forward) or _is_split(backward)
     if inputs and not (seen or split or _writes(backward)):
@@ -273,7 +274,7 @@ class Graph:
         standing = {n for n in (*given, *returned) if contents(n) is not None}
         number = {n: i for i, n in enumerate(holders)}
         self.places = [slots[n] for n in holders]
-        self.names = [n.name for n in holders]
+        self.titles = [title_of(n) for n in holders]
         self.inputs = [Value.of(n, None) for n in holders]
         written: set[int] = set()
         for i, node in enumerate(nodes):

@@ -32,8 +32,9 @@ from webtorch.capture.dynamic import (
     placeholder,
     probes,
 )
-from webtorch.capture.replay import computed, read_arguments, settle
+from webtorch.capture.replay import read_arguments, settle
 from webtorch.capture.trace import capture, compile_never, compile_varying
+from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt
@@ -112,8 +113,8 @@ class Evaluates(Protocol):
     """A graph that can be run on webtorch tensors."""
 
     inputs: list[Value]
-    # Their names in the trace.
-    names: list[str]
+    # What people call them; a number: as the input of that number of the forward graph.
+    titles: list[str | int]
     results: list[Value]
     written: frozenset[int]
     # Inputs that one `Saved` brings, and results that one takes.
@@ -277,6 +278,13 @@ def uploaded(x: torch.Tensor, keeps: bool) -> torch.Tensor:
     return made
 
 
+def _name(title: str | int, names: Sequence[str]) -> str:
+    """Return the name of an input, which may be one of those of the forward graph."""
+    if isinstance(title, str):
+        return title
+    return names[title] if title < len(names) else f"argument {title}"
+
+
 class Programs:
     """A compiled graph as PyTorch calls it: with a list of its arguments."""
 
@@ -298,10 +306,11 @@ class Programs:
         """
         self.graph = graph
         self.origin, self.second = origin, second
-        self.names = graph.names
+        names = [] if origin is None else origin.names
+        self.names = [_name(title, names) for title in graph.titles]
         if origin is not None:
-            if not second and len(origin.names) == len(graph.names):
-                self.names = origin.names
+            if not second and len(names) == len(self.names):
+                self.names = names
             (origin.backward if second else origin.forward).append(weakref.ref(self))
         self.static = static
         self.saved = saved
@@ -929,7 +938,7 @@ def _storage(value: Any, form: Geometry) -> Storage:
     """Return what was saved as a storage: memory gets one, of which others may have the value too."""
     if type(value) is Storage:
         return value
-    node = computed((form.elements,), value)
+    node = Node.in_memory((form.elements,), value.dtype, value)
     node.shared = True
     return Storage(node, bridge.runtime())
 

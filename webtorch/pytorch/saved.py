@@ -7,6 +7,7 @@ that it does not look into as well: the forward graph here returns one of those 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,17 @@ import torch
 from torch._library.fake_class_registry import FakeScriptObject
 from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
+from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import py_sym_types
 
 Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+# Where a node of a graph keeps what people call its value.
+_TITLE = "webtorch_title"
+# What a path of Dynamo begins with: "L['self'].encoder.0".
+_LOCAL = re.compile(r"^L\['\w+'\]\.?")
+# Operators that give what they are given.
+_SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
 _VERSION = torch.Tensor._version.__get__
 
 
@@ -109,6 +117,44 @@ def pack(forward: GraphModule, backward: GraphModule, visible: int) -> None:
             backward.graph.erase_node(node)
     forward.recompile()
     backward.recompile()
+
+
+def name_inputs(forward: GraphModule, backward: GraphModule, visible: int) -> None:
+    """Note what people call the inputs of a backward graph, for `title_of`: what the forward graph was given or has
+    computed, and the gradients of its `visible` results.
+    """
+    given = {n: i for i, n in enumerate(forward.graph.find_nodes(op="placeholder"))}
+    rest = forward.graph.output_node().args[0][visible:]
+    saved = {n.name: n for n in rest if isinstance(n, Node)}
+    for holder in backward.graph.find_nodes(op="placeholder"):
+        source = saved.get(holder.name)
+        while source is not None and source.target in _SAME:
+            source = source.args[0]
+        if source is not None:
+            holder.meta[_TITLE] = given[source] if source in given else _computed(source)
+        elif holder.name.startswith("tangents_"):
+            number = int(holder.name.removeprefix("tangents_"))
+            holder.meta[_TITLE] = f"gradient of result {number - 1}"
+
+
+def title_of(node: Node) -> str | int:
+    """Return what people call an input of a graph; a number stands for an input of the forward graph."""
+    title: str | int = node.meta.get(_TITLE, node.name)
+    return title
+
+
+def _computed(node: Node) -> str:
+    """Return the operation that gave a saved value, and the module that called it."""
+    number = ""
+    if node.target is operator.getitem:
+        number = f", result {node.args[1]}"
+        node = node.args[0]
+    target = node.target
+    name = target.overloadpacket.__name__ if isinstance(target, OpOverload) else node.name
+    modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    path = _LOCAL.sub("", modules[-1]) if modules else ""
+    place = f" of {path}" if path else ""
+    return f"{name.strip('_')}{place}{number} (saved)"
 
 
 def contents(node: Any) -> list[Node] | None:

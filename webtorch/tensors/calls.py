@@ -18,7 +18,7 @@ from webtorch.dispatch.call import (
     bind,
     call,
     dispatched,
-    meet,
+    enter,
 )
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
@@ -99,40 +99,30 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     callee = op.callee = Callee(op.name, run, autocast=op.autocast)
     direct = not op.refuses
 
-    def called(args: Args, kwargs: Kwargs) -> Any:
-        try:
-            return run(args, kwargs)
-        except Foreign:
-            return meet(callee, args, kwargs)
-
     if len(op.tensors) == 1 and not op.numbers:
 
         def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-            if active.count:
-                return call(callee, (input,), {} if out is None else {"out": out})
-            if out is None and direct and isinstance(input, Tensor):
+            if not active.count and out is None and direct and isinstance(input, Tensor):
                 return apply(op, (input,))
-            return called((input,), {"out": out})
+            return enter(callee, (input,), {} if out is None else {"out": out})
 
     elif op.tensors == ("input", "other") and not op.numbers:
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
-            if active.count:
-                return call(callee, (input, other), {} if out is None else {"out": out})
-            if out is None and direct and isinstance(input, Tensor) and isinstance(other, Tensor):
-                return apply_two(op, input, other)
-            return called((input, other), {"out": out})
+            if not active.count and out is None and direct:
+                both = isinstance(input, Tensor) and isinstance(other, Tensor)
+                if both:
+                    return apply_two(op, input, other)
+            return enter(callee, (input, other), {} if out is None else {"out": out})
 
     else:
 
         def function(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Tensor:  # type: ignore[misc]
-            if out is not None:
-                kwargs["out"] = out
-            return call(callee, args, kwargs) if active.count else called(args, kwargs)
+            return enter(callee, args, kwargs if out is None else {**kwargs, "out": out})
 
     function.__name__ = function.__qualname__ = op.name
     function.__doc__ = op.doc
-    callee.public = function
+    callee.publish(function)
     return function
 
 
@@ -498,17 +488,11 @@ def bind_inplace(
     callee = Callee(name, run, autocast=autocast, writes=True)
 
     def inplace(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        given = (self, *args)
-        if active.count:
-            return call(callee, given, kwargs)
-        try:
-            return run(given, kwargs)
-        except Foreign:
-            return meet(callee, given, kwargs)
+        return enter(callee, (self, *args), kwargs)
 
     inplace.__name__ = inplace.__qualname__ = name
     inplace.__doc__ = f"In-place form of {function.__name__}."
-    callee.public = inplace
+    callee.publish(inplace)
     return inplace
 
 

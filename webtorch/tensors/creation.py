@@ -28,12 +28,18 @@ def from_contents(
         raise DTypeError(unsupported_text(dtype, runtime))
     if dtype.is_complex:
         return complex_of(from_contents(contents, (*shape, 2), dtype.to_real(), runtime))
-    node = Node("buffer", (), (), (), shape, dtype)
     elements = numel(shape)
-    node.buffer = runtime.backend.upload(
+    buffer = runtime.backend.upload(
         memoryview(contents).cast("B")[: elements * dtype.itemsize], dtype, elements
     )
-    return Tensor._from_node(node, runtime)
+    return Tensor._from_node(Node.in_memory(shape, dtype, buffer), runtime)
+
+
+def without_data(shape: tuple[int, ...], dtype: DType, runtime: Runtime) -> Tensor:
+    """Return a tensor that can be recorded with and never read."""
+    if dtype.is_complex:
+        return complex_of(without_data((*shape, 2), dtype.to_real(), runtime))
+    return Tensor._from_node(Node.in_memory(shape, dtype), runtime)
 
 
 def from_array(array: Any, dtype: DType) -> Tensor:
@@ -48,8 +54,7 @@ def from_array(array: Any, dtype: DType) -> Tensor:
     buffer = backend.adopt(array, dtype)
     whole = is_contiguous(shape, strides)
     # Memory in another order is flat, and seen through strides.
-    node = Node("buffer", (), (), (), shape if whole else (buffer.elements,), dtype)
-    node.buffer = buffer
+    node = Node.in_memory(shape if whole else (buffer.elements,), dtype, buffer)
     runtime.lend(node, buffer.is_seen)
     return Tensor._from_storage(Storage(node, runtime), shape, strides, 0, whole)
 

@@ -13,6 +13,7 @@ from webtorch.dispatch.call import Callee, active, call, dispatched
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
+from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -49,7 +50,7 @@ def _in_place_too(name: str, doc: str, copies: bool = True) -> Callable[..., Ten
     """Return an activation without options that takes `inplace`; from a copy where the derivative needs
     the values that are overwritten.
     """
-    compute = table(name)
+    compute = TABLE[name].function
 
     def plain(input: Tensor, inplace: bool = False) -> Tensor:
         if inplace and not copies:
@@ -67,7 +68,7 @@ def _in_place_too(name: str, doc: str, copies: bool = True) -> Callable[..., Ten
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
-    callee.public = function
+    callee.publish(function)
     return function
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
+from webtorch.nn.size import Sizes
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -39,9 +41,9 @@ def _starts(samples: Tensor, size: int, window: int, out: int) -> Tensor:
 def _pooled(
     rank: int,
     input: Tensor,
-    kernel_size: Any,
-    output_size: Any,
-    output_ratio: Any,
+    kernel_size: Sizes,
+    output_size: Sizes | None,
+    output_ratio: float | Sequence[float] | None,
     samples: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Return the maxima and where they are in the input's last dimensions, counted as one."""
@@ -96,9 +98,9 @@ def _pooled(
 @dispatched()
 def fractional_max_pool2d_with_indices(
     input: Tensor,
-    kernel_size: Any,
-    output_size: Any = None,
-    output_ratio: Any = None,
+    kernel_size: Sizes,
+    output_size: Sizes | None = None,
+    output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -109,9 +111,9 @@ def fractional_max_pool2d_with_indices(
 @dispatched()
 def fractional_max_pool3d_with_indices(
     input: Tensor,
-    kernel_size: Any,
-    output_size: Any = None,
-    output_ratio: Any = None,
+    kernel_size: Sizes,
+    output_size: Sizes | None = None,
+    output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -122,9 +124,9 @@ def fractional_max_pool3d_with_indices(
 @dispatched()
 def fractional_max_pool2d(
     input: Tensor,
-    kernel_size: Any,
-    output_size: Any = None,
-    output_ratio: Any = None,
+    kernel_size: Sizes,
+    output_size: Sizes | None = None,
+    output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
 ) -> Any:
@@ -136,9 +138,9 @@ def fractional_max_pool2d(
 @dispatched()
 def fractional_max_pool3d(
     input: Tensor,
-    kernel_size: Any,
-    output_size: Any = None,
-    output_ratio: Any = None,
+    kernel_size: Sizes,
+    output_size: Sizes | None = None,
+    output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
 ) -> Any:

@@ -39,7 +39,12 @@ class BasePruningMethod(ABC):
 
     @classmethod
     def apply(
-        cls, module: Module, name: str, *args: Any, importance_scores: Any = None, **kwargs: Any
+        cls,
+        module: Module,
+        name: str,
+        *args: Any,
+        importance_scores: Tensor | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Prune a parameter of a module, on top of what it is pruned by already. Returns the method, a hook."""
         hooks = module._forward_pre_hooks
@@ -83,7 +88,9 @@ class BasePruningMethod(ABC):
         module.register_forward_pre_hook(method)
         return method
 
-    def prune(self, t: Tensor, default_mask: Any = None, importance_scores: Any = None) -> Tensor:
+    def prune(
+        self, t: Tensor, default_mask: Tensor | None = None, importance_scores: Tensor | None = None
+    ) -> Tensor:
         """Return a tensor times the mask for it, or for its scores."""
         if importance_scores is not None and importance_scores.shape != t.shape:
             raise AssertionError(
@@ -183,7 +190,7 @@ class Identity(BasePruningMethod):
 class _ByAmount(BasePruningMethod):
     """What prunes a number, or a fraction, of elements or channels."""
 
-    def __init__(self, amount: Any) -> None:
+    def __init__(self, amount: float) -> None:
         _validate_pruning_amount_init(amount)
         self.amount = amount
 
@@ -217,7 +224,7 @@ class RandomUnstructured(_Unstructured):
         return webtorch.rand(t.shape, device=t.device)
 
     @classmethod
-    def apply(cls, module: Module, name: str, amount: Any) -> Any:  # type: ignore[override]
+    def apply(cls, module: Module, name: str, amount: float) -> Any:  # type: ignore[override]
         """Mask `amount` random elements of `module.name`; return the method."""
         return super().apply(module, name, amount=amount)
 
@@ -230,7 +237,7 @@ class L1Unstructured(_Unstructured):
 
     @classmethod
     def apply(  # type: ignore[override]
-        cls, module: Module, name: str, amount: Any, importance_scores: Any = None
+        cls, module: Module, name: str, amount: float, importance_scores: Tensor | None = None
     ) -> Any:
         """Mask the `amount` smallest elements, by `importance_scores` if given; return the method."""
         return super().apply(module, name, amount=amount, importance_scores=importance_scores)
@@ -267,7 +274,7 @@ class _Structured(_ByAmount):
 class RandomStructured(_Structured):
     """Channels along a dim, at random."""
 
-    def __init__(self, amount: Any, dim: int = -1) -> None:
+    def __init__(self, amount: float, dim: int = -1) -> None:
         super().__init__(amount)
         self.dim = dim
 
@@ -275,7 +282,7 @@ class RandomStructured(_Structured):
         return webtorch.rand(t.shape[self.dim], device=t.device)
 
     @classmethod
-    def apply(cls, module: Module, name: str, amount: Any, dim: int = -1) -> Any:  # type: ignore[override]
+    def apply(cls, module: Module, name: str, amount: float, dim: int = -1) -> Any:  # type: ignore[override]
         """Mask `amount` random channels along `dim`; return the method."""
         return super().apply(module, name, amount=amount, dim=dim)
 
@@ -283,7 +290,7 @@ class RandomStructured(_Structured):
 class LnStructured(_Structured):
     """The channels along a dim of the smallest n-norm."""
 
-    def __init__(self, amount: Any, n: Any, dim: int = -1) -> None:
+    def __init__(self, amount: float, n: float, dim: int = -1) -> None:
         super().__init__(amount)
         self.n = n
         self.dim = dim
@@ -297,10 +304,10 @@ class LnStructured(_Structured):
         cls,
         module: Module,
         name: str,
-        amount: Any,
-        n: Any,
+        amount: float,
+        n: float,
         dim: int,
-        importance_scores: Any = None,
+        importance_scores: Tensor | None = None,
     ) -> Any:
         """Mask the `amount` channels along `dim` of the smallest n-norm; return the method."""
         return super().apply(
@@ -330,32 +337,39 @@ class CustomFromMask(BasePruningMethod):
         return super().apply(module, name, mask=mask)
 
 
-def identity(module: Any, name: str) -> Any:
+def identity(module: Module, name: str) -> Any:
     """Give a parameter a mask of ones. Returns the module."""
     Identity.apply(module, name)
     return module
 
 
-def random_unstructured(module: Any, name: str, amount: Any) -> Any:
+def random_unstructured(module: Module, name: str, amount: float) -> Any:
     """Prune elements at random: `amount` of them, or that fraction. Returns the module."""
     RandomUnstructured.apply(module, name, amount)
     return module
 
 
-def l1_unstructured(module: Any, name: str, amount: Any, importance_scores: Any = None) -> Any:
+def l1_unstructured(
+    module: Module, name: str, amount: float, importance_scores: Tensor | None = None
+) -> Any:
     """Prune the smallest elements, or those of the smallest scores. Returns the module."""
     L1Unstructured.apply(module, name, amount=amount, importance_scores=importance_scores)
     return module
 
 
-def random_structured(module: Any, name: str, amount: Any, dim: int) -> Any:
+def random_structured(module: Module, name: str, amount: float, dim: int) -> Any:
     """Prune channels along a dim at random. Returns the module."""
     RandomStructured.apply(module, name, amount, dim)
     return module
 
 
 def ln_structured(
-    module: Any, name: str, amount: Any, n: Any, dim: int, importance_scores: Any = None
+    module: Module,
+    name: str,
+    amount: float,
+    n: float,
+    dim: int,
+    importance_scores: Tensor | None = None,
 ) -> Any:
     """Prune the channels along a dim of the smallest n-norm. Returns the module."""
     LnStructured.apply(module, name, amount, n, dim, importance_scores=importance_scores)
@@ -363,7 +377,10 @@ def ln_structured(
 
 
 def global_unstructured(
-    parameters: Any, pruning_method: Any, importance_scores: Any = None, **kwargs: Any
+    parameters: Any,
+    pruning_method: Any,
+    importance_scores: dict[tuple[Module, str], Tensor] | None = None,
+    **kwargs: Any,
 ) -> None:
     """Prune elements of several parameters, pairs of a module and a name, as if they were one tensor."""
     if not isinstance(parameters, Iterable):
@@ -389,13 +406,13 @@ def global_unstructured(
         start += t.numel()
 
 
-def custom_from_mask(module: Any, name: str, mask: Tensor) -> Any:
+def custom_from_mask(module: Module, name: str, mask: Tensor) -> Any:
     """Prune by a mask. Returns the module."""
     CustomFromMask.apply(module, name, mask)
     return module
 
 
-def remove(module: Any, name: str) -> Any:
+def remove(module: Module, name: str) -> Any:
     """Make pruning of a parameter permanent: the masked values become the parameter. Returns the module."""
     for key, hook in module._forward_pre_hooks.items():
         if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:
@@ -407,7 +424,7 @@ def remove(module: Any, name: str) -> Any:
     )
 
 
-def is_pruned(module: Any) -> bool:
+def is_pruned(module: Module) -> bool:
     """Return whether a module, or one below it, is pruned."""
     return any(
         isinstance(hook, BasePruningMethod)
@@ -416,7 +433,7 @@ def is_pruned(module: Any) -> bool:
     )
 
 
-def _validate_pruning_amount_init(amount: Any) -> None:
+def _validate_pruning_amount_init(amount: float) -> None:
     if not isinstance(amount, numbers.Real):
         raise TypeError(f"Invalid type for amount: {amount}. Must be int or float.")
     whole = isinstance(amount, numbers.Integral)
@@ -426,7 +443,7 @@ def _validate_pruning_amount_init(amount: Any) -> None:
         )
 
 
-def _validate_pruning_amount(amount: Any, tensor_size: int) -> None:
+def _validate_pruning_amount(amount: float, tensor_size: int) -> None:
     if isinstance(amount, numbers.Integral) and int(amount) > tensor_size:
         raise ValueError(
             f"amount={amount} should be smaller than the number of parameters to prune={tensor_size}"
