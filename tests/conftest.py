@@ -15,7 +15,7 @@ from webtorch.runtime import kept
 from webtorch.runtime.backends.cpu.memory import MEMORY
 from webtorch.tensors.device import resolve
 
-pytest_plugins = ["tests.covers", "tests.long"]
+pytest_plugins = ["tests.long", "tests.covers"]
 as_gpu.pretend()
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 

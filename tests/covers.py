@@ -1,6 +1,6 @@
 """Pytest plugin: records which capability rows the passed tests hold.
 
-Imports pytest and the standard library only.
+Imports pytest and the standard library only, and counts with tests/long.py.
 
 A test names its rows with `@pytest.mark.covers("C33", "C34")`; the rows are those of
 docs/capabilities.toml, and an unknown one is an error. After the run `.cache/covers.json` has, for
@@ -14,6 +14,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.long import LEFT_OUT
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "docs" / "capabilities.toml"
@@ -70,7 +72,8 @@ class _Recorder:
         if self.is_worker or self.config.option.collectonly:
             return
         chosen = [str(arg) for arg in self.config.invocation_params.args]
-        partial = any(not arg.startswith("-") for arg in chosen) or self.deselected > 0
+        left = self.deselected + self.config.stash.get(LEFT_OUT, 0)
+        partial = any(not arg.startswith("-") for arg in chosen) or left > 0
         path = self.config.rootpath / RESULT
         path.parent.mkdir(parents=True, exist_ok=True)
         record = {"partial": partial, "arguments": chosen, "tests": self.outcomes}

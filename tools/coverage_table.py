@@ -1,6 +1,6 @@
 """Write docs/capabilities.md: every capability row, and whether a passed test holds it.
 
-Run it with `make coverage-table` after `make test`. Reads docs/capabilities.toml (the rows) and
+Run it with `make coverage-table` after `make test-all`. Reads docs/capabilities.toml (the rows) and
 .cache/covers.json (the last run, written by tests/covers.py); imports the standard library only.
 """
 
@@ -85,7 +85,7 @@ def render(areas: list[Area]) -> str:
     lines = [
         "# Capabilities",
         "",
-        "Written by `make coverage-table` from the last run of `make test`; not edited by hand.",
+        "Written by `make coverage-table` from the last run of `make test-all`; not edited by hand.",
         "The rows are those of `capabilities.toml`; a test claims one with `@pytest.mark.covers`.",
         "",
         f"**{covered} of {len(rows)} rows are covered.**",
@@ -118,12 +118,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "capabilities.md")
     options = parser.parse_args(argv)
     if not options.results.exists():
-        print(f"no test run found at {options.results}: run `make test` first", file=sys.stderr)
+        print(f"no test run found at {options.results}: run `make test-all` first", file=sys.stderr)
         return 1
     record = json.loads(options.results.read_text(encoding="utf-8"))
     if record["partial"] and not options.partial:
         print(
-            f"the last test run was of {' '.join(record['arguments'])} only: run `make test`, "
+            f"the last test run was of {' '.join(record['arguments'])} only: run `make test-all`, "
             "or say --partial",
             file=sys.stderr,
         )

@@ -72,7 +72,6 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", rows(CASES))
 def test_case(case: tuple[Callable[..., Any], list[tuple[int, ...]]], device: str) -> None:
     function, shapes = case

@@ -94,7 +94,6 @@ SIGNED = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", rows(SIGNED))
 def test_formula(function: Callable[..., Any], device: str) -> None:
     same(function, values(4, 5, seed=1), values(5, seed=2, low=0.25), device=device)

@@ -69,7 +69,6 @@ CASES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", rows(CASES))
 def test_case(function: Callable[..., Any], device: str) -> None:
     same(function, values(3, 4, 5, seed=3), device=device)

@@ -37,7 +37,6 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("entry", rows(PRODUCTS))
 def test_product(entry: tuple[Callable[..., Any], Any, Any], device: str) -> None:
     function, left, right = entry

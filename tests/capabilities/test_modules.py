@@ -68,7 +68,6 @@ LAYERS: dict[str, tuple[Callable[[Any], Any], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", rows(LAYERS))
 def test_layer(case: tuple[Callable[[Any], Any], tuple[int, ...]], device: str) -> None:
     make, shape = case

@@ -42,13 +42,11 @@ REDUCTIONS = {
 }
 
 
-@pytest.mark.one_in(3)
 @pytest.mark.parametrize("function", rows(REDUCTIONS))
 def test_reduction(function: Callable[..., Any], device: str) -> None:
     same(function, values(3, 4, 5, seed=4), device=device, atol=5e-5)
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.covers("D1", "D2")
 @pytest.mark.parametrize("shape", [(200_003,), (3, 70_001), (70_001, 3), (0,), ()])
 def test_any_size(shape: tuple[int, ...], device: str) -> None:

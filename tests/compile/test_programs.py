@@ -204,6 +204,24 @@ def test_compiled_programs_follow_pytorch(program: Callable[..., Any], device: s
         np.testing.assert_allclose(numbers(ours), numbers(theirs), rtol=2e-4, atol=2e-5)
 
 
+def test_a_capture_made_without_gradients_is_not_used_where_they_are_wanted(device: str) -> None:
+    w = webtorch.nn.Parameter(webtorch.ones(3, device=device))
+    x = webtorch.arange(3.0, device=device)
+
+    @webtorch.compile
+    def loss_of(x: Any) -> Any:
+        return (w * x).sum()
+
+    for _ in range(2):
+        with webtorch.no_grad():
+            assert not loss_of(x).requires_grad
+        w.grad = None
+        loss = loss_of(x)
+        assert loss.requires_grad
+        loss.backward()
+        assert w.grad is not None and w.grad.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_what_is_differentiated_outside_is_a_second_program(device: str) -> None:
     layer = webtorch.nn.Linear(2, 2).to(device)
     traced = []

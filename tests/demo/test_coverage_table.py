@@ -53,7 +53,7 @@ def test_a_part_of_the_suite_makes_no_table(
 ) -> None:
     code, page = run(tmp_path, partial=True)
     assert (code, page) == (1, "")
-    assert "run `make test`" in capsys.readouterr().err
+    assert "run `make test-all`" in capsys.readouterr().err
 
 
 def test_every_row_has_its_own_id() -> None:

@@ -148,7 +148,7 @@ def test_checks_of_one_line_share_a_kernel_and_those_of_two_lines_do_not(
     assert len(compiled) == 2
 
 
-@pytest.mark.parametrize("how", ["cut", "changed", "another"])
+@pytest.mark.parametrize("how", ["cut", "changed", "longer", "another"])
 def test_a_damaged_file_is_compiled_anew_with_one_warning(
     compiled: list[int], device: str, how: str
 ) -> None:
@@ -164,6 +164,9 @@ def test_a_damaged_file_is_compiled_anew_with_one_warning(
             file.write_bytes(data[:-100])
         elif how == "changed":
             file.write_bytes(data[:50] + b"x" + data[51:])
+        elif how == "longer":
+            # It can still be read: only its hash says that it is damaged.
+            file.write_bytes(data + b" ")
         else:
             # Whole, and not what it should be.
             disk.PROGRAMS.write(file.stem, b'{"format": "webtorch.Program", "version": 0}')

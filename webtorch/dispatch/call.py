@@ -48,6 +48,11 @@ class Callee:
         self.autocast, self.writes = autocast, writes
         self.public: Callable[..., Any] | None = None
 
+    def publish(self, function: Callable[..., Any]) -> None:
+        """Take the function that users hold, which from now on tells what its calls are of."""
+        self.public = function
+        function.callee = self  # type: ignore[attr-defined]
+
 
 class Interpreter(Protocol):
     """Whoever sees calls before they are recorded, and may change them."""
@@ -131,7 +136,7 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
         except Foreign:
             return meet(callee, args, kwargs)
 
-    callee.public = function
+    callee.publish(function)
     return function
 
 
@@ -182,8 +187,7 @@ def dispatched(
                 except Foreign:
                     return meet(callee, (self, other), {})
 
-        callee.public = functools.update_wrapper(public, function)
-        public.callee = callee  # type: ignore[attr-defined]
+        callee.publish(functools.update_wrapper(public, function))
         return public  # type: ignore[return-value]
 
     return decorate

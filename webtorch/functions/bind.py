@@ -187,7 +187,7 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
             return enter(callee, (self, other), {})
 
     operator.__name__ = name
-    callee.public = operator
+    callee.publish(operator)
     return operator
 
 

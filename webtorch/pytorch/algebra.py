@@ -15,6 +15,7 @@ from webtorch.ir.dtype import int32
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, conjugate
 from webtorch.pytorch.functions import aten, op
+from webtorch.tensors.tensor import Tensor
 
 # ---- complex numbers ----------------------------------------------------------------------------
 
@@ -30,14 +31,14 @@ def _polar(abs: Any, angle: Any) -> Any:
 
 
 @aten("conj_physical", direct=("conj_physical_",))
-def _conj_physical(x: Any) -> Any:
+def _conj_physical(x: Tensor) -> Any:
     return op.conj_physical(x)
 
 
 # ---- Fourier transforms -------------------------------------------------------------------------
 
 
-def _scaled(x: Any, normalization: int, sizes: Sequence[int]) -> Any:
+def _scaled(x: Tensor, normalization: int, sizes: Sequence[int]) -> Any:
     """Return x divided by nothing, by the root of the number of values, or by that number."""
     n = math.prod(sizes)
     if normalization == 0 or n in (0, 1):
@@ -45,18 +46,18 @@ def _scaled(x: Any, normalization: int, sizes: Sequence[int]) -> Any:
     return x * (1 / math.sqrt(n) if normalization == 1 else 1 / n)
 
 
-def _along(x: Any, dims: Sequence[int], inverse: bool) -> Any:
+def _along(x: Tensor, dims: Sequence[int], inverse: bool) -> Any:
     return complex_transform(x, tuple(dims), inverse) if len(dims) else x
 
 
 @aten("_fft_c2c")
-def _fft_c2c(x: Any, dim: Sequence[int], normalization: int, forward: bool) -> Any:
+def _fft_c2c(x: Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Any:
     dims = [d % x.ndim for d in dim]
     return _scaled(_along(x, dims, not forward), normalization, [x._shape[d] for d in dims])
 
 
 @aten("_fft_r2c")
-def _fft_r2c(x: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
+def _fft_r2c(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
     dims = [d % x.ndim for d in dim]
     if onesided:
         out = _along(real_transform(x, dims[-1]), dims[:-1], False)
@@ -66,7 +67,7 @@ def _fft_r2c(x: Any, dim: Sequence[int], normalization: int, onesided: bool) -> 
 
 
 @aten("_fft_c2r")
-def _fft_c2r(x: Any, dim: Sequence[int], normalization: int, last_dim_size: int) -> Any:
+def _fft_c2r(x: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> Any:
     dims = [d % x.ndim for d in dim]
     out = half_transform(_along(x, dims[:-1], True), dims[-1], last_dim_size)
     return _scaled(out, normalization, [out._shape[d] for d in dims])
@@ -76,7 +77,7 @@ def _fft_c2r(x: Any, dim: Sequence[int], normalization: int, last_dim_size: int)
 
 
 @aten("linear_backward")
-def _linear_backward(x: Any, g: Any, weight: Any, mask: Sequence[bool]) -> Any:
+def _linear_backward(x: Tensor, g: Tensor, weight: Tensor, mask: Sequence[bool]) -> Any:
     rows = g.reshape(-1, g._shape[-1])
     gx = op.matmul(g, conjugate(weight)) if mask[0] else None
     gw = op.matmul(rows.t(), conjugate(x.reshape(-1, x._shape[-1]))) if mask[1] else None
@@ -84,5 +85,5 @@ def _linear_backward(x: Any, g: Any, weight: Any, mask: Sequence[bool]) -> Any:
 
 
 @aten("_int_mm")
-def _int_mm(x: Any, y: Any) -> Any:
+def _int_mm(x: Tensor, y: Tensor) -> Any:
     return op.mm(cast_to(x, int32), cast_to(y, int32))

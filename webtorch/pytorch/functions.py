@@ -145,72 +145,72 @@ def dims_of(dim: Any) -> Any:
 
 
 @aten("sum", direct=("sum.dim_IntList",))
-def _sum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _sum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return op.sum(x, dims_of(dim), keepdim, dtype=dtype)
 
 
 @aten("nansum")
-def _nansum(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return op.nansum(x, dims_of(dim), keepdim, dtype=dtype)
 
 
 @aten("mean", direct=("mean.dim",), remembered=("mean.dim",))
-def _mean(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return op.mean(x, dims_of(dim), keepdim, dtype=dtype)
 
 
 @aten("prod")
-def _prod(x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _prod(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     return op.prod(x, dim, keepdim, dtype=dtype)
 
 
 @aten("amax", direct=("amax",))
-def _amax(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+def _amax(x: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
     return op.amax(x, tuple(dim), keepdim)
 
 
 @aten("amin")
-def _amin(x: Any, dim: Any = (), keepdim: bool = False) -> Any:
+def _amin(x: Tensor, dim: Any = (), keepdim: bool = False) -> Any:
     return op.amin(x, tuple(dim), keepdim)
 
 
 @aten("any")
-def _any(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+def _any(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     return op.any(x, dims_of(dim), keepdim)
 
 
 @aten("all")
-def _all(x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+def _all(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     return op.all(x, dims_of(dim), keepdim)
 
 
 @aten("count_nonzero")
-def _count_nonzero(x: Any, dim: Any = None) -> Any:
+def _count_nonzero(x: Tensor, dim: Any = None) -> Any:
     return op.count_nonzero(x, dims_of(dim))
 
 
 @aten("max", "max.unary_out")
-def _max(x: Any) -> Any:
+def _max(x: Tensor) -> Any:
     return op.max(x)
 
 
 @aten("min", "min.unary_out")
-def _min(x: Any) -> Any:
+def _min(x: Tensor) -> Any:
     return op.min(x)
 
 
 @aten("max.dim", "max.dim_max")
-def _max_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
+def _max_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
     return tuple(op.max(x, dim, keepdim))
 
 
 @aten("min.dim", "min.dim_min")
-def _min_dim(x: Any, dim: int, keepdim: bool = False) -> Any:
+def _min_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
     return tuple(op.min(x, dim, keepdim))
 
 
 @aten("median")
-def _median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None and not x.numel() and x.dtype.is_floating_point:
         return fill((), math.nan, x.dtype, x.device)
     found = op.median(x, dim, keepdim)
@@ -218,7 +218,7 @@ def _median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 @aten("nanmedian")
-def _nanmedian(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def _nanmedian(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     if dim is None and not x.numel() and x.dtype.is_floating_point:
         return fill((), math.nan, x.dtype, x.device)
     found = op.nanmedian(x, dim, keepdim)
@@ -226,7 +226,7 @@ def _nanmedian(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 @aten("aminmax", "_aminmax", "_aminmax.dim")
-def _aminmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def _aminmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     return tuple(op.aminmax(x, dim=dim, keepdim=keepdim))
 
 
@@ -234,7 +234,7 @@ def _spread(name: str) -> Function:
     """Return the meaning of `var` and its kin, which warn where there are too few numbers for the correction."""
 
     def run(
-        x: Any, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
+        x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
     ) -> Any:
         """Compute it, and warn as PyTorch does."""
         correction = 1 if correction is None else correction
@@ -259,33 +259,35 @@ for _name in ("var", "std"):
 
 @aten("linalg_vector_norm")
 def _vector_norm(
-    x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Any:
     return op.vector_norm(x, ord, dims_of(dim), keepdim, dtype=dtype)
 
 
 @aten("norm")
-def _norm(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+def _norm(
+    x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Any:
     return op.norm(x, 2 if p is None else p, dims_of(dim), keepdim, dtype=dtype)
 
 
 @aten("_logcumsumexp")
-def _logcumsumexp(x: Any, dim: int) -> Any:
+def _logcumsumexp(x: Tensor, dim: int) -> Any:
     return op.logcumsumexp(x, dim)
 
 
 @aten("_softmax", out="exact", direct=("_softmax",), remembered=("_softmax",))
-def _softmax(x: Any, dim: int, half_to_float: bool = False) -> Any:
+def _softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Any:
     return op.softmax(x, dim, dtype=float32 if half_to_float else None)
 
 
 @aten("_log_softmax", out="exact", direct=("_log_softmax",), remembered=("_log_softmax",))
-def _log_softmax(x: Any, dim: int, half_to_float: bool = False) -> Any:
+def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Any:
     return op.log_softmax(x, dim, dtype=float32 if half_to_float else None)
 
 
 @aten("_safe_softmax", direct=("_safe_softmax",))
-def _safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
+def _safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Any:
     out = op.softmax(x, dim, dtype=dtype)
     # Rows of nothing but -inf are zeros.
     return op.where(op.eq(op.amax(x, dim, True), float("-inf")), 0.0, out)
@@ -295,36 +297,36 @@ def _safe_softmax(x: Any, dim: int, dtype: Any = None) -> Any:
 
 
 @aten("sort", "sort.values_stable")
-def _sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+def _sort(x: Tensor, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
     return tuple(op.sort(x, dim, descending, bool(stable)))
 
 
 @aten("topk")
-def _topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
     return tuple(op.topk(x, k, dim, largest, sorted))
 
 
 @aten("nonzero", layout=columns)
-def _nonzero(x: Any) -> Any:
+def _nonzero(x: Tensor) -> Any:
     return op.nonzero(x)
 
 
 @aten("_unique2")
 def _unique2(
-    x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
     found, inverse, counts = op.unique(x, True, True, True)
     return found, inverse, counts
 
 
 @aten("_unique")
-def _unique(x: Any, sorted: bool = True, return_inverse: bool = False) -> Any:
+def _unique(x: Tensor, sorted: bool = True, return_inverse: bool = False) -> Any:
     return _unique2(x)[:2]
 
 
 @aten("unique_dim")
 def _unique_dim(
-    x: Any,
+    x: Tensor,
     dim: int,
     sorted: bool = True,
     return_inverse: bool = False,
@@ -335,7 +337,7 @@ def _unique_dim(
 
 @aten("unique_consecutive")
 def _unique_consecutive(
-    x: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+    x: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
     return op.unique_consecutive(x, True, True, dim)
 
@@ -343,7 +345,7 @@ def _unique_consecutive(
 # ---- indexing -----------------------------------------------------------------------------------
 
 
-def index_tensors(x: Any, indices: Sequence[Any]) -> dict[int, Any]:
+def index_tensors(x: Tensor, indices: Sequence[Any]) -> dict[int, Any]:
     """Return index tensors by dimension, masks expanded (which reads them)."""
     for index in indices:
         if index is not None and index.dtype not in (int64, int32, bool_, uint8):
@@ -354,14 +356,14 @@ def index_tensors(x: Any, indices: Sequence[Any]) -> dict[int, Any]:
 
 
 @aten("index", "_unsafe_index", direct=("index.Tensor",))
-def _index(x: Any, indices: Sequence[Any]) -> Any:
+def _index(x: Tensor, indices: Sequence[Any]) -> Any:
     tensors = index_tensors(x, indices)
     return indexing.take_at(x, tensors) if tensors else copy(x)
 
 
 @aten("index_put", "_index_put_impl_", "_unsafe_index_put", direct=("_index_put_impl_",))
 def _index_put(
-    x: Any, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
+    x: Tensor, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
 ) -> Any:
     masks = [i for i in indices if i is not None]
     # A float64 number on the CPU comes as a number.
@@ -389,13 +391,13 @@ def _index_put(
 
 
 @aten("where", layout=of_operands)
-def _where(condition: Any, x: Any, y: Any) -> Any:
+def _where(condition: Any, x: Tensor, y: Tensor) -> Any:
     # PyTorch still takes conditions of bytes.
     return op.where(cast_to(condition, bool_) if condition.dtype is uint8 else condition, x, y)
 
 
 @aten("gather", direct=("gather",))
-def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+def _gather(x: Tensor, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
     if not index.numel():
         return fill(index._shape, 0, x.dtype, x.device)
     return op.gather(x, dim, index)
@@ -407,7 +409,7 @@ def _whole(index: Any) -> Any:
 
 
 @aten("scatter_add")
-def _scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
+def _scatter_add(x: Tensor, dim: int, index: Any, src: Tensor) -> Any:
     return op.scatter_add(x, dim, _whole(index), src)
 
 
@@ -418,7 +420,7 @@ def _scatter_add(x: Any, dim: int, index: Any, src: Any) -> Any:
     "scatter.value",
     "scatter.value_out",
 )
-def _scatter(x: Any, dim: int, index: Any, src: Any = None, value: Any = None) -> Any:
+def _scatter(x: Tensor, dim: int, index: Any, src: Tensor | None = None, value: Any = None) -> Any:
     src = value if src is None else src
     if isinstance(src, (bool, int, float)):
         return op.scatter(x, dim, index, value=src)
@@ -426,7 +428,7 @@ def _scatter(x: Any, dim: int, index: Any, src: Any = None, value: Any = None) -
 
 
 @aten("scatter.reduce", "scatter.reduce_out", "scatter.value_reduce", "scatter.value_reduce_out")
-def _scatter_with(x: Any, dim: int, index: Any, src: Any, *, reduce: str) -> Any:
+def _scatter_with(x: Tensor, dim: int, index: Any, src: Tensor, *, reduce: str) -> Any:
     if isinstance(src, (bool, int, float)):
         return op.scatter(x, dim, index, value=src, reduce=reduce)
     return op.scatter(x, dim, index, src, reduce=reduce)
@@ -434,14 +436,14 @@ def _scatter_with(x: Any, dim: int, index: Any, src: Any, *, reduce: str) -> Any
 
 @aten("scatter_reduce")
 def _scatter_reduce(
-    x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
+    x: Tensor, dim: int, index: Any, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
     return op.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
 
 
 @aten("embedding", direct=("embedding",))
 def _embedding(
-    weight: Any,
+    weight: Tensor,
     indices: Any,
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
@@ -451,7 +453,7 @@ def _embedding(
 
 
 @aten("put", "put_")
-def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+def _put(x: Tensor, index: Any, source: Tensor, accumulate: bool = False) -> Any:
     if index.dtype is not int64:
         raise DTypeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
     if source.dtype is not x.dtype:
@@ -471,9 +473,9 @@ def _put(x: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
 
 @aten("_trilinear")
 def _trilinear(
-    x: Any,
-    y: Any,
-    z: Any,
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
     expand_x: Sequence[int],
     expand_y: Sequence[int],
     expand_z: Sequence[int],
@@ -491,7 +493,7 @@ def _trilinear(
 
 
 @aten("linalg_cross")
-def _cross(x: Any, y: Any, *, dim: int = -1) -> Any:
+def _cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Any:
     return op.linalg_cross(x, y, dim=dim)
 
 
@@ -510,7 +512,7 @@ def filled(shape: Sequence[int], value: Any, dtype: Any, device: Any) -> Any:
 
 
 @aten("fill", "fill_")
-def _fill(x: Any, value: Any) -> Any:
+def _fill(x: Tensor, value: Any) -> Any:
     if isinstance(value, (bool, int, float, complex)):
         return filled(x._shape, value, x.dtype, x.device)
     if value._shape:
@@ -522,7 +524,7 @@ def _fill(x: Any, value: Any) -> Any:
 
 
 @aten("zero_")
-def _zero(x: Any) -> Any:
+def _zero(x: Tensor) -> Any:
     return fill(x._shape, 0, x.dtype, x.device)
 
 
@@ -530,7 +532,7 @@ def _zero(x: Any) -> Any:
 
 
 @aten("elu")
-def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
     """PyTorch's operator behind elu, selu and celu."""
     out = (
         op.elu(x, alpha)
@@ -541,28 +543,28 @@ def elu(x: Any, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> A
 
 
 @aten("_prelu_kernel", layout=of_operands)
-def prelu_kernel(x: Any, weight: Any) -> Any:
+def prelu_kernel(x: Tensor, weight: Tensor) -> Any:
     """X where positive, else x * weight."""
     return op.where(op.gt(x, 0), x, x * weight)
 
 
 @aten("log_sigmoid_forward", out="exact")
-def _log_sigmoid(x: Any) -> Any:
+def _log_sigmoid(x: Tensor) -> Any:
     return op.logsigmoid(x), fill((0,), 0, x.dtype, x.device)
 
 
 @aten("clamp_max.Tensor")
-def _clamp_max(x: Any, bound: Any) -> Any:
+def _clamp_max(x: Tensor, bound: Any) -> Any:
     return op.minimum(x, bound)
 
 
 @aten("clamp_min.Tensor")
-def _clamp_min(x: Any, bound: Any) -> Any:
+def _clamp_min(x: Tensor, bound: Any) -> Any:
     return op.maximum(x, bound)
 
 
 @aten("hardtanh", layout=of_operands)
-def _hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
+def _hardtanh(x: Tensor, low: float = -1, high: float = 1) -> Any:
     if x.dtype is bool_:
         raise DTypeError("Bool inputs not supported for hardtanh: use input.float()")
     if x.dtype.kind == "uint" and low < 0:
@@ -573,18 +575,18 @@ def _hardtanh(x: Any, low: float = -1, high: float = 1) -> Any:
 
 
 @aten("__lshift__", "__ilshift__", "bitwise_left_shift")
-def _left_shift(x: Any, y: Any) -> Any:
+def _left_shift(x: Tensor, y: Tensor) -> Any:
     return op.bitwise_left_shift(x, y)
 
 
 @aten("__rshift__", "__irshift__", "bitwise_right_shift")
-def _right_shift(x: Any, y: Any) -> Any:
+def _right_shift(x: Tensor, y: Tensor) -> Any:
     return op.bitwise_right_shift(x, y)
 
 
 @aten("_assert_async")
 def _assert_async(
-    x: Any, message: str = "Expected Tensor with single nonzero value, but got zero"
+    x: Tensor, message: str = "Expected Tensor with single nonzero value, but got zero"
 ) -> None:
     if not bool(x):
         raise RuntimeError(message)
@@ -601,9 +603,9 @@ def _assert_async(
     remembered=("convolution_overrideable",),
 )
 def convolution(
-    x: Any,
-    weight: Any,
-    bias: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     stride: Any,
     padding: Any,
     dilation: Any,
@@ -641,7 +643,7 @@ def max_pool(rank: int) -> Function:
     """Return max pooling over `rank` dims with aten's arguments; gives values and positions."""
 
     def run(
-        x: Any,
+        x: Tensor,
         kernel: Any,
         stride: Any = (),
         padding: Any = 0,
@@ -669,7 +671,7 @@ def avg_pool(rank: int) -> Function:
     """Return average pooling over `rank` dims with aten's arguments."""
 
     def run(
-        x: Any,
+        x: Tensor,
         kernel: Any,
         stride: Any = (),
         padding: Any = 0,
@@ -704,40 +706,40 @@ for _rank in (2, 3):
 
 
 @aten("_adaptive_avg_pool2d", "adaptive_avg_pool2d", layout=channels_last_as(0))
-def adaptive_avg_pool2d(x: Any, output_size: Any) -> Any:
+def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Any:
     """Average pooling to a given size."""
     return op.adaptive_avg_pool2d(x, _sizes(output_size, 2))
 
 
 @aten("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
-def adaptive_avg_pool3d(x: Any, output_size: Any) -> Any:
+def adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Any:
     """Average pooling to a given size."""
     return op.adaptive_avg_pool3d(x, _sizes(output_size, 3))
 
 
 @aten("adaptive_max_pool2d")
-def adaptive_max_pool2d(x: Any, output_size: Any) -> Any:
+def adaptive_max_pool2d(x: Tensor, output_size: Any) -> Any:
     """Max pooling to a given size; values and positions."""
     return tuple(op.adaptive_max_pool2d(x, _sizes(output_size, 2), True))
 
 
 @aten("adaptive_max_pool3d")
-def adaptive_max_pool3d(x: Any, output_size: Any) -> Any:
+def adaptive_max_pool3d(x: Tensor, output_size: Any) -> Any:
     """Max pooling to a given size; values and positions."""
     return tuple(op.adaptive_max_pool3d(x, _sizes(output_size, 3), True))
 
 
 @aten("max_unpool2d", layout=channels_last_as(0))
-def _max_unpool2d(x: Any, indices: Any, output_size: Any) -> Any:
+def _max_unpool2d(x: Tensor, indices: Any, output_size: Any) -> Any:
     return _unpool(x, indices, output_size, 2)
 
 
 @aten("max_unpool3d")
-def _max_unpool3d(x: Any, indices: Any, output_size: Any, stride: Any, padding: Any) -> Any:
+def _max_unpool3d(x: Tensor, indices: Any, output_size: Any, stride: Any, padding: Any) -> Any:
     return _unpool(x, indices, output_size, 3)
 
 
-def _unpool(x: Any, indices: Any, output_size: Any, rank: int) -> Any:
+def _unpool(x: Tensor, indices: Any, output_size: Any, rank: int) -> Any:
     """Return zeros with each value at its position in the last `rank` dims."""
     lead, sizes = x._shape[: x.ndim - rank], tuple(output_size)
     zeros = fill((*lead, numel(sizes)), 0, x.dtype, x.device)
@@ -746,7 +748,7 @@ def _unpool(x: Any, indices: Any, output_size: Any, rank: int) -> Any:
 
 
 @aten("im2col")
-def im2col(x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def im2col(x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     """Windows as columns."""
     return op.functional_unfold(
         x, _sizes(kernel, 2), _sizes(dilation, 2), _sizes(padding, 2), _sizes(stride, 2)
@@ -754,7 +756,9 @@ def im2col(x: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any
 
 
 @aten("col2im")
-def col2im(x: Any, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def col2im(
+    x: Tensor, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> Any:
     """Columns added up to an image."""
     return op.functional_fold(
         x,
@@ -781,7 +785,7 @@ for _rank in (1, 2, 3):
 
 
 @aten("constant_pad_nd", layout=channels_last_as(0), direct=("constant_pad_nd",))
-def _constant_pad_nd(x: Any, pad: Any, value: float = 0) -> Any:
+def _constant_pad_nd(x: Tensor, pad: Any, value: float = 0) -> Any:
     return op.pad(x, tuple(pad), "constant", value)
 
 
@@ -800,7 +804,7 @@ RESIZES: dict[str, tuple[str, bool, bool]] = {
 def resize(mode: str, has_corners: bool, antialias: bool) -> Function:
     """Return resizing with aten's arguments: output size, align_corners if there is a choice, the scales asked for."""
 
-    def run(x: Any, output_size: Any, *rest: Any) -> Any:
+    def run(x: Tensor, output_size: Any, *rest: Any) -> Any:
         """Return the resized images."""
         corners, scales = (rest[0], rest[1:]) if has_corners else (False, rest)
         wanted = tuple(output_size)
@@ -825,7 +829,7 @@ for _name, _how in RESIZES.items():
 # ---- normalisations: PyTorch's operators also return the statistics -----------------------------
 
 
-def normalized(x: Any, dims: tuple[int, ...], eps: float) -> tuple[Any, Any, Any]:
+def normalized(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Any, Any, Any]:
     """Return ((x - mean) / deviation, mean, 1 / deviation) over `dims`, which stay; in float32 for 16-bit inputs."""
     x = widened(x)
     mean = op.mean(x, dims, True)
@@ -834,7 +838,7 @@ def normalized(x: Any, dims: tuple[int, ...], eps: float) -> tuple[Any, Any, Any
     return centred * rstd, mean, rstd
 
 
-def affine(unit: Any, weight: Any, bias: Any, dtype: Any) -> Any:
+def affine(unit: Any, weight: Tensor, bias: Tensor, dtype: Any) -> Any:
     """Return unit * weight + bias as `dtype`."""
     if weight is not None:
         unit = unit * weight
@@ -844,7 +848,9 @@ def affine(unit: Any, weight: Any, bias: Any, dtype: Any) -> Any:
 
 
 @aten("native_layer_norm", direct=("native_layer_norm",), remembered=("native_layer_norm",))
-def _native_layer_norm(x: Any, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+def _native_layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float
+) -> Any:
     dims = last_dims("layer_norm", x, shape, weight=weight, bias=bias)
     if not x.numel():
         lead = (*x._shape[: x.ndim - len(shape)], *(1,) * len(shape))
@@ -865,7 +871,7 @@ def per_channel(vector: Any, rank: int) -> Any:
     remembered=("native_group_norm",),
 )
 def _native_group_norm(
-    x: Any, weight: Any, bias: Any, n: int, c: int, hw: int, groups: int, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, n: int, c: int, hw: int, groups: int, eps: float
 ) -> Any:
     if not x.numel():
         none = fill((n, groups), 0, float32, x.device)
@@ -877,14 +883,14 @@ def _native_group_norm(
     return out, mean.reshape(n, groups), rstd.reshape(n, groups)
 
 
-def _batch_dims(x: Any) -> tuple[int, ...]:
+def _batch_dims(x: Tensor) -> tuple[int, ...]:
     return (0, *range(2, x.ndim))
 
 
 def batch_norm(
-    x: Any,
-    weight: Any,
-    bias: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     running_mean: Any,
     running_var: Any,
     training: bool,
@@ -920,9 +926,9 @@ def batch_norm(
 
 @aten("native_batch_norm", "_native_batch_norm_legit", layout=channels_last_as(0))
 def _native_batch_norm(
-    x: Any,
-    weight: Any,
-    bias: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     running_mean: Any,
     running_var: Any,
     training: bool,
@@ -942,16 +948,16 @@ def _native_batch_norm(
 
 @aten("_native_batch_norm_legit.no_stats")
 def _batch_norm_no_stats(
-    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+    x: Tensor, weight: Tensor, bias: Tensor, training: bool, momentum: float, eps: float
 ) -> Any:
     return batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3]
 
 
 @aten("_native_batch_norm_legit_functional", layout=channels_last_as(0))
 def _batch_norm_functional(
-    x: Any,
-    weight: Any,
-    bias: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     running_mean: Any,
     running_var: Any,
     training: bool,
@@ -968,7 +974,13 @@ def _batch_norm_functional(
 
 @aten("_native_batch_norm_legit_no_training", layout=channels_last_as(0))
 def _batch_norm_no_training(
-    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    momentum: float,
+    eps: float,
 ) -> Any:
     out = batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[0]
     return out, fill((0,), 0, float32, x.device), fill((0,), 0, float32, x.device)
@@ -976,7 +988,13 @@ def _batch_norm_no_training(
 
 @aten("_batch_norm_with_update", layout=channels_last_as(0))
 def _batch_norm_with_update(
-    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    momentum: float,
+    eps: float,
 ) -> Any:
     out, mean, rstd = _native_batch_norm(
         x, weight, bias, running_mean, running_var, True, momentum, eps
@@ -987,7 +1005,9 @@ def _batch_norm_with_update(
 # ---- losses -------------------------------------------------------------------------------------
 
 
-def class_weights(x: Any, target: Any, weight: Any, ignore_index: int) -> tuple[Any, Any]:
+def class_weights(
+    x: Tensor, target: Any, weight: Tensor | None, ignore_index: int
+) -> tuple[Any, Any]:
     """Return the class numbers, ignored ones as 0, and each one's weight (0 where ignored), looked up with a check."""
     classes = x._shape[1 if x.ndim > 1 else 0]
     if target.dtype not in (int64, uint8):
@@ -1017,7 +1037,7 @@ def class_weights(x: Any, target: Any, weight: Any, ignore_index: int) -> tuple[
     direct=("nll_loss_forward",),
     remembered=("nll_loss_forward",),
 )
-def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
+def _nll_loss(x: Tensor, target: Any, weight: Tensor, reduction: int, ignore_index: int) -> Any:
     safe, weights = class_weights(x, target, weight, ignore_index)
     dim = 1 if x.ndim > 1 else 0
     if x.ndim > 1 or target.ndim == 0:
@@ -1034,7 +1054,7 @@ def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: in
 
 
 def _pair(name: str) -> Function:
-    def run(x: Any, y: Any, reduction: int = 1, *numbers: Any) -> Any:
+    def run(x: Tensor, y: Tensor, reduction: int = 1, *numbers: Any) -> Any:
         """Return the loss of two tensors; `reduction` is PyTorch's number."""
         return TABLE[name].function(x, y, **_extra(name, numbers), reduction=REDUCTIONS[reduction])
 
@@ -1051,7 +1071,9 @@ for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
 
 
 @aten("binary_cross_entropy")
-def binary_cross_entropy(x: Any, y: Any, weight: Any = None, reduction: int = 1) -> Any:
+def binary_cross_entropy(
+    x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
+) -> Any:
     """The loss of probabilities."""
     return op.binary_cross_entropy(x, y, weight, reduction=REDUCTIONS[reduction])
 

@@ -21,12 +21,13 @@ from webtorch.pytorch import functions as f
 from webtorch.pytorch.functions import FUNCTIONS, aten, op, per_channel
 from webtorch.tensors import recorders
 from webtorch.tensors.tape import enable_grad, grad
+from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
 
 
 def pullback(
-    function: Function, inputs: Sequence[Any], g: Any, wanted: Sequence[bool] | None = None
+    function: Function, inputs: Sequence[Any], g: Tensor, wanted: Sequence[bool] | None = None
 ) -> list[Any]:
     """Return the cotangents of `inputs` for g, the cotangent of `function(*inputs)`; None where not wanted."""
     mask = [True] * len(inputs) if wanted is None else list(wanted)
@@ -46,7 +47,7 @@ def pullback(
 
 
 def elementwise_slope(
-    name: str, g: Any, tensors: Sequence[Any], numbers: Sequence[Any] = ()
+    name: str, g: Tensor, tensors: Sequence[Any], numbers: Sequence[Any] = ()
 ) -> Any:
     """Return the cotangent of the first tensor of an elementwise entry."""
     entry = TABLE[name]
@@ -72,7 +73,7 @@ def elementwise_slope(
 
 
 @aten("gelu_backward", layout=of_operands, direct=("gelu_backward",), remembered=("gelu_backward",))
-def _gelu(g: Any, x: Any, *, approximate: str = "none") -> Any:
+def _gelu(g: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
     return elementwise_slope("_gelu_tanh" if approximate == "tanh" else "_gelu_erf", g, (x,))
 
 
@@ -90,22 +91,24 @@ aten("softplus_backward")(_plain("softplus"))
 
 
 @aten("softshrink_backward")
-def _softshrink(g: Any, x: Any, lambd: float) -> Any:
+def _softshrink(g: Tensor, x: Tensor, lambd: float) -> Any:
     return op.where(op.le(op.abs(x), lambd), 0.0, g)
 
 
 @aten("hardtanh_backward")
-def _hardtanh(g: Any, x: Any, low: float, high: float) -> Any:
+def _hardtanh(g: Tensor, x: Tensor, low: float, high: float) -> Any:
     return op.where(op.logical_or(op.le(x, low), op.ge(x, high)), 0.0, g)
 
 
 @aten("leaky_relu_backward")
-def _leaky_relu(g: Any, x: Any, negative_slope: float, is_result: bool) -> Any:
+def _leaky_relu(g: Tensor, x: Tensor, negative_slope: float, is_result: bool) -> Any:
     return op.where(op.gt(x, 0), g, g * negative_slope)
 
 
 @aten("elu_backward")
-def _elu(g: Any, alpha: float, scale: float, input_scale: float, is_result: bool, x: Any) -> Any:
+def _elu(
+    g: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
+) -> Any:
     if is_result:
         inner = (x + alpha * scale) * input_scale
     else:
@@ -114,38 +117,38 @@ def _elu(g: Any, alpha: float, scale: float, input_scale: float, is_result: bool
 
 
 @aten("_prelu_kernel_backward")
-def _prelu(g: Any, x: Any, weight: Any) -> Any:
+def _prelu(g: Tensor, x: Tensor, weight: Tensor | None) -> Any:
     positive = op.gt(x, 0)
     return op.where(positive, g, g * weight), op.where(positive, 0.0, g * x)
 
 
 @aten("tanh_backward", overlap="whole", layout=of_operands, direct=("tanh_backward",))
-def _tanh(g: Any, out: Any) -> Any:
+def _tanh(g: Tensor, out: Any) -> Any:
     return op.tanh_backward(g, conjugate(out))
 
 
 @aten("sigmoid_backward", overlap="whole", layout=of_operands, direct=("sigmoid_backward",))
-def _sigmoid(g: Any, out: Any) -> Any:
+def _sigmoid(g: Tensor, out: Any) -> Any:
     return op.sigmoid_backward(g, conjugate(out))
 
 
 @aten("threshold_backward", overlap="whole", layout=of_operands, direct=("threshold_backward",))
-def _threshold(g: Any, x: Any, threshold: float) -> Any:
+def _threshold(g: Tensor, x: Tensor, threshold: float) -> Any:
     return op.threshold_backward(g, x, threshold)
 
 
 @aten("log_sigmoid_backward")
-def _log_sigmoid(g: Any, x: Any, buffer: Any) -> Any:
+def _log_sigmoid(g: Tensor, x: Tensor, buffer: Any) -> Any:
     return g * op.sigmoid(-x)
 
 
 @aten("logit_backward")
-def _logit(g: Any, x: Any, eps: float | None = None) -> Any:
+def _logit(g: Tensor, x: Tensor, eps: float | None = None) -> Any:
     return pullback(lambda y: op.logit(y, eps), (x,), g)[0]
 
 
 @aten("glu_backward")
-def _glu(g: Any, x: Any, dim: int) -> Any:
+def _glu(g: Tensor, x: Tensor, dim: int) -> Any:
     return pullback(lambda y: op.glu(y, dim), (x,), g)[0]
 
 
@@ -157,7 +160,7 @@ def _glu(g: Any, x: Any, dim: int) -> Any:
     direct=("_softmax_backward_data",),
     remembered=("_softmax_backward_data",),
 )
-def _softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
+def _softmax(g: Tensor, out: Any, dim: int, input_dtype: DType) -> Any:
     weighted = widened(g) * out
     return cast_to(weighted - out * op.sum(weighted, dim, True), input_dtype)
 
@@ -167,7 +170,7 @@ def _softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
     direct=("_log_softmax_backward_data",),
     remembered=("_log_softmax_backward_data",),
 )
-def _log_softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
+def _log_softmax(g: Tensor, out: Any, dim: int, input_dtype: DType) -> Any:
     wide = widened(g)
     return cast_to(wide - op.exp(out) * op.sum(wide, dim, True), input_dtype)
 
@@ -175,17 +178,17 @@ def _log_softmax(g: Any, out: Any, dim: int, input_dtype: DType) -> Any:
 # ---- normalisations -----------------------------------------------------------------------------
 
 
-def _through(g: Any, unit: Any, rstd: Any, dims: tuple[int, ...]) -> Any:
+def _through(g: Tensor, unit: Any, rstd: Tensor, dims: tuple[int, ...]) -> Any:
     """Return the cotangent of x where unit = (x - mean(x)) * rstd(x) over `dims`."""
     return rstd * (g - op.mean(g, dims, True) - unit * op.mean(g * unit, dims, True))
 
 
 def _sums(
-    g: Any, unit: Any, dims: tuple[int, ...], shape: Any, like: Any, mask: Sequence[bool]
+    g: Tensor, unit: Any, dims: tuple[int, ...], shape: Any, like: Any, mask: Sequence[bool]
 ) -> tuple[Any, Any]:
     """Return the cotangents of weight and bias."""
 
-    def total(x: Any) -> Any:
+    def total(x: Tensor) -> Any:
         """Return a sum over the normalised dims, in the parameter's dtype and shape."""
         return cast_to((op.sum(x, dims, True) if dims else x).reshape(shape), like.dtype)
 
@@ -194,13 +197,13 @@ def _sums(
 
 @aten("native_layer_norm_backward", remembered=("native_layer_norm_backward",))
 def _layer_norm(
-    g: Any,
-    x: Any,
+    g: Tensor,
+    x: Tensor,
     shape: Sequence[int],
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    bias: Any,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     mask: Sequence[bool],
 ) -> Any:
     like = x if weight is None else weight
@@ -224,11 +227,11 @@ def _layer_norm(
     remembered=("native_group_norm_backward",),
 )
 def _group_norm(
-    g: Any,
-    x: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
+    g: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
     n: int,
     c: int,
     hw: int,
@@ -252,7 +255,13 @@ def _group_norm(
 
 
 def _batch_norm(
-    g: Any, x: Any, weight: Any, mean: Any, rstd: Any, training: bool, mask: Sequence[bool]
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    mean: Tensor,
+    rstd: Tensor,
+    training: bool,
+    mask: Sequence[bool],
 ) -> Any:
     like = x if weight is None else weight
     rank = x.ndim
@@ -269,9 +278,9 @@ def _batch_norm(
 
 @aten("native_batch_norm_backward", layout=channels_last_as(1))
 def _native_batch_norm(
-    g: Any,
-    x: Any,
-    weight: Any,
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
     running_mean: Any,
     running_var: Any,
     save_mean: Any,
@@ -287,9 +296,9 @@ def _native_batch_norm(
 
 @aten("batch_norm_backward", layout=channels_last_as(1))
 def _batch_norm_with_reserve(
-    g: Any,
-    x: Any,
-    weight: Any,
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
     running_mean: Any,
     running_var: Any,
     save_mean: Any,
@@ -314,9 +323,9 @@ def _batch_norm_with_reserve(
     remembered=("convolution_backward_overrideable",),
 )
 def _convolution(
-    g: Any,
-    x: Any,
-    weight: Any,
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
     stride: Any,
     padding: Any,
     dilation: Any,
@@ -325,7 +334,7 @@ def _convolution(
     groups: int,
     mask: Sequence[bool],
 ) -> Any:
-    def run(a: Any, b: Any) -> Any:
+    def run(a: Tensor, b: Tensor) -> Any:
         """Return the convolution of two operands."""
         return f.convolution(
             a, b, None, stride, padding, dilation, transposed, output_padding, groups
@@ -337,9 +346,9 @@ def _convolution(
 
 @aten("convolution_backward")
 def _convolution_with_bias(
-    g: Any,
-    x: Any,
-    weight: Any,
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
     bias_sizes: Any,
     stride: Any,
     padding: Any,
@@ -356,8 +365,8 @@ def _convolution_with_bias(
 
 def _max_pool(rank: int) -> Function:
     def run(
-        g: Any,
-        x: Any,
+        g: Tensor,
+        x: Tensor,
         kernel: Any,
         stride: Any,
         padding: Any,
@@ -377,7 +386,7 @@ def _max_pool(rank: int) -> Function:
 def to_maxima(rank: int) -> Function:
     """Return what sends cotangents of a pooling's maxima to where `indices` say that they were."""
 
-    def run(g: Any, x: Any, indices: Any) -> Any:
+    def run(g: Tensor, x: Tensor, indices: Any) -> Any:
         """Return zeros with the cotangents added where the maxima were."""
         if not g.numel():
             return fill(x._shape, 0, g.dtype, g.device)
@@ -403,12 +412,12 @@ for _rank in (2, 3):
 
 
 @aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward", layout=channels_last_as(1))
-def _adaptive_avg_pool2d(g: Any, x: Any) -> Any:
+def _adaptive_avg_pool2d(g: Tensor, x: Tensor) -> Any:
     return pullback(lambda y: f.adaptive_avg_pool2d(y, g._shape[-2:]), (x,), g)[0]
 
 
 @aten("_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward")
-def _adaptive_avg_pool3d(g: Any, x: Any) -> Any:
+def _adaptive_avg_pool3d(g: Tensor, x: Tensor) -> Any:
     return pullback(lambda y: f.adaptive_avg_pool3d(y, g._shape[-3:]), (x,), g)[0]
 
 
@@ -426,7 +435,7 @@ for _rank in (1, 2, 3):
 def _resize(name: str) -> Function:
     forward = FUNCTIONS[name]
 
-    def run(g: Any, output_size: Any, input_size: Any, *rest: Any) -> Any:
+    def run(g: Tensor, output_size: Any, input_size: Any, *rest: Any) -> Any:
         """Return the cotangent of the resized input."""
         # Resizing is linear: its gradient does not depend on where it is taken.
         x = fill(tuple(input_size), 0, g.dtype, g.device)
@@ -443,7 +452,9 @@ for _name in f.RESIZES:
 
 
 @aten("embedding_dense_backward", remembered=("embedding_dense_backward",))
-def _embedding(g: Any, indices: Any, count: int, padding_idx: int, scale_grad_by_freq: bool) -> Any:
+def _embedding(
+    g: Tensor, indices: Any, count: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Any:
     flat = indices.reshape(-1)
     return table_gradient(g.reshape(flat.numel(), -1), flat, count, padding_idx, scale_grad_by_freq)
 
@@ -467,12 +478,12 @@ def table_gradient(
 
 
 @aten("native_dropout_backward", layout=of_operands)
-def _dropout(g: Any, mask: Any, scale: float) -> Any:
+def _dropout(g: Tensor, mask: Any, scale: float) -> Any:
     return op.where(mask, g * scale, 0.0)
 
 
 @aten("unfold_backward")
-def _unfold(g: Any, sizes: Sequence[int], dim: int, size: int, step: int) -> Any:
+def _unfold(g: Tensor, sizes: Sequence[int], dim: int, size: int, step: int) -> Any:
     x = fill(tuple(sizes), 0, g.dtype, g.device)
     return pullback(lambda y: y.unfold(dim, size, step), (x,), g)[0]
 
@@ -482,7 +493,13 @@ def _unfold(g: Any, sizes: Sequence[int], dim: int, size: int, step: int) -> Any
 
 @aten("nll_loss_backward", "nll_loss2d_backward", remembered=("nll_loss_backward",))
 def _nll_loss(
-    g: Any, x: Any, target: Any, weight: Any, reduction: int, ignore_index: int, total: Any
+    g: Tensor,
+    x: Tensor,
+    target: Any,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total: Any,
 ) -> Any:
     safe, weights = f.class_weights(x, target, weight, ignore_index)
     dim = 1 if x.ndim > 1 else 0
@@ -501,7 +518,7 @@ def _nll_loss(
 def _pair(name: str) -> Function:
     forward = FUNCTIONS[name]
 
-    def run(g: Any, x: Any, y: Any, reduction: int = 1, *numbers: Any) -> Any:
+    def run(g: Tensor, x: Tensor, y: Tensor, reduction: int = 1, *numbers: Any) -> Any:
         """Return the cotangent of the first operand."""
         # The second derivative asks for this with one g for each element, whatever the reduction.
         each = g / numel(x._shape) if reduction == 1 and x.numel() else g
@@ -515,7 +532,9 @@ for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
 
 
 @aten("binary_cross_entropy_backward")
-def _binary_cross_entropy(g: Any, x: Any, y: Any, weight: Any = None, reduction: int = 1) -> Any:
+def _binary_cross_entropy(
+    g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
+) -> Any:
     # PyTorch's formula, which bounds the denominator.
     out = g * (x - y) / op.clamp(x * (1.0 - x), 1e-12)
     if weight is not None:

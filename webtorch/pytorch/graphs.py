@@ -43,77 +43,82 @@ def _where() -> Any:
 
 
 @graph("view", "_unsafe_view", "reshape")
-def _view(x: Any, shape: Sequence[int]) -> Any:
+def _view(x: Tensor, shape: Sequence[int]) -> Any:
     return op.reshape(x, tuple(shape))
 
 
 @graph("permute")
-def _permute(x: Any, dims: Sequence[int]) -> Any:
+def _permute(x: Tensor, dims: Sequence[int]) -> Any:
     return op.permute(x, tuple(dims))
 
 
 @graph("expand")
-def _expand(x: Any, shape: Sequence[int], *, implicit: bool = False) -> Any:
+def _expand(x: Tensor, shape: Sequence[int], *, implicit: bool = False) -> Any:
     return op.expand(x, tuple(shape))
 
 
 @graph("squeeze")
-def _squeeze(x: Any, dim: Any = None) -> Any:
+def _squeeze(x: Tensor, dim: Any = None) -> Any:
     return op.squeeze(x, tuple(dim) if isinstance(dim, list) else dim)
 
 
 @graph("alias", "detach", "lift", "lift_fresh")
-def _alias(x: Any) -> Any:
+def _alias(x: Tensor) -> Any:
     return x
 
 
 @graph("clone", "contiguous", "lift_fresh_copy")
-def _clone(x: Any, **options: Any) -> Any:
+def _clone(x: Tensor, **options: Any) -> Any:
     return copy(x)
 
 
 @graph("as_strided")
 def _as_strided(
-    x: Any, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+    x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Any:
     return op.as_strided(x, tuple(size), tuple(stride), offset)
 
 
 @graph("split")
-def _split(x: Any, size: int, dim: int = 0) -> Any:
+def _split(x: Tensor, size: int, dim: int = 0) -> Any:
     return op.split(x, size, dim)
 
 
 @graph("repeat")
-def _repeat(x: Any, repeats: Sequence[int]) -> Any:
+def _repeat(x: Tensor, repeats: Sequence[int]) -> Any:
     return op.repeat(x, tuple(repeats))
 
 
 @graph("sort")
-def _sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+def _sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
     return tuple(op.sort(x, dim, descending, bool(stable)))
 
 
 @graph("_to_copy")
-def _to_copy(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _to_copy(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
     return copy(x) if dtype is None or dtype is x.dtype else cast_to(x, dtype)
 
 
 @graph("copy")
-def _copy(x: Any, src: Any, non_blocking: bool = False) -> Any:
+def _copy(x: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
     if isinstance(src, (bool, int, float)):
         return filled(x._shape, src, x.dtype, x.device)
     return copy(op.expand(cast_to(src, x.dtype), x._shape))
 
 
 @graph("copy_")
-def _copy_into(x: Any, src: Any, non_blocking: bool = False) -> Any:
+def _copy_into(x: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
     return op.copy_(x, src)
 
 
 @graph("slice_scatter")
 def _slice_scatter(
-    x: Any, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    x: Tensor,
+    src: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Any:
     out = copy(x)
     op.copy_(op.slice(out, dim, start, end, step), src)
@@ -121,7 +126,7 @@ def _slice_scatter(
 
 
 @graph("select_scatter")
-def _select_scatter(x: Any, src: Any, dim: int, index: int) -> Any:
+def _select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Any:
     out = copy(x)
     op.copy_(op.select(out, dim, index), src)
     return out
@@ -165,22 +170,24 @@ def _ones(*args: Any, dtype: Any = None, **options: Any) -> Any:
 
 
 @graph("new_full")
-def _new_full(x: Any, size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _new_full(
+    x: Tensor, size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any
+) -> Any:
     return filled(size, value, dtype or x.dtype, _where())
 
 
 @graph("full_like")
-def _full_like(x: Any, value: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _full_like(x: Tensor, value: Any, *, dtype: Any = None, **options: Any) -> Any:
     return filled(x._shape, value, dtype or x.dtype, _where())
 
 
 @graph("zeros_like", "empty_like")
-def _zeros_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _zeros_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
     return filled(x._shape, 0, dtype or x.dtype, _where())
 
 
 @graph("ones_like")
-def _ones_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _ones_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
     return filled(x._shape, 1, dtype or x.dtype, _where())
 
 
@@ -243,12 +250,12 @@ def _randn(size: Sequence[int], *, dtype: Any = None, **options: Any) -> Any:
 
 
 @graph("rand_like")
-def _rand_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _rand_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
     return op.rand(x._shape, dtype=dtype or x.dtype, device=_where())
 
 
 @graph("randn_like")
-def _randn_like(x: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _randn_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
     return op.randn(x._shape, dtype=dtype or x.dtype, device=_where())
 
 
@@ -268,35 +275,35 @@ def _randint(*args: Any, dtype: Any = None, **options: Any) -> Any:
 
 
 @graph("bernoulli")
-def _bernoulli(x: Any, p: Any = None, **options: Any) -> Any:
+def _bernoulli(x: Tensor, p: Any = None, **options: Any) -> Any:
     draw = op.rand(x._shape, dtype=webtorch_dtype(torch.float32), device=_where())
     return cast_to(op.lt(draw, x if p is None else p), x.dtype)
 
 
 @graph("sym_size")
-def _sym_size(x: Any, dim: int) -> int:
+def _sym_size(x: Tensor, dim: int) -> int:
     return int(x._shape[dim])
 
 
 @graph("sym_numel")
-def _sym_numel(x: Any) -> int:
+def _sym_numel(x: Tensor) -> int:
     return int(numel(x._shape))
 
 
 @graph("sym_stride")
-def _sym_stride(x: Any, dim: int) -> int:
+def _sym_stride(x: Tensor, dim: int) -> int:
     return int(x._strides[dim])
 
 
 @graph("sym_storage_offset")
-def _sym_storage_offset(x: Any) -> int:
+def _sym_storage_offset(x: Tensor) -> int:
     return int(x._offset)
 
 
 @graph("_scaled_dot_product_flash_attention_for_cpu")
 def _cpu_attention(
-    query: Any,
-    key: Any,
+    query: Tensor,
+    key: Tensor,
     value: Any,
     dropout_p: float = 0.0,
     is_causal: bool = False,
@@ -312,9 +319,9 @@ def _cpu_attention(
 
 @graph("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _cpu_attention_backward(
-    g: Any,
-    query: Any,
-    key: Any,
+    g: Tensor,
+    query: Tensor,
+    key: Tensor,
     value: Any,
     out: Any,
     kept: Any,
@@ -331,7 +338,7 @@ def _cpu_attention_backward(
 
 
 @graph("convert_element_type")
-def _convert(x: Any, dtype: Any) -> Any:
+def _convert(x: Tensor, dtype: Any) -> Any:
     return cast_to(x, dtype)
 
 

@@ -15,6 +15,7 @@ from webtorch.nn import recurrence
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
 from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op, ruled_as
 from webtorch.pytorch.gradients import pullback, table_gradient, to_maxima
+from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
 
@@ -38,7 +39,7 @@ def _bag_sum(rows: Any, bag: Any, bags: int) -> Any:
 
 @aten("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(
-    weight: Any,
+    weight: Tensor,
     indices: Any,
     offsets: Any,
     scale_grad_by_freq: bool = False,
@@ -78,7 +79,7 @@ def _embedding_bag(
 
 @aten("_embedding_bag_dense_backward")
 def _embedding_bag_dense_backward(
-    g: Any,
+    g: Tensor,
     indices: Any,
     bag: Any,
     size: Any,
@@ -109,7 +110,7 @@ def _embedding_bag_dense_backward(
 
 @aten("_embedding_bag_backward")
 def _embedding_bag_backward(
-    g: Any,
+    g: Tensor,
     indices: Any,
     offsets: Any,
     bag: Any,
@@ -142,7 +143,13 @@ def _embedding_bag_backward(
 
 @aten("_embedding_bag_per_sample_weights_backward")
 def _per_sample_weights_backward(
-    g: Any, weight: Any, indices: Any, offsets: Any, bag: Any, mode: int, padding_idx: int = -1
+    g: Tensor,
+    weight: Tensor,
+    indices: Any,
+    offsets: Any,
+    bag: Any,
+    mode: int,
+    padding_idx: int = -1,
 ) -> Any:
     indices = cast_to(indices, int64)
     rows = op.embedding(indices, weight) * op.index_select(g, 0, cast_to(bag, int64))
@@ -151,7 +158,7 @@ def _per_sample_weights_backward(
 
 
 @aten("embedding_renorm_")
-def _embedding_renorm(weight: Any, indices: Any, max_norm: float, norm_type: float) -> Any:
+def _embedding_renorm(weight: Tensor, indices: Any, max_norm: float, norm_type: float) -> Any:
     named = fill((weight._shape[0],), 0, int64, weight.device)
     flat = cast_to(indices.reshape(-1), int64)
     if not flat.numel():
@@ -170,13 +177,13 @@ def _embedding_renorm(weight: Any, indices: Any, max_norm: float, norm_type: flo
 def _fractional(rank: int) -> tuple[Function, Function]:
     pool = (F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices)[rank - 2]
 
-    def forward(x: Any, kernel: Any, output_size: Any, samples: Any) -> Any:
+    def forward(x: Tensor, kernel: Any, output_size: Any, samples: Any) -> Any:
         """Return the maxima and their positions."""
         return tuple(pool(x, tuple(kernel), tuple(output_size), None, True, samples))
 
     spread = to_maxima(rank)
 
-    def backward(g: Any, x: Any, kernel: Any, output_size: Any, indices: Any) -> Any:
+    def backward(g: Tensor, x: Tensor, kernel: Any, output_size: Any, indices: Any) -> Any:
         """Return the cotangent of the input."""
         return spread(g, x, indices)
 
@@ -194,15 +201,21 @@ _EDGES = ("zeros", "border", "reflection")
 
 
 @aten("grid_sampler_2d", "grid_sampler_3d")
-def _grid_sampler(x: Any, grid: Any, mode: int, edges: int, align_corners: bool) -> Any:
+def _grid_sampler(x: Tensor, grid: Tensor, mode: int, edges: int, align_corners: bool) -> Any:
     return op.grid_sample(x, grid, _SAMPLING[mode], _EDGES[edges], align_corners)
 
 
 @aten("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def _grid_sampler_backward(
-    g: Any, x: Any, grid: Any, mode: int, edges: int, align_corners: bool, mask: Sequence[bool]
+    g: Tensor,
+    x: Tensor,
+    grid: Tensor,
+    mode: int,
+    edges: int,
+    align_corners: bool,
+    mask: Sequence[bool],
 ) -> Any:
-    def run(a: Any, b: Any) -> Any:
+    def run(a: Tensor, b: Tensor) -> Any:
         """Return the sampled values."""
         return _grid_sampler(a, b, mode, edges, align_corners)
 
@@ -215,14 +228,25 @@ def _grid_sampler_backward(
 
 @aten("multi_margin_loss", out="exact")
 def _multi_margin(
-    x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+    x: Tensor,
+    target: Any,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Tensor | None = None,
+    reduction: int = 1,
 ) -> Any:
     return F.multi_margin_loss(x, target, p, margin, weight, reduction=REDUCTIONS[reduction])
 
 
 @aten("multi_margin_loss_backward")
 def _multi_margin_backward(
-    g: Any, x: Any, target: Any, p: Any, margin: Any, weight: Any = None, reduction: int = 1
+    g: Tensor,
+    x: Tensor,
+    target: Any,
+    p: Any,
+    margin: Any,
+    weight: Tensor | None = None,
+    reduction: int = 1,
 ) -> Any:
     return pullback(lambda y: _multi_margin(y, target, p, margin, weight, reduction), (x,), g)[0]
 
@@ -232,7 +256,7 @@ ruled_as(F.multilabel_margin_loss, "multilabel_margin_loss")
 
 
 @aten("multilabel_margin_loss_forward")
-def _multilabel_margin(x: Any, target: Any, reduction: int) -> Any:
+def _multilabel_margin(x: Tensor, target: Any, reduction: int) -> Any:
     out = F.multilabel_margin_loss(x, target, reduction=REDUCTIONS[reduction])
     rows = target.reshape(-1, target._shape[-1]) if target.ndim else target.reshape(1, 1)
     # A class is a target if it is among the labels before the row's first -1.
@@ -244,8 +268,10 @@ def _multilabel_margin(x: Any, target: Any, reduction: int) -> Any:
 
 
 @aten("multilabel_margin_loss_backward")
-def _multilabel_margin_backward(g: Any, x: Any, target: Any, reduction: int, is_target: Any) -> Any:
-    def run(y: Any) -> Any:
+def _multilabel_margin_backward(
+    g: Tensor, x: Tensor, target: Any, reduction: int, is_target: Any
+) -> Any:
+    def run(y: Tensor) -> Any:
         """Return the loss."""
         return F.multilabel_margin_loss(y, target, reduction=REDUCTIONS[reduction])
 
@@ -258,7 +284,7 @@ def _lengths(values: Any) -> Any:
 
 @aten("_ctc_loss", "_ctc_loss.Tensor")
 def _ctc_loss(
-    log_probs: Any,
+    log_probs: Tensor,
     targets: Any,
     input_lengths: Any,
     target_lengths: Any,
@@ -280,8 +306,8 @@ def _ctc_loss(
 
 @aten("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
 def _ctc_loss_backward(
-    g: Any,
-    log_probs: Any,
+    g: Tensor,
+    log_probs: Tensor,
     targets: Any,
     input_lengths: Any,
     target_lengths: Any,
@@ -290,7 +316,7 @@ def _ctc_loss_backward(
     blank: int,
     zero_infinity: bool = False,
 ) -> Any:
-    def run(x: Any) -> Any:
+    def run(x: Tensor) -> Any:
         """Return the loss of log probabilities."""
         return _ctc_loss(x, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
 
@@ -309,24 +335,24 @@ for _name in recurrence.__all__:
 
 
 @aten("_cdist_forward")
-def _cdist(x: Any, y: Any, p: float, compute_mode: int | None = None) -> Any:
+def _cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Any:
     return op.cdist(x, y, p)
 
 
 @aten("_cdist_backward")
-def _cdist_backward(g: Any, x: Any, y: Any, p: float, out: Any) -> Any:
+def _cdist_backward(g: Tensor, x: Tensor, y: Tensor, p: float, out: Any) -> Any:
     if not g.numel() or not x._shape[-1]:
         return fill(x._shape, 0, x.dtype, x.device)
     return pullback(lambda z: op.cdist(z, y, p), (x,), g)[0]
 
 
 @aten("_pdist_forward")
-def _pdist(x: Any, p: float = 2.0) -> Any:
+def _pdist(x: Tensor, p: float = 2.0) -> Any:
     return op.pdist(x, p)
 
 
 @aten("_pdist_backward")
-def _pdist_backward(g: Any, x: Any, p: float, out: Any) -> Any:
+def _pdist_backward(g: Tensor, x: Tensor, p: float, out: Any) -> Any:
     if not g.numel():
         return fill(x._shape, 0, x.dtype, x.device)
     return pullback(lambda z: op.pdist(z, p), (x,), g)[0]
@@ -337,7 +363,7 @@ def _pdist_backward(g: Any, x: Any, p: float, out: Any) -> Any:
 
 @aten("_segment_reduce_backward")
 def _segment_reduce_backward(
-    g: Any,
+    g: Tensor,
     out: Any,
     data: Any,
     reduce: str,
@@ -347,7 +373,7 @@ def _segment_reduce_backward(
     axis: int = 0,
     initial: Any = None,
 ) -> Any:
-    def run(x: Any) -> Any:
+    def run(x: Tensor) -> Any:
         """Return the reduced segments."""
         return op.segment_reduce(
             x, reduce, lengths=lengths, offsets=offsets, axis=axis, initial=initial, unsafe=True
@@ -358,28 +384,38 @@ def _segment_reduce_backward(
 
 @aten("histogram.bin_ct", "histogram.bins_tensor")
 def _histogram(
-    x: Any, bins: Any = 100, *, range: Any = None, weight: Any = None, density: bool = False
+    x: Tensor,
+    bins: Any = 100,
+    *,
+    range: Any = None,
+    weight: Tensor | None = None,
+    density: bool = False,
 ) -> Any:
     return tuple(op.histogram(x, bins, range=range, weight=weight, density=density))
 
 
 @aten("_histogramdd_bin_edges")
 def _histogramdd_edges(
-    x: Any, bins: Sequence[int], *, range: Any = None, weight: Any = None, density: bool = False
+    x: Tensor,
+    bins: Sequence[int],
+    *,
+    range: Any = None,
+    weight: Tensor | None = None,
+    density: bool = False,
 ) -> Any:
     return list(op.histogramdd(x, list(bins), range=range, weight=weight, density=density)[1])
 
 
 @aten("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors")
 def _histogramdd(
-    x: Any, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False
+    x: Tensor, bins: Any, *, range: Any = None, weight: Tensor | None = None, density: bool = False
 ) -> Any:
     return op.histogramdd(x, list(bins), range=range, weight=weight, density=density)[0]
 
 
 @aten("unique_dim_consecutive")
 def _unique_dim_consecutive(
-    x: Any, dim: int, return_inverse: bool = False, return_counts: bool = False
+    x: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> Any:
     return tuple(op.unique_consecutive(x, True, True, dim))
 
@@ -388,7 +424,9 @@ def _unique_dim_consecutive(
 
 
 @aten("_masked_softmax")
-def _masked_softmax(x: Any, mask: Any, dim: int | None = None, mask_type: int | None = None) -> Any:
+def _masked_softmax(
+    x: Tensor, mask: Any, dim: int | None = None, mask_type: int | None = None
+) -> Any:
     dim = x.ndim - 1 if dim is None else dim
     if mask.ndim != x.ndim and mask_type == 1:
         mask = mask.reshape(mask._shape[0], 1, 1, mask._shape[1])
@@ -398,13 +436,13 @@ def _masked_softmax(x: Any, mask: Any, dim: int | None = None, mask_type: int | 
 
 
 @aten("_masked_softmax_backward")
-def _masked_softmax_backward(g: Any, out: Any, mask: Any, dim: int | None = None) -> Any:
+def _masked_softmax_backward(g: Tensor, out: Any, mask: Any, dim: int | None = None) -> Any:
     dim = out.ndim - 1 if dim is None else dim
     weighted = g * out
     return op.where(mask, 0.0, weighted - out * op.sum(weighted, dim, True))
 
 
-def _quantized(x: Any, scale: Any, zero_point: Any, low: int, high: int) -> tuple[Any, Any]:
+def _quantized(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) -> tuple[Any, Any]:
     """Return x rounded to the levels, and where it was within them."""
     level = op.round(x * (1.0 / scale)) + zero_point
     return (op.clamp(level, low, high) - zero_point) * scale, op.logical_and(
@@ -413,13 +451,13 @@ def _quantized(x: Any, scale: Any, zero_point: Any, low: int, high: int) -> tupl
 
 
 @aten("fake_quantize_per_tensor_affine_cachemask")
-def _fake_quantize(x: Any, scale: float, zero_point: int, low: int, high: int) -> Any:
+def _fake_quantize(x: Tensor, scale: float, zero_point: int, low: int, high: int) -> Any:
     return _quantized(x, scale, zero_point, low, high)
 
 
 @aten("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
 def _fake_quantize_tensors(
-    x: Any, scale: Any, zero_point: Any, enabled: Any, low: int, high: int
+    x: Tensor, scale: Any, zero_point: Any, enabled: Any, low: int, high: int
 ) -> Any:
     out, mask = _quantized(
         x, scale.reshape(()), cast_to(zero_point.reshape(()), float32), low, high
@@ -430,7 +468,7 @@ def _fake_quantize_tensors(
 
 @aten("fake_quantize_per_channel_affine_cachemask")
 def _fake_quantize_channels(
-    x: Any, scale: Any, zero_point: Any, axis: int, low: int, high: int
+    x: Tensor, scale: Any, zero_point: Any, axis: int, low: int, high: int
 ) -> Any:
     shape = [1] * x.ndim
     shape[axis] = -1
@@ -440,19 +478,19 @@ def _fake_quantize_channels(
 
 
 @aten("_weight_norm_interface")
-def _weight_norm(v: Any, g: Any, dim: int = 0) -> Any:
+def _weight_norm(v: Any, g: Tensor, dim: int = 0) -> Any:
     dims = tuple(d for d in range(v.ndim) if d != (dim % v.ndim))
     norm = op.vector_norm(v, 2, dims, True)
     return v * (g / norm), norm
 
 
 @aten("_weight_norm_interface_backward")
-def _weight_norm_backward(gw: Any, v: Any, g: Any, norms: Any, dim: int) -> Any:
+def _weight_norm_backward(gw: Any, v: Any, g: Tensor, norms: Any, dim: int) -> Any:
     return tuple(pullback(lambda a, b: _weight_norm(a, b, dim)[0], (v, g), gw))
 
 
 @aten("glu_jvp")
-def _glu_jvp(out: Any, x: Any, dx: Any, dim: int) -> Any:
+def _glu_jvp(out: Any, x: Tensor, dx: Tensor, dim: int) -> Any:
     (_, b), (da, db) = op.chunk(x, 2, dim), op.chunk(dx, 2, dim)
     gate = op.sigmoid(b)
     return da * gate + out * (1.0 - gate) * db

@@ -122,7 +122,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
 
     function.__name__ = function.__qualname__ = op.name
     function.__doc__ = op.doc
-    callee.public = function
+    callee.publish(function)
     return function
 
 
@@ -514,7 +514,7 @@ def bind_inplace(
 
     inplace.__name__ = inplace.__qualname__ = name
     inplace.__doc__ = f"In-place form of {function.__name__}."
-    callee.public = inplace
+    callee.publish(inplace)
     return inplace
 
 

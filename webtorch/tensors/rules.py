@@ -28,7 +28,6 @@ from webtorch.tensors.tape import (
     gradient_edge,
     looks_at_each,
     mode,
-    one_requires_grad,
     run_backward,
     set_history,
     unrecorded,
@@ -47,14 +46,11 @@ def with_rule(op: Op, inner: Run) -> Run:
 
     def run(args: Args, kwargs: dict[str, Any]) -> Any:
         """Call, and give the results their gradient function and tangents."""
-        if anew and looks_at_each():
-            return inner(args, kwargs)
         moves = forward.levels and mode.forward
         recorded = mode.grad and (
-            one_requires_grad(_tensors(args))
-            or (kwargs and one_requires_grad(_tensors(kwargs.values())))
+            _one_requires_grad(args) or (kwargs and _one_requires_grad(kwargs.values()))
         )
-        if not (recorded or moves):
+        if not (recorded or moves) or (anew and looks_at_each()):
             return inner(args, kwargs)
         args = place(args, kwargs)
         with unrecorded():
@@ -69,8 +65,14 @@ def with_rule(op: Op, inner: Run) -> Run:
     return run
 
 
-def _tensors(values: Iterable[Any]) -> list[Tensor]:
-    return [x for x in values if isinstance(x, Tensor)]
+def _one_requires_grad(values: Iterable[Any]) -> bool:
+    for x in values:  # noqa: SIM110  (a generator costs as much again)
+        # What has no base says it itself.
+        if isinstance(x, Tensor) and (
+            x._requires_grad or (x._base is not None and x.requires_grad)
+        ):
+            return True
+    return False
 
 
 def _by_place(signature: inspect.Signature) -> Callable[[Args, dict[str, Any]], Args]:

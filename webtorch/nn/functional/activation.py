@@ -68,7 +68,7 @@ def _in_place_too(name: str, doc: str, copies: bool = True) -> Callable[..., Ten
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
-    callee.public = function
+    callee.publish(function)
     return function
 
 
