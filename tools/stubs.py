@@ -9,169 +9,293 @@ Nobody edits the stubs: they follow from the table.
 from __future__ import annotations
 
 import ast
+import builtins
+import functools
 import importlib.util
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import webtorch
+from webtorch.functions.assign import CONVERSIONS
 from webtorch.functions.bind import NAMESPACES, PROPERTIES
-from webtorch.ops.record import TABLE, Elementwise, Op
+from webtorch.ops.record import TABLE, Elementwise, Op, public_name
+from webtorch.tensors import calls
 
 ROOT = Path(__file__).resolve().parent.parent / "webtorch"
 HEADER = '"""{title} Written by tools/stubs.py from the op table; not edited by hand."""\n\n'
-# What the entries' annotations may name, and what stubs write for it.
-_KNOWN = {"int", "float", "bool", "str", "None", "Any", "Tensor"}
 _OPERATORS = {
     "binary": """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow and rand
         or ror xor rxor lshift rlshift rshift rrshift matmul rmatmul iadd isub imul itruediv
         ifloordiv imod ipow iand ior ixor ilshift irshift lt le gt ge""",
     "unary": "neg pos abs invert",
 }
+# Where the names come from that stubs use beside those of annotations.
+_TENSOR = ("webtorch.tensors.tensor", "Tensor")
+_OPERAND = ("webtorch.tensors.promotion", "Operand")
+_MEMORY_FORMAT = ("webtorch.tensors.formats", "memory_format")
+_SEQUENCE = ("collections.abc", "Sequence")
+_COMMON = {"Sequence": _SEQUENCE, "Literal": ("typing", "Literal")}
+# The module in whose terms the types of elementwise functions are written.
+_FORMULAS = "webtorch.tensors.promotion"
 
 
-def _annotation(text: Any) -> str:
-    """Return an annotation in terms that a stub knows, or Any."""
-    if not isinstance(text, str):
-        text = getattr(text, "__name__", "Any")
-    names = {n.id for n in ast.walk(ast.parse(text, mode="eval")) if isinstance(n, ast.Name)}
-    return text if names <= _KNOWN else "Any"
+@functools.cache
+def _homes(module: str) -> dict[str, tuple[str, str]]:
+    """Return where each name that a module imports or defines comes from: module and name there."""
+    found: dict[str, tuple[str, str]] = {}
+    path = inspect.getsourcefile(sys.modules[module])
+    assert path is not None
+    for node in ast.walk(ast.parse(Path(path).read_text())):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                found[alias.asname or alias.name] = (str(node.module), alias.name)
+        elif isinstance(node, ast.ClassDef):
+            found[node.name] = (module, node.name)
+        elif isinstance(node, ast.Assign):
+            found.update({t.id: (module, t.id) for t in node.targets if isinstance(t, ast.Name)})
+    return found
 
 
-def _parameters(signature: inspect.Signature, *, method: bool) -> str:
-    parts: list[str] = []
-    star = False
-    for i, p in enumerate(signature.parameters.values()):
-        if method and i == 0:
-            parts.append("self")
-            continue
-        if p.kind is p.VAR_POSITIONAL:
-            parts.append(f"*{p.name}: Any")
-            star = True
-            continue
-        if p.kind is p.VAR_KEYWORD:
-            parts.append(f"**{p.name}: Any")
-            continue
-        if p.kind is p.KEYWORD_ONLY and not star:
-            parts.append("*")
-            star = True
-        default = "" if p.default is p.empty else " = ..."
-        kind = _annotation(p.annotation) if p.annotation is not p.empty else "Any"
-        parts.append(f"{p.name}: {kind}{default}")
-    return ", ".join(parts)
+class _Stub:
+    """One stub file as it is written: its lines, and what they import."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        # A builtin of one of these names is another thing in the stub.
+        self.names = {n for n in names if hasattr(builtins, n)}
+        self.imports: set[str] = set()
+        self.homes: dict[str, str] = {}
+
+    def name(self, home: tuple[str, str]) -> str:
+        """Return what the stub calls a name of another module; nobody imports it from the stub."""
+        module, name = home
+        alias = f"_{name}"
+        if self.homes.setdefault(alias, module) != module:
+            alias = f"_{module.rpartition('.')[2]}_{name}"
+        self.imports.add(f"from {module} import {name} as {alias}")
+        return alias
+
+    def annotation(self, text: str, module: str) -> str:
+        """Return an annotation of a function of `module` in the stub's terms."""
+        assert isinstance(text, str), f"{module}: a function has no types: {text}"
+        tree = ast.parse(text, mode="eval")
+        homes = _COMMON | _homes(_FORMULAS) | _homes(module)
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Name):
+                continue
+            if node.id in homes:
+                node.id = self.name(homes[node.id])
+            elif node.id in self.names:
+                self.imports.add("import builtins")
+                node.id = f"builtins.{node.id}"
+            else:
+                assert hasattr(builtins, node.id), f"{module}: what is {node.id} in {text}?"
+        return ast.unparse(tree)
+
+    def parameters(self, signature: inspect.Signature, module: str, *, method: bool) -> str:
+        """Return the parameters of a function, as a stub has them."""
+        parts: list[str] = []
+        star = False
+        for i, p in enumerate(signature.parameters.values()):
+            if method and i == 0:
+                parts.append("self")
+                continue
+            if p.kind is p.KEYWORD_ONLY and not star:
+                parts.append("*")
+            star |= p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL)
+            stars = "*" * (p.kind is p.VAR_POSITIONAL) + "**" * (p.kind is p.VAR_KEYWORD)
+            default = "" if p.default is p.empty else " = ..."
+            parts.append(f"{stars}{p.name}: {self.annotation(p.annotation, module)}{default}")
+        return ", ".join(parts)
+
+    def function(
+        self, name: str, op: Op, *, method: bool, out: bool = False, inplace: bool = False
+    ) -> str:
+        """Return what a stub says of an entry's function: one line, or one for each form."""
+        module = _module(op)
+        heads = []
+        forms = _forms(op)
+        for signature in forms:
+            result = signature.return_annotation
+            if method:
+                signature = _without_out(signature)
+            elif out and "out" not in signature.parameters:
+                signature = _with_out(signature)
+            if inplace:
+                signature = _with_inplace(signature)
+            given = self.parameters(signature, module, method=method)
+            heads.append(f"def {name}({given}) -> {self.annotation(result, module)}: ...")
+        if method and name in PROPERTIES:
+            (signature,) = forms
+            result = self.annotation(signature.return_annotation, module)
+            return f"@property\n    def {name}(self) -> {result}: ..."
+        if len(heads) == 1:
+            return heads[0]
+        self.imports.add("from typing import overload as _overload")
+        return ("\n    " if method else "\n").join(
+            f"@_overload\n{'    ' * method}{h}" for h in heads
+        )
+
+    def inplace(self, name: str, op: Op) -> str:
+        """Return what a stub says of an entry's form in place."""
+        given = self.parameters(_without_out(_forms(op)[0]), _module(op), method=True)
+        return f"def {name}({given}) -> {self.name(_TENSOR)}: ..."
+
+    def written(self, title: str, body: str) -> str:
+        """Return the stub."""
+        return HEADER.format(title=title) + "\n".join(sorted(self.imports)) + "\n\n" + body
 
 
-def _signature(op: Op) -> inspect.Signature:
+def _module(op: Op) -> str:
+    """Return the module in whose terms an entry's types are written."""
+    return _FORMULAS if isinstance(op, Elementwise) else str(op.written.__module__)
+
+
+def _forms(op: Op) -> list[inspect.Signature]:
+    """Return the signatures of an entry with their types: more than one where the result's type follows from them."""
     if isinstance(op, Elementwise):
+        return [_formula(op)]
+    if op.forms:
         scope: dict[str, Any] = {}
-        exec(f"def f{op.signature}: pass", {}, scope)
-        plain = inspect.signature(scope["f"])
-        if any(p.kind is p.KEYWORD_ONLY for p in plain.parameters.values()):
-            return plain
-        out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None)
-        return plain.replace(parameters=[*plain.parameters.values(), out])
-    return inspect.signature(op.function)
+        made = []
+        for form in op.forms:
+            exec(f"from __future__ import annotations\ndef f{form}: ...", {}, scope)
+            made.append(inspect.signature(scope["f"]))
+        return made
+    return [inspect.signature(op.written)]
 
 
-def _returns(op: Op) -> str:
-    if isinstance(op, Elementwise):
-        return "Tensor"
-    found = _annotation(inspect.signature(op.function).return_annotation)
-    return "Any" if found == "_empty" else found
+def _formula(op: Elementwise) -> inspect.Signature:
+    """Return the signature of an elementwise function."""
+    scope: dict[str, Any] = {}
+    exec(f"def f{op.signature}: pass", {}, scope)
+    plain = inspect.signature(scope["f"])
+    many = len(op.tensors) > 1
+    typed = []
+    for p in plain.parameters.values():
+        if p.name in op.tensors:
+            number = {"none": False, "other": p.name != op.tensors[0], "both": True}[op.numbers_for]
+            text = "Operand" if many and number else "Tensor"
+        else:
+            text = {"out": "Tensor | None", "rounding_mode": "str | None"}.get(p.name, "Number")
+        optional = p.default is None and "None" not in text
+        typed.append(p.replace(annotation=f"{text} | None" if optional else text))
+    plain = plain.replace(parameters=typed, return_annotation="Tensor")
+    # A parameter that stands by its name only is one of this entry's function, which has no other.
+    named = any(p.kind is p.KEYWORD_ONLY for p in typed)
+    return plain if named else _with_out(plain)
 
 
-def _function(name: str, op: Op, *, method: bool) -> str:
-    """Return one line of a stub."""
-    text = f"def {name}({_parameters(_signature(op), method=method)}) -> {_returns(op)}: ..."
-    return (
-        f"@property\n    def {name}(self) -> {_returns(op)}: ..."
-        if method and name in PROPERTIES
-        else text
-    )
+def _with_out(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature that takes `out=` too, of as many tensors as there are results."""
+    result = signature.return_annotation
+    if result in ("bool", "None", "int", "float"):
+        return signature
+    kind = "Tensor | None" if result == "Tensor" else "tuple[Tensor, ...] | None"
+    out = inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+    parameters = [*signature.parameters.values()]
+    at = len(parameters) - (bool(parameters) and parameters[-1].kind is parameters[-1].VAR_KEYWORD)
+    return signature.replace(parameters=[*parameters[:at], out, *parameters[at:]])
 
 
-def _by_function() -> dict[int, Op]:
-    return {id(op.function): op for op in TABLE.values()}
+def _without_out(signature: inspect.Signature) -> inspect.Signature:
+    kept = [p for p in signature.parameters.values() if p.name != "out"]
+    return signature.replace(parameters=kept)
+
+
+def _with_inplace(signature: inspect.Signature) -> inspect.Signature:
+    """Return a signature that takes `inplace` after what may be given by position."""
+    parameters = [*signature.parameters.values()]
+    at = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    inplace = inspect.Parameter("inplace", kind, default=False, annotation="bool")
+    return signature.replace(parameters=[*parameters[:at], inplace, *parameters[at:]])
 
 
 def methods() -> str:
     """Return the stub of the Tensor's methods."""
     from webtorch.tensors.tensor import Tensor
 
-    lines = [
-        HEADER.format(title="The methods that the op table gives to tensors."),
-        "from typing import Any\n\n",
-    ]
-    lines.append("from webtorch.tensors.tensor import Tensor\n\nclass TensorMethods:\n")
     (body,) = (
         n for n in ast.walk(ast.parse(inspect.getsource(Tensor))) if isinstance(n, ast.ClassDef)
     )
     own = {n.name for n in body.body if isinstance(n, ast.FunctionDef)}
+    stub = _Stub((*dir(Tensor), *own))
     found: dict[str, str] = {}
     for op in TABLE.values():
         for name in (op.name, *op.aliases):
             if "Tensor" in op.function_in and name.isidentifier():
-                found[name] = _function(name, op, method=True)
+                found[name] = stub.function(name, op, method=True)
                 if op.inplace and hasattr(Tensor, f"{name}_"):
-                    found[f"{name}_"] = (
-                        f"def {name}_(self, *args: Any, **kwargs: Any) -> Tensor: ..."
-                    )
-    for name in (
-        "float",
-        "double",
-        "half",
-        "bfloat16",
-        "long",
-        "int",
-        "short",
-        "char",
-        "byte",
-        "bool",
-        "where",
-    ):
-        found[name] = f"def {name}(self, *args: Any) -> Tensor: ..."
+                    found[f"{name}_"] = stub.inplace(f"{name}_", op)
+    tensor, operand = stub.name(_TENSOR), stub.name(_OPERAND)
+    memory = stub.name(_MEMORY_FORMAT)
+    for name in CONVERSIONS:
+        found[name] = f"def {name}(self, memory_format: {memory} = ...) -> {tensor}: ..."
+    found["where"] = f"def where(self, condition: {tensor}, other: {operand}) -> {tensor}: ..."
+    integer = stub.annotation("int", _FORMULAS)
+    for name in ("polygamma", "polygamma_"):
+        found[name] = f"def {name}(self, n: {integer}) -> {tensor}: ..."
     for name in _OPERATORS["binary"].split():
-        found[f"__{name}__"] = f"def __{name}__(self, other: Any) -> Tensor: ..."
+        found[f"__{name}__"] = f"def __{name}__(self, other: {operand}) -> {tensor}: ..."
     for name in _OPERATORS["unary"].split():
-        found[f"__{name}__"] = f"def __{name}__(self) -> Tensor: ..."
-    found["__getitem__"] = "def __getitem__(self, index: Any) -> Tensor: ..."
-    found["__setitem__"] = "def __setitem__(self, index: Any, value: Any) -> None: ..."
-    lines += [
-        f"    {found[name]}\n" for name in sorted(found) if name not in own or name.startswith("__")
-    ]
-    text = "".join(lines)
-    at = text.index("\nclass ")
-    return _with_builtins(text[:at], text[at:])
+        found[f"__{name}__"] = f"def __{name}__(self) -> {tensor}: ..."
+    value = f"{operand} | {stub.name(_SEQUENCE)}[object]"
+    found["__getitem__"] = f"def __getitem__(self, index: object) -> {tensor}: ..."
+    found["__setitem__"] = f"def __setitem__(self, index: object, value: {value}) -> None: ..."
+    for name in ("real", "imag"):
+        found[name] = (
+            f"@property\n    def {name}(self) -> {tensor}: ...\n"
+            f"    @{name}.setter\n    def {name}(self, value: object) -> None: ..."
+        )
+    kept = [found[n] for n in sorted(found) if n not in own or n.startswith("__")]
+    body_text = "class TensorMethods:\n" + "".join(f"    {text}\n" for text in kept)
+    return stub.written("The methods that the op table gives to tensors.", body_text)
 
 
-def _entry(by_function: dict[int, Op], function: Any) -> Op | None:
-    """Return the entry whose function this is, below what it is wrapped in."""
-    while function is not None:
-        if id(function) in by_function:
-            return by_function[id(function)]
-        function = getattr(function, "__wrapped__", None)
-    return None
+def _owners(place: str) -> dict[str, tuple[Op, str]]:
+    """Return the entries of a module's functions, and which of their forms these are: "", "out" or "in place"."""
+    found: dict[str, tuple[Op, str]] = {}
+    for op in TABLE.values():
+        for name in (op.name, *op.aliases):
+            if place in op.function_in:
+                out = isinstance(op, Elementwise) or calls.takes_out(op, place)
+                found[public_name(name, place)] = (op, "out" if out else "")
+            if f"{place}.{name}_" in op.inplace_functions:
+                found[f"{name}_"] = (op, "in place")
+        for name in op.also:
+            where, _, public = name.rpartition(".")
+            if where == place:
+                out = isinstance(op, Elementwise) or calls.takes_out(op, "torch")
+                found[public] = (op, "out" if out else "")
+    return found
 
 
-def namespace(place: str, title: str, head: str) -> str:
-    """Return the stub of a module whose functions come from the table."""
-    by_function = _by_function()
-    lines = [HEADER.format(title=title), head]
-    for name, function in sorted(NAMESPACES[place].items()):
-        op = _entry(by_function, function)
-        if op is None:
-            lines.append(f"def {name}(*args: Any, **kwargs: Any) -> Any: ...\n")
+def functions(place: str, stub: _Stub) -> str:
+    """Return the lines of a module's functions that come from the table."""
+    owners = _owners(place)
+    assert owners.keys() == NAMESPACES[place].keys()
+    lines = []
+    for name, (op, form) in sorted(owners.items()):
+        if form == "in place":
+            text = stub.inplace(name, op).replace(
+                "(self", f"({op.positional()[0]}: {stub.name(_TENSOR)}", 1
+            )
         else:
-            lines.append(_function(name, op, method=False) + "\n")
+            inplace = place == "nn.functional" and op.inplace and "inplace" not in op.signature
+            text = stub.function(name, op, method=False, out=form == "out", inplace=inplace)
+        lines.append(text + "\n")
     return "".join(lines)
 
 
 def public() -> str:
     """Return the stub of functions.public: what public.py imports, then the table's functions."""
-    head = ["from typing import Any\n"]
+    head: list[str] = []
     renamed: list[str] = []
+    stub = _Stub((*NAMESPACES["torch"], "float", "int", "bool"))
     for node in ast.parse((ROOT / "functions" / "public.py").read_text()).body:
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
@@ -185,12 +309,13 @@ def public() -> str:
                     head.append(f"from {node.module} import {alias.name} as _{public}_\n")
                     renamed.append(f"{public} = _{public}_\n")
     head += renamed
-    names = "float double half long short int"
+    names = "float double half long short int cfloat cdouble"
     head += [f"{n}: dtype\n" for n in names.split()]
-    head += ["inf: Any\nnan: Any\npi: Any\ne: Any\nnewaxis: None\n\n"]
-    text = namespace("torch", "PyTorch's names of tensors on webtorch's engine.", "".join(head))
-    body_at = text.index("\ndef ")
-    return _with_builtins(text[:body_at], text[body_at:])
+    number = stub.annotation("float", _FORMULAS)
+    head += [f"{n}: {number}\n" for n in ("inf", "nan", "pi", "e")]
+    head += ["newaxis: None\n\n"]
+    body = "".join(head) + functions("torch", stub)
+    return stub.written("PyTorch's names of tensors on webtorch's engine.", body)
 
 
 def top() -> str:
@@ -208,39 +333,24 @@ def top() -> str:
     return "".join(lines) + "__version__: str\n"
 
 
-def _with_builtins(head: str, body: str) -> str:
-    """Write int, float and bool of `body` under other names: here they are dtypes or methods."""
-    for name in ("float", "int", "bool"):
-        for before in (": ", "-> ", "| "):
-            body = body.replace(before + name, f"{before}_{name}")
-    imports = "import builtins\nfrom typing import Any\n"
-    names = "".join(f"_{name} = builtins.{name}\n" for name in ("float", "int", "bool"))
-    return head.replace("from typing import Any\n", imports, 1) + "\n" + names + body
-
-
 def functional() -> str:
     """Return the stub of nn.functional: the table's functions and those that the package writes itself."""
     names = NAMESPACES["nn.functional"]
-    extra = sorted(
-        n
-        for n, f in vars(webtorch.nn.functional).items()
-        if callable(f) and not n.startswith("_") and n not in names
-    )
-    text = namespace(
-        "nn.functional",
-        "PyTorch's functions of neural networks.",
-        "from typing import Any\n\nfrom webtorch.tensors.tensor import Tensor\n\n",
-    )
-    return text + "".join(f"def {n}(*args: Any, **kwargs: Any) -> Any: ...\n" for n in extra)
+    stub = _Stub(names)
+    lines = [functions("nn.functional", stub)]
+    for name, function in sorted(vars(webtorch.nn.functional).items()):
+        if callable(function) and not name.startswith("_") and name not in names:
+            signature, module = inspect.signature(function), function.__module__
+            given = stub.parameters(signature, module, method=False)
+            result = stub.annotation(signature.return_annotation, module)
+            lines.append(f"def {name}({given}) -> {result}: ...\n")
+    return stub.written("PyTorch's functions of neural networks.", "".join(lines))
 
 
 def simple(place: str) -> str:
     """Return the stub of webtorch.linalg and the like."""
-    return namespace(
-        place,
-        f"torch.{place}'s names.",
-        "from typing import Any\n\nfrom webtorch.tensors.tensor import Tensor\n\n",
-    )
+    stub = _Stub(NAMESPACES[place])
+    return stub.written(f"torch.{place}'s names.", functions(place, stub))
 
 
 def stubs() -> dict[Path, str]:

@@ -43,7 +43,7 @@ LATE = {
     ("web.export", "pytorch.export"): "optional package: PyTorch",
 }  # fmt: skip
 # What entries and primitives are typed with, and never see: floor 4 gives them their functions.
-NAMED_FROM_BELOW = ("tensors.tensor", "tensors.device")
+NAMED_FROM_BELOW = ("tensors.tensor", "tensors.device", "tensors.promotion")
 # Where other packages than the standard library may be imported at the top of a file.
 OUTSIDE = (
     "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli",

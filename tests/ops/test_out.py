@@ -67,6 +67,70 @@ def test_types_are_cast_or_refused_as_pytorch_does(
         np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-6)
 
 
+KINDS: dict[str, Call] = {
+    "fft": lambda m, x, out: m.fft.fft(x, out=out),
+    "ifft": lambda m, x, out: m.fft.ifft(x, out=out),
+    "rfft": lambda m, x, out: m.fft.rfft(x, 4, out=out),
+    "ihfft": lambda m, x, out: m.fft.ihfft(x, 4, out=out),
+    "fft2": lambda m, x, out: m.fft.fft2(x, out=out),
+    "ifftn": lambda m, x, out: m.fft.ifftn(x, out=out),
+    "rfft2": lambda m, x, out: m.fft.rfft2(x, out=out),
+    "ihfft2": lambda m, x, out: m.fft.ihfft2(x, out=out),
+    "irfft": lambda m, x, out: m.fft.irfft(m.fft.rfft(x, 4), 4, out=out),
+    "hfft": lambda m, x, out: m.fft.hfft(m.fft.ihfft(x, 4), 4, out=out),
+    "irfft2": lambda m, x, out: m.fft.irfft2(m.fft.rfft2(x), out=out),
+    **{
+        f"power {n}": lambda m, x, out, n=n: m.matrix_power(x, n, out=out)  # type: ignore[misc]
+        for n in (0, 1, 2, -1)
+    },
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128", "int64"])
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_of_numbers_are_kept_as_pytorch_does(name: str, dtype: str) -> None:
+    wanted = _result(KINDS[name], torch, dtype, (0,))
+    found = _result(KINDS[name], webtorch, dtype, (0,))
+    if isinstance(wanted, type):
+        assert isinstance(found, type), f"no error: {found}"
+        return
+    assert not isinstance(found, type), found
+    assert (found.shape, found.dtype.name) == (tuple(wanted.shape), dtype)
+    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-5)
+
+
+OVERLAPPING: dict[str, Callable[[Any, Any], Any]] = {
+    "one after the other": lambda m, x: m.exp(x[:9], out=x[1:]),
+    "two operands": lambda m, x: m.add(x[:9], 1, out=x[1:]),
+    "the second": lambda m, x: m.mul(x[1:9], x[:8], out=x[1:9]),
+    "numbers": lambda m, x: m.clamp(x[:9], 0, 1, out=x[1:]),
+    "three operands": lambda m, x: m.lerp(x[:9], x[1:], 0.5, out=x[:9]),
+    "the same": lambda m, x: m.exp(x, out=x),
+    "the same view": lambda m, x: m.add(x[2:5], x[2:5], out=x[2:5]),
+    "gaps": lambda m, x: m.exp(x[::2], out=x[1::2]),
+    "parts of rows": lambda m, x: m.exp(x[:8].view(2, 4)[:, :2], out=x[:8].view(2, 4)[:, 2:]),
+    "turned": lambda m, x: m.exp(x[:8].view(2, 4).t(), out=x[:8].view(4, 2)),
+    "apart": lambda m, x: m.exp(x[:5], out=x[5:]),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_memory_that_is_read_elsewhere_is_refused_as_pytorch_does(name: str) -> None:
+    def result(module: Any) -> Any:
+        x = module.arange(10.0)
+        try:
+            OVERLAPPING[name](module, x)
+        except RuntimeError as error:
+            return str(error)
+        return x.numpy()
+
+    wanted, found = result(torch), result(webtorch)
+    if isinstance(wanted, str):
+        assert found == wanted
+    else:
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore:torch.lu is deprecated")
 def test_lu_cuts_its_factors_off_where_out_is_of_integers() -> None:
     x = webtorch.tensor(VALUES)

@@ -39,5 +39,6 @@ class ExponentialFamily(Distribution):
             slopes = autograd.grad(normalizer.sum(), natural, create_graph=True)
         result = offset + normalizer
         for p, slope in zip(natural, slopes, strict=True):
+            assert slope is not None
             result = result - (p * slope).reshape((*self._batch_shape, -1)).sum(-1)
         return result

@@ -212,6 +212,7 @@ def _kl_expfamily_expfamily(p: ExponentialFamily, q: ExponentialFamily) -> Tenso
         slopes = autograd.grad(normalizer.sum(), mine, create_graph=True)
     result = q._log_normalizer(*q._natural_params) - normalizer
     for a, b, slope in zip(mine, q._natural_params, slopes, strict=True):
+        assert slope is not None
         result = result - _sum_rightmost((b - a) * slope, len(q.event_shape))
     return result
 

@@ -1,46 +1,175 @@
 """torch.fft's names. Written by tools/stubs.py from the op table; not edited by hand."""
 
-from typing import Any
+from typing import Any as _Any
 
-from webtorch.tensors.tensor import Tensor
+from webtorch.ir.dtype import DType as _DType
+from webtorch.tensors.device import DeviceLike as _DeviceLike
+from webtorch.tensors.formats import layout as _layout
+from webtorch.tensors.tensor import Tensor as _Tensor
 
-def fft(input: Any, n: int | None = ..., dim: int = ..., norm: str | None = ...) -> Any: ...
-def fft2(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
+def fft(
+    input: _Tensor,
+    n: int | None = ...,
+    dim: int = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def fft2(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
 def fftfreq(
     n: int,
     d: float = ...,
     *,
-    out: Any = ...,
-    dtype: Any = ...,
-    layout: Any = ...,
-    device: Any = ...,
+    out: _Tensor | None = ...,
+    dtype: _DType | None = ...,
+    layout: _layout | None = ...,
+    device: _DeviceLike = ...,
     requires_grad: bool = ...,
-) -> Any: ...
-def fftn(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def fftshift(input: Any, dim: Any = ...) -> Any: ...
-def hfft(input: Any, n: int | None = ..., dim: int = ..., norm: str | None = ...) -> Any: ...
-def hfft2(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def hfftn(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def ifft(input: Any, n: int | None = ..., dim: int = ..., norm: str | None = ...) -> Any: ...
-def ifft2(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def ifftn(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def ifftshift(input: Any, dim: Any = ...) -> Any: ...
-def ihfft(input: Any, n: int | None = ..., dim: int = ..., norm: str | None = ...) -> Any: ...
-def ihfft2(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def ihfftn(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def irfft(input: Any, n: int | None = ..., dim: int = ..., norm: str | None = ...) -> Any: ...
-def irfft2(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def irfftn(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
-def rfft(input: Any, n: int | None = ..., dim: int = ..., norm: str | None = ...) -> Any: ...
-def rfft2(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
+) -> _Tensor: ...
+def fftn(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def fftshift(input: _Tensor, dim: _Any = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def hfft(
+    input: _Tensor,
+    n: int | None = ...,
+    dim: int = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def hfft2(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def hfftn(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def ifft(
+    input: _Tensor,
+    n: int | None = ...,
+    dim: int = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def ifft2(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def ifftn(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def ifftshift(input: _Tensor, dim: _Any = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def ihfft(
+    input: _Tensor,
+    n: int | None = ...,
+    dim: int = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def ihfft2(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def ihfftn(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def irfft(
+    input: _Tensor,
+    n: int | None = ...,
+    dim: int = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def irfft2(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def irfftn(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def rfft(
+    input: _Tensor,
+    n: int | None = ...,
+    dim: int = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def rfft2(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
 def rfftfreq(
     n: int,
     d: float = ...,
     *,
-    out: Any = ...,
-    dtype: Any = ...,
-    layout: Any = ...,
-    device: Any = ...,
+    out: _Tensor | None = ...,
+    dtype: _DType | None = ...,
+    layout: _layout | None = ...,
+    device: _DeviceLike = ...,
     requires_grad: bool = ...,
-) -> Any: ...
-def rfftn(input: Any, s: Any = ..., dim: Any = ..., norm: str | None = ...) -> Any: ...
+) -> _Tensor: ...
+def rfftn(
+    input: _Tensor,
+    s: _Any = ...,
+    dim: _Any = ...,
+    norm: str | None = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...

@@ -13,8 +13,11 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.view import contiguous_strides, expands_to, is_contiguous, numel
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
 from webtorch.ops.record import Example, Op, composite
+from webtorch.tensors.formats import memory_format as MemoryFormat
+from webtorch.tensors.promotion import Operand
+from webtorch.tensors.tensor import Tensor
 
-METHOD = ("Tensor",)
+METHOD: tuple[str, ...] = ("Tensor",)
 
 
 # ---- conversions
@@ -22,7 +25,7 @@ METHOD = ("Tensor",)
 
 
 def _conversion(name: str, dtype: DType) -> Op:
-    def convert(input: Any, memory_format: Any = None) -> Any:
+    def convert(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
         return cast_to(input, dtype)
 
     convert.__name__ = name
@@ -44,7 +47,7 @@ CONVERSIONS: dict[str, Op] = {
 
 
 @composite(function_in=METHOD, torch="Tensor.type_as", example=Example(((9,), "i5")))
-def type_as(input: Any, other: Any) -> Any:
+def type_as(input: Tensor, other: Tensor) -> Tensor:
     """The tensor in the dtype of another."""
     return cast_to(input, other.dtype)
 
@@ -54,13 +57,13 @@ def type_as(input: Any, other: Any) -> Any:
 
 
 @composite(name="copy_", function_in=METHOD, torch="", example=Example(((3, 5), (5,))))
-def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
+def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Overwrite with the elements of `src`, broadcast, converted and moved to this tensor's device
     as needed.
     """
     if isinstance(src, (bool, int, float, complex)):
         return self.fill_(src)
-    if not hasattr(src, "_storage"):
+    if not isinstance(src, Tensor):
         raise TypeError(
             f"copy_(): argument 'src' (position 1) must be Tensor, not {type(src).__name__}"
         )
@@ -78,7 +81,7 @@ def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
     return overwrite(self, source if source is not src else copy(src), fresh=True)
 
 
-def overwrite(x: Any, values: Any, fresh: bool = False) -> Any:
+def overwrite(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     """Write values of x's shape, dtype and device; what is overwritten keeps a gradient, of zeros.
 
     `fresh`: the values were made for this call only.
@@ -95,48 +98,49 @@ def overwrite(x: Any, values: Any, fresh: bool = False) -> Any:
     torch="",
     vjp=lambda g, _out, _old, shape, _values: (fill(shape, 0, g.dtype, g.device), None, g),
 )
-def _replacing(old: Any, shape: tuple[int, ...], values: Any) -> Any:
+def _replacing(old: Any, shape: tuple[int, ...], values: Tensor) -> Tensor:
     return copy(values)
 
 
 @composite(
     name="fill_", function_in=(*METHOD, "torch"), torch="", example=Example(((3, 5),), (2.5,))
 )
-def fill_(self: Any, value: Any) -> Any:
+def fill_(self: Tensor, value: Operand) -> Tensor:
     """Overwrite every element with one value (a number or a 0-d tensor)."""
-    if hasattr(value, "_storage"):
+    if isinstance(value, Tensor):
         if value._shape:
             raise RuntimeError(
                 "fill_ only supports 0-dimension value tensor but got tensor with "
                 f"{len(value._shape)} dimensions."
             )
         return copy_(self, value)
+    number = value
     if self.dtype.kind in ("int", "uint") or isinstance(value, complex):
-        value = creation.fits(value, self.dtype)
+        number = creation.fits(value, self.dtype)
     if 0 in self._strides:
         # One value may be written to an expanded tensor: to every element of its memory once.
         places = zip(self._shape, self._strides, strict=True)
         shape = tuple(1 if n and not s else n for n, s in places)
         once = as_view(self, shape, self._strides, self._offset)
-        write(once, fill(shape, value, self.dtype, self.device), fresh=True)
+        write(once, fill(shape, number, self.dtype, self.device), fresh=True)
         return self
-    return write(self, fill(self._shape, value, self.dtype, self.device), fresh=True)
+    return write(self, fill(self._shape, number, self.dtype, self.device), fresh=True)
 
 
 @composite(name="torch_fill", function_in=("torch",), torch="fill")
-def fill_value(input: Any, value: Any) -> Any:
+def fill_value(input: Tensor, value: Any) -> Tensor:
     """A tensor like `input` with every element `value`."""
     return fill_(copy(input), value)
 
 
 @composite(name="zero_", function_in=(*METHOD, "torch"), torch="")
-def zero_(self: Any) -> Any:
+def zero_(self: Tensor) -> Tensor:
     """Overwrite every element with 0."""
     return fill_(self, 0)
 
 
 @composite(name="fill_diagonal_", function_in=METHOD, torch="", example=Example(((4, 4),), (1.5,)))
-def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:
+def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
     """Overwrite the main diagonal; `wrap` goes on after every N columns of a tall matrix."""
     if self.ndim < 2:
         raise RuntimeError("dimensions must larger than 1")
@@ -153,7 +157,9 @@ def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:
 @composite(
     name="resize_", function_in=METHOD, torch="", example="changes what memory a tensor shows"
 )
-def resize_(self: Any, *sizes: Any, size: Any = None, memory_format: Any = None) -> Any:
+def resize_(
+    self: Tensor, *sizes: Any, size: Any = None, memory_format: MemoryFormat | None = None
+) -> Tensor:
     """Give the tensor another shape in place, with more memory if needed, for all that share it; new
     elements are uninitialised.
 
@@ -195,7 +201,9 @@ def resize_(self: Any, *sizes: Any, size: Any = None, memory_format: Any = None)
     torch="",
     example="changes what memory a tensor shows",
 )
-def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> Any:
+def resize_as_(
+    input: Tensor, the_template: Any, *, memory_format: MemoryFormat | None = None
+) -> Tensor:
     """Give the tensor the shape of another."""
     return resize_(input, tuple(the_template._shape), memory_format=memory_format)
 
@@ -207,7 +215,7 @@ def resize_as_(input: Any, the_template: Any, *, memory_format: Any = None) -> A
     example="changes what memory a tensor shows",
     geometry=("set_.source_Tensor", "is_set_to"),
 )
-def set_(self: Any, source: Any = None) -> Any:
+def set_(self: Tensor, source: Tensor | None = None) -> Tensor:
     """Make this tensor the same view of the same storage as `source`."""
     if source is None:
         source = empty((0,), self.dtype, self.device)
@@ -225,7 +233,7 @@ def set_(self: Any, source: Any = None) -> Any:
 
 
 @composite(differentiable=False, example="works on the host", aten=("equal",))
-def equal(input: Any, other: Any) -> bool:
+def equal(input: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape and the same elements. Waits for the device."""
     if input._shape != other._shape:
         return False
@@ -234,7 +242,7 @@ def equal(input: Any, other: Any) -> bool:
 
 @composite(differentiable=False, example="works on the host")
 def allclose(
-    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+    input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
     """Whether all elements are close: |input - other| <= atol + rtol * |other|. Waits for the
     device.
@@ -243,7 +251,7 @@ def allclose(
 
 
 @composite(differentiable=False, example="works on the host")
-def is_nonzero(input: Any) -> bool:
+def is_nonzero(input: Tensor) -> bool:
     """Whether a tensor with one element is not zero. Waits for the device."""
     if input.numel() != 1:
         raise RuntimeError(
@@ -255,13 +263,13 @@ def is_nonzero(input: Any) -> bool:
 
 
 @composite(differentiable=False, example="works on the host")
-def is_same_size(input: Any, other: Any) -> bool:
+def is_same_size(input: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape."""
     return bool(input._shape == other._shape)
 
 
 @composite(function_in=METHOD, torch="Tensor.sum_to_size")
-def sum_to_size(input: Any, *size: Any) -> Any:
+def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     """Sum over the dimensions along which a tensor of `size` would be broadcast to this one."""
     shape: Sequence[int] = (
         tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)

@@ -23,6 +23,7 @@ from webtorch.ops.primitive import (
     suits_attention,
 )
 from webtorch.ops.record import LOWER, composite
+from webtorch.tensors.tensor import Tensor
 
 # The lowest float32.
 _LOWEST = -3.4028234663852886e38
@@ -34,7 +35,7 @@ _LOWEST = -3.4028234663852886e38
     torch="",
     vjp=lambda g, out, x: ((g - reduce_dims(g * out, "sum", (x.ndim - 1,))) * out,),
 )
-def _safe_softmax(x: Any) -> Any:
+def _safe_softmax(x: Tensor) -> Tensor:
     """Return the softmax over the last dimension; a row of only -inf gives zeros, not the NaN of 0 / 0."""
     last = (x.ndim - 1,)
     top = reduce_dims(x, "max", last)
@@ -44,7 +45,7 @@ def _safe_softmax(x: Any) -> Any:
     return e / clamp_min(reduce_dims(e, "sum", last), 1.0)
 
 
-def _check(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> None:
+def _check(query: Tensor, key: Tensor, value: Any, mask: Tensor | None, dropout_p: float) -> None:
     if not query.dtype is key.dtype is value.dtype:
         raise DTypeError(
             "scaled_dot_product_attention: Expected query, key, and value to have the same "
@@ -91,7 +92,7 @@ def _check(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> Non
         raise ShapeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")
 
 
-def _by_groups(x: Any, y: Any, enable_gqa: bool) -> Any:
+def _by_groups(x: Tensor, y: Tensor, enable_gqa: bool) -> Tensor:
     """Return x @ y, where G heads of x in a row meet one head of y.
 
     (.., H G, L, E) and (.., H, E, S) give (.., H G, L, S).
@@ -113,15 +114,15 @@ def _by_groups(x: Any, y: Any, enable_gqa: bool) -> Any:
     gradient_name="ScaledDotProductAttentionBackward0",
 )
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Tensor:
     """Return softmax(query key^T scale + mask) value for query (.., L, E), key (.., S, E) and value (.., S, V).
 
     A bool mask keeps what is True, a float one is added; a query that may see no key gets zeros.
@@ -162,8 +163,13 @@ def scaled_dot_product_attention(
 
 
 def _scores(
-    query: Any, key: Any, mask: Any, is_causal: bool, factor: float, enable_gqa: bool
-) -> Any:
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    factor: float,
+    enable_gqa: bool,
+) -> Tensor:
     """Return query key^T factor + mask, in the type that 16 bits compute in."""
     length, source = query.shape[-2], key.shape[-2]
     narrow = query.dtype.itemsize < 4
@@ -189,15 +195,15 @@ def _scores(
 
 
 def _without_scores(
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
     dropout_p: float,
     is_causal: bool,
     factor: float,
     enable_gqa: bool,
-) -> Any:
+) -> Tensor | None:
     """Return the attention of a kernel that keeps no scores, or None where products serve better."""
     if dropout_p == 1.0:
         return None
@@ -212,7 +218,7 @@ def _without_scores(
         count = batch * heads * length * source
         drawn = (dropout_p, *default_generator(query.device).advance(count))
 
-    def again(q: Any, k: Any, v: Any, g: Any) -> tuple[Any, Any, Any]:
+    def again(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients by products, which can be differentiated again."""
         return _gradients(q, k, v, m, is_causal, factor, drawn, g)
 
@@ -221,7 +227,9 @@ def _without_scores(
     return out.reshape(out.shape[4 - rank :])
 
 
-def by_rank_four(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) -> Any:
+def by_rank_four(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> Any:
     """Return query, key, value and mask expanded to (batch, heads, .., ..), as the kernels take them.
 
     None where there are no such views: more dims, no elements, or shapes that do not fit.
@@ -232,7 +240,7 @@ def by_rank_four(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) 
     if rank > 4 or (mask is not None and mask.ndim > rank):
         return None
 
-    def ranked(x: Any) -> Any:
+    def ranked(x: Tensor) -> Tensor:
         """Return a tensor with dims of size 1 before its own."""
         return x.reshape((*(1,) * (4 - x.ndim), *x.shape)) if x.ndim < 4 else x
 
@@ -263,8 +271,15 @@ def by_rank_four(query: Any, key: Any, value: Any, mask: Any, enable_gqa: bool) 
 
 
 def _gradients(
-    q: Any, k: Any, v: Any, mask: Any, is_causal: bool, factor: float, drawn: Any, g: Any
-) -> tuple[Any, Any, Any]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    factor: float,
+    drawn: tuple[float, int, int] | None,
+    g: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the cotangents of query, key and value, all of rank 4, by operations that can be
     differentiated again."""
     batch, heads = q.shape[:2]
@@ -279,7 +294,7 @@ def _gradients(
         change, used = change * kept, weights * kept
     change = weights * (change - reduce_dims(change * weights, "sum", (3,))) * factor
 
-    def summed(x: Any) -> Any:
+    def summed(x: Tensor) -> Tensor:
         """Return the sum over heads of queries that share one of keys."""
         split = x.reshape((batch, shared, heads // shared, source, x.shape[-1]))
         return reduce_dims(split, "sum", (2,)).reshape((batch, shared, source, x.shape[-1]))

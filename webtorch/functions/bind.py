@@ -211,7 +211,7 @@ def _operators() -> None:
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, bind(op.callee, op.function))
     choose = TABLE["where"].function
-    Tensor.polygamma_ = calls.bind_inplace(  # type: ignore[attr-defined]
+    Tensor.polygamma_ = calls.bind_inplace(  # type: ignore[method-assign]
         "polygamma_", lambda self, n: TABLE["polygamma"].function(n, self)
     )
     for name in ("real", "imag"):

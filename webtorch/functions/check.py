@@ -7,9 +7,10 @@ from typing import Any
 from webtorch.ir.dtype import bool_, int32
 from webtorch.ops import elementwise
 from webtorch.ops.primitive import cast_to, fill, take
+from webtorch.tensors.tensor import Tensor
 
 
-def demand(result: Any, holds: Any, message: str) -> Any:
+def demand(result: Tensor, holds: Any, message: str) -> Tensor:
     """Return `result`, which is right only where the bools `holds` (broadcast to it) are all true.
 
     Nothing is read: the kernel that computes the result reports False, and the next read raises

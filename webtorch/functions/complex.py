@@ -22,14 +22,15 @@ from webtorch.ops.primitive import (
     real_part,
 )
 from webtorch.ops.record import Autocast, Example, composite
+from webtorch.tensors.tensor import Tensor
 
 FUNCTION = ("torch",)
 
 
-def parts_together(name: str, first: Any, second: Any) -> tuple[Any, Any]:
+def parts_together(name: str, first: Any, second: Any) -> tuple[Tensor, ...]:
     """Return two real tensors of one dtype, broadcast to one shape. Raises RuntimeError."""
     for position, (x, title) in enumerate(((first, "real"), (second, "imag")), 1):
-        if not hasattr(x, "_storage"):
+        if not isinstance(x, Tensor):
             title = title if name == "complex" else ("abs", "angle")[position - 1]
             raise TypeError(
                 f"{name}(): argument '{title}' (position {position}) must be Tensor, not {type(x).__name__}"
@@ -48,20 +49,20 @@ def parts_together(name: str, first: Any, second: Any) -> tuple[Any, Any]:
 
 
 @composite(name="complex", function_in=FUNCTION)
-def complex_(real: Any, imag: Any) -> Any:
+def complex_(real: Tensor, imag: Tensor) -> Tensor:
     """The complex tensor of a real and an imaginary part of one float type."""
     return join(*parts_together("complex", real, imag))
 
 
 @composite(function_in=FUNCTION, autocast=Autocast(cpu="fp32"), gradient_name="PolarBackward0")
-def polar(abs: Any, angle: Any) -> Any:
+def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """The complex tensor of absolute values and angles: abs * (cos(angle) + i sin(angle))."""
     size, turn = parts_together("polar", abs, angle)
     return join(size * elementwise.cos(turn), size * elementwise.sin(turn))
 
 
 @composite(family="movement", function_in=FUNCTION, geometry=("view_as_real",))
-def view_as_real(input: Any) -> Any:
+def view_as_real(input: Tensor) -> Tensor:
     """The real and imaginary parts of a complex tensor along a last dim of size 2: a view."""
     if not input.dtype.is_complex:
         raise RuntimeError("view_as_real is only supported for complex tensors")
@@ -69,7 +70,7 @@ def view_as_real(input: Any) -> Any:
 
 
 @composite(family="movement", function_in=FUNCTION, geometry=("view_as_complex",))
-def view_as_complex(input: Any) -> Any:
+def view_as_complex(input: Tensor) -> Tensor:
     """The complex tensor whose parts are along the last dim of a real one: a view."""
     if input.dtype.kind != "float" or input.dtype.itemsize < 4:
         raise RuntimeError(
@@ -90,25 +91,25 @@ def view_as_complex(input: Any) -> Any:
 
 
 @composite(function_in=FUNCTION, example=Example((), ("c6",)))
-def view_as_real_copy(input: Any) -> Any:
+def view_as_real_copy(input: Tensor) -> Tensor:
     """What view_as_real gives, in memory of its own."""
     return movement.clone(view_as_real(input))
 
 
 @composite(function_in=FUNCTION, example=Example(((5, 2),)))
-def view_as_complex_copy(input: Any) -> Any:
+def view_as_complex_copy(input: Tensor) -> Tensor:
     """What view_as_complex gives, in memory of its own."""
     return movement.clone(view_as_complex(input))
 
 
 @composite(family="movement", function_in=FUNCTION)
-def real(input: Any) -> Any:
+def real(input: Tensor) -> Tensor:
     """The real part: a view; of real numbers, the tensor itself."""
     return real_part(input) if input.dtype.is_complex else input
 
 
 @composite(family="movement", function_in=FUNCTION)
-def imag(input: Any) -> Any:
+def imag(input: Tensor) -> Tensor:
     """The imaginary part of a complex tensor: a view."""
     if not input.dtype.is_complex:
         raise RuntimeError("imag is not implemented for tensors with non-complex dtypes.")
@@ -116,31 +117,31 @@ def imag(input: Any) -> Any:
 
 
 @composite(family="movement")
-def conj(input: Any) -> Any:
+def conj(input: Tensor) -> Tensor:
     """The conjugate, in memory of its own; real numbers are their own conjugates: the tensor itself."""
     return conjugate(input)
 
 
 @composite(family="movement", inplace=True, inplace_functions=("torch.conj_physical_",))
-def conj_physical(input: Any) -> Any:
+def conj_physical(input: Tensor) -> Tensor:
     """The conjugate; a copy of real numbers."""
     return conjugate(input) if input.dtype.is_complex else movement.clone(input)
 
 
 @composite(family="movement")
-def resolve_conj(input: Any) -> Any:
+def resolve_conj(input: Tensor) -> Tensor:
     """The tensor itself: conj() makes a tensor of its own."""
     return input
 
 
 @composite(family="movement")
-def resolve_neg(input: Any) -> Any:
+def resolve_neg(input: Tensor) -> Tensor:
     """The tensor itself."""
     return input
 
 
 @composite(inplace=True, gradient_name="SgnBackward0", aten=("sgn",))
-def sgn(input: Any) -> Any:
+def sgn(input: Tensor) -> Tensor:
     """The number of absolute value 1 and the same angle, 0 for 0; the sign of real numbers."""
     if not input.dtype.is_complex:
         return elementwise.sign(input)

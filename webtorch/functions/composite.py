@@ -19,6 +19,7 @@ from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, reduce_dims
 from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE, Autocast, Example, composite
+from webtorch.tensors.tensor import Tensor
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
 
@@ -29,7 +30,7 @@ from webtorch.ops.record import TABLE, Autocast, Example, composite
     torch="",
     vjp=lambda g, out, _x, dim: ((g - reduce_dims(g * out, "sum", (dim,))) * out,),
 )
-def _softmax(x: Any, dim: int) -> Any:
+def _softmax(x: Tensor, dim: int) -> Tensor:
     e = exp(x - reduce_dims(x, "max", (dim,)))
     return e / reduce_dims(e, "sum", (dim,))
 
@@ -40,12 +41,12 @@ def _softmax(x: Any, dim: int) -> Any:
     torch="",
     vjp=lambda g, out, _x, dim: (g - exp(out) * reduce_dims(g, "sum", (dim,)),),
 )
-def _log_softmax(x: Any, dim: int) -> Any:
+def _log_softmax(x: Tensor, dim: int) -> Tensor:
     shifted = x - reduce_dims(x, "max", (dim,))
     return shifted - log(reduce_dims(exp(shifted), "sum", (dim,)))
 
 
-def _along(name: str, rule: Any, input: Any, dim: int | None, dtype: DType | None) -> Any:
+def _along(name: str, rule: Any, input: Tensor, dim: int | None, dtype: DType | None) -> Tensor:
     """Apply a softmax rule to `input` as `dtype`, along a checked dim."""
     if dim is None:
         # The choice that PyTorch makes (and warns of) where none is given.
@@ -73,7 +74,7 @@ _DIMS: tuple[Any, ...] = (((-1,), {}), ((0,), {}))
     autocast=Autocast(gpu="fp32_result"),
     also=("special.softmax",),
 )
-def softmax(input: Any, dim: int | None = None, dtype: DType | None = None) -> Any:
+def softmax(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
     """Return exp(input) / sum(exp(input)) along `dim`; nothing overflows."""
     return _along("softmax", _softmax, input, dim, dtype)
 
@@ -85,13 +86,13 @@ def softmax(input: Any, dim: int | None = None, dtype: DType | None = None) -> A
     autocast=Autocast(gpu="fp32_result"),
     also=("special.log_softmax",),
 )
-def log_softmax(input: Any, dim: int | None = None, dtype: DType | None = None) -> Any:
+def log_softmax(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
     """Return log(softmax(input)) along `dim`; nothing overflows."""
     return _along("log_softmax", _log_softmax, input, dim, dtype)
 
 
 @composite(torch="nn.functional.softmin", function_in=FUNCTIONAL, dtypes=FLOATS, samples=_DIMS)
-def softmin(input: Any, dim: int | None = None, dtype: DType | None = None) -> Any:
+def softmin(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
     """Return softmax(-input) along `dim`."""
     return softmax(-input, dim, dtype)
 
@@ -104,8 +105,8 @@ def softmin(input: Any, dim: int | None = None, dtype: DType | None = None) -> A
     drawn=True,
 )
 def gumbel_softmax(
-    logits: Any, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
-) -> Any:
+    logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Tensor:
     """Return a Gumbel-softmax sample (Jang et al., 2017); with hard=True it is one-hot, with the same gradient."""
     if eps != 1e-10:
         warn("`eps` parameter is deprecated and has no effect.")
@@ -129,7 +130,7 @@ def _check_probability(p: float) -> None:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
 
 
-def _kept(input: Any, p: float, features: bool) -> Any:
+def _kept(input: Tensor, p: float, features: bool) -> Tensor:
     """Return a bool mask that is True with probability 1 - p: for each element, or each (sample, channel)."""
     if features:
         shape = (*input.shape[:2], *(1,) * (input.ndim - 2))
@@ -137,7 +138,9 @@ def _kept(input: Any, p: float, features: bool) -> Any:
     return ge(TABLE["rand_like"](input, dtype=float32), p)
 
 
-def _dropout(input: Any, p: float, training: bool, inplace: bool, features: bool = False) -> Any:
+def _dropout(
+    input: Tensor, p: float, training: bool, inplace: bool, features: bool = False
+) -> Tensor:
     _check_probability(p)
     if not training or p == 0 or 0 in input.shape:
         return input
@@ -153,14 +156,14 @@ def _dropout(input: Any, p: float, training: bool, inplace: bool, features: bool
     gradient_name="MulBackward0",
     drawn=True,
 )
-def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Return input with elements zeroed with probability p, the rest divided by 1 - p; input itself if not training."""
     return _dropout(input, p, training, inplace)
 
 
 def _feature_dropout(
-    name: str, input: Any, p: float, training: bool, inplace: bool, ranks: tuple[int, int]
-) -> Any:
+    name: str, input: Tensor, p: float, training: bool, inplace: bool, ranks: tuple[int, int]
+) -> Tensor:
     _check_probability(p)
     if input.ndim not in ranks:
         if name == "dropout1d":
@@ -202,24 +205,32 @@ def _feature_dropout(
     example=Example(((2, 3, 5),)),
     drawn=True,
 )
-def dropout1d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def dropout1d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     """Return input (N, C, L) or (C, L) with whole channels zeroed with probability p."""
     return _feature_dropout("dropout1d", input, p, training, inplace, (2, 3))
 
 
 @composite(torch="nn.functional.dropout2d", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
-def dropout2d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def dropout2d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     """Return input (N, C, H, W) or (C, H, W) with whole channels zeroed with probability p."""
     return _feature_dropout("dropout2d", input, p, training, inplace, (3, 4))
 
 
 @composite(torch="nn.functional.dropout3d", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
-def dropout3d(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def dropout3d(
+    input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor:
     """Return input (N, C, D, H, W) or (C, D, H, W) with whole channels zeroed with probability p."""
     return _feature_dropout("dropout3d", input, p, training, inplace, (4, 5))
 
 
-def _alpha_dropout(input: Any, p: float, training: bool, inplace: bool, features: bool) -> Any:
+def _alpha_dropout(
+    input: Tensor, p: float, training: bool, inplace: bool, features: bool
+) -> Tensor:
     _check_probability(p)
     if not training or p == 0 or 0 in input.shape:
         return input
@@ -233,7 +244,9 @@ def _alpha_dropout(input: Any, p: float, training: bool, inplace: bool, features
 
 
 @composite(torch="nn.functional.alpha_dropout", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
-def alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+def alpha_dropout(
+    input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Tensor:
     """Return input with dropout that keeps mean and variance under selu (Klambauer et al., 2017)."""
     return _alpha_dropout(input, p, training, inplace, False)
 
@@ -242,8 +255,8 @@ def alpha_dropout(input: Any, p: float = 0.5, training: bool = False, inplace: b
     torch="nn.functional.feature_alpha_dropout", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True
 )
 def feature_alpha_dropout(
-    input: Any, p: float = 0.5, training: bool = False, inplace: bool = False
-) -> Any:
+    input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
+) -> Tensor:
     """Return input with alpha dropout of whole channels."""
     return _alpha_dropout(input, p, training, inplace, True)
 
@@ -252,7 +265,7 @@ def feature_alpha_dropout(
 
 
 @composite(torch="nn.functional.normalize", function_in=FUNCTIONAL, dtypes=FLOATS, out="cast")
-def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
+def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """Return input / max(norm, eps), with the p-norm along `dim`."""
     return input / clamp_min(vector_norm(input, p, dim, True), eps)
 
@@ -263,7 +276,7 @@ def normalize(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> A
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
 )
-def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle between x1 and x2 along `dim`; norms are at least eps."""
     shape = broadcast_shapes(x1._shape, x2._shape)
     x1, x2 = x1.expand(shape), x2.expand(shape)
@@ -275,7 +288,7 @@ def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     function_in=("torch", "nn.functional"), torch="nn.functional.pairwise_distance", dtypes=FLOATS
 )
 def pairwise_distance(
-    x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
-) -> Any:
+    x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Tensor:
     """Return the p-norm of x1 - x2 + eps along the last dim."""
     return vector_norm(x1 - x2 + eps, p, -1, keepdim)

@@ -14,7 +14,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.creation import eye
 from webtorch.functions.linalg import inv
 from webtorch.functions.movement import join, narrow
-from webtorch.ir.dtype import DType, bool_, promote_types
+from webtorch.ir.dtype import DType, Number, bool_, promote_types
 from webtorch.ir.view import (
     broadcast_shapes,
     contiguous_strides,
@@ -39,6 +39,7 @@ from webtorch.ops.record import (
     with_factors_first,
 )
 from webtorch.tensors.tape import attach
+from webtorch.tensors.tensor import Tensor
 
 # C++ names, which PyTorch's messages use.
 _C_NAMES = {
@@ -71,7 +72,7 @@ def check_tensor(op: str, name: str, position: int, value: Any) -> None:
         )
 
 
-def check_types(op: str, a: Any, b: Any) -> None:
+def check_types(op: str, a: Tensor, b: Tensor) -> None:
     """Raise unless `a` and `b` have one type that products exist for."""
     if a.dtype is not b.dtype:
         raise DTypeError(
@@ -85,12 +86,12 @@ def check_types(op: str, a: Any, b: Any) -> None:
         )
 
 
-def viewable(x: Any, shape: tuple[int, ...]) -> bool:
+def viewable(x: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether `x` can be seen as `shape` without a copy."""
     return reshape_strides(x._shape, x._strides, shape) is not None
 
 
-def product(a: Any, b: Any) -> Any:
+def product(a: Tensor, b: Tensor) -> Tensor:
     """Return the batched product of (B, M, K) and (B, K, N); any size may be 0."""
     batch, m, k = a.shape
     n = b.shape[2]
@@ -109,7 +110,7 @@ def product(a: Any, b: Any) -> Any:
     )
 
 
-def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
+def rows_times(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
     """Return a @ b, or a @ b.T if `transposed`, for any rows a (*, K) and a matrix b.
 
     The leading dimensions of a are one long column of rows. All of it is one gradient function.
@@ -119,7 +120,9 @@ def rows_times(a: Any, b: Any, transposed: bool = False) -> Any:
     return _mm(a, b, transposed, transposed or (rows == 1 and columns != 1))
 
 
-def _cotangent_of_matrix(g: Any, _out: Any, a: Any, _b: Any, transposed: bool, turned: bool) -> Any:
+def _cotangent_of_matrix(
+    g: Tensor, _out: Tensor | None, a: Tensor, _b: Tensor | None, transposed: bool, turned: bool
+) -> Tensor:
     k, n = a._shape[-1], g._shape[-1]
     m = numel(g._shape[:-1])
     x, g = conjugate(a).reshape((m, k)), g.reshape((m, n))
@@ -137,7 +140,7 @@ def _cotangent_of_matrix(g: Any, _out: Any, a: Any, _b: Any, transposed: bool, t
         _cotangent_of_matrix,
     ),
 )
-def _mm(a: Any, b: Any, transposed: bool, turned: bool) -> Any:
+def _mm(a: Tensor, b: Tensor, transposed: bool, turned: bool) -> Tensor:
     """Return the product of rows and a matrix. `turned`: how the cotangent of the matrix will lie."""
     lead, k = a._shape[:-1], a._shape[-1]
     m, n = numel(lead), b._shape[0 if transposed else 1]
@@ -161,7 +164,7 @@ def _mm(a: Any, b: Any, transposed: bool, turned: bool) -> Any:
     return as_view(out, shape, contiguous_strides(shape), 0).detach()
 
 
-def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
+def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
     """Return the error for operands whose inner sizes differ."""
     x, y = tuple(a.shape), tuple(b.shape)
     rows = "x".join(map(str, (numel(x[:-1]), x[-1])))
@@ -181,7 +184,7 @@ def _mismatch(op: str, a: Any, b: Any) -> ShapeError:
 
 
 @composite(family="contract", autocast=LOWER, gradient_name="MmBackward0", aten=("mm",))
-def mm(input: Any, mat2: Any) -> Any:
+def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)
     if input.ndim != 2 or mat2.ndim != 2:
@@ -199,7 +202,7 @@ def mm(input: Any, mat2: Any) -> Any:
 @composite(
     family="contract", autocast=LOWER, gradient_name="BmmBackward0", direct=("bmm",), aten=("bmm",)
 )
-def bmm(input: Any, mat2: Any) -> Any:
+def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
     check_tensor("bmm", "mat2", 2, mat2)
     for i, x in enumerate((input, mat2)):
@@ -223,7 +226,7 @@ def bmm(input: Any, mat2: Any) -> Any:
 @composite(
     family="contract", inplace=False, autocast=Autocast(gpu="lower"), gradient_name="MvBackward0"
 )
-def mv(input: Any, vec: Any) -> Any:
+def mv(input: Tensor, vec: Tensor) -> Tensor:
     """Return the product of the matrix (M, K) and the vector (K)."""
     check_tensor("mv", "vec", 2, vec)
     if input.ndim != 2 or vec.ndim != 1:
@@ -244,7 +247,7 @@ def mv(input: Any, vec: Any) -> Any:
 @composite(
     family="contract", autocast=Autocast(gpu="promote"), gradient_name="DotBackward0", aten=("dot",)
 )
-def dot(input: Any, tensor: Any) -> Any:
+def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """Return the sum of the products of two vectors."""
     check_tensor("dot", "tensor", 2, tensor)
     if input.ndim != 1 or tensor.ndim != 1:
@@ -277,17 +280,17 @@ def dot(input: Any, tensor: Any) -> Any:
     gradient_name="VdotBackward0",
     aten=("vdot",),
 )
-def vdot(input: Any, other: Any) -> Any:
+def vdot(input: Tensor, other: Tensor) -> Tensor:
     """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
     return dot(conjugate(input), other)
 
 
-def _out_of_inner(input: Any, other: Any) -> OutRule:
+def _out_of_inner(input: Tensor, other: Tensor) -> OutRule:
     return "exact" if input.ndim and other.ndim else "cast"
 
 
 @composite(family="contract", own_view=True, out=_out_of_inner)
-def inner(input: Any, other: Any) -> Any:
+def inner(input: Tensor, other: Tensor) -> Tensor:
     """Return the sums of products over the last dimensions: (*A, K) and (*B, K) give (*A, *B)."""
     check_tensor("inner", "other", 2, other)
     if not input.ndim or not other.ndim:
@@ -301,7 +304,7 @@ def inner(input: Any, other: Any) -> Any:
 
 
 @composite(family="contract", aliases=("ger",), out="cast")
-def outer(input: Any, vec2: Any) -> Any:
+def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """Return the products of every element of one vector with every element of another."""
     check_tensor("outer", "vec2", 2, vec2)
     for name, x in (("self", input), ("vec2", vec2)):
@@ -313,7 +316,7 @@ def outer(input: Any, vec2: Any) -> Any:
     return input.unsqueeze(1) * vec2
 
 
-def _matmul_name(input: Any, other: Any, **_: Any) -> str:
+def _matmul_name(input: Tensor, other: Tensor, **_: Any) -> str:
     match (input.ndim, other.ndim):
         case (1, 1):
             return "DotBackward0"
@@ -335,7 +338,7 @@ def _matmul_name(input: Any, other: Any, **_: Any) -> str:
     operator="matmul",
     asks=("__matmul__",),
 )
-def matmul(input: Any, other: Any) -> Any:
+def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Return the matrix product; leading dimensions are batches and broadcast.
 
     A 1-d first operand counts as a row, a 1-d second one as a column; that dimension is then dropped. Raises ShapeError
@@ -364,7 +367,7 @@ def matmul(input: Any, other: Any) -> Any:
     return out.squeeze(-1) if rank_b == 1 else out
 
 
-def _batched(a: Any, b: Any) -> Any:
+def _batched(a: Tensor, b: Tensor) -> Tensor:
     """Return the product of (*A, M, K) and (*B, K, N) with A and B broadcast, without writing out what is broadcast."""
     batch_a, batch_b = tuple(a.shape[:-2]), tuple(b.shape[:-2])
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
@@ -416,19 +419,21 @@ def _batched(a: Any, b: Any) -> Any:
     return out.permute(order).contiguous()
 
 
-def _cotangent_of_input(g: Any, _out: Any, _input: Any, weight: Any, _bias: Any) -> Any:
+def _cotangent_of_input(g: Tensor, _out: Tensor, _input: Any, weight: Tensor, _bias: Any) -> Tensor:
     if weight.ndim == 1:
         return g.unsqueeze(-1) * conjugate(weight)
     return rows_times(g, conjugate(weight))
 
 
-def _cotangent_of_weight(g: Any, _out: Any, input: Any, _weight: Any, _bias: Any) -> Any:
+def _cotangent_of_weight(
+    g: Tensor, _out: Tensor, input: Tensor, _weight: Any, _bias: Any
+) -> Tensor:
     if g.ndim < input.ndim:
         return g.unsqueeze(-1) * conjugate(input)
     return _cotangent_of_matrix(g, None, input, None, True, True)
 
 
-def _linear_name(input: Any, weight: Any, bias: Any = None) -> str:
+def _linear_name(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> str:
     if input.ndim == 2:
         return "MmBackward0" if bias is None else "AddmmBackward0"
     return "UnsafeViewBackward0" if bias is None or input.ndim == 1 else "ViewBackward0"
@@ -445,7 +450,7 @@ def _linear_name(input: Any, weight: Any, bias: Any = None) -> str:
     vjp=(_cotangent_of_input, _cotangent_of_weight, lambda g, _out, _input, _weight, _bias: g),
     gain=1.0,
 )
-def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
     check_tensor("linear", "weight", 2, weight)
     inputs, weights = input._shape, weight._shape
@@ -493,7 +498,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
     own_view=True,
 )
 @computed_wide
-def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return input1 @ weight[k] @ input2 (+ bias[k]) for each k: (*, A), (*, B), (K, A, B) give (*, K)."""
     if tuple(input1.shape[:-1]) != tuple(input2.shape[:-1]):
         raise ShapeError(
@@ -526,8 +531,14 @@ def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _combine(
-    op: str, input: Any, multiply: Callable[..., Any], x: Any, y: Any, beta: Any, alpha: Any
-) -> Any:
+    op: str,
+    input: Tensor,
+    multiply: Callable[..., Any],
+    x: Tensor,
+    y: Tensor,
+    beta: Any,
+    alpha: Any,
+) -> Tensor:
     """Return beta * input + alpha * multiply(x, y); with beta 0, what is in `input` (even NaN) does not
     count.
     """
@@ -567,7 +578,9 @@ def _combine(
     remembered=("addmm",),
     aten=("addmm",),
 )
-def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
     """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
     if old:
         input, mat1, mat2, beta, alpha = with_factors_first(addmm, (input, mat1, mat2, *old))
@@ -583,7 +596,9 @@ def addmm(input: Any, mat1: Any, mat2: Any, *old: Any, beta: Any = 1, alpha: Any
     gradient_name="AddmvBackward0",
     aten=("addmv",),
 )
-def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def addmv(
+    input: Tensor, mat: Tensor, vec: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
     """Return beta * input + alpha * (mat @ vec)."""
     if old:
         input, mat, vec, beta, alpha = with_factors_first(addmv, (input, mat, vec, *old))
@@ -598,7 +613,9 @@ def addmv(input: Any, mat: Any, vec: Any, *old: Any, beta: Any = 1, alpha: Any =
     gradient_name="BaddbmmBackward0",
     aten=("baddbmm",),
 )
-def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def baddbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
     """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
     if old:
         input, batch1, batch2, beta, alpha = with_factors_first(
@@ -615,7 +632,9 @@ def baddbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alph
     gradient_name="AddbmmBackward0",
     aten=("addbmm",),
 )
-def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def addbmm(
+    input: Tensor, batch1: Tensor, batch2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
     """Return beta * input + alpha * (the sum over the batch of batch1 @ batch2)."""
     if old:
         input, batch1, batch2, beta, alpha = with_factors_first(
@@ -632,7 +651,7 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
             f"equal."
         )
 
-    def multiply(x: Any, y: Any) -> Any:
+    def multiply(x: Tensor, y: Tensor) -> Tensor:
         """Return the sum of the products."""
         return tensordot(x, y, ([0, 2], [0, 1]))
 
@@ -649,7 +668,9 @@ def addbmm(input: Any, batch1: Any, batch2: Any, *old: Any, beta: Any = 1, alpha
     aten=("addr",),
     overlap="whole",
 )
-def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+def addr(
+    input: Tensor, vec1: Tensor, vec2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
     """Return beta * input + alpha * (vec1 outer vec2)."""
     if old:
         input, vec1, vec2, beta, alpha = with_factors_first(addr, (input, vec1, vec2, *old))
@@ -663,7 +684,7 @@ def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any 
     if dtype.kind == "bool":
         beta, alpha = bool(beta), bool(alpha)
 
-    def multiply(x: Any, y: Any) -> Any:
+    def multiply(x: Tensor, y: Tensor) -> Tensor:
         """Return the outer product."""
         return outer(widened(x), widened(y))
 
@@ -676,7 +697,7 @@ def addr(input: Any, vec1: Any, vec2: Any, *old: Any, beta: Any = 1, alpha: Any 
 @composite(
     family="contract", function_in=("torch",), autocast=Autocast(gpu="promote"), own_view=True
 )
-def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
+def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     """Return the sums of products over `dims`: the last n of a with the first n of b, or two lists of dims."""
     if isinstance(dims, int):
         if dims < 0:
@@ -734,7 +755,7 @@ def tensordot(a: Any, b: Any, dims: Any = 2) -> Any:
     gradient_name="ViewBackward0",
     example=Example((), ("bij,bjk->ik", Operand(3, 4, 5), Operand(3, 5, 2))),
 )
-def einsum(*args: Any) -> Any:
+def einsum(*args: Any) -> Tensor:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
 
     Supports implicit outputs, ellipses, repeated subscripts (diagonals), broadcasting of size 1, and
@@ -887,7 +908,7 @@ def _sublist(given: Sequence[Any]) -> list[Any]:
 Term = tuple[Any, list[Any]]
 
 
-def _diagonal(x: Any, labels: list[Any]) -> Term:
+def _diagonal(x: Tensor, labels: list[Tensor]) -> Term:
     """Return the operand with repeated subscripts taken along diagonals."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
@@ -904,11 +925,11 @@ def _diagonal(x: Any, labels: list[Any]) -> Term:
     return x, list(labels)
 
 
-def _needed(terms: Sequence[Term], output: list[Any]) -> set[Any]:
+def _needed(terms: Sequence[Term], output: list[Tensor]) -> set[Any]:
     return set(output).union(*(labels for _, labels in terms))
 
 
-def _sum_out(x: Any, labels: list[Any], needed: set[Any]) -> Term:
+def _sum_out(x: Tensor, labels: list[Tensor], needed: set[Any]) -> Term:
     """Return the operand summed over the subscripts that nothing else has."""
     dims = [d for d, label in enumerate(labels) if label not in needed]
     if not dims:
@@ -922,7 +943,7 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
     b, labels_b = _sum_out(*second, needed | set(first[1]))
     both = [n for n in labels_a if n in labels_b]
 
-    def size(x: Any, labels: list[Any], n: Any) -> int:
+    def size(x: Tensor, labels: list[Tensor], n: Any) -> int:
         """Return the size of a subscript."""
         return int(x.shape[labels.index(n)])
 
@@ -943,7 +964,7 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
         a, b = (x.to(promote_types(a.dtype, b.dtype)) for x in (a, b))
     check_types("einsum", a, b)
 
-    def arranged(x: Any, labels: list[Any], order: list[Any]) -> Any:
+    def arranged(x: Tensor, labels: list[Tensor], order: list[Tensor]) -> Tensor:
         """Return the operand with its subscripts in another order."""
         return x.permute([labels.index(n) for n in order])
 
@@ -967,7 +988,7 @@ def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
 
 
 @composite(family="contract", out="cast", gradient_name="UnsafeViewBackward0")
-def kron(input: Any, other: Any) -> Any:
+def kron(input: Tensor, other: Tensor) -> Tensor:
     """Return the Kronecker product: every element of input times the whole of other, as blocks."""
     rank = max(input.ndim, other.ndim)
     sizes_a = (1,) * (rank - input.ndim) + tuple(input.shape)
@@ -984,7 +1005,7 @@ def kron(input: Any, other: Any) -> Any:
     torch="linalg.multi_dot",
     autocast=Autocast(gpu="lower"),
 )
-def multi_dot(tensors: Sequence[Any]) -> Any:
+def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Return the product of two or more matrices, in the order that costs least; the ends may be vectors."""
     given = list(tensors)
     if len(given) < 2:
@@ -1013,7 +1034,7 @@ def multi_dot(tensors: Sequence[Any]) -> Any:
     return result
 
 
-def _chain(given: list[Any]) -> Any:
+def _chain(given: list[Tensor]) -> Tensor:
     """Return the product of the matrices, split where it costs least (Cormen et al., 15.2)."""
     count = len(given)
     sizes = [given[0].shape[0], *(x.shape[1] for x in given)]
@@ -1027,7 +1048,7 @@ def _chain(given: list[Any]) -> Any:
                 for s in range(i, j)
             )
 
-    def multiply(i: int, j: int) -> Any:
+    def multiply(i: int, j: int) -> Tensor:
         """Return the product of matrices i to j."""
         if i == j:
             return given[i]
@@ -1042,7 +1063,7 @@ def _chain(given: list[Any]) -> Any:
     autocast=Autocast(gpu="lower"),
     example=Example(((4, 5), (5, 6), (6, 3))),
 )
-def chain_matmul(*matrices: Any) -> Any:
+def chain_matmul(*matrices: Any) -> Tensor:
     """Return the product of matrices, in the order that costs least."""
     warn_once(
         "torch.chain_matmul is deprecated and will be removed in a future PyTorch release. Use "
@@ -1063,7 +1084,7 @@ def chain_matmul(*matrices: Any) -> Any:
     torch="linalg.cross",
     gradient_name="LinalgCrossBackward0",
 )
-def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
+def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Return the vector products along `dim`, which must have size 3."""
     if input.ndim != other.ndim:
         raise ShapeError(
@@ -1085,7 +1106,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1) -> Any:
 @composite(
     family="contract", autocast=Autocast(gpu="promote"), gradient_name="LinalgCrossBackward0"
 )
-def cross(input: Any, other: Any, dim: int | None = None) -> Any:
+def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     """Return the vector products along `dim`; None stands for the first dimension of size 3."""
     if dim is None:
         warn_once(
@@ -1108,7 +1129,7 @@ def cross(input: Any, other: Any, dim: int | None = None) -> Any:
     autocast=LOWER,
     refuses=NOT_FLOATS,
 )
-def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
+def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     """Return the sums of the products along `dim`; the other dimensions broadcast."""
     check_types("linalg.vecdot", x, y)
     if x.shape[dim] != y.shape[dim]:
@@ -1126,15 +1147,20 @@ def vecdot(x: Any, y: Any, *, dim: int = -1) -> Any:
     gradient_name="TraceBackward0",
     aten=("trace",),
 )
-def trace(input: Any) -> Any:
+def trace(input: Tensor) -> Tensor:
     """Return the sum of the diagonal of a matrix."""
     if input.ndim != 2:
         raise ShapeError(f"trace: expected a matrix, but got tensor with dim {input.ndim}")
     return input.diagonal().sum()
 
 
-@composite(family="contract", function_in=("torch", "Tensor", "linalg"), out="cast")
-def matrix_power(input: Any, n: int) -> Any:
+@composite(
+    family="contract",
+    function_in=("torch", "Tensor", "linalg"),
+    # These are copies; other powers are products.
+    out=lambda _input, n: "cast" if n in (0, 1) else "exact",
+)
+def matrix_power(input: Tensor, n: int) -> Tensor:
     """Return the n-th power of square matrices (*, N, N), of their inverses for n < 0."""
     shape = tuple(input.shape)
     if len(shape) < 2 or shape[-1] != shape[-2]:
@@ -1153,6 +1179,7 @@ def matrix_power(input: Any, n: int) -> Any:
             result = square if result is None else matmul(result, square)
         n >>= 1
         if not n:
+            assert result is not None
             return result.clone() if result is input else result
         square = matmul(square, square)
 
@@ -1160,8 +1187,11 @@ def matrix_power(input: Any, n: int) -> Any:
 @composite(family="contract", function_in=("torch",), autocast=FP32, gradient_name="CdistBackward0")
 @computed_wide
 def cdist(
-    x1: Any, x2: Any, p: float = 2.0, compute_mode: str = "use_mm_for_euclid_dist_if_necessary"
-) -> Any:
+    x1: Tensor,
+    x2: Tensor,
+    p: float = 2.0,
+    compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
+) -> Tensor:
     """Return the p-norm distances between the rows of (*, P, M) and (*, R, M): (*, P, R).
 
     Differences are always taken before they are squared, so that close rows lose no digits.

@@ -47,7 +47,7 @@ def sizes_of(op: str, name: str, value: Any, rank: int) -> tuple[int, ...]:
     return given
 
 
-def crop(x: Any, low: Sequence[int], sizes: Sequence[int]) -> Any:
+def crop(x: Tensor, low: Sequence[int], sizes: Sequence[int]) -> Tensor:
     """Return the window of `sizes` that starts at `low`, as a view."""
     low, sizes, full = tuple(low), tuple(sizes), tuple(x.shape)
     if sizes == full:
@@ -58,7 +58,7 @@ def crop(x: Any, low: Sequence[int], sizes: Sequence[int]) -> Any:
     return as_view(x, sizes, strides, start, lambda g: pad_with(g, low, high, 0), "Slice")
 
 
-def _check(op: str, input: Any, weight: Any, bias: Any, rank: int) -> None:
+def _check(op: str, input: Tensor, weight: Tensor, bias: Tensor | None, rank: int) -> None:
     for i, (name, x) in enumerate((("input", input), ("weight", weight))):
         check_tensor(op, name, i + 1, x)
     if weight.ndim != rank + 2:
@@ -73,12 +73,12 @@ def _check(op: str, input: Any, weight: Any, bias: Any, rank: int) -> None:
             f"got "
             f"input of size: {list(input.shape)}"
         )
-    for name, x in (("weight", weight), ("bias", bias)):
-        if x is not None and x.dtype is not input.dtype:
+    for name, given in (("weight", weight), ("bias", bias)):
+        if given is not None and given.dtype is not input.dtype:
             raise DTypeError(
-                f"{op}: Input type ({c_name(input.dtype)}) and {name} type ({c_name(x.dtype)}) "
+                f"{op}: Input type ({c_name(input.dtype)}) and {name} type ({c_name(given.dtype)}) "
                 f"should "
-                f"be the same: convert one of them, as in input.to({x.dtype})."
+                f"be the same: convert one of them, as in input.to({given.dtype})."
             )
     if input.dtype is bool_:
         raise NotImplementedError(
@@ -129,14 +129,14 @@ def _check_geometry(
 
 def _raw(
     kind: str,
-    a: Any,
-    b: Any,
+    a: Tensor,
+    b: Tensor,
     shapes: tuple[Shape, Shape, Shape],
     stride: tuple[int, ...],
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,
-) -> Any:
+) -> Tensor:
     """Return the primitive's result; zeros where a size of 0 leaves nothing to add."""
     out_shape = shapes[2] if kind == "forward" else shapes[0]
     if a.numel() and b.numel() and 0 not in out_shape:
@@ -151,8 +151,14 @@ def _raw(
 
 
 def _biased(
-    op: str, rank: int, convolve: Callable[..., Any], input: Any, weight: Any, bias: Any, *rest: Any
-) -> Any:
+    op: str,
+    rank: int,
+    convolve: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *rest: Any,
+) -> Tensor:
     """Return convolve(op, rank, input, weight, *rest) plus a bias, rounded once."""
     _check(op, input, weight, bias, rank)
     if bias is None and rank < 3:
@@ -174,13 +180,13 @@ def _biased(
 def _convolve(
     op: str,
     rank: int,
-    input: Any,
-    weight: Any,
+    input: Tensor,
+    weight: Tensor,
     stride: Any,
     padding: Any,
     dilation: Any,
     groups: int,
-) -> Any:
+) -> Tensor:
     """Convolve over `rank` spatial dimensions (1, 2 or 3)."""
     kernel = tuple(weight.shape[2:])
     stride, dilation = (
@@ -248,14 +254,14 @@ def _convolve(
 
 
 def _convolve_3d(
-    x: Any,
-    weight: Any,
+    x: Tensor,
+    weight: Tensor,
     out_sizes: tuple[int, ...],
     stride: tuple[int, ...],
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,
-) -> Any:
+) -> Tensor:
     """Return the sum over the kernel's depth of two-dimensional convolutions of planes."""
     n, channels, _, height, width = x.shape
     out_channels, per_group, depth, *kernel = weight.shape
@@ -309,14 +315,14 @@ _CONVOLUTION: dict[str, Any] = {
 
 def _convolution(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
     def function(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
         stride: Sizes = 1,
         padding: Sizes | str = 0,
         dilation: Sizes = 1,
         groups: int = 1,
-    ) -> Any:
+    ) -> Tensor:
         rest = stride, padding, dilation, groups
         return _biased(f"conv{rank}d", rank, _convolve, input, weight, bias, *rest)
 
@@ -345,14 +351,14 @@ conv3d = _convolution(
 def _transposed(
     op: str,
     rank: int,
-    input: Any,
-    weight: Any,
+    input: Tensor,
+    weight: Tensor,
     stride: Any,
     padding: Any,
     output_padding: Any,
     groups: int,
     dilation: Any,
-) -> Any:
+) -> Tensor:
     """Return the gradient of a convolution with `weight` for its input, where `input` is the cotangent."""
     stride, dilation = (
         sizes_of(op, "stride", stride, rank),
@@ -416,7 +422,7 @@ def _transposed(
 
 
 def _check_transposed_channels(
-    op: str, input: Any, weight: Any, channels: int, groups: int
+    op: str, input: Tensor, weight: Tensor, channels: int, groups: int
 ) -> None:
     if channels != weight.shape[0]:
         raise ShapeError(
@@ -432,14 +438,14 @@ def _check_transposed_channels(
 
 
 def _transposed_3d(
-    x: Any,
-    weight: Any,
+    x: Tensor,
+    weight: Tensor,
     sizes: tuple[int, ...],
     stride: tuple[int, ...],
     padding: tuple[int, ...],
     dilation: tuple[int, ...],
     groups: int,
-) -> Any:
+) -> Tensor:
     """Return the sum over the kernel's depth of spread-out planes, each convolved in two dimensions."""
     n, channels, depth, height, width = x.shape
     _, per_group, kernel_depth, *kernel = weight.shape
@@ -472,15 +478,15 @@ def _transposed_3d(
 
 def _transposed_convolution(rank: int, shapes: str, weight: str) -> Composite[..., Any]:
     def function(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
         stride: Sizes = 1,
         padding: Sizes = 0,
         output_padding: Sizes = 0,
         groups: int = 1,
         dilation: Sizes = 1,
-    ) -> Any:
+    ) -> Tensor:
         rest = stride, padding, output_padding, groups, dilation
         return _biased(f"conv_transpose{rank}d", rank, _transposed, input, weight, bias, *rest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
@@ -14,7 +15,7 @@ from webtorch.tensors.tensor import Tensor
 FUNCTION = ("torch",)
 
 
-def _copied(found: Any) -> Any:
+def _copied(found: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
     return (
         tuple(movement.clone(x) for x in found)
         if isinstance(found, tuple)
@@ -25,7 +26,7 @@ def _copied(found: Any) -> Any:
 def _copying(name: str, methods: bool = False, **fields: Any) -> None:
     view = TABLE[name]
 
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
         return _copied(view(*args, **kwargs))
 
     function.__name__ = f"{name}_copy"
@@ -44,7 +45,7 @@ _copying("split", example=Example(((7, 3),), (3,)))
 
 
 @composite(family="movement", function_in=FUNCTION)
-def alias_copy(input: Any) -> Any:
+def alias_copy(input: Tensor) -> Tensor:
     """A copy."""
     return movement.clone(input)
 
@@ -56,19 +57,21 @@ def _alone(views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @composite(family="movement")
-def unsafe_chunk(input: Any, chunks: int, dim: int = 0) -> Any:
+def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """What chunk gives, as if it had memory of its own: a write is not seen by gradients of the input."""
     return _alone(movement.chunk(input, chunks, dim))
 
 
 @composite(family="movement")
-def unsafe_split(input: Any, split_size: int, dim: int = 0) -> Any:
+def unsafe_split(input: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     """What split gives, as `unsafe_chunk` does."""
     return _alone(movement.split(input, split_size, dim))
 
 
 @composite(family="movement", example=Example(((7, 3),), ([3, 4],)))
-def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
+def unsafe_split_with_sizes(
+    input: Tensor, split_sizes: Sequence[int], dim: int = 0
+) -> tuple[Tensor, ...]:
     """What split_with_sizes gives, as `unsafe_chunk` does."""
     return _alone(movement.split_with_sizes(input, split_sizes, dim))
 
@@ -80,8 +83,12 @@ def unsafe_split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> Any:
     differs={"gradient": "PyTorch gives the input a gradient where it was replaced"},
 )
 def as_strided_scatter(
-    input: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
-) -> Any:
+    input: Tensor,
+    src: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Tensor:
     """A copy with `src` in place of input.as_strided(size, stride, storage_offset)."""
     if tuple(size) != src._shape:
         raise ShapeError(

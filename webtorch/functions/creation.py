@@ -17,6 +17,7 @@ from webtorch.functions import movement, pointwise
 from webtorch.functions.movement import METHOD, laid_out, sizes_of
 from webtorch.ir.dtype import (
     DType,
+    Number,
     Scalar,
     bool_,
     by_name,
@@ -35,11 +36,13 @@ from webtorch.ops.purity import warn, warn_once
 from webtorch.ops.record import Composite, Example, P, R, composite
 from webtorch.tensors.calls import store_in
 from webtorch.tensors.creation import from_array, from_bytes
-from webtorch.tensors.device import resolve
+from webtorch.tensors.device import DeviceLike, resolve
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
-TORCH = ("torch",)
+TORCH: tuple[str, ...] = ("torch",)
 _PYTHON_TYPES: dict[Any, DType] = {
     float: float64,
     int: int64,
@@ -56,7 +59,7 @@ def default_dtype() -> DType:
     return get_default_dtype()
 
 
-def chosen_dtype(dtype: Any, otherwise: DType | None = None) -> DType:
+def chosen_dtype(dtype: DType | None, otherwise: DType | None = None) -> DType:
     """Return the type that a `dtype=` argument means; Python's float, int, bool and complex are taken too."""
     if dtype is None:
         return default_dtype() if otherwise is None else otherwise
@@ -75,7 +78,9 @@ def _size(op: str, args: Sequence[Any], size: Any) -> Shape:
     return shape
 
 
-def finish(result: Any, requires_grad: bool, out: Any = None, name: str = "") -> Any:
+def finish(
+    result: Tensor, requires_grad: bool, out: Tensor | None = None, name: str = ""
+) -> Tensor:
     """Apply `requires_grad=` and `out=` to a new tensor."""
     if out is not None:
         if name in ("normal", "bernoulli"):
@@ -105,7 +110,7 @@ def _number(value: Any) -> Any:
     return item()
 
 
-def _dtype_of_number(value: Scalar) -> DType:
+def _dtype_of_number(value: Number) -> DType:
     if isinstance(value, bool):
         return bool_
     if isinstance(value, complex):
@@ -165,7 +170,7 @@ def _is_sequence(value: Any) -> bool:
         hasattr(value, "__len__")
         and hasattr(value, "__getitem__")
         and not isinstance(value, (str, bytes, dict, set))
-        and not (_is_tensor(value) and not value._shape)
+        and not (isinstance(value, Tensor) and not value._shape)
         and not (_is_array(value) and not getattr(value, "shape", None))
     )
 
@@ -181,7 +186,7 @@ def _array_dtype(value: Any) -> DType:
         ) from None
 
 
-def _from_array(value: Any, dtype: DType | None, device: Any) -> Any:
+def _from_array(value: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
     """Return a tensor with the elements of a NumPy array (or of what gives one)."""
     value = _native_array(value)
     source = _array_dtype(value)
@@ -199,7 +204,7 @@ def _from_array(value: Any, dtype: DType | None, device: Any) -> Any:
     return out if held is target else cast_to(out, target)
 
 
-def _native_array(value: Any) -> Any:
+def _native_array(value: Any) -> Tensor:
     """Return a NumPy array in the machine's byte order and without negative strides, or what gives one as it.
 
     Raises ValueError for other arrays, as PyTorch does.
@@ -220,7 +225,7 @@ def _native_array(value: Any) -> Any:
     return value
 
 
-def _on_array(value: Any, dtype: DType | None = None) -> Any:
+def _on_array(value: Any, dtype: DType | None = None) -> Tensor:
     """Return a CPU tensor that shares the memory of a NumPy array, whose elements are `dtype`."""
     value = _native_array(value)
     dtype = _array_dtype(value) if dtype is None else dtype
@@ -251,7 +256,7 @@ def _shape_of(data: Any) -> Shape:
     return tuple(shape)
 
 
-def _leaves(data: Any, shape: Shape, dim: int, out: list[Any]) -> None:
+def _leaves(data: Any, shape: Shape, dim: int, out: list[Tensor]) -> None:
     if dim == len(shape):
         out.append(data)
         return
@@ -285,7 +290,7 @@ def _leaf(value: Any) -> tuple[Any, DType]:
             f"'{type(value).__name__}' object cannot be interpreted as a number: the elements at this depth "
             "are numbers"
         )
-    if _is_tensor(value):
+    if isinstance(value, Tensor):
         return value.item(), value.dtype
     if hasattr(value, "dtype") and hasattr(value, "item"):
         return value.item(), _array_dtype(value)
@@ -342,7 +347,7 @@ def _packed(values: list[Scalar], dtype: DType, inferred: bool) -> bytes:
     return dtype.to_bytes(values)
 
 
-def _make(data: Any, dtype: DType | None, device: Any) -> Any:
+def _make(data: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
     """Return a tensor with a copy of `data`: a number, nested sequences, an array."""
     if isinstance(data, (str, bytes)):
         raise TypeError(f"new(): invalid data type '{type(data).__name__}'")
@@ -354,7 +359,7 @@ def _make(data: Any, dtype: DType | None, device: Any) -> Any:
             "Creating a tensor from a list of numpy.ndarrays is extremely slow. Please consider converting "
             "the list to a single numpy.ndarray with numpy.array() before converting to a tensor."
         )
-    values: list[Any] = []
+    values: list[Tensor] = []
     if len(shape) and shape[-1] == 0:
         _leaves(data, shape[:-1], 0, values)
         for part in values:
@@ -382,17 +387,17 @@ _COPIED = (
 def tensor(
     data: Any,
     *,
-    dtype: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """A tensor with a copy of `data`: a number, nested lists or tuples, a NumPy array, a tensor.
 
     Without dtype: bool, int64, the default float type, or an array's own type.
     """
     wanted = None if dtype is None else chosen_dtype(dtype)
-    if _is_tensor(data):
+    if isinstance(data, Tensor):
         warn(_COPIED.format("torch.tensor(sourceTensor)"))
         result = _moved(movement.clone(data.detach()), wanted, device)
     else:
@@ -400,7 +405,7 @@ def tensor(
     return finish(result, requires_grad)
 
 
-def _moved(x: Any, dtype: DType | None, device: Any) -> Any:
+def _moved(x: Tensor, dtype: DType | None, device: DeviceLike) -> Tensor:
     if device is not None:
         x = x.to(device)
     return x if dtype is None else cast_to(x, dtype)
@@ -409,15 +414,15 @@ def _moved(x: Any, dtype: DType | None, device: Any) -> Any:
 @composite(
     family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
 )
-def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+def as_tensor(data: Any, dtype: DType | None = None, device: DeviceLike = None) -> Tensor:
     """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
     wanted = None if dtype is None else chosen_dtype(dtype)
-    if not _is_tensor(data) and (not _is_array(data) or not _shares(data, wanted, device)):
+    if not isinstance(data, Tensor) and (not _is_array(data) or not _shares(data, wanted, device)):
         return _make(data, wanted, device)
-    return _moved(data if _is_tensor(data) else _on_array(data), wanted, device)
+    return _moved(data if isinstance(data, Tensor) else _on_array(data), wanted, device)
 
 
-def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
+def _shares(data: Any, dtype: DType | None, device: DeviceLike) -> bool:
     """Whether a tensor of an array can be on its memory: the type stays, and the device is the CPU."""
     return (
         hasattr(data, "__array_interface__")
@@ -435,14 +440,14 @@ def _shares(data: Any, dtype: DType | None, device: Any) -> bool:
 def asarray(
     obj: Any,
     *,
-    dtype: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    device: DeviceLike = None,
     copy: bool | None = None,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """A tensor of `obj`, on its memory where that can be (tensors, NumPy arrays) unless copy=True."""
     wanted = None if dtype is None else chosen_dtype(dtype)
-    if not _is_tensor(obj):
+    if not isinstance(obj, Tensor):
         if _is_array(obj) and not copy and _shares(obj, wanted, device):
             return finish(_on_array(obj), requires_grad)
         if copy is False:
@@ -461,7 +466,7 @@ def asarray(
 
 
 @composite(family="creation", function_in=TORCH, example="makes a tensor of host data")
-def from_numpy(ndarray: Any) -> Any:
+def from_numpy(ndarray: Any) -> Tensor:
     """A CPU tensor on the memory of a NumPy array: a write to one is seen in the other.
 
     What is done with such a tensor is computed when it is called, for as long as an array sees the memory.
@@ -478,8 +483,8 @@ def from_numpy(ndarray: Any) -> Any:
     family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
 )
 def frombuffer(
-    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
-) -> Any:
+    buffer: Any, *, dtype: DType, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Tensor:
     """A 1-d CPU tensor on the memory of `count` elements of a buffer, from byte `offset`.
 
     As with from_numpy, a write to one is seen in the other.
@@ -521,14 +526,14 @@ def frombuffer(
 
 @composite(family="creation", function_in=TORCH, factory=True)
 def scalar_tensor(
-    s: Any,
+    s: Number,
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """A 0-d tensor of one number."""
     wanted = chosen_dtype(dtype)
     return finish(fill((), fits(_number(s), wanted), wanted, device), requires_grad)
@@ -549,40 +554,40 @@ def _constants(name: str, value: int) -> tuple[Composite[..., Any], ...]:
     def of_sizes(
         *args: Any,
         size: Any = None,
-        out: Any = None,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
+        out: Tensor | None = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        device: DeviceLike = None,
         pin_memory: bool = False,
         requires_grad: bool = False,
-    ) -> Any:
+    ) -> Tensor:
         wanted = chosen_dtype(dtype, None if out is None else out.dtype)
         where = device if out is None else out.device
         made = fill(_size(name, args, size), fits(value, wanted), wanted, where)
         return finish(made, requires_grad, out, name)
 
     def like_another(
-        input: Any,
+        input: Tensor,
         *,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        device: DeviceLike = None,
         pin_memory: bool = False,
         requires_grad: bool = False,
-        memory_format: Any = None,
-    ) -> Any:
+        memory_format: MemoryFormat | None = None,
+    ) -> Tensor:
         return _like(input, value, dtype, device, requires_grad, memory_format)
 
     def of_the_kind(
-        input: Any,
+        input: Tensor,
         *args: Any,
         size: Any = None,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        device: DeviceLike = None,
         pin_memory: bool = False,
         requires_grad: bool = False,
-    ) -> Any:
+    ) -> Tensor:
         wanted, where = _own(input, dtype, device)
         made = fill(_size(f"new_{name}", args, size), fits(value, wanted), wanted, where)
         return finish(each(made, input), requires_grad)
@@ -608,15 +613,15 @@ ones, ones_like, new_ones = _constants("ones", 1)
 @composite(family="creation", function_in=TORCH, factory=True, drawn=True)
 def empty(
     *args: Any,
-    size: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    size: Sequence[int] | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-    memory_format: Any = None,
-) -> Any:
+    memory_format: MemoryFormat | None = None,
+) -> Tensor:
     """Uninitialised memory."""
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     where = device if out is None else out.device
@@ -626,7 +631,7 @@ def empty(
     return finish(result, requires_grad, out, "empty")
 
 
-def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -> Any:
+def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
     if isinstance(value, str) or not (
         isinstance(value, (bool, int, float, complex)) or hasattr(value, "item")
     ):
@@ -634,7 +639,7 @@ def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -
             f"{op}(): argument 'fill_value' (position 2) must be Number, not {type(value).__name__}"
         )
     if dtype is None:
-        dtype = value.dtype if _is_tensor(value) else None
+        dtype = value.dtype if isinstance(value, Tensor) else None
     number = _number(value)
     dtype = _dtype_of_number(number) if dtype is None else dtype
     return fill(shape, fits(number, dtype), dtype, device)
@@ -642,16 +647,16 @@ def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: Any) -
 
 @composite(family="creation", function_in=TORCH, factory=True)
 def full(
-    size: Any,
-    fill_value: Any,
+    size: Sequence[int],
+    fill_value: Number,
     *,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """A tensor of one value; without dtype, of the value's own type."""
     if dtype is None and out is not None:
         dtype = out.dtype
@@ -665,12 +670,12 @@ def empty_strided(
     size: Sequence[int],
     stride: Sequence[int],
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """Uninitialised memory seen with the strides given (in elements)."""
     shape, strides = _size("empty_strided", (), tuple(size)), tuple(stride)
     if len(shape) != len(strides):
@@ -687,15 +692,20 @@ def empty_strided(
     return finish(result, requires_grad)
 
 
-def like(make: Any, input: Any, memory_format: Any = None) -> Any:
+def like(make: Any, input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """Return make(shape) with the layout of `input` when that is dense, as PyTorch's *_like functions do."""
     strides = movement.strides_for(input._shape, input._strides, memory_format)
     return each(laid_out(strides, lambda x: make(x._shape), input.detach()), input)
 
 
 def _like(
-    input: Any, value: Any, dtype: Any, device: Any, requires_grad: bool, memory_format: Any
-) -> Any:
+    input: Tensor,
+    value: Any,
+    dtype: DType | None,
+    device: DeviceLike,
+    requires_grad: bool,
+    memory_format: MemoryFormat | None,
+) -> Tensor:
     wanted = chosen_dtype(dtype, input.dtype)
     where = input.device if device is None else device
     number = fits(_number(value), wanted)
@@ -706,31 +716,31 @@ def _like(
 
 @composite(family="creation", function_in=TORCH)
 def full_like(
-    input: Any,
-    fill_value: Any,
+    input: Tensor,
+    fill_value: Number,
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-    memory_format: Any = None,
-) -> Any:
+    memory_format: MemoryFormat | None = None,
+) -> Tensor:
     """One value in the shape, dtype and device of `input`."""
     return _like(input, fill_value, dtype, device, requires_grad, memory_format)
 
 
 @composite(family="creation", function_in=TORCH, drawn=True)
 def empty_like(
-    input: Any,
+    input: Tensor,
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-    memory_format: Any = None,
-) -> Any:
+    memory_format: MemoryFormat | None = None,
+) -> Tensor:
     """Uninitialised memory in the shape, dtype and device of `input`."""
     wanted = chosen_dtype(dtype, input.dtype)
     where = input.device if device is None else device
@@ -739,7 +749,7 @@ def empty_like(
     )
 
 
-def _own(input: Any, dtype: Any, device: Any) -> tuple[DType, Any]:
+def _own(input: Tensor, dtype: DType | None, device: DeviceLike) -> tuple[DType, Any]:
     return chosen_dtype(dtype, input.dtype), input.device if device is None else device
 
 
@@ -750,11 +760,16 @@ def _own(input: Any, dtype: Any, device: Any) -> tuple[DType, Any]:
     example="makes a tensor of host data",
 )
 def new_tensor(
-    input: Any, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
-) -> Any:
+    input: Tensor,
+    data: Any,
+    *,
+    dtype: DType | None = None,
+    device: DeviceLike = None,
+    requires_grad: bool = False,
+) -> Tensor:
     """A tensor with a copy of `data`, of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
-    if _is_tensor(data):
+    if isinstance(data, Tensor):
         warn(_COPIED.format("tensor.new_tensor(sourceTensor)"))
         return finish(movement.clone(_moved(data.detach(), wanted, where)), requires_grad)
     return finish(_make(data, wanted, where), requires_grad)
@@ -762,15 +777,15 @@ def new_tensor(
 
 @composite(family="creation", function_in=METHOD, torch="Tensor.new_empty", drawn=True)
 def new_empty(
-    input: Any,
+    input: Tensor,
     *args: Any,
-    size: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    size: Sequence[int] | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """Uninitialised memory of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     return finish(each(_empty(_size("new_empty", args, size), wanted, where), input), requires_grad)
@@ -778,16 +793,16 @@ def new_empty(
 
 @composite(family="creation", function_in=METHOD, torch="Tensor.new_full")
 def new_full(
-    input: Any,
-    size: Any,
-    fill_value: Any,
+    input: Tensor,
+    size: Sequence[int],
+    fill_value: Number,
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """One value, of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     shape = _size("new_full", (), tuple(size) if isinstance(size, (tuple, list)) else (size,))
@@ -796,15 +811,15 @@ def new_full(
 
 @composite(family="creation", function_in=METHOD, torch="Tensor.new_empty_strided", drawn=True)
 def new_empty_strided(
-    input: Any,
+    input: Tensor,
     size: Sequence[int],
     stride: Sequence[int],
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """Uninitialised memory seen with the strides given, of input's dtype and device unless given."""
     wanted, where = _own(input, dtype, device)
     return empty_strided(size, stride, dtype=wanted, device=where, requires_grad=requires_grad)
@@ -831,16 +846,16 @@ def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
 @composite(family="creation", function_in=TORCH, factory=True)
 def arange(
     *args: Any,
-    start: Any = None,
-    end: Any = None,
-    step: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    start: Number | None = None,
+    end: Number | None = None,
+    step: Number | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """The numbers start, start + step, ... before end: arange(end), arange(start, end), arange(start, end, step).
 
     Without dtype, int64 when all three are integers, else the default float type.
@@ -850,6 +865,9 @@ def arange(
             f"arange() takes from 1 to 3 positional arguments but {len(args)} were given"
         )
     values = list(args)
+    first: Any
+    last: Any
+    stride: Any
     if len(values) == 1 and end is None:
         first, last, stride = 0, values[0], step
     elif values:
@@ -864,7 +882,7 @@ def arange(
     if dtype is None and out is None:
         wanted = default_dtype() if any(isinstance(v, float) for v in numbers) else int64
     else:
-        wanted = out.dtype if dtype is None else chosen_dtype(dtype)
+        wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     if wanted is bool_:
         raise NotImplementedError("\"arange\" not implemented for 'Bool'")
     if wanted.is_complex or any(isinstance(v, complex) for v in numbers):
@@ -890,7 +908,7 @@ def arange(
     return finish(result, requires_grad, out, "arange")
 
 
-def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: Any) -> Any:
+def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: DeviceLike) -> Tensor:
     """Return `steps` numbers from start to end, both exact: each half counts from its own end."""
     if steps < 0:
         raise RuntimeError(f"number of steps must be non-negative: linspace got {steps}")
@@ -903,7 +921,9 @@ def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: Any) ->
     return pointwise.where(half, near, back)
 
 
-def _complex_steps(start: complex, end: complex, steps: int, dtype: DType, device: Any) -> Any:
+def _complex_steps(
+    start: complex, end: complex, steps: int, dtype: DType, device: DeviceLike
+) -> Tensor:
     part = dtype.to_real()
     return join(
         _steps(start.real, end.real, steps, part, device),
@@ -917,7 +937,7 @@ def _compute_dtype(dtype: DType) -> DType:
 
 def _check_steps(name: str, steps: Any) -> None:
     """Raise TypeError, as PyTorch does, unless the number of steps is an integer."""
-    if isinstance(steps, float) or (_is_tensor(steps) and steps.dtype.kind == "float"):
+    if isinstance(steps, float) or (isinstance(steps, Tensor) and steps.dtype.kind == "float"):
         raise TypeError(
             f"{name}(): argument 'steps' (position 3) must be int, not {type(steps).__name__}"
         )
@@ -925,17 +945,17 @@ def _check_steps(name: str, steps: Any) -> None:
 
 @composite(family="creation", function_in=TORCH, factory=True)
 def linspace(
-    start: Any,
-    end: Any,
+    start: Number | Tensor,
+    end: Number | Tensor,
     steps: int,
     *,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """`steps` numbers at equal distances from start to end, both included."""
     _check_steps("linspace", steps)
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
@@ -983,18 +1003,18 @@ def _power(base: float, exponent: float) -> float:
 
 @composite(family="creation", function_in=TORCH, factory=True)
 def logspace(
-    start: Any,
-    end: Any,
+    start: Number | Tensor,
+    end: Number | Tensor,
     steps: int,
     base: float = 10.0,
     *,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """Base ** x for `steps` numbers x at equal distances from start to end, both included."""
     _check_steps("logspace", steps)
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
@@ -1026,13 +1046,13 @@ def eye(
     n: int,
     m: int | None = None,
     *,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """The n x m matrix (n x n without m) with ones on its diagonal."""
     columns = n if m is None else m
     for name, value in (("n", n), ("m", columns)):
@@ -1048,7 +1068,9 @@ def eye(
     return finish(result, requires_grad, out, "eye")
 
 
-def _corner(row: int, col: int, offset: int, lower: bool, dtype: Any, device: Any) -> Any:
+def _corner(
+    row: int, col: int, offset: int, lower: bool, dtype: DType | None, device: DeviceLike
+) -> Tensor:
     if row < 0 or col < 0:
         raise RuntimeError(f"row and col must be non-negative, got {row} and {col}")
     places = [
@@ -1069,11 +1091,11 @@ def tril_indices(
     col: int,
     offset: int = 0,
     *,
-    dtype: Any = None,
-    device: Any = None,
-    layout: Any = None,
+    dtype: DType | None = None,
+    device: DeviceLike = None,
+    layout: Layout | None = None,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """The positions (2, count) of the lower triangle of a row x col matrix, row by row."""
     return _corner(row, col, offset, True, dtype, device)
 
@@ -1084,10 +1106,10 @@ def triu_indices(
     col: int,
     offset: int = 0,
     *,
-    dtype: Any = None,
-    device: Any = None,
-    layout: Any = None,
+    dtype: DType | None = None,
+    device: DeviceLike = None,
+    layout: Layout | None = None,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """The positions (2, count) of the upper triangle of a row x col matrix, row by row."""
     return _corner(row, col, offset, False, dtype, device)

@@ -8,7 +8,7 @@ differ from each other, and meaningful only for results that do not depend on th
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import creation, movement, random, reduce
@@ -32,18 +32,78 @@ from webtorch.ir.dtype import DType, float32, float64, int32, int64
 from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite, return_type
-
-QR = return_type("linalg_qr", "Q", "R")
-OldQR = return_type("qr", "Q", "R")
-Geqrf = return_type("geqrf", "a", "tau")
-Eig = return_type("linalg_eig", "eigenvalues", "eigenvectors")
-Eigh = return_type("linalg_eigh", "eigenvalues", "eigenvectors")
-SVD = return_type("linalg_svd", "U", "S", "Vh")
-OldSVD = return_type("svd", "U", "S", "V")
-Lstsq = return_type("linalg_lstsq", "solution", "residuals", "rank", "singular_values")
+from webtorch.tensors.tensor import Tensor
 
 
-def _plus(a: Any, b: Any) -> Any:
+@return_type("linalg_qr")
+class QR(NamedTuple):
+    """What linalg_qr returns."""
+
+    Q: Tensor
+    R: Tensor
+
+
+@return_type("qr")
+class OldQR(NamedTuple):
+    """What qr returns."""
+
+    Q: Tensor
+    R: Tensor
+
+
+@return_type("geqrf")
+class Geqrf(NamedTuple):
+    """What geqrf returns."""
+
+    a: Tensor
+    tau: Tensor
+
+
+@return_type("linalg_eig")
+class Eig(NamedTuple):
+    """What linalg_eig returns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+@return_type("linalg_eigh")
+class Eigh(NamedTuple):
+    """What linalg_eigh returns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+@return_type("linalg_svd")
+class SVD(NamedTuple):
+    """What linalg_svd returns."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
+@return_type("svd")
+class OldSVD(NamedTuple):
+    """What svd returns."""
+
+    U: Tensor
+    S: Tensor
+    V: Tensor
+
+
+@return_type("linalg_lstsq")
+class Lstsq(NamedTuple):
+    """What linalg_lstsq returns."""
+
+    solution: Tensor
+    residuals: Tensor
+    rank: Tensor
+    singular_values: Tensor
+
+
+def _plus(a: Tensor | None, b: Tensor | None) -> Any:
     """Return the sum of two cotangents, either of which may be missing."""
     return b if a is None else a if b is None else a + b
 
@@ -51,7 +111,7 @@ def _plus(a: Any, b: Any) -> Any:
 # -- QR -----------------------------------------------------------------------------------------------
 
 
-def _symmetrised(m: Any) -> Any:
+def _symmetrised(m: Any) -> Tensor:
     """Return the symmetric matrix with the lower triangle of m."""
     low = m.tril(-1)
     if not m.dtype.is_complex:
@@ -59,7 +119,7 @@ def _symmetrised(m: Any) -> Any:
     return low + low.mH + cast_to(real_part(m.diagonal(0, -2, -1)).diag_embed(), m.dtype)
 
 
-def _qr_vjp(g: Any, out: Any, a: Any, mode: str) -> Any:
+def _qr_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, mode: str) -> tuple[Tensor]:
     """Walter and Lehmann, "Walter, Lehmann: Algorithmic differentiation of the QR decomposition", 2018."""
     gq, gr = g
     q, r = out
@@ -94,7 +154,7 @@ def _qr_vjp(g: Any, out: Any, a: Any, mode: str) -> Any:
     outputs=2,
     saves_values=True,
 )
-def _qr(a: Any, mode: str) -> Any:
+def _qr(a: Tensor, mode: str) -> Any:
     m, n = a._shape[-2:]
     k = m if mode == "complete" else min(m, n)
     if not a.numel():
@@ -112,7 +172,7 @@ def _qr(a: Any, mode: str) -> Any:
     gradient_name="LinalgQrBackward0",
     lapack=("linalg_qr.out",),
 )
-def linalg_qr(A: Any, mode: str = "reduced") -> Any:
+def linalg_qr(A: Tensor, mode: str = "reduced") -> QR:
     """(Q, R) with A = Q R; mode "reduced", "complete" or "r" (Q is empty)."""
     check_matrix("linalg.qr", A, "A")
     if mode not in ("reduced", "complete", "r"):
@@ -130,7 +190,7 @@ def linalg_qr(A: Any, mode: str = "reduced") -> Any:
     return QR(*_qr(A, mode))
 
 
-def _no_qr(_g: Any, _out: Any, _a: Any, _r: Any) -> Any:
+def _no_qr(_g: Tensor, _out: Tensor, _a: Tensor, _r: Any) -> Tensor:
     raise RuntimeError(
         "The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
         "linalg.qr(A, mode='reduced') if you are going to require gradients through linalg.qr."
@@ -138,14 +198,14 @@ def _no_qr(_g: Any, _out: Any, _a: Any, _r: Any) -> Any:
 
 
 @composite(name="_undifferentiable_r", function_in=(), torch="", vjp=_no_qr)
-def _undifferentiable_r(a: Any, r: Any) -> Any:
+def _undifferentiable_r(a: Tensor, r: Any) -> Tensor:
     return r.clone()
 
 
 @composite(
     name="qr", family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgQrBackward0"
 )
-def qr(input: Any, some: bool = True) -> Any:
+def qr(input: Tensor, some: bool = True) -> OldQR:
     """(Q, R) with input = Q R; not `some` gives a square Q."""
     warn_once(
         "torch.qr is deprecated in favor of torch.linalg.qr and will be removed in a future PyTorch release. "
@@ -163,7 +223,7 @@ def qr(input: Any, some: bool = True) -> Any:
     out="cast",
     lapack=("geqrf", "geqrf.a"),
 )
-def geqrf(input: Any) -> Any:
+def geqrf(input: Tensor) -> Geqrf:
     """(R above the Householder vectors in one matrix, tau)."""
     check_matrix("geqrf", input, "input")
     m, n = input._shape[-2:]
@@ -173,7 +233,7 @@ def geqrf(input: Any) -> Any:
     return Geqrf(*call("geqrf", (input.detach(),), (), ((m, n), (min(m, n),))))
 
 
-def _reflectors(name: str, v: Any, tau: Any) -> Any:
+def _reflectors(name: str, v: Tensor, tau: Tensor) -> Tensor:
     """Return the Householder vectors, ones on the diagonal and zeros above."""
     check_matrix(name, v, "input")
     m, n = v._shape[-2:]
@@ -203,7 +263,7 @@ def _reflectors(name: str, v: Any, tau: Any) -> Any:
     gradient_name="LinalgHouseholderProductBackward0",
     lapack=("linalg_householder_product", "linalg_householder_product.out"),
 )
-def householder_product(A: Any, tau: Any) -> Any:
+def householder_product(A: Tensor, tau: Tensor) -> Tensor:
     """The first columns of the product of the reflections I - tau v v^T."""
     v = _reflectors("torch.linalg.householder_product", A, tau)
     m, n = A._shape[-2:]
@@ -217,7 +277,7 @@ def householder_product(A: Any, tau: Any) -> Any:
 @composite(
     family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgHouseholderProductBackward0"
 )
-def orgqr(input: Any, input2: Any) -> Any:
+def orgqr(input: Tensor, input2: Tensor) -> Tensor:
     """The first columns of the product of the reflections I - tau v v^T, tau the second tensor."""
     return householder_product(input, input2)
 
@@ -228,7 +288,9 @@ def orgqr(input: Any, input2: Any) -> Any:
     gradient_name="OrmqrBackward0",
     lapack=("ormqr", "ormqr.out"),
 )
-def ormqr(input: Any, input2: Any, input3: Any, left: bool = True, transpose: bool = False) -> Any:
+def ormqr(
+    input: Tensor, input2: Tensor, input3: Tensor, left: bool = True, transpose: bool = False
+) -> Tensor:
     """The product of Q (of its transpose) and the third tensor; Q's reflections and their factors are the others."""
     tau, other = input2, input3
     check_matrix("torch.ormqr", input, "input")
@@ -273,12 +335,12 @@ def ormqr(input: Any, input2: Any, input3: Any, left: bool = True, transpose: bo
 # -- symmetric eigenvalues ----------------------------------------------------------------------------
 
 
-def _gaps(values: Any) -> Any:
+def _gaps(values: Tensor) -> Tensor:
     """Return values[j] - values[i], 1 on the diagonal."""
     return values.unsqueeze(-2) - values.unsqueeze(-1) + identity(values._shape[-1], values)
 
 
-def _eigh_vjp(g: Any, out: Any, _a: Any, _uplo: str) -> Any:
+def _eigh_vjp(g: Tensor, out: Tensor, _a: Tensor, _uplo: str) -> tuple[Tensor]:
     gw, gv = g[:2]
     w, v = out[:2]
     core = None
@@ -293,12 +355,12 @@ def _eigh_vjp(g: Any, out: Any, _a: Any, _uplo: str) -> Any:
 
 
 @composite(name="_eigh", function_in=(), torch="", vjp=_eigh_vjp, complex_rule=True, outputs=2)
-def _eigh(a: Any, uplo: str) -> Any:
+def _eigh(a: Tensor, uplo: str) -> tuple[Tensor, ...]:
     n = a._shape[-1]
     return call("eigh", (a,), (uplo,), ((n,), (n, n), ()))
 
 
-def _uplo(name: str, A: Any, UPLO: str) -> str:
+def _uplo(name: str, A: Tensor, UPLO: str) -> str:
     check_matrix(name, A, "A", square=True)
     if len(UPLO) != 1 or UPLO.upper() not in "UL":
         raise RuntimeError(f"Expected UPLO argument to be 'L' or 'U', but got {UPLO}")
@@ -319,7 +381,7 @@ _NOT_CONVERGED = (
     gradient_name="LinalgEighBackward0",
     lapack=("_linalg_eigh.eigenvalues",),
 )
-def eigh(A: Any, UPLO: str = "L") -> Any:
+def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     """(eigenvalues in ascending order, eigenvectors) of symmetric matrices, from one triangle."""
     w, v, info = _eigh(A, _uplo("linalg.eigh", A, UPLO))
     w, v = check_info("linalg.eigh", info, _NOT_CONVERGED, w, v)
@@ -334,7 +396,7 @@ def eigh(A: Any, UPLO: str = "L") -> Any:
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgEighBackward0",
 )
-def eigvalsh(A: Any, UPLO: str = "L") -> Any:
+def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:
     """The eigenvalues of symmetric matrices in ascending order, from one triangle."""
     uplo = _uplo("linalg.eigvalsh", A, UPLO)
     if differentiated(A):
@@ -347,7 +409,7 @@ def eigvalsh(A: Any, UPLO: str = "L") -> Any:
 # -- eigenvalues of any matrix ------------------------------------------------------------------------
 
 
-def _eig_vjp(g: Any, out: Any, a: Any) -> Any:
+def _eig_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
     """Boeddeker et al., "On the computation of complex-valued gradients", 2019, 4.60 and 4.77."""
     gw, gv = g[:2]
     w, v = out[:2]
@@ -365,7 +427,7 @@ def _eig_vjp(g: Any, out: Any, a: Any) -> Any:
 
 
 @composite(name="_eig", function_in=(), torch="", vjp=_eig_vjp, complex_rule=True, outputs=2)
-def _eig(a: Any) -> Any:
+def _eig(a: Tensor) -> tuple[Tensor, ...]:
     n = a._shape[-1]
     z = cast_to(a, a.dtype.to_complex())
     return call("eig", (z,), (a.dtype.is_complex,), ((n,), (n, n), ()))
@@ -379,7 +441,7 @@ def _eig(a: Any) -> Any:
     gradient_name="LinalgEigBackward0",
     lapack=("linalg_eig", "linalg_eig.out"),
 )
-def linalg_eig(A: Any) -> Any:
+def linalg_eig(A: Tensor) -> Eig:
     """(eigenvalues, eigenvectors of length 1) of any square matrices, complex also where A is real."""
     check_matrix("linalg.eig", A, "A", square=True)
     w, v, info = _eig(A)
@@ -395,7 +457,7 @@ def linalg_eig(A: Any) -> Any:
     gradient_name="LinalgEigBackward0",
     lapack=("_linalg_eigvals", "linalg_eigvals.out"),
 )
-def linalg_eigvals(A: Any) -> Any:
+def linalg_eigvals(A: Tensor) -> Tensor:
     """The eigenvalues of any square matrices, complex also where A is real."""
     check_matrix("linalg.eigvals", A, "A", square=True)
     w, _, info = _eig(A)
@@ -406,7 +468,7 @@ def linalg_eigvals(A: Any) -> Any:
 # -- singular values ----------------------------------------------------------------------------------
 
 
-def _svd_vjp(g: Any, out: Any, a: Any, full: bool) -> Any:
+def _svd_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, full: bool) -> tuple[Tensor]:
     gu, gs, gvh = g[:3]
     u, s, vh = out[:3]
     m, n = a._shape[-2:]
@@ -451,7 +513,7 @@ def _svd_vjp(g: Any, out: Any, a: Any, full: bool) -> Any:
     outputs=3,
     saves_values=True,
 )
-def _svd(a: Any, full: bool) -> Any:
+def _svd(a: Tensor, full: bool) -> Any:
     m, n = a._shape[-2:]
     k = min(m, n)
     rows, columns = (m, n) if full else (k, k)
@@ -488,7 +550,7 @@ def _check_driver(name: str, driver: Any) -> None:
     gradient_name="LinalgSvdBackward0",
     lapack=("_linalg_svd.U",),
 )
-def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None) -> Any:
+def linalg_svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None) -> SVD:
     """(U, singular values in descending order, V^T) with A = U diag(S) V^T."""
     check_matrix("linalg.svd", A, "A")
     _check_driver("torch.linalg.svd", driver)
@@ -505,7 +567,7 @@ def linalg_svd(A: Any, full_matrices: bool = True, *, driver: str | None = None)
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSvdBackward0",
 )
-def svdvals(A: Any, *, driver: str | None = None) -> Any:
+def svdvals(A: Tensor, *, driver: str | None = None) -> Tensor:
     """The singular values in descending order."""
     check_matrix("linalg.svdvals", A, "A")
     _check_driver("torch.linalg.svdvals", driver)
@@ -519,7 +581,7 @@ def svdvals(A: Any, *, driver: str | None = None) -> Any:
 @composite(
     name="svd", family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgSvdBackward0"
 )
-def svd(input: Any, some: bool = True, compute_uv: bool = True) -> Any:
+def svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> OldSVD:
     """(U, S, V) with input = U diag(S) V^T."""
     check_matrix("linalg.svd", input, "A")
     if compute_uv:
@@ -534,21 +596,23 @@ def svd(input: Any, some: bool = True, compute_uv: bool = True) -> Any:
 # -- pseudo-inverse, least squares, rank, condition ---------------------------------------------------
 
 
-def _tolerance(a: Any, largest: Any, atol: Any, rtol: Any) -> Any:
+def _tolerance(a: Tensor, largest: Any, atol: Any, rtol: Any) -> Tensor:
     """Return max(atol, rtol * largest), of the shape of the batch."""
     if rtol is None:
         rtol = EPSILON[a.dtype.to_real()] * max(a._shape[-2:])
-        if hasattr(atol, "_storage"):
+        if isinstance(atol, Tensor):
             rtol = where(atol > 0, 0.0, rtol)
         elif atol is not None and atol > 0:
             rtol = 0.0
     bound = largest * rtol
-    if hasattr(atol, "_storage"):
+    if isinstance(atol, Tensor):
         return bound.maximum(cast_to(atol, bound.dtype))
     return bound.clamp(min=0.0 if atol is None else float(atol))
 
 
-def _pinv_vjp(g: Any, out: Any, a: Any, _bound: Any, _hermitian: bool = False) -> Any:
+def _pinv_vjp(
+    g: Tensor, out: Tensor, a: Tensor, _bound: Any, _hermitian: bool = False
+) -> tuple[Tensor]:
     """Golub and Pereyra, 1973."""
     gh, ph = g.mH, out.mH
     m, n = a._shape[-2:]
@@ -562,7 +626,7 @@ def _pinv_vjp(g: Any, out: Any, a: Any, _bound: Any, _hermitian: bool = False) -
 
 
 @composite(name="_pinv", function_in=(), torch="", vjp=_pinv_vjp, complex_rule=True)
-def _pinv(a: Any, bound: Any, hermitian: bool = False) -> Any:
+def _pinv(a: Tensor, bound: Any, hermitian: bool = False) -> Tensor:
     if hermitian:
         s, u, _ = _eigh(a, "L")
         vh = u.mH
@@ -573,7 +637,7 @@ def _pinv(a: Any, bound: Any, hermitian: bool = False) -> Any:
     return vh.mH @ (inverse.unsqueeze(-1) * u.mH)
 
 
-def _largest(a: Any, hermitian: bool) -> Any:
+def _largest(a: Tensor, hermitian: bool) -> Tensor:
     values = eigvalsh(a.detach()).abs() if hermitian else svdvals(a.detach())
     return values.amax(-1) if values._shape[-1] else values.sum(-1)
 
@@ -587,8 +651,8 @@ def _largest(a: Any, hermitian: bool) -> Any:
     gradient_name="LinalgPinvBackward0",
 )
 def pinv(
-    A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
-) -> Any:
+    A: Tensor, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
+) -> Tensor:
     """The pseudo-inverse; singular values up to max(atol, rtol * the largest) count as zero."""
     check_matrix("linalg.pinv", A, "A", square=hermitian)
     if rcond is not None:
@@ -602,7 +666,7 @@ def pinv(
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgPinvBackward0")
-def pinverse(input: Any, rcond: float = 1e-15) -> Any:
+def pinverse(input: Tensor, rcond: float = 1e-15) -> Tensor:
     """The pseudo-inverse."""
     return pinv(input, rtol=rcond)
 
@@ -617,8 +681,8 @@ def pinverse(input: Any, rcond: float = 1e-15) -> Any:
     out="cast",
 )
 def matrix_rank(
-    A: Any, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
-) -> Any:
+    A: Tensor, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
+) -> Tensor:
     """How many singular values are larger than max(atol, rtol * the largest), int64."""
     check_matrix("linalg.matrix_rank", A, "A", square=hermitian)
     if tol is not None:
@@ -631,7 +695,9 @@ def matrix_rank(
     return (values > bound.unsqueeze(-1)).sum(-1)
 
 
-def _lstsq_vjp(g: Any, _out: Any, a: Any, b: Any, rcond: float) -> Any:
+def _lstsq_vjp(
+    g: Tensor, _out: Tensor, a: Tensor, b: Tensor, rcond: float
+) -> tuple[Tensor, Tensor]:
     s = svdvals(a.detach())
     bound = s.amax(-1) * rcond
     p = _pinv(a, bound)
@@ -640,7 +706,7 @@ def _lstsq_vjp(g: Any, _out: Any, a: Any, b: Any, rcond: float) -> Any:
 
 
 @composite(name="_lstsq", function_in=(), torch="", vjp=_lstsq_vjp, complex_rule=True)
-def _lstsq(a: Any, b: Any, rcond: float) -> Any:
+def _lstsq(a: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, ...]:
     m, n = a._shape[-2:]
     return call("lstsq", (a, b), (rcond,), ((n, b._shape[-1]), (), (min(m, n),)))
 
@@ -655,7 +721,7 @@ def _lstsq(a: Any, b: Any, rcond: float) -> Any:
     gradient_name="LinalgLstsqBackward0",
     lapack=("linalg_lstsq.out",),
 )
-def lstsq(A: Any, B: Any, rcond: float | None = None, *, driver: str | None = None) -> Any:
+def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Lstsq:
     """(the X that makes A X - B smallest, residuals, ranks, singular values)."""
     name = "torch.linalg.lstsq"
     check_float(name, A, "input")
@@ -710,13 +776,13 @@ def _all_full(rank: Any, n: int) -> bool:
     autocast=Autocast(gpu="fp32_result"),
 )
 def matrix_norm(
-    A: Any,
+    A: Tensor,
     ord: Any = "fro",
     dim: Any = (-2, -1),
     keepdim: bool = False,
     *,
     dtype: DType | None = None,
-) -> Any:
+) -> Tensor:
     """The matrix norm over two dims: "fro", "nuc", +-1, +-2 or +-inf."""
     name = "linalg.matrix_norm"
     if A.ndim < 2:
@@ -769,8 +835,13 @@ def matrix_norm(
 
 @composite(name="linalg_norm", family="index", function_in=LINALG, torch="linalg.norm")
 def linalg_norm(
-    A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: DType | None = None
-) -> Any:
+    A: Tensor,
+    ord: Any = None,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: DType | None = None,
+) -> Tensor:
     """The vector norm, or the matrix norm where `ord` is given for two dims (or is a name)."""
     if isinstance(dim, int):
         dim = (dim,)
@@ -802,7 +873,7 @@ def linalg_norm(
     autocast=Autocast(cpu="fp32"),
     out="cast",
 )
-def cond(A: Any, p: Any = None) -> Any:
+def cond(A: Tensor, p: Any = None) -> Tensor:
     """The condition number: the norm times the norm of the inverse."""
     if p not in (None, "fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf):
         raise RuntimeError(f"linalg.cond got an invalid norm type: {p}")
@@ -825,7 +896,7 @@ def cond(A: Any, p: Any = None) -> Any:
 # -- functions of matrices ----------------------------------------------------------------------------
 
 
-def _matrix_exp_vjp(g: Any, _out: Any, a: Any) -> Any:
+def _matrix_exp_vjp(g: Tensor, _out: Tensor, a: Tensor) -> tuple[Tensor]:
     """Al-Mohy and Higham, 2009: the derivative is a block of the exponential of a larger matrix."""
     n = a._shape[-1]
     t = a.mT
@@ -835,7 +906,7 @@ def _matrix_exp_vjp(g: Any, _out: Any, a: Any) -> Any:
 
 
 @composite(name="_matrix_exp", function_in=(), torch="", vjp=_matrix_exp_vjp)
-def _matrix_exp(a: Any) -> Any:
+def _matrix_exp(a: Tensor) -> Tensor:
     return call("matrix_exp", (a,), (), (a._shape[-2:],))[0]
 
 
@@ -845,7 +916,7 @@ def _matrix_exp(a: Any) -> Any:
     gradient_name="LinalgMatrixExpBackward0",
     lapack=("linalg_matrix_exp",),
 )
-def matrix_exp(input: Any) -> Any:
+def matrix_exp(input: Tensor) -> Tensor:
     """The exponentials of matrices (*, N, N)."""
     if not input.dtype.has_gradient:
         raise DTypeError(
@@ -860,7 +931,7 @@ def matrix_exp(input: Any) -> Any:
 # -- random projections -------------------------------------------------------------------------------
 
 
-def _range_basis(a: Any, q: int, niter: int) -> Any:
+def _range_basis(a: Tensor, q: int, niter: int) -> Tensor:
     """Halko, Martinsson and Tropp, 2009, algorithm 4.4: an orthonormal basis of about a's range."""
     basis = linalg_qr(a @ random.randn(a._shape[-1], q, dtype=a.dtype, device=a.device)).Q
     for _ in range(niter):
@@ -870,7 +941,9 @@ def _range_basis(a: Any, q: int, niter: int) -> Any:
 
 
 @composite(family="index", function_in=("torch",), drawn=True)
-def svd_lowrank(A: Any, q: int | None = 6, niter: int = 2, M: Any = None) -> Any:
+def svd_lowrank(
+    A: Tensor, q: int | None = 6, niter: int = 2, M: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """(U, S, V) of about the q largest singular values of A (of A - M)."""
     chosen = 6 if q is None else q
     m, n = A._shape[-2:]
@@ -884,7 +957,9 @@ def svd_lowrank(A: Any, q: int | None = 6, niter: int = 2, M: Any = None) -> Any
 
 
 @composite(family="index", function_in=("torch",), drawn=True)
-def pca_lowrank(A: Any, q: int | None = None, center: bool = True, niter: int = 2) -> Any:
+def pca_lowrank(
+    A: Tensor, q: int | None = None, center: bool = True, niter: int = 2
+) -> tuple[Tensor, Tensor, Tensor]:
     """(U, S, V) of about the q largest principal components of the rows of A."""
     m, n = A._shape[-2:]
     chosen = min(6, m, n) if q is None else q

@@ -6,6 +6,7 @@ from typing import Any
 
 from webtorch.errors import DeviceError
 from webtorch.functions import creation
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 # DLPack's number of ordinary memory.
@@ -18,14 +19,14 @@ class _Capsule:
     def __init__(self, capsule: Any) -> None:
         self.capsule = capsule
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options: Any) -> Tensor:
         return self.capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return CPU, 0
 
 
-def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
+def from_dlpack(ext_tensor: Any, *, device: DeviceLike = None, copy: bool | None = None) -> Tensor:
     """Return a CPU tensor that shares the memory of another library's array; with `copy`, a copy.
 
     ext_tensor: anything with `__dlpack__` on the CPU: an array of NumPy, a tensor of PyTorch. A write to
@@ -54,7 +55,7 @@ def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None
     return found.clone() if copy else found
 
 
-def to_dlpack(tensor: Tensor) -> Any:
+def to_dlpack(tensor: Tensor) -> Tensor:
     """Return a DLPack capsule of a CPU tensor's memory."""
     # A capsule of version 1 says that the memory may be written.
     return tensor.__dlpack__(max_version=(1, 0))

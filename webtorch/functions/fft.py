@@ -12,9 +12,14 @@ from typing import Any
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, movement
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
+from webtorch.ir.dtype import DType
 from webtorch.ir.view import normalize_dim
 from webtorch.ops.primitive import cast_to, conjugate, pad_with
-from webtorch.ops.record import Autocast, Example, OutRule, composite
+from webtorch.ops.record import Autocast, Example, composite
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.promotion import Operand
+from webtorch.tensors.tensor import Tensor
 
 FFT = ("fft",)
 _NORMS = ("backward", "ortho", "forward")
@@ -30,13 +35,13 @@ def _scale(norm: str | None, n: int, forward: bool) -> float:
     return 1 / n if (norm == "forward") == forward else 1.0
 
 
-def _scaled(x: Any, factor: float) -> Any:
+def _scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor
 
 
-def _floating(name: str, x: Any, wants_complex: bool) -> Any:
+def _floating(name: str, x: Operand, wants_complex: bool) -> Tensor:
     """Return x as a type that has a transform: complex, or real where the transform takes that."""
-    if not hasattr(x, "_storage"):
+    if not isinstance(x, Tensor):
         raise TypeError(
             f"{name}(): argument 'input' (position 1) must be Tensor, not {type(x).__name__}"
         )
@@ -49,15 +54,15 @@ def _floating(name: str, x: Any, wants_complex: bool) -> Any:
     return cast_to(x, x.dtype.to_complex()) if wants_complex else x
 
 
-def _real(name: str, x: Any) -> Any:
-    if hasattr(x, "_storage") and x.dtype.is_complex:
+def _real(name: str, x: Operand) -> Tensor:
+    if isinstance(x, Tensor) and x.dtype.is_complex:
         raise RuntimeError(
             f"{name.removeprefix('fft_')} expects a real input tensor, but got {x.dtype}"
         )
     return _floating(name, x, False)
 
 
-def _resized(x: Any, dim: int, n: int) -> Any:
+def _resized(x: Tensor, dim: int, n: int) -> Tensor:
     """Return x cut to n along `dim`, or with zeros behind it."""
     size = x._shape[dim]
     if n < size:
@@ -69,7 +74,7 @@ def _resized(x: Any, dim: int, n: int) -> Any:
     return pad_with(x, tuple(low), tuple(high), 0)
 
 
-def _dim(x: Any, dim: int) -> int:
+def _dim(x: Tensor, dim: int) -> int:
     if not x.ndim:
         raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
     return normalize_dim(dim, x.ndim)
@@ -85,7 +90,9 @@ def _length(n: int) -> int:
 _IN_FLOAT32 = Autocast(cpu="fp32")
 
 
-def _one(name: str, input: Any, n: int | None, dim: int, norm: str | None, inverse: bool) -> Any:
+def _one(
+    name: str, input: Tensor, n: int | None, dim: int, norm: str | None, inverse: bool
+) -> Tensor:
     x = _floating(name, input, True)
     d = _dim(x, dim)
     length = _length(x._shape[d] if n is None else n)
@@ -93,7 +100,9 @@ def _one(name: str, input: Any, n: int | None, dim: int, norm: str | None, inver
     return _scaled(out, _scale(norm, length, not inverse))
 
 
-def _half(name: str, input: Any, n: int | None, dim: int, norm: str | None, forward: bool) -> Any:
+def _half(
+    name: str, input: Tensor, n: int | None, dim: int, norm: str | None, forward: bool
+) -> Tensor:
     """The transform of real numbers; its first half."""
     x = _real(name, input)
     d = _dim(x, dim)
@@ -102,8 +111,8 @@ def _half(name: str, input: Any, n: int | None, dim: int, norm: str | None, forw
 
 
 def _from_half(
-    name: str, input: Any, n: int | None, dim: int, norm: str | None, forward: bool
-) -> Any:
+    name: str, input: Tensor, n: int | None, dim: int, norm: str | None, forward: bool
+) -> Tensor:
     x = _floating(name, input, True)
     d = _dim(x, dim)
     length = _length(2 * (x._shape[d] - 1) if n is None else n)
@@ -113,38 +122,42 @@ def _from_half(
     return _scaled(out, _scale(norm, length, forward))
 
 
-@composite(function_in=FFT, torch="fft.fft", autocast=_IN_FLOAT32)
-def fft_fft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+@composite(function_in=FFT, torch="fft.fft", autocast=_IN_FLOAT32, out="kind")
+def fft_fft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The discrete Fourier transform along `dim`, of n numbers (cut, or with zeros behind)."""
     return _one("fft_fft", input, n, dim, norm, False)
 
 
 @composite(function_in=FFT, torch="fft.ifft", autocast=_IN_FLOAT32)
-def fft_ifft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+def fft_ifft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of fft."""
     return _one("fft_ifft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.rfft", autocast=_IN_FLOAT32)
-def fft_rfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+@composite(function_in=FFT, torch="fft.rfft", autocast=_IN_FLOAT32, out="kind")
+def fft_rfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The transform of real numbers: its first n // 2 + 1 terms, of which the others are conjugates."""
     return _half("fft_rfft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.irfft", autocast=_IN_FLOAT32, out="cast")
-def fft_irfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+@composite(function_in=FFT, torch="fft.irfft", autocast=_IN_FLOAT32, out="kind")
+def fft_irfft(
+    input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None
+) -> Tensor:
     """The inverse of rfft: n real numbers, 2 (terms - 1) by default."""
     return _from_half("fft_irfft", input, n, dim, norm, False)
 
 
-@composite(function_in=FFT, torch="fft.hfft", autocast=_IN_FLOAT32, out="cast")
-def fft_hfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+@composite(function_in=FFT, torch="fft.hfft", autocast=_IN_FLOAT32, out="kind")
+def fft_hfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The real transform of numbers of which each is the conjugate of its opposite, from their first half."""
     return _from_half("fft_hfft", input, n, dim, norm, True)
 
 
 @composite(function_in=FFT, torch="fft.ihfft", autocast=_IN_FLOAT32)
-def fft_ihfft(input: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Any:
+def fft_ihfft(
+    input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None
+) -> Tensor:
     """The inverse of hfft: the first half of the inverse transform of real numbers."""
     return conjugate(_half("fft_ihfft", input, n, dim, norm, False))
 
@@ -156,7 +169,7 @@ def _listed(value: Any) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _shape_and_dims(x: Any, s: Any, dim: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shape_and_dims(x: Tensor, s: Any, dim: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the dims to transform and their lengths, as PyTorch chooses them."""
     rank = x.ndim
     if dim is None:
@@ -183,13 +196,13 @@ def _shape_and_dims(x: Any, s: Any, dim: Any) -> tuple[tuple[int, ...], tuple[in
     return tuple(x._shape[d] if n == -1 else n for n, d in zip(sizes, dims, strict=True)), dims
 
 
-def _all_resized(x: Any, sizes: Sequence[int], dims: Sequence[int]) -> Any:
+def _all_resized(x: Tensor, sizes: Sequence[int], dims: Sequence[int]) -> Tensor:
     for n, d in zip(sizes, dims, strict=True):
         x = _resized(x, d, _length(n))
     return x
 
 
-def _many(name: str, input: Any, s: Any, dim: Any, norm: str | None, inverse: bool) -> Any:
+def _many(name: str, input: Tensor, s: Any, dim: Any, norm: str | None, inverse: bool) -> Tensor:
     x = _floating(name, input, True)
     sizes, dims = _shape_and_dims(x, s, dim)
     x = _all_resized(x, sizes, dims)
@@ -199,7 +212,9 @@ def _many(name: str, input: Any, s: Any, dim: Any, norm: str | None, inverse: bo
     return _scaled(out, _scale(norm, math.prod(sizes), not inverse))
 
 
-def _many_half(name: str, input: Any, s: Any, dim: Any, norm: str | None, forward: bool) -> Any:
+def _many_half(
+    name: str, input: Tensor, s: Any, dim: Any, norm: str | None, forward: bool
+) -> Tensor:
     x = _real(name, input)
     sizes, dims = _shape_and_dims(x, s, dim)
     if not dims:
@@ -211,8 +226,8 @@ def _many_half(name: str, input: Any, s: Any, dim: Any, norm: str | None, forwar
 
 
 def _many_from_half(
-    name: str, input: Any, s: Any, dim: Any, norm: str | None, forward: bool
-) -> Any:
+    name: str, input: Tensor, s: Any, dim: Any, norm: str | None, forward: bool
+) -> Tensor:
     x = _floating(name, input, True)
     sizes, dims = _shape_and_dims(x, s, dim)
     if not dims:
@@ -242,15 +257,19 @@ _DIRECTIONS: dict[str, tuple[Any, bool, str]] = {
 def _declare(kind: str) -> None:
     run, flag, text = _DIRECTIONS[kind]
 
-    def result(name: str, input: Any, s: Any, dim: Any, norm: str | None) -> Any:
+    def result(name: str, input: Tensor, s: Any, dim: Any, norm: str | None) -> Tensor:
         """Return the transform; one to half a spectrum from real numbers is conjugated."""
         found = run(name, input, s, dim, norm, flag)
         return conjugate(found) if kind == "ihfft" else found
 
-    def transform_n(input: Any, s: Any = None, dim: Any = None, norm: str | None = None) -> Any:
+    def transform_n(
+        input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None
+    ) -> Tensor:
         return result(f"fft_{kind}n", input, s, dim, norm)
 
-    def transform_2(input: Any, s: Any = None, dim: Any = (-2, -1), norm: str | None = None) -> Any:
+    def transform_2(
+        input: Tensor, s: Any = None, dim: Any = (-2, -1), norm: str | None = None
+    ) -> Tensor:
         return result(f"fft_{kind}2", input, s, dim, norm)
 
     for function, suffix, where in (
@@ -260,9 +279,7 @@ def _declare(kind: str) -> None:
         function.__name__ = f"fft_{kind}{suffix}"
         function.__doc__ = f"{text} {where}, of sizes `s` (cut, or with zeros behind)."
         rule = None if "hfft" in kind else _IN_FLOAT32
-        # What gives real numbers casts.
-        out: OutRule = "cast" if kind in ("irfft", "hfft") else "exact"
-        declare = composite(function_in=FFT, torch=f"fft.{kind}{suffix}", autocast=rule, out=out)
+        declare = composite(function_in=FFT, torch=f"fft.{kind}{suffix}", autocast=rule, out="kind")
         declare(function)
 
 
@@ -278,11 +295,11 @@ def _frequencies(
     n: int,
     numbers: list[int],
     d: float,
-    dtype: Any,
-    device: Any,
+    dtype: DType | None,
+    device: DeviceLike,
     requires_grad: bool,
-    out: Any,
-) -> Any:
+    out: Tensor | None,
+) -> Tensor:
     wanted = creation.chosen_dtype(dtype)
     if not wanted.has_gradient:
         raise RuntimeError(f"{name} requires a floating point or complex dtype")
@@ -304,12 +321,12 @@ def fft_fftfreq(
     n: int,
     d: float = 1.0,
     *,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """The frequencies of the terms of a transform of n numbers, `d` apart."""
     numbers = [*range((n + 1) // 2), *range(-(n // 2), 0)]
     return _frequencies("fftfreq", n, numbers, d, dtype, device, requires_grad, out)
@@ -326,18 +343,18 @@ def fft_rfftfreq(
     n: int,
     d: float = 1.0,
     *,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """The frequencies of the terms of rfft of n numbers, `d` apart."""
     numbers = list(range(n // 2 + 1))
     return _frequencies("rfftfreq", n, numbers, d, dtype, device, requires_grad, out)
 
 
-def _shifted(input: Any, dim: Any, back: bool) -> Any:
+def _shifted(input: Tensor, dim: Any, back: bool) -> Tensor:
     dims = tuple(range(input.ndim)) if dim is None else _listed(dim)
     sizes = [input._shape[d] for d in dims]
     if not dims:
@@ -346,12 +363,12 @@ def _shifted(input: Any, dim: Any, back: bool) -> Any:
 
 
 @composite(family="movement", function_in=FFT, torch="fft.fftshift")
-def fft_fftshift(input: Any, dim: Any = None) -> Any:
+def fft_fftshift(input: Tensor, dim: Any = None) -> Tensor:
     """The terms in the order of their frequencies: zero in the middle."""
     return _shifted(input, dim, False)
 
 
 @composite(family="movement", function_in=FFT, torch="fft.ifftshift")
-def fft_ifftshift(input: Any, dim: Any = None) -> Any:
+def fft_ifftshift(input: Tensor, dim: Any = None) -> Tensor:
     """The inverse of fftshift."""
     return _shifted(input, dim, True)

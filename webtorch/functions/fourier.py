@@ -32,6 +32,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.record import composite
 from webtorch.ops.roots import matrix_of_roots, turn
+from webtorch.tensors.tensor import Tensor
 
 # The longest transform that is one product, and the longest that may be where the length is a prime.
 _RADIX, _PRIME = 64, 128
@@ -43,16 +44,18 @@ _RADIX, _PRIME = 64, 128
 # transform is symmetric.
 
 
-def _on_cpu(x: Any) -> bool:
+def _on_cpu(x: Tensor) -> bool:
     return x._storage.runtime.kind == "cpu"
 
 
-def _complex_vjp(g: Any, _out: Any, _x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
+def _complex_vjp(
+    g: Tensor, _out: Tensor, _x: Tensor, dims: tuple[int, ...], inverse: bool
+) -> tuple[Tensor]:
     return (complex_transform(g, dims, inverse),)
 
 
 @composite(name="_fft_c2c", function_in=(), torch="", vjp=_complex_vjp)
-def complex_transform(x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
+def complex_transform(x: Tensor, dims: tuple[int, ...], inverse: bool) -> Tensor:
     """Return the sums over x * exp(-+ 2 pi i j k / n) along each of `dims`, unscaled; `inverse` has the +."""
     if _on_cpu(x):
         return complex_of(_hosted("fft_c2c", pairs(x), (dims, inverse), (*x._shape, 2)))
@@ -62,7 +65,7 @@ def complex_transform(x: Any, dims: tuple[int, ...], inverse: bool) -> Any:
     return movement.clone(x) if out is x else out
 
 
-def _real_vjp(g: Any, _out: Any, _x: Any, dim: int, n: int) -> Any:
+def _real_vjp(g: Tensor, _out: Tensor, _x: Tensor, dim: int, n: int) -> tuple[Tensor]:
     low, high = [0] * g.ndim, [0] * g.ndim
     high[dim] = n - g._shape[dim]
     padded = pad_with(g, tuple(low), tuple(high), 0)
@@ -70,7 +73,7 @@ def _real_vjp(g: Any, _out: Any, _x: Any, dim: int, n: int) -> Any:
 
 
 @composite(name="_fft_r2c", function_in=(), torch="", vjp=_real_vjp)
-def _real_transform(x: Any, dim: int, n: int) -> Any:
+def _real_transform(x: Tensor, dim: int, n: int) -> Tensor:
     half = n // 2 + 1
     shape = (*x._shape[:dim], half, *x._shape[dim + 1 :])
     if _on_cpu(x):
@@ -79,12 +82,12 @@ def _real_transform(x: Any, dim: int, n: int) -> Any:
     return movement.clone(whole.narrow(dim, 0, half))
 
 
-def real_transform(x: Any, dim: int) -> Any:
+def real_transform(x: Tensor, dim: int) -> Tensor:
     """Return the first n // 2 + 1 sums of the transform of real numbers along `dim`, unscaled."""
     return _real_transform(x, dim, x._shape[dim])
 
 
-def _half_vjp(g: Any, _out: Any, _x: Any, dim: int, n: int) -> Any:
+def _half_vjp(g: Tensor, _out: Tensor, _x: Tensor, dim: int, n: int) -> tuple[Tensor]:
     terms = real_transform(g, dim)
     twice = (n - 1) // 2
     weights = [1.0] * terms._shape[dim]
@@ -94,7 +97,7 @@ def _half_vjp(g: Any, _out: Any, _x: Any, dim: int, n: int) -> Any:
 
 
 @composite(name="_fft_c2r", function_in=(), torch="", vjp=_half_vjp)
-def half_transform(x: Any, dim: int, n: int) -> Any:
+def half_transform(x: Tensor, dim: int, n: int) -> Tensor:
     """Return the n real sums of the inverse transform whose first n // 2 + 1 terms are x, unscaled.
 
     The other terms are the conjugates of these; the imaginary parts of the first and, for even n, of the last
@@ -109,7 +112,7 @@ def half_transform(x: Any, dim: int, n: int) -> Any:
     return movement.clone(real_part(complex_transform(whole, (dim,), True)))
 
 
-def _hosted(name: str, x: Any, params: tuple[Any, ...], shape: tuple[int, ...]) -> Any:
+def _hosted(name: str, x: Tensor, params: tuple[Any, ...], shape: tuple[int, ...]) -> Tensor:
     if not x.numel() or not numel(shape):
         return fill(shape, 0, x.dtype, x.device)
     return host(name, (x.contiguous(),), params, (shape,))[0]
@@ -118,7 +121,7 @@ def _hosted(name: str, x: Any, params: tuple[Any, ...], shape: tuple[int, ...]) 
 # -- by products --------------------------------------------------------------------------------------
 
 
-def _along(x: Any, dim: int, inverse: bool) -> Any:
+def _along(x: Tensor, dim: int, inverse: bool) -> Tensor:
     """Return the transform of a complex tensor along one dim, by products."""
     last = movement.movedim(x, dim, -1)
     n, count = last._shape[-1], numel(last._shape[:-1])
@@ -133,7 +136,7 @@ def _along(x: Any, dim: int, inverse: bool) -> Any:
     return movement.movedim(out.reshape(last._shape), -1, dim)
 
 
-def _planar(x: Any, inverse: bool) -> Any:
+def _planar(x: Tensor, inverse: bool) -> Tensor:
     """Return the transform along the last dim of real (batch, 2, n)."""
     batch, _, n = x._shape
     first = _first_factor(n)
@@ -187,7 +190,7 @@ def _first_factor(n: int) -> int:
     return min(divisors, key=lambda d: abs(math.log(d / wanted)))
 
 
-def _roots(n: int, inverse: bool, like: Any) -> Any:
+def _roots(n: int, inverse: bool, like: Tensor) -> Tensor:
     """Return the real 2n x 2n matrix that multiplies planar columns by the complex matrix of roots."""
     entry = matrix_of_roots(n, inverse, like.dtype)
     return formula(entry, (), (2 * n, 2 * n), like.dtype, like.device)
@@ -204,7 +207,7 @@ def _chirp(n: int, inverse: bool) -> tuple[complex, ...]:
     return tuple([complex(math.cos(a), math.sin(a)) for a in angles])
 
 
-def _convolved(x: Any, inverse: bool) -> Any:
+def _convolved(x: Tensor, inverse: bool) -> Tensor:
     """Return the transform of rows of any length n, as a convolution of 2 ** m >= 2 n - 1 numbers."""
     n = x._shape[-1]
     size = 1 << (2 * n - 2).bit_length()

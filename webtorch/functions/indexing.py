@@ -16,6 +16,7 @@ from webtorch.functions import creation, movement, pointwise
 from webtorch.functions.movement import METHOD, pick, window
 from webtorch.ir.dtype import (
     DType,
+    Number,
     Scalar,
     bool_,
     float32,
@@ -36,45 +37,47 @@ from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import BOOL, Autocast, Example, Operand, composite
 from webtorch.tensors import tape
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "_storage") and hasattr(value, "_strides")
+    return isinstance(value, Tensor)
 
 
-def _check_index(op: str, index: Any) -> None:
+def _check_index(op: str, index: Tensor) -> None:
     if index.dtype not in (int64, int32):
         raise DTypeError(
             f"{op}(): Expected dtype int32/int64 for index, got {index.dtype}: use index.long()."
         )
 
 
-def _to_front(x: Any, dim: int) -> Any:
+def _to_front(x: Tensor, dim: int) -> Tensor:
     return x if dim == 0 else movement.movedim(x, dim, 0)
 
 
-def _from_front(x: Any, dim: int) -> Any:
+def _from_front(x: Tensor, dim: int) -> Tensor:
     return x if dim == 0 else movement.contiguous(movement.movedim(x, 0, dim))
 
 
-def _flat(x: Any) -> Any:
+def _flat(x: Tensor) -> Tensor:
     return movement.reshape(x, (x.numel(),))
 
 
-def _expanded(x: Any, shape: Shape) -> Any:
+def _expanded(x: Tensor, shape: Shape) -> Tensor:
     return x if x._shape == shape else movement.broadcast_to(x, shape)
 
 
-def _zeros(shape: Shape, dtype: DType, device: Any) -> Any:
+def _zeros(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
     return fill(shape, movement.zero_of(dtype), dtype, device)
 
 
 # -- several index tensors at once: x[i, :, j] -----------------------------------------------------
 
 
-def true_positions(flags: Any) -> Any:
+def true_positions(flags: Any) -> Tensor:
     """Return the positions of the true elements of a 1-d bool tensor. Reads their count from the device."""
     n = flags.numel()
     device = flags.device
@@ -93,7 +96,7 @@ def true_positions(flags: Any) -> Any:
     return window(found, 0, 0, count)
 
 
-def _unravel(positions: Any, shape: Shape) -> list[Any]:
+def _unravel(positions: Any, shape: Shape) -> list[Tensor]:
     """Return the coordinate tensors of flat `positions` in `shape`."""
     out, stride = [], numel(shape)
     for d, size in enumerate(shape):
@@ -103,12 +106,12 @@ def _unravel(positions: Any, shape: Shape) -> list[Any]:
     return out
 
 
-def expand_masks(shape: Shape, indices: Sequence[Any]) -> list[Any]:
+def expand_masks(shape: Shape, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Return index tensors with each bool mask replaced by the positions of its true elements (read on the host).
 
     Raises IndexError where a mask does not fit, or there are more indices than dimensions.
     """
-    out: list[Any] = []
+    out: list[Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (bool_, uint8):
             out.append(index)
@@ -170,7 +173,7 @@ class Layout:
         head, tail = self.rest_shape[: self.at], self.rest_shape[self.at :]
         self.shape = (*head, *self.index_shape, *tail)
 
-    def to_result(self, x: Any) -> Any:
+    def to_result(self, x: Tensor) -> Tensor:
         """Return (index dims, rest) in the order of the result."""
         n = len(self.index_shape)
         if not self.at or not n:
@@ -178,7 +181,7 @@ class Layout:
         dims = (*range(n, n + self.at), *range(n), *range(n + self.at, len(x._shape)))
         return movement.contiguous(movement.permute(x, dims))
 
-    def from_result(self, x: Any) -> Any:
+    def from_result(self, x: Tensor) -> Tensor:
         """Return a tensor in the order of the result as (index dims, rest)."""
         n = len(self.index_shape)
         if not self.at or not n:
@@ -192,11 +195,11 @@ class Layout:
 
 
 def take_at(
-    x: Any,
+    x: Tensor,
     tensors: dict[int, Any],
     single: Sequence[int] = (),
     names: Mapping[int, int] | None = None,
-) -> Any:
+) -> Tensor:
     """Return x indexed by integer tensors, given by dimension."""
     layout = Layout(x._shape, tensors, single, names)
     if 0 in layout.index_shape:
@@ -212,7 +215,7 @@ def take_at(
     )
 
 
-def _no_elements(x: Any, shape: Shape) -> Any:
+def _no_elements(x: Tensor, shape: Shape) -> Tensor:
     """Return an empty result that still belongs to x's graph."""
     full = x._shape
     return tape.attach(
@@ -224,7 +227,7 @@ def _no_elements(x: Any, shape: Shape) -> Any:
 
 
 def put_at(
-    x: Any,
+    x: Tensor,
     tensors: dict[int, Any],
     value: Any,
     single: Sequence[int] = (),
@@ -261,7 +264,7 @@ def put_at(
     _write(x, out, fresh=True)
 
 
-def put_value(value: Any, shape: Shape) -> Any:
+def put_value(value: Any, shape: Shape) -> Tensor:
     """Return `value` expanded to the shape of an indexing result. Raises ShapeError as PyTorch does."""
     given = value._shape
     # PyTorch drops leading dims of size 1 from what is assigned.
@@ -277,7 +280,7 @@ def put_value(value: Any, shape: Shape) -> Any:
         ) from None
 
 
-def check_put_dtype(op: str, x: Any, values: Any) -> None:
+def check_put_dtype(op: str, x: Tensor, values: Tensor) -> None:
     """Raise DTypeError where PyTorch does not convert what is assigned."""
     if values.dtype is not x.dtype:
         raise DTypeError(
@@ -286,7 +289,9 @@ def check_put_dtype(op: str, x: Any, values: Any) -> None:
         )
 
 
-def _put(op: str, x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
+def _put(
+    op: str, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
+) -> Tensor:
     check_put_dtype(op, x, values)
     expanded = expand_masks(x._shape, indices)
     tensors = {d: i for d, i in enumerate(expanded) if i is not None}
@@ -298,7 +303,9 @@ def _put(op: str, x: Any, indices: Sequence[Any], values: Any, accumulate: bool)
 
 
 @composite(family="index", autocast=Autocast(gpu="promote"))
-def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+def index_put(
+    input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
+) -> Tensor:
     """A copy of input with `values` at the positions of index tensors; with accumulate, duplicates add up."""
     return _put("index_put", movement.clone(input), indices, values, accumulate)
 
@@ -311,8 +318,8 @@ def index_put(input: Any, indices: Sequence[Any], values: Any, accumulate: bool 
     example=Example(((5, 2),), (("i5",), Operand(9, 2), True)),
 )
 def _index_put_in_place(
-    input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False
-) -> Any:
+    input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
+) -> Tensor:
     """Write `values` at the positions of index tensors; with accumulate, duplicates add up."""
     return _put("index_put_", input, indices, values, accumulate)
 
@@ -320,7 +327,7 @@ def _index_put_in_place(
 # -- one index along one dim -----------------------------------------------------------------------
 
 
-def _vector(op: str, index: Any) -> Any:
+def _vector(op: str, index: Tensor) -> Tensor:
     if len(index._shape) > 1:
         raise IndexError(
             f"{op}(): Index is supposed to be a vector, got shape {list(index._shape)}"
@@ -335,7 +342,7 @@ def _vector(op: str, index: Any) -> Any:
     gradient_name="IndexSelectBackward0",
     aten=("index_select",),
 )
-def index_select(input: Any, dim: int, index: Any) -> Any:
+def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of input at the positions of a 1-d index along `dim`."""
     index = _vector("index_select", index)
     if not input._shape:
@@ -349,7 +356,9 @@ def index_select(input: Any, dim: int, index: Any) -> Any:
     return _from_front(rows, dim)
 
 
-def _rows_to(op: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, Any, Any, Any]:
+def _rows_to(
+    op: str, x: Tensor, dim: int, index: Tensor, source: Tensor
+) -> tuple[int, Any, Any, Any]:
     """Return dim, and x, index and source ready to be scattered along a first dim. Raises as PyTorch does."""
     index = _vector(op, index)
     dim = normalize_dim(dim, len(x._shape))
@@ -373,7 +382,7 @@ def _rows_to(op: str, x: Any, dim: int, index: Any, source: Any) -> tuple[int, A
     return dim, _to_front(x, dim), index, _to_front(source, dim)
 
 
-def _same_type(op: str, x: Any, source: Any) -> None:
+def _same_type(op: str, x: Tensor, source: Tensor) -> None:
     if x.dtype is not source.dtype:
         raise DTypeError(
             f"{op}(): self ({legacy_name(x.dtype)}) and source ({legacy_name(source.dtype)}) must have the same "
@@ -387,13 +396,15 @@ def _same_type(op: str, x: Any, source: Any) -> None:
     torch="",
     vjp=lambda g, _out, _base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
 )
-def _with_none_of(base: Any, source: Any) -> Any:
+def _with_none_of(base: Any, source: Tensor) -> Tensor:
     """A copy of base, where no element of `source` is written, which takes part in gradients all the same."""
     return copy(base)
 
 
 @composite(family="index", inplace=True, gradient_name="IndexAddBackward0", aten=("index_add",))
-def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 1) -> Any:
+def index_add(
+    input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1
+) -> Tensor:
     """A copy of input with alpha times the slices of `source` added at the positions of `index`."""
     _same_type("index_add_", input, source)
     dim, base, index, rows = _rows_to("index_add_", input, dim, index, source)
@@ -412,7 +423,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Scalar = 
     gradient_name="IndexCopyBackward0",
     aten=("index_copy",),
 )
-def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
+def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """A copy of input with the slices of `source` at the positions of `index`."""
     if input.dtype is not source.dtype:
         raise DTypeError(
@@ -434,8 +445,14 @@ def index_copy(input: Any, dim: int, index: Any, source: Any) -> Any:
     aten=("index_reduce",),
 )
 def index_reduce(
-    input: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True
-) -> Any:
+    input: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
     """A copy of input with the slices of `source` that meet combined: prod, mean, amax or amin."""
     if reduce not in ("prod", "mean", "amax", "amin"):
         raise RuntimeError(
@@ -460,7 +477,7 @@ def index_reduce(
 
 
 @composite(family="index", inplace=True, gradient_name="PutBackward0")
-def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
+def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
     _check_index("put_", index)
     if input.dtype is not source.dtype:
@@ -481,9 +498,9 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False) -> Any:
     return movement.reshape(out, input._shape)
 
 
-def _as_value(op: str, value: Any, like: Any) -> Any:
+def _as_value(op: str, value: Any, like: Tensor) -> Tensor:
     """Return a number or 0-d tensor as a 0-d tensor of `like`'s type and device."""
-    if not _is_tensor(value):
+    if not isinstance(value, Tensor):
         return fill((), creation.fits(creation._number(value), like.dtype), like.dtype, like.device)
     if value._shape:
         raise RuntimeError(
@@ -493,7 +510,7 @@ def _as_value(op: str, value: Any, like: Any) -> Any:
 
 
 @composite(family="index", inplace=True, gradient_name="IndexFillBackward0", aten=("index_fill",))
-def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
+def index_fill(input: Tensor, dim: int, index: Tensor, value: Number | Tensor) -> Tensor:
     """A copy of input with `value` in the slices at the positions of `index`."""
     if len(index._shape) > 1:
         raise RuntimeError("Index has to be a vector/scalar")
@@ -520,11 +537,11 @@ def index_fill(input: Any, dim: int, index: Any, value: Any) -> Any:
 # -- gather and scatter along a dim ----------------------------------------------------------------
 
 
-def _at_least_1d(x: Any) -> Any:
+def _at_least_1d(x: Tensor) -> Tensor:
     return x if x._shape else movement.reshape(x, (1,))
 
 
-def _coordinates(x: Any, dim: int, index: Any) -> tuple[Any, list[Any], Shape]:
+def _coordinates(x: Tensor, dim: int, index: Tensor) -> tuple[Any, list[Any], Shape]:
     """Return x, full index tensors and their shape for `x[i, ..., index[i, ..., k], ..., k]` along `dim`.
 
     Dims after `dim` that index and x share entirely are joined, so that fewer index tensors are needed.
@@ -546,7 +563,7 @@ def _coordinates(x: Any, dim: int, index: Any) -> tuple[Any, list[Any], Shape]:
     return x, tensors, want
 
 
-def _check_against(x: Any, index: Any, dim: int, what: str) -> None:
+def _check_against(x: Tensor, index: Tensor, dim: int, what: str) -> None:
     if len(index._shape) != len(x._shape):
         raise ShapeError(
             f"Index tensor must have the same number of dimensions as {what} tensor: got {len(index._shape)} "
@@ -554,7 +571,7 @@ def _check_against(x: Any, index: Any, dim: int, what: str) -> None:
         )
 
 
-def _gather(x: Any, dim: int, index: Any, op: str = "gather") -> Any:
+def _gather(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tensor:
     if not index.numel() and index.dtype not in (int64, int32):
         return _no_elements(x, index._shape)
     _check_index(op, index)
@@ -575,12 +592,14 @@ def _gather(x: Any, dim: int, index: Any, op: str = "gather") -> Any:
 
 
 @composite(family="index", overlap="none", gradient_name="GatherBackward0")
-def gather(input: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
     return _gather(input, dim, index)
 
 
-def _scatter_along(op: str, x: Any, dim: int, index: Any, src: Any, combine: str) -> Any:
+def _scatter_along(
+    op: str, x: Tensor, dim: int, index: Tensor, src: Tensor, combine: str
+) -> Tensor:
     """Return x with the elements of src combined at `index` along `dim`; src None stands for ones."""
     _check_index(op, index)
     shape = x._shape
@@ -619,14 +638,14 @@ _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
 
 @composite(family="index", inplace=True, gradient_name="ScatterBackward0", overlap="first")
 def scatter(
-    input: Any,
+    input: Tensor,
     dim: int,
-    index: Any,
+    index: Tensor,
     src: Any = None,
     *,
-    value: Any = None,
+    value: Number | None = None,
     reduce: str | None = None,
-) -> Any:
+) -> Tensor:
     """A copy of input with `src` (a tensor or a number) written to input[index[i][j]][j] for dim 0, and so on.
 
     reduce: "add" or "multiply" combines with what is there.
@@ -637,7 +656,7 @@ def scatter(
         raise TypeError('scatter() missing 1 required positional argument: "src" or "value"')
     if reduce is not None and reduce not in _OLD_REDUCTIONS:
         raise RuntimeError("reduce argument must be either add or multiply.")
-    if not _is_tensor(src):
+    if not isinstance(src, Tensor):
         value = creation.fits(creation._number(src), input.dtype)
         src = fill(index._shape, value, input.dtype, input.device)
     combine = "set" if reduce is None else _OLD_REDUCTIONS[reduce]
@@ -651,7 +670,7 @@ def scatter(
     gradient_name="ScatterAddBackward0",
     overlap="first",
 )
-def scatter_add(input: Any, dim: int, index: Any, src: Any) -> Any:
+def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """A copy of input with `src` added at input[index[i][j]][j] for dim 0, and so on."""
     return _scatter_along("scatter_add", input, dim, index, src, "add")
 
@@ -674,7 +693,7 @@ def _identity(reduce: str, dtype: DType) -> Scalar:
     return bool(value) if dtype is bool_ else value
 
 
-def _times_written(x: Any, dim: int, index: Any, include_self: bool, dtype: DType) -> Any:
+def _times_written(x: Tensor, dim: int, index: Tensor, include_self: bool, dtype: DType) -> Tensor:
     """Return how many values meet at each element, at least 1."""
     start = fill(x._shape, 1 if include_self else 0, dtype, x.device)
     one = fill(index._shape, 1, dtype, x.device)
@@ -683,8 +702,8 @@ def _times_written(x: Any, dim: int, index: Any, include_self: bool, dtype: DTyp
 
 
 def _scatter_reduced(
-    x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool
-) -> Any:
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool
+) -> Tensor:
     op = "scatter_reduce"
     base = x
     if not include_self:
@@ -700,7 +719,7 @@ def _scatter_reduced(
     return out
 
 
-def _integer_extreme(x: Any, dim: int, index: Any, src: Any, reduce: str) -> Any:
+def _integer_extreme(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str) -> Tensor:
     """Amax or amin without self for int64: start from any value that is written, which needs no neutral one."""
     op = "scatter_reduce"
     base = _scatter_along(op, x, dim, index, src, "set")
@@ -709,8 +728,8 @@ def _integer_extreme(x: Any, dim: int, index: Any, src: Any, reduce: str) -> Any
 
 @composite(family="index", inplace=True)
 def scatter_reduce(
-    input: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True
-) -> Any:
+    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
     """A copy of input with the values of `src` that meet at one element combined: sum, prod, mean, amax or amin.
 
     include_self: whether input's own value takes part. Differentiable in input and src.
@@ -730,7 +749,7 @@ def scatter_reduce(
     saved = [tape.SavedTensor(t) for t in (input, src, index)]
     shape, src_shape = input._shape, src._shape
 
-    def rule(g: Any) -> tuple[Any, Any]:
+    def rule(g: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cotangents of input and src."""
         x, values, where = (s.unpack() for s in saved)
         to_x, to_src = _reduce_rule(g, x, dim, where, values, reduce, include_self)
@@ -746,7 +765,7 @@ def scatter_reduce(
     return tape.attach(out, "ScatterReduce", (input, src), rule, saved)
 
 
-def _first_part(x: Any, shape: Shape) -> Any:
+def _first_part(x: Tensor, shape: Shape) -> Tensor:
     for d, n in enumerate(shape):
         if n < x._shape[d]:
             x = window(x, d, 0, n)
@@ -754,8 +773,8 @@ def _first_part(x: Any, shape: Shape) -> Any:
 
 
 def _reduce_rule(
-    g: Any, x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool
-) -> tuple[Any, Any]:
+    g: Tensor, x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, include_self: bool
+) -> tuple[Tensor, Tensor]:
     op = "scatter_reduce"
     if reduce == "sum":
         return g, _gather(g, dim, index, op)
@@ -781,16 +800,16 @@ def _reduce_rule(
 
 
 def _product_rule(
-    g: Any, x: Any, dim: int, index: Any, src: Any, include_self: bool
-) -> tuple[Any, Any]:
+    g: Tensor, x: Tensor, dim: int, index: Tensor, src: Tensor, include_self: bool
+) -> tuple[Tensor, Tensor]:
     """The derivative of a product is the product of the others: of all but the zeros, where there is one zero."""
     op = "scatter_reduce"
 
-    def zero(t: Any) -> Any:
+    def zero(t: Tensor) -> Tensor:
         """Return where a tensor is 0."""
         return elementwise.eq(t, 0)
 
-    def without_zeros(t: Any) -> Any:
+    def without_zeros(t: Tensor) -> Tensor:
         """Return a tensor with 1 in the place of 0."""
         return pointwise.where(zero(t), 1, t)
 
@@ -804,7 +823,7 @@ def _product_rule(
     zeros = cast_to(zero(x), g.dtype) if include_self else fill(x._shape, 0, g.dtype, x.device)
     zeros = _scatter_along(op, zeros, dim, index, cast_to(zero(src), g.dtype), "add")
 
-    def others(t: Any, product: Any, zeros: Any) -> Any:
+    def others(t: Tensor, product: Any, zeros: Tensor) -> Tensor:
         """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
         none_left = elementwise.eq(zeros - cast_to(zero(t), g.dtype), 0)
@@ -821,7 +840,7 @@ def _product_rule(
     gradient_name="TakeBackward0",
     aten=("take",),
 )
-def take(input: Any, index: Any) -> Any:
+def take(input: Tensor, index: Tensor) -> Tensor:
     """The elements at flat positions `index`, in index's shape; negative positions count from the end."""
     if index.dtype is not int64:
         raise DTypeError(
@@ -833,7 +852,7 @@ def take(input: Any, index: Any) -> Any:
 
 
 @composite(family="index", gradient_name="GatherBackward0")
-def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
+def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     _check_index("take_along_dim", indices)
     # Negative positions count from the end here, unlike in gather.
@@ -858,7 +877,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
 # -- masks -----------------------------------------------------------------------------------------
 
 
-def _check_mask(op: str, mask: Any) -> None:
+def _check_mask(op: str, mask: Tensor) -> None:
     if mask.dtype is not bool_:
         raise DTypeError(
             f"{op}: expected BoolTensor for mask, got {mask.dtype}. Compare first, as in mask != 0."
@@ -871,7 +890,7 @@ def _check_mask(op: str, mask: Any) -> None:
     gradient_name="MaskedSelectBackward0",
     aten=("masked_select",),
 )
-def masked_select(input: Any, mask: Any) -> Any:
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where mask is true, in one dimension. Reads their count from the device."""
     _check_mask("masked_select", mask)
     shape = broadcast_shapes(input._shape, mask._shape)
@@ -885,7 +904,7 @@ def masked_select(input: Any, mask: Any) -> Any:
 @composite(
     family="index", inplace=True, gradient_name="MaskedScatterBackward0", aten=("masked_scatter",)
 )
-def masked_scatter(input: Any, mask: Any, source: Any) -> Any:
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """A copy of input in which the elements where mask is true are replaced by those of `source`, in order."""
     _check_mask("masked_scatter", mask)
     if source.dtype is not input.dtype:
@@ -908,8 +927,14 @@ def masked_scatter(input: Any, mask: Any, source: Any) -> Any:
     return pointwise.where(mask, movement.reshape(values, shape), input)
 
 
-@composite(family="index")
-def nonzero(input: Any, *, as_tuple: bool = False) -> Any:
+@composite(
+    family="index",
+    forms=(
+        "(input: Tensor, *, as_tuple: Literal[False] = False) -> Tensor",
+        "(input: Tensor, *, as_tuple: Literal[True]) -> tuple[Tensor, ...]",
+    ),
+)
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """The positions of nonzero elements: (count, ndim), or a tuple of ndim vectors. Reads the count from the device."""
     shape = input._shape
     if not shape and as_tuple:
@@ -925,7 +950,7 @@ def nonzero(input: Any, *, as_tuple: bool = False) -> Any:
 
 
 @composite(family="index", aten=("nonzero_static",))
-def nonzero_static(input: Any, *, size: int, fill_value: int = -1) -> Any:
+def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """The first `size` positions of elements that are not zero; missing rows are `fill_value`."""
     if size < 0:
         raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
@@ -944,7 +969,7 @@ def nonzero_static(input: Any, *, size: int, fill_value: int = -1) -> Any:
 
 
 @composite(family="index")
-def argwhere(input: Any) -> Any:
+def argwhere(input: Tensor) -> Tensor:
     """The positions of nonzero elements: (count, ndim). Reads the count from the device."""
     return nonzero(input)
 
@@ -958,7 +983,7 @@ def argwhere(input: Any) -> Any:
     torch="nn.functional.one_hot",
     example=Example(("i5",), (5,)),
 )
-def one_hot(tensor: Any, num_classes: int = -1) -> Any:
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """1 at the class of each element, in a new last dimension.
 
     num_classes=-1 stands for the largest class plus 1, which is read from the device.
@@ -987,7 +1012,7 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
     return movement.reshape(out, (*tensor._shape, num_classes))
 
 
-def _renormalize(weight: Any, flat: Any, max_norm: float, norm_type: float) -> None:
+def _renormalize(weight: Tensor, flat: Any, max_norm: float, norm_type: float) -> None:
     """Scale down, in place, the looked-up rows whose norm is above max_norm."""
     rows = _take(weight, [flat], "embedding")
     size = elementwise.abs(rows)
@@ -1009,14 +1034,14 @@ def _renormalize(weight: Any, flat: Any, max_norm: float, norm_type: float) -> N
     example=Example(("i5", (5, 3))),
 )
 def embedding(
-    input: Any,
-    weight: Any,
+    input: Tensor,
+    weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Any:
+) -> Tensor:
     """The rows of `weight` at the positions `input`.
 
     padding_idx: this row gets no gradient. max_norm: rows with a larger norm_type norm are scaled down in place first.
@@ -1050,7 +1075,7 @@ def embedding(
         out = _take(weight, [input], "embedding")
     saved = tape.SavedTensor(input)
 
-    def rule(g: Any) -> tuple[Any]:
+    def rule(g: Tensor) -> tuple[Tensor]:
         """Return the cotangent of the weight: rows added where they were read."""
         flat = _flat(saved.unpack())
         n = flat.numel()
@@ -1068,7 +1093,9 @@ def embedding(
     return tape.attach(out, "Embedding", (weight,), rule, (saved,))
 
 
-def counted(places: Any, size: int, weights: Any = None, kind: DType = int64) -> Any:
+def counted(
+    places: Tensor, size: int, weights: Tensor | None = None, kind: DType = int64
+) -> Tensor:
     """Return how often each place 0, 1, ... below `size` occurs, or the sum of its weights."""
     where = places.device
     values = fill(places._shape, 1, kind, where) if weights is None else weights
@@ -1078,7 +1105,7 @@ def counted(places: Any, size: int, weights: Any = None, kind: DType = int64) ->
 
 
 @composite(family="index", example=Example(("i5",)), aten=("bincount",))
-def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
+def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each value 0, 1, ... occurs, or the sum of its weights. Reads the largest value from the device."""
     if input.dtype.kind not in ("int", "uint"):
         raise NotImplementedError(f"\"bincount\" not implemented for '{legacy_name(input.dtype)}'")
@@ -1103,14 +1130,14 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
 
 @composite(family="index", function_in=("torch",), aten=("searchsorted",))
 def searchsorted(
-    sorted_sequence: Any,
-    input: Any,
+    sorted_sequence: Tensor,
+    input: Tensor,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
-    sorter: Any = None,
-) -> Any:
+    sorter: Tensor | None = None,
+) -> Tensor:
     """Where to insert the values of `input` so that the last dimension of sorted_sequence stays sorted.
 
     Before equal elements, or after them with right=True (side="right").
@@ -1124,7 +1151,7 @@ def searchsorted(
             "torch.searchsorted(): side and right can't be set to opposites, got side of left while right was True"
         )
     right = right or side == "right"
-    if not _is_tensor(input):
+    if not isinstance(input, Tensor):
         value = creation._number(input)
         input = creation.tensor(value, device=sorted_sequence.device)
     sequence = sorted_sequence
@@ -1149,7 +1176,7 @@ def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
     n, shape, device = sequence._shape[-1], values._shape, values.device
     if not n or not values.numel():
         return fill(shape, 0, dtype, device)
-    rows: list[Any] = []
+    rows: list[Tensor] = []
     if len(sequence._shape) > 1:
         batch = numel(sequence._shape[:-1])
         sequence = movement.reshape(sequence, (batch, n))
@@ -1167,7 +1194,9 @@ def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
 
 
 @composite(family="index", function_in=("torch",), refuses=BOOL, aten=("bucketize",))
-def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> Any:
+def bucketize(
+    input: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
     """The number of the interval between sorted `boundaries` in which each value lies."""
     if len(boundaries._shape) != 1:
         raise RuntimeError(
@@ -1178,15 +1207,19 @@ def bucketize(input: Any, boundaries: Any, *, out_int32: bool = False, right: bo
 
 @composite(family="index", function_in=("torch",), refuses=BOOL, aten=("isin",))
 def isin(
-    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False
-) -> Any:
+    elements: Tensor | Number,
+    test_elements: Tensor | Number,
+    *,
+    assume_unique: bool = False,
+    invert: bool = False,
+) -> Tensor:
     """Whether each element is among test_elements; the opposite with invert."""
-    if not _is_tensor(elements) and not _is_tensor(test_elements):
+    if not isinstance(elements, Tensor) and not isinstance(test_elements, Tensor):
         raise TypeError("isin(): at least one of elements and test_elements must be a Tensor")
-    if not _is_tensor(test_elements):
+    if not isinstance(test_elements, Tensor):
         same = elementwise.eq(elements, test_elements)
         return elementwise.logical_not(same) if invert else same
-    if not _is_tensor(elements):
+    if not isinstance(elements, Tensor):
         elements = fill((), elements, creation._dtype_of_number(elements), test_elements.device)
     if test_elements.dtype is bool_:
         raise RuntimeError("Unsupported input type encountered for isin(): Bool")

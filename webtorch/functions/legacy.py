@@ -8,6 +8,7 @@ from typing import Any
 
 from webtorch.functions import creation
 from webtorch.ir.dtype import TYPE_NAMES, DType
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Size, Tensor
 
 
@@ -16,7 +17,7 @@ class _Typed(type):
 
     dtype: DType
 
-    def __call__(cls, *args: Any, device: Any = None) -> Tensor:
+    def __call__(cls, *args: Any, device: DeviceLike = None) -> Tensor:
         if len(args) == 1 and not isinstance(args[0], (int, Size)):
             data = args[0]
             if isinstance(data, Tensor) and data.dtype is not cls.dtype:

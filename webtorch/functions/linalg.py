@@ -11,7 +11,7 @@ NaN, as those of the `_ex` forms.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, LinAlgError, ShapeError
 from webtorch.functions import movement
@@ -34,6 +34,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import BOOL, Autocast, Example, composite, return_type
+from webtorch.tensors.tensor import Tensor
 
 LINALG = ("linalg",)
 EVERYWHERE = ("torch", "Tensor", "linalg")
@@ -44,26 +45,113 @@ _REAL_RESULTS = {
     "svd": (1, 3), "svdvals": (0, 1), "lstsq": (1, 2), "eig": (2,), "eigvals": (1,), "ldl_factor": (1, 2),
 }  # fmt: skip
 
-SolveEx = return_type("linalg_solve_ex", "result", "info")
-InvEx = return_type("linalg_inv_ex", "inverse", "info")
-CholeskyEx = return_type("linalg_cholesky_ex", "L", "info")
-Slogdet = return_type("linalg_slogdet", "sign", "logabsdet")
-OldSlogdet = return_type("slogdet", "sign", "logabsdet")
-LUFactor = return_type("linalg_lu_factor", "LU", "pivots")
-LUFactorEx = return_type("linalg_lu_factor_ex", "LU", "pivots", "info")
-LU = return_type("linalg_lu", "P", "L", "U")
-LUUnpack = return_type("lu_unpack", "P", "L", "U")
-TriangularSolve = return_type("triangular_solve", "solution", "cloned_coefficient")
-LDLFactor = return_type("linalg_ldl_factor", "LD", "pivots")
-LDLFactorEx = return_type("linalg_ldl_factor_ex", "LD", "pivots", "info")
+
+@return_type("linalg_solve_ex")
+class SolveEx(NamedTuple):
+    """What linalg_solve_ex returns."""
+
+    result: Tensor
+    info: Tensor
+
+
+@return_type("linalg_inv_ex")
+class InvEx(NamedTuple):
+    """What linalg_inv_ex returns."""
+
+    inverse: Tensor
+    info: Tensor
+
+
+@return_type("linalg_cholesky_ex")
+class CholeskyEx(NamedTuple):
+    """What linalg_cholesky_ex returns."""
+
+    L: Tensor
+    info: Tensor
+
+
+@return_type("linalg_slogdet")
+class Slogdet(NamedTuple):
+    """What linalg_slogdet returns."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+@return_type("slogdet")
+class OldSlogdet(NamedTuple):
+    """What slogdet returns."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+@return_type("linalg_lu_factor")
+class LUFactor(NamedTuple):
+    """What linalg_lu_factor returns."""
+
+    LU: Tensor
+    pivots: Tensor
+
+
+@return_type("linalg_lu_factor_ex")
+class LUFactorEx(NamedTuple):
+    """What linalg_lu_factor_ex returns."""
+
+    LU: Tensor
+    pivots: Tensor
+    info: Tensor
+
+
+@return_type("linalg_lu")
+class LU(NamedTuple):
+    """What linalg_lu returns."""
+
+    P: Tensor
+    L: Tensor
+    U: Tensor
+
+
+@return_type("lu_unpack")
+class LUUnpack(NamedTuple):
+    """What lu_unpack returns."""
+
+    P: Tensor
+    L: Tensor
+    U: Tensor
+
+
+@return_type("triangular_solve")
+class TriangularSolve(NamedTuple):
+    """What triangular_solve returns."""
+
+    solution: Tensor
+    cloned_coefficient: Tensor
+
+
+@return_type("linalg_ldl_factor")
+class LDLFactor(NamedTuple):
+    """What linalg_ldl_factor returns."""
+
+    LD: Tensor
+    pivots: Tensor
+
+
+@return_type("linalg_ldl_factor_ex")
+class LDLFactorEx(NamedTuple):
+    """What linalg_ldl_factor_ex returns."""
+
+    LD: Tensor
+    pivots: Tensor
+    info: Tensor
 
 
 # -- checks -------------------------------------------------------------------------------------------
 
 
-def check_float(name: str, x: Any, what: str = "") -> None:
+def check_float(name: str, x: Tensor, what: str = "") -> None:
     """Raise PyTorch's error unless `x` has a type that LAPACK has."""
-    if not hasattr(x, "_storage"):
+    if not isinstance(x, Tensor):
         raise TypeError(
             f"{name}(): argument '{what or 'A'}' (position 1) must be Tensor, not {type(x).__name__}"
         )
@@ -78,7 +166,7 @@ def check_float(name: str, x: Any, what: str = "") -> None:
         )
 
 
-def check_matrix(name: str, x: Any, what: str = "A", square: bool = False) -> None:
+def check_matrix(name: str, x: Tensor, what: str = "A", square: bool = False) -> None:
     """Raise PyTorch's error unless `x` is a batch of (square) matrices of floats."""
     check_float(name, x, what)
     if x.ndim < 2:
@@ -92,7 +180,7 @@ def check_matrix(name: str, x: Any, what: str = "A", square: bool = False) -> No
         )
 
 
-def check_same_type(name: str, a: Any, b: Any) -> None:
+def check_same_type(name: str, a: Tensor, b: Tensor) -> None:
     """Raise PyTorch's error unless both have one type."""
     if a.dtype is not b.dtype:
         raise DTypeError(
@@ -102,8 +190,11 @@ def check_same_type(name: str, a: Any, b: Any) -> None:
 
 
 def call(
-    name: str, inputs: Sequence[Any], params: tuple[Any, ...], shapes: Sequence[tuple[int, ...]]
-) -> tuple[Any, ...]:
+    name: str,
+    inputs: Sequence[Tensor],
+    params: tuple[Any, ...],
+    shapes: Sequence[tuple[int, ...]],
+) -> tuple[Tensor, ...]:
     """Run a host function on stacks of matrices with the same batch dims; `shapes` are those of the
     results for one matrix. Where there are no elements the results are zeros.
     """
@@ -126,7 +217,7 @@ def call(
     return tuple(real_part(r).contiguous() if i in real else r for i, r in enumerate(parts))
 
 
-def check_info(name: str, info: Any, text: str, *results: Any) -> tuple[Any, ...]:
+def check_info(name: str, info: Any, text: str, *results: Any) -> tuple[Tensor, ...]:
     """Return `results`, which are right where `info` is 0. Raises LinAlgError where it is not.
 
     Waits for the device. In a capture nothing is read: the next read of a result raises
@@ -147,12 +238,12 @@ def check_info(name: str, info: Any, text: str, *results: Any) -> tuple[Any, ...
     return results
 
 
-def identity(n: int, like: Any) -> Any:
+def identity(n: int, like: Tensor) -> Tensor:
     """Return the n x n identity in the type and on the device of `like`."""
     return eye(n, dtype=like.dtype, device=like.device)
 
 
-def expand_batch(a: Any, b: Any) -> tuple[Any, Any]:
+def expand_batch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return two stacks of matrices with their batch dims broadcast."""
     batch = broadcast_shapes(a._shape[:-2], b._shape[:-2])
     return a.expand((*batch, *a._shape[-2:])), b.expand((*batch, *b._shape[-2:]))
@@ -161,7 +252,9 @@ def expand_batch(a: Any, b: Any) -> tuple[Any, Any]:
 # -- triangular systems -------------------------------------------------------------------------------
 
 
-def _solve_triangular_vjp(g: Any, out: Any, a: Any, _b: Any, upper: bool, unit: bool) -> Any:
+def _solve_triangular_vjp(
+    g: Tensor, out: Tensor, a: Tensor, _b: Tensor, upper: bool, unit: bool
+) -> tuple[Tensor, Tensor]:
     gb = _solve_triangular(a.mT, g, not upper, unit)
     ga = -(gb @ out.mT)
     shift = 1 if unit else 0
@@ -169,7 +262,7 @@ def _solve_triangular_vjp(g: Any, out: Any, a: Any, _b: Any, upper: bool, unit: 
 
 
 @composite(name="_solve_triangular", function_in=(), torch="", vjp=_solve_triangular_vjp)
-def _solve_triangular(a: Any, b: Any, upper: bool, unit: bool) -> Any:
+def _solve_triangular(a: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor:
     (x,) = call("solve_triangular", (a, b), (upper, unit), (b._shape[-2:],))
     return x
 
@@ -183,8 +276,8 @@ def _solve_triangular(a: Any, b: Any, upper: bool, unit: bool) -> Any:
     lapack=("linalg_solve_triangular", "linalg_solve_triangular.out"),
 )
 def solve_triangular(
-    A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> Any:
+    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Tensor:
     """The solution of A X = B (of X A = B where not `left`) for triangular A; batches broadcast."""
     name = "linalg.solve_triangular"
     check_matrix(name, A, "A", square=True)
@@ -209,8 +302,12 @@ def solve_triangular(
     lapack=("triangular_solve.X",),
 )
 def triangular_solve(
-    input: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
-) -> Any:
+    input: Tensor,
+    A: Tensor,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> TriangularSolve:
     """(solution of A X = input, a copy of A) for triangular A."""
     warn_once(
         "torch.triangular_solve is deprecated in favor of torch.linalg.solve_triangular and will be removed in "
@@ -242,17 +339,17 @@ def triangular_solve(
 # -- general systems ----------------------------------------------------------------------------------
 
 
-def _solve_vjp(g: Any, out: Any, a: Any, _b: Any) -> Any:
+def _solve_vjp(g: Tensor, out: Tensor, a: Tensor, _b: Tensor) -> tuple[Tensor, Tensor]:
     gb = _solve(a.mT, g)[0]
     return -(gb @ out.mT), gb
 
 
 @composite(name="_solve", function_in=(), torch="", vjp=_solve_vjp)
-def _solve(a: Any, b: Any) -> Any:
+def _solve(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return call("solve", (a, b), (), (b._shape[-2:], ()))
 
 
-def _system(name: str, A: Any, B: Any, left: bool) -> tuple[Any, Any, bool]:
+def _system(name: str, A: Tensor, B: Tensor, left: bool) -> tuple[Any, Any, bool]:
     """Return the checked operands of a system as stacks, and whether B was a stack of vectors."""
     check_matrix(name, A, "A", square=True)
     check_float(name, B, "B")
@@ -284,7 +381,7 @@ def _system(name: str, A: Any, B: Any, left: bool) -> tuple[Any, Any, bool]:
     gradient_name="LinalgSolveExBackward0",
     lapack=("_linalg_solve_ex.result",),
 )
-def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> SolveEx:
     """(the solution of A X = B, info); info is not 0 where A is singular."""
     a, b, vector = _system("linalg.solve", A, B, left)
     if left:
@@ -309,7 +406,7 @@ _SINGULAR = "The solver failed because the input matrix is singular."
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSolveExBackward0",
 )
-def solve(A: Any, B: Any, *, left: bool = True) -> Any:
+def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """The solution of A X = B (of X A = B where not `left`). Raises LinAlgError for singular A."""
     return solve_ex(A, B, left=left, check_errors=True).result
 
@@ -317,7 +414,7 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:
 @composite(
     name="_inv", function_in=(), torch="", vjp=lambda g, out, _a: (-(out.mT @ (g @ out.mT)),)
 )
-def _inv(a: Any) -> Any:
+def _inv(a: Tensor) -> tuple[Tensor, ...]:
     return call("inv", (a,), (), (a._shape[-2:], ()))
 
 
@@ -330,7 +427,7 @@ def _inv(a: Any) -> Any:
     gradient_name="LinalgInvExBackward0",
     lapack=("linalg_inv_ex.inverse",),
 )
-def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
+def inv_ex(A: Tensor, *, check_errors: bool = False) -> InvEx:
     """(the inverses of matrices, info)."""
     check_matrix("linalg.inv", A, "A", square=True)
     x, info = _inv(A)
@@ -351,7 +448,7 @@ def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgInvExBackward0",
 )
-def inv(A: Any) -> Any:
+def inv(A: Tensor) -> Tensor:
     """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
     return inv_ex(A, check_errors=True).inverse
 
@@ -359,7 +456,7 @@ def inv(A: Any) -> Any:
 @composite(
     family="index", autocast=Autocast(cpu="fp32"), out="cast", gradient_name="LinalgInvExBackward0"
 )
-def inverse(input: Any) -> Any:
+def inverse(input: Tensor) -> Tensor:
     """The inverses of matrices (*, N, N). Raises LinAlgError for singular ones."""
     return inv(input)
 
@@ -372,7 +469,7 @@ def inverse(input: Any) -> Any:
     autocast=Autocast(cpu="fp32"),
     out="cast",
 )
-def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Tensor:
     """The X with tensordot(A, X, X.ndim) = B."""
     a = A
     if dims is not None:
@@ -395,7 +492,7 @@ def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     autocast=Autocast(cpu="fp32"),
     out="cast",
 )
-def tensorinv(A: Any, ind: int = 2) -> Any:
+def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
     """The inverse of tensordot(A, ., ind)."""
     if ind <= 0:
         raise RuntimeError(f"Expected a strictly positive integer for 'ind', but got {ind}")
@@ -411,7 +508,7 @@ def tensorinv(A: Any, ind: int = 2) -> Any:
 # -- LU -----------------------------------------------------------------------------------------------
 
 
-def _lu_vjp(g: Any, out: Any, a: Any, _pivot: bool) -> Any:
+def _lu_vjp(g: Tensor, out: Tensor, a: Tensor, _pivot: bool) -> tuple[Tensor]:
     packed, pivots = out[0], out[1]
     m, n = a._shape[-2:]
     k = min(m, n)
@@ -440,7 +537,7 @@ def _lu_vjp(g: Any, out: Any, a: Any, _pivot: bool) -> Any:
 
 # The rule needs the pivots, so they count as a result; nothing differentiates through them.
 @composite(name="_lu", function_in=(), torch="", vjp=_lu_vjp, outputs=2, saves_values=True)
-def _lu(a: Any, pivot: bool) -> Any:
+def _lu(a: Tensor, pivot: bool) -> tuple[Tensor, ...]:
     m, n = a._shape[-2:]
     return call("lu_factor", (a,), (pivot,), ((m, n), (min(m, n),), ()))
 
@@ -460,7 +557,7 @@ def _check_pivot(name: str, pivot: bool) -> None:
     gradient_name="LinalgLuFactorExBackward0",
     lapack=("linalg_lu_factor_ex.out",),
 )
-def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
+def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> LUFactorEx:
     """(L and U in one matrix, pivots counted from 1, info)."""
     check_matrix("torch.linalg.lu_factor", A, "A")
     _check_pivot("linalg.lu_factor", pivot)
@@ -481,14 +578,14 @@ def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> A
     torch="linalg.lu_factor",
     gradient_name="LinalgLuFactorExBackward0",
 )
-def lu_factor(A: Any, *, pivot: bool = True) -> Any:
+def lu_factor(A: Tensor, *, pivot: bool = True) -> LUFactor:
     """(L and U in one matrix, pivots counted from 1). Raises LinAlgError where U is singular."""
     found = lu_factor_ex(A, pivot=pivot, check_errors=True)
     return LUFactor(found.LU, found.pivots)
 
 
 @composite(family="index", out="truncate", gradient_name="LinalgLuFactorExBackward0")
-def lu(input: Any, pivot: bool = True, get_infos: bool = False) -> Any:
+def lu(input: Tensor, pivot: bool = True, get_infos: bool = False) -> tuple[Tensor, ...]:
     """(L and U in one matrix, pivots), and info where `get_infos`."""
     warn_once(
         "torch.lu is deprecated in favor of torch.linalg.lu_factor / torch.linalg.lu_factor_ex and will be "
@@ -505,7 +602,7 @@ def lu(input: Any, pivot: bool = True, get_infos: bool = False) -> Any:
     return found.LU, found.pivots, found.info
 
 
-def _permutation(pivots: Any, rows: int) -> Any:
+def _permutation(pivots: Tensor, rows: int) -> Tensor:
     """Return which row of the matrix each row of L U is, int64."""
     batch, k = pivots._shape[:-1], pivots._shape[-1]
     if not k:
@@ -515,7 +612,7 @@ def _permutation(pivots: Any, rows: int) -> Any:
     return cast_to(found, int64).reshape((*batch, rows))
 
 
-def _permutation_matrix(pivots: Any, rows: int) -> Any:
+def _permutation_matrix(pivots: Tensor, rows: int) -> Tensor:
     """Return P with A = P L U, in float32 unless pivots are wider."""
     perm = _permutation(pivots, rows)
     where_ = iota(rows, 0, 1, int64, perm.device).unsqueeze(-1)
@@ -525,8 +622,8 @@ def _permutation_matrix(pivots: Any, rows: int) -> Any:
 
 @composite(family="index", gradient_name="LuUnpackBackward0", lapack=("lu_unpack.out",))
 def lu_unpack(
-    LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
-) -> Any:
+    LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> LUUnpack:
     """(P, L, U) of what lu_factor returned; empty tensors where one is not wanted."""
     if LU_pivots.dtype is not int32 and unpack_pivots:
         raise DTypeError(
@@ -553,7 +650,7 @@ def lu_unpack(
     gradient_name="LinalgLuBackward0",
     lapack=("linalg_lu.out",),
 )
-def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
+def linalg_lu(A: Tensor, *, pivot: bool = True) -> LU:
     """(P, L, U) with A = P L U."""
     check_matrix("linalg.lu", A, "A")
     found = lu_factor_ex(A, pivot=pivot)
@@ -570,8 +667,8 @@ def linalg_lu(A: Any, *, pivot: bool = True) -> Any:
     lapack=("linalg_lu_solve.out",),
 )
 def linalg_lu_solve(
-    LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False
-) -> Any:
+    LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False
+) -> Tensor:
     """The solution of A X = B from A's factors; of X A = B where not `left`, with A^T if `adjoint`."""
     name = "torch.linalg.lu_solve"
     check_matrix(name, LU, "LU", square=True)
@@ -600,7 +697,7 @@ def linalg_lu_solve(
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgLuSolveBackward0")
-def lu_solve(input: Any, LU_data: Any, LU_pivots: Any) -> Any:
+def lu_solve(input: Tensor, LU_data: Tensor, LU_pivots: Tensor) -> Tensor:
     """The solution of A X = input from A's factors."""
     return linalg_lu_solve(LU_data, LU_pivots, input)
 
@@ -608,21 +705,21 @@ def lu_solve(input: Any, LU_data: Any, LU_pivots: Any) -> Any:
 # -- determinants -------------------------------------------------------------------------------------
 
 
-def _signed(packed: Any, pivots: Any) -> Any:
+def _signed(packed: Tensor, pivots: Tensor) -> Tensor:
     """Return the sign of the permutation."""
     own = iota(pivots._shape[-1], 1, 1, int64, pivots.device)
     odd = cast_to(cast_to(pivots, int64) != own, int64).sum(-1) % 2
     return cast_to(1 - 2 * odd, packed.dtype)
 
 
-def _cofactors_vjp(g: Any, out: Any, a: Any) -> Any:
+def _cofactors_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
     b = _inv(a)[0].mT
     inner = (g * out).sum((-2, -1), keepdim=True)
     return (inner * b - out @ g.mT @ b,)
 
 
 @composite(name="_cofactors", function_in=(), torch="", vjp=_cofactors_vjp)
-def _cofactors(a: Any) -> Any:
+def _cofactors(a: Tensor) -> Tensor:
     return call("cofactors", (a,), (), (a._shape[-2:],))[0]
 
 
@@ -632,7 +729,7 @@ def _cofactors(a: Any) -> Any:
     torch="",
     vjp=lambda g, _out, a: (g[..., None, None] * _cofactors(a),),
 )
-def _det(a: Any) -> Any:
+def _det(a: Tensor) -> Tensor:
     packed, pivots, _ = _lu(a, True)
     return packed.diagonal(0, -2, -1).prod(-1) * _signed(packed, pivots)
 
@@ -643,7 +740,7 @@ def _det(a: Any) -> Any:
     gradient_name="LinalgDetBackward0",
     lapack=("_linalg_det.result",),
 )
-def det(input: Any) -> Any:
+def det(input: Tensor) -> Tensor:
     """The determinants of matrices (*, N, N)."""
     check_matrix("linalg.det", input, "A", square=True)
     return _det(input)
@@ -655,13 +752,13 @@ def det(input: Any) -> Any:
     torch="",
     vjp=lambda g, _out, a: (g[..., None, None] * _inv(a)[0].mT,),
 )
-def _slogdet(a: Any) -> Any:
+def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     packed, pivots, _ = _lu(a, True)
     d = packed.diagonal(0, -2, -1)
     return d.abs().log().sum(-1), _signed(packed, pivots) * d.sign().prod(-1)
 
 
-def _complex_slogdet(a: Any) -> tuple[Any, Any]:
+def _complex_slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return the sign (of absolute value 1) and the log of the absolute value of det(a)."""
     packed, pivots, _ = _lu(a, True)
     d = packed.diagonal(0, -2, -1)
@@ -676,7 +773,7 @@ def _complex_slogdet(a: Any) -> tuple[Any, Any]:
     gradient_name="LinalgSlogdetBackward0",
     lapack=("_linalg_slogdet.sign",),
 )
-def linalg_slogdet(A: Any) -> Any:
+def linalg_slogdet(A: Tensor) -> Slogdet:
     """(sign, log of the absolute value) of determinants; (0, -inf) of singular matrices."""
     check_matrix("linalg.slogdet", A, "A", square=True)
     if A.dtype.is_complex:
@@ -687,13 +784,13 @@ def linalg_slogdet(A: Any) -> Any:
 
 
 @composite(family="index", example=Example(((4, 4),)), gradient_name="LinalgSlogdetBackward0")
-def slogdet(input: Any) -> Any:
+def slogdet(input: Tensor) -> OldSlogdet:
     """(sign, log of the absolute value) of determinants."""
     return OldSlogdet(*linalg_slogdet(input))
 
 
 @composite(family="index")
-def logdet(input: Any) -> Any:
+def logdet(input: Tensor) -> Tensor:
     """The logarithms of determinants; NaN of negative ones."""
     check_matrix("logdet", input, "A", square=True)
     if input.dtype.is_complex:
@@ -706,7 +803,7 @@ def logdet(input: Any) -> Any:
 # -- symmetric positive definite ----------------------------------------------------------------------
 
 
-def _cholesky_vjp(g: Any, out: Any, _a: Any, _upper: bool) -> Any:
+def _cholesky_vjp(g: Tensor, out: Tensor, _a: Tensor, _upper: bool) -> tuple[Tensor]:
     """Murray, "Differentiation of the Cholesky decomposition", 2016."""
     phi = (out.mH @ g).tril()
     inner = solve_triangular(out.mH, phi + phi.tril(-1).mH, upper=True)
@@ -714,7 +811,7 @@ def _cholesky_vjp(g: Any, out: Any, _a: Any, _upper: bool) -> Any:
 
 
 @composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp, complex_rule=True)
-def _cholesky(a: Any, upper: bool) -> Any:
+def _cholesky(a: Tensor, upper: bool) -> tuple[Tensor, ...]:
     """(L, info) from the lower or the `upper` triangle. The gradient is that of the lower one, as
     PyTorch's is: they differ in what they say of matrices that are not Hermitian.
     """
@@ -730,7 +827,7 @@ def _cholesky(a: Any, upper: bool) -> Any:
     gradient_name="LinalgCholeskyExBackward0",
     lapack=("linalg_cholesky_ex.L",),
 )
-def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
+def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> CholeskyEx:
     """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
     check_matrix("linalg.cholesky", A, "A", square=True)
     x, info = _cholesky(A, upper)
@@ -754,7 +851,7 @@ _NOT_POSITIVE = (
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgCholeskyExBackward0",
 )
-def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
+def linalg_cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
     """L with A = L L^T. Raises LinAlgError where A is not positive definite."""
     return cholesky_ex(A, upper=upper, check_errors=True).L
 
@@ -767,7 +864,7 @@ def linalg_cholesky(A: Any, *, upper: bool = False) -> Any:
     gradient_name="CholeskyBackward0",
     lapack=("cholesky", "cholesky.out"),
 )
-def cholesky(input: Any, upper: bool = False) -> Any:
+def cholesky(input: Tensor, upper: bool = False) -> Tensor:
     """L with input = L L^T; `upper` gives L^T."""
     warn_once(
         "torch.cholesky is deprecated in favor of torch.linalg.cholesky and will be removed in a future PyTorch "
@@ -784,7 +881,7 @@ def cholesky(input: Any, upper: bool = False) -> Any:
 @composite(
     family="index", autocast=Autocast(cpu="fp32"), out="cast", lapack=("_cholesky_solve_helper",)
 )
-def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
+def cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
     """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
     for x, what in ((input, "b"), (input2, "u")):
         if x.ndim < 2:
@@ -800,7 +897,9 @@ def cholesky_solve(input: Any, input2: Any, upper: bool = False) -> Any:
     return _cholesky_solve(*expand_batch(input, input2), upper)
 
 
-def _cholesky_solve_vjp(g: Any, out: Any, _b: Any, factor: Any, upper: bool) -> Any:
+def _cholesky_solve_vjp(
+    g: Tensor, out: Tensor, _b: Tensor, factor: Any, upper: bool
+) -> tuple[Tensor, Tensor]:
     gb = _cholesky_solve(g, factor, upper)
     common = gb @ out.mH
     common = -(common + common.mH)
@@ -810,7 +909,7 @@ def _cholesky_solve_vjp(g: Any, out: Any, _b: Any, factor: Any, upper: bool) -> 
 @composite(
     name="_cholesky_solve", function_in=(), torch="", vjp=_cholesky_solve_vjp, complex_rule=True
 )
-def _cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
+def _cholesky_solve(b: Tensor, factor: Any, upper: bool) -> Tensor:
     lower = factor.mH if upper else factor
     return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
 
@@ -821,13 +920,13 @@ def _cholesky_solve(b: Any, factor: Any, upper: bool) -> Any:
     out="cast",
     lapack=("cholesky_inverse", "cholesky_inverse.out"),
 )
-def cholesky_inverse(input: Any, upper: bool = False) -> Any:
+def cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
     """The inverse of A = L L^T from L."""
     check_matrix("cholesky_inverse", input, "A", square=True)
     return _cholesky_inverse(input, upper)
 
 
-def _cholesky_inverse_vjp(g: Any, out: Any, factor: Any, upper: bool) -> Any:
+def _cholesky_inverse_vjp(g: Tensor, out: Tensor, factor: Any, upper: bool) -> tuple[Tensor]:
     common = -(out @ ((g + g.mH) @ out))
     return (factor @ common if upper else common @ factor,)
 
@@ -835,7 +934,7 @@ def _cholesky_inverse_vjp(g: Any, out: Any, factor: Any, upper: bool) -> Any:
 @composite(
     name="_cholesky_inverse", function_in=(), torch="", vjp=_cholesky_inverse_vjp, complex_rule=True
 )
-def _cholesky_inverse(factor: Any, upper: bool) -> Any:
+def _cholesky_inverse(factor: Any, upper: bool) -> Tensor:
     one = identity(factor._shape[-1], factor).expand(factor._shape)
     return _cholesky_solve(one, factor, upper)
 
@@ -848,7 +947,7 @@ def _cholesky_inverse(factor: Any, upper: bool) -> Any:
     differentiable=False,
     lapack=("linalg_ldl_factor_ex.out",),
 )
-def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False) -> Any:
+def ldl_factor_ex(A: Tensor, *, hermitian: bool = False, check_errors: bool = False) -> LDLFactorEx:
     """(L and D in one matrix, pivots, info) of symmetric matrices, or of `hermitian` complex ones, by
     Bunch and Kaufman's method.
     """
@@ -871,7 +970,7 @@ def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False
     torch="linalg.ldl_factor",
     differentiable=False,
 )
-def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
+def ldl_factor(A: Tensor, *, hermitian: bool = False) -> LDLFactor:
     """(L and D in one matrix, pivots) of symmetric matrices."""
     found = ldl_factor_ex(A, hermitian=hermitian, check_errors=True)
     return LDLFactor(found.LD, found.pivots)
@@ -885,7 +984,7 @@ def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
     differentiable=False,
     lapack=("linalg_ldl_solve.out",),
 )
-def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
+def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, hermitian: bool = False) -> Tensor:
     """The solution of A X = B from what ldl_factor returned."""
     check_matrix("torch.linalg.ldl_solve", LD, "LD", square=True)
     check_matrix("torch.linalg.ldl_solve", B, "B")
@@ -908,7 +1007,7 @@ def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
 @composite(
     name="linalg_vander", family="index", function_in=LINALG, torch="linalg.vander", refuses=BOOL
 )
-def linalg_vander(x: Any, *, N: int | None = None) -> Any:
+def linalg_vander(x: Tensor, *, N: int | None = None) -> Tensor:
     """The matrix of powers 0 to N - 1 of the elements, one row for each."""
     if N is not None and N <= 1:
         raise RuntimeError(f"N must be greater than 1. Got {N}")
@@ -923,6 +1022,6 @@ def linalg_vander(x: Any, *, N: int | None = None) -> Any:
 
 
 @composite(name="linalg_diagonal", family="index", function_in=LINALG, torch="linalg.diagonal")
-def linalg_diagonal(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """The diagonals of matrices, as a view."""
     return movement.diagonal(A, offset, dim1, dim2)

@@ -17,6 +17,7 @@ from webtorch.functions.linalg import check_matrix, linalg_cholesky, solve_trian
 from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ops.elementwise import rsqrt
 from webtorch.ops.record import composite
+from webtorch.tensors.tensor import Tensor
 
 METHODS = ("basic", "ortho")
 
@@ -26,7 +27,7 @@ class Iteration:
     have converged. `bvars["force_stop"] = True` ends the iteration.
     """
 
-    def __init__(self, A: Any, B: Any, iK: Any, X: Any) -> None:
+    def __init__(self, A: Tensor, B: Tensor | None, iK: Tensor | None, X: Tensor) -> None:
         self.A, self.B, self.iK = A, B, iK
         self.X: Any = X
         self.E: Any = None
@@ -38,11 +39,11 @@ class Iteration:
         self.tvars: dict[str, Any] = {}
 
 
-def _weighted(b: Any, x: Any) -> Any:
+def _weighted(b: Tensor | None, x: Tensor) -> Tensor:
     return x if b is None else b @ x
 
 
-def _orthonormal(s: Any, b: Any, spare: float) -> Any:
+def _orthonormal(s: Any, b: Tensor | None, spare: float) -> Tensor:
     """Return a basis of the span of `s` that is orthonormal in the inner product of `b`."""
     gram = s.mT @ _weighted(b, s)
     scale = rsqrt(gram.diagonal().clamp(min=1e-30))
@@ -53,7 +54,7 @@ def _orthonormal(s: Any, b: Any, spare: float) -> Any:
     return s @ (scale.unsqueeze(1) * columns * rsqrt(movement.narrow(values, 0, first, kept)))
 
 
-def _ritz(s: Any, a: Any, n: int, largest: bool) -> tuple[Any, Any]:
+def _ritz(s: Any, a: Tensor, n: int, largest: bool) -> tuple[Tensor, Tensor]:
     """Return the n extreme eigenvalues of `a` in the span of the orthonormal `s`, best first, and
     their coefficients.
     """
@@ -103,7 +104,7 @@ def _solve(
             state.X = state.X @ c
 
 
-def _whole(a: Any, b: Any, k: int, largest: bool) -> tuple[Any, Any]:
+def _whole(a: Tensor, b: Tensor | None, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     """Return eigenpairs with their gradients, from all of them."""
     a = (a + a.mT) / 2
     if b is None:
@@ -120,12 +121,12 @@ def _whole(a: Any, b: Any, k: int, largest: bool) -> tuple[Any, Any]:
 
 @composite(family="index", function_in=("torch",), dtypes=FLOATS, differentiable=False)
 def lobpcg(
-    A: Any,
+    A: Tensor,
     k: int | None = None,
-    B: Any = None,
-    X: Any = None,
+    B: Tensor | None = None,
+    X: Tensor | None = None,
     n: int | None = None,
-    iK: Any = None,
+    iK: Tensor | None = None,
     niter: int | None = None,
     tol: float | None = None,
     largest: bool | None = None,
@@ -134,7 +135,7 @@ def lobpcg(
     ortho_iparams: dict[str, int] | None = None,
     ortho_fparams: dict[str, float] | None = None,
     ortho_bparams: dict[str, bool] | None = None,
-) -> Any:
+) -> tuple[Tensor, Tensor]:
     """(E, X): the k largest (or smallest) eigenvalues of symmetric A X = B X E, and their vectors.
 
     A: (*, m, m). B: positive definite, the identity if None. X: (*, m, n) first approximations, random
@@ -169,7 +170,7 @@ def lobpcg(
         None if t is None else t.detach().reshape((-1, *t.shape[-2:])) for t in (A, B, iK, X)
     ]
     for i in range(flat[0].shape[0]):
-        given = [None if t is None else t[i if t.shape[0] > 1 else 0] for t in flat]
+        given: list[Any] = [None if t is None else t[i if t.shape[0] > 1 else 0] for t in flat]
         state = Iteration(*given)
         _solve(state, 1000 if niter is None else niter, tol or limit, largest, tracker)
         found.append((state.E[:k], state.X[:, :k]))

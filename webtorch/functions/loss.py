@@ -22,7 +22,6 @@ from webtorch.ops.elementwise import (
     clamp_min,
     eq,
     exp,
-    is_tensor,
     log,
     ne,
     sqrt,
@@ -49,6 +48,7 @@ from webtorch.ops.record import (
     Autocast,
     composite,
 )
+from webtorch.tensors.tensor import Tensor
 
 _REDUCTIONS: tuple[Any, ...] = (
     ((), {}),
@@ -72,13 +72,13 @@ def _rule(size_average: bool | None, reduce: bool | None, reduction: str) -> str
     return reduction
 
 
-def _reduced(loss: Any, reduction: str) -> Any:
+def _reduced(loss: Tensor, reduction: str) -> Tensor:
     if reduction == "none":
         return loss
     return mean(loss) if reduction == "mean" else sum(loss)
 
 
-def _weighted(loss: Any, weight: Any, reduction: str) -> Any:
+def _weighted(loss: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
     """Return the reduction of loss * weight; a weighted mean divides by the weights' sum."""
     if weight is None:
         return _reduced(loss, reduction)
@@ -88,7 +88,7 @@ def _weighted(loss: Any, weight: Any, reduction: str) -> Any:
     return _reduced(loss, reduction)
 
 
-def _check_pair(name: str, input: Any, target: Any) -> None:
+def _check_pair(name: str, input: Tensor, target: Tensor) -> None:
     """Check types, and warn as PyTorch does when shapes differ and will be broadcast."""
     for x in (input, target):
         if x.dtype.kind != "float":
@@ -114,13 +114,13 @@ def _check_pair(name: str, input: Any, target: Any) -> None:
     out="cast",
 )
 def mse_loss(
-    input: Any,
-    target: Any,
+    input: Tensor,
+    target: Tensor,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-    weight: Any = None,
-) -> Any:
+    weight: Tensor | None = None,
+) -> Tensor:
     """Return the mean (or sum, or each) of (input - target) ** 2."""
     _check_pair("mse_loss", input, target)
     reduction = _rule(size_average, reduce, reduction)
@@ -135,13 +135,13 @@ def mse_loss(
     autocast=FP32,
 )
 def l1_loss(
-    input: Any,
-    target: Any,
+    input: Tensor,
+    target: Tensor,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-    weight: Any = None,
-) -> Any:
+    weight: Tensor | None = None,
+) -> Tensor:
     """Return the mean (or sum, or each) of |input - target|."""
     if input.dtype.is_complex or target.dtype.is_complex:
         return _weighted((input - target).abs(), weight, _rule(size_average, reduce, reduction))
@@ -160,13 +160,13 @@ def l1_loss(
     out="cast",
 )
 def smooth_l1_loss(
-    input: Any,
-    target: Any,
+    input: Tensor,
+    target: Tensor,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
     beta: float = 1.0,
-) -> Any:
+) -> Tensor:
     """Return the mean of d ** 2 / (2 beta) where |d| = |input - target| < beta, and of |d| - beta / 2 elsewhere."""
     _check_pair("smooth_l1_loss", input, target)
     reduction = _rule(size_average, reduce, reduction)
@@ -187,8 +187,12 @@ def smooth_l1_loss(
     out="cast",
 )
 def huber_loss(
-    input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None
-) -> Any:
+    input: Tensor,
+    target: Tensor,
+    reduction: str = "mean",
+    delta: float = 1.0,
+    weight: Tensor | None = None,
+) -> Tensor:
     """Return the mean of d ** 2 / 2 where |d| < delta, of delta * (|d| - delta / 2) elsewhere; d = input - target."""
     _check_pair("huber_loss", input, target)
     reduction = _rule(None, None, reduction)
@@ -212,13 +216,13 @@ def huber_loss(
     gradient_name="BinaryCrossEntropyBackward0",
 )
 def binary_cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Any = None,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return the mean of -(target * log(input) + (1 - target) * log(1 - input)); input and target in 0..1."""
     reduction = _rule(size_average, reduce, reduction)
     if tuple(target.shape) != tuple(input.shape):
@@ -240,14 +244,14 @@ def binary_cross_entropy(
     gradient_name="BinaryCrossEntropyWithLogitsBackward0",
 )
 def binary_cross_entropy_with_logits(
-    input: Any,
-    target: Any,
-    weight: Any = None,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-    pos_weight: Any = None,
-) -> Any:
+    pos_weight: Tensor | None = None,
+) -> Tensor:
     """Return binary_cross_entropy(sigmoid(input), target), computed so that nothing overflows."""
     reduction = _rule(size_average, reduce, reduction)
     if tuple(target.shape) != tuple(input.shape):
@@ -272,13 +276,13 @@ def binary_cross_entropy_with_logits(
     refuses=NOT_FLOATS,
 )
 def kl_div(
-    input: Any,
-    target: Any,
+    input: Tensor,
+    target: Tensor,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
     log_target: bool = False,
-) -> Any:
+) -> Tensor:
     """Return target * (log(target) - input), with log-probabilities as input; "batchmean" divides by the batch."""
     if reduction == "mean" and size_average is None and reduce is None:
         warn(
@@ -297,15 +301,15 @@ def kl_div(
 
 @composite(torch="nn.functional.gaussian_nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS)
 def gaussian_nll_loss(
-    input: Any,
-    target: Any,
-    var: Any,
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
     full: bool = False,
     eps: float = 1e-06,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return (log(var) + (input - target) ** 2 / var) / 2, with var at least eps; full adds log(2 pi) / 2."""
-    if is_tensor(var):
+    if isinstance(var, Tensor):
         if tuple(var.shape) != tuple(input.shape):
             if tuple(input.shape[:-1]) == tuple(var.shape):
                 var = var.unsqueeze(-1)
@@ -338,15 +342,15 @@ def gaussian_nll_loss(
     refuses=BOOL,
 )
 def poisson_nll_loss(
-    input: Any,
-    target: Any,
+    input: Tensor,
+    target: Tensor,
     log_input: bool = True,
     full: bool = False,
     size_average: bool | None = None,
     eps: float = 1e-08,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return exp(input) - target * input, or input - target * log(input + eps); full adds Stirling's term."""
     reduction = _rule(size_average, reduce, reduction)
     if log_input:
@@ -362,7 +366,7 @@ def poisson_nll_loss(
 # -- classification ---------------------------------------------------------------------------------------------------
 
 
-def _check_classes(name: str, input: Any, target: Any, weight: Any) -> int:
+def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | None) -> int:
     """Return the class dim. Raises PyTorch's errors about shapes and types."""
     if input.dtype.kind != "float":
         raise DTypeError(f"{name}: not implemented for {input.dtype}. Convert it with .float().")
@@ -387,7 +391,7 @@ def _check_classes(name: str, input: Any, target: Any, weight: Any) -> int:
     return dim
 
 
-def _check_class_weight(name: str, classes: int, weight: Any) -> None:
+def _check_class_weight(name: str, classes: int, weight: Tensor | None) -> None:
     if weight is not None and tuple(weight.shape) != (classes,):
         raise ShapeError(
             f"{name}: weight tensor should be defined either for all {classes} classes or no classes but got weight "
@@ -395,21 +399,21 @@ def _check_class_weight(name: str, classes: int, weight: Any) -> None:
         )
 
 
-def _along_classes(weight: Any, dim: int, rank: int) -> Any:
+def _along_classes(weight: Tensor, dim: int, rank: int) -> Tensor:
     return weight.reshape((1,) * dim + (-1,) + (1,) * (rank - dim - 1))
 
 
 def _negative_log_likelihood(
     name: str,
-    x: Any,
-    target: Any,
-    weight: Any,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
     ignore_index: int,
     reduction: str,
     smoothing: float,
     dim: int,
     gathered: bool = False,
-) -> Any:
+) -> Tensor:
     """Return the loss of log-probabilities x for class numbers, with label smoothing.
 
     The comparison with every class fuses with what computes x; `gathered` reads one class of each row.
@@ -453,7 +457,7 @@ def _negative_log_likelihood(
     return total / _where(nothing, 1.0, count) + _where(nothing, math.nan, 0.0)
 
 
-def _nll_name(input: Any, target: Any = None, *_: Any, **__: Any) -> str:
+def _nll_name(input: Tensor, target: Tensor | None = None, *_: Any, **__: Any) -> str:
     if target is not None and target.dtype.is_floating_point:
         return "DivBackward1"
     return "NllLoss2DBackward0" if input.ndim > 2 else "NllLossBackward0"
@@ -469,14 +473,14 @@ def _nll_name(input: Any, target: Any = None, *_: Any, **__: Any) -> str:
     operators=("nll_loss2d", "nll_loss_nd"),
 )
 def nll_loss(
-    input: Any,
-    target: Any,
-    weight: Any = None,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
     size_average: bool | None = None,
     ignore_index: int = -100,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return -weight[target] * input[target] of log-probabilities (C), (N, C) or (N, C, ...); a weighted mean."""
     reduction = _rule(size_average, reduce, reduction)
     dim = _check_classes("nll_loss", input, target, weight)
@@ -502,15 +506,15 @@ def nll_loss(
     operators=("cross_entropy_loss",),
 )
 def cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Any = None,
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
     size_average: bool | None = None,
     ignore_index: int = -100,
     reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> Any:
+) -> Tensor:
     """Return the cross entropy of logits (C), (N, C) or (N, C, ...) and classes, as numbers or probabilities."""
     reduction = _rule(size_average, reduce, reduction)
     if not 0.0 <= label_smoothing <= 1.0:
@@ -529,8 +533,13 @@ def cross_entropy(
 
 
 def _soft_cross_entropy(
-    input: Any, target: Any, weight: Any, ignore_index: int, reduction: str, smoothing: float
-) -> Any:
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    smoothing: float,
+) -> Tensor:
     """Return the cross entropy with class probabilities as targets; its mean is over all but the class dim."""
     if ignore_index >= 0:
         raise RuntimeError(
@@ -563,13 +572,13 @@ def _soft_cross_entropy(
     refuses=BOOL,
 )
 def hinge_embedding_loss(
-    input: Any,
-    target: Any,
+    input: Tensor,
+    target: Tensor,
     margin: float = 1.0,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return input where target is 1, and max(0, margin - input) where it is -1."""
     loss = _where(ne(target, 1), clamp_min(margin - input, 0), 0.0)
     loss = loss + _where(ne(target, -1), input, 0.0)
@@ -583,14 +592,14 @@ def hinge_embedding_loss(
     autocast=FP32,
 )
 def margin_ranking_loss(
-    input1: Any,
-    input2: Any,
-    target: Any,
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
     margin: float = 0,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return max(0, -target * (input1 - input2) + margin)."""
     loss = clamp_min(-target * (input1 - input2) + margin, 0)
     return _reduced(loss, _rule(size_average, reduce, reduction))
@@ -604,14 +613,14 @@ def margin_ranking_loss(
 )
 @computed_wide
 def cosine_embedding_loss(
-    input1: Any,
-    input2: Any,
-    target: Any,
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
     margin: float = 0,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return 1 - cos(input1, input2) where target is 1, and max(0, cos - margin) where it is -1."""
     if target.ndim > 1:
         raise ShapeError(
@@ -635,9 +644,9 @@ def cosine_embedding_loss(
 )
 @computed_wide
 def triplet_margin_loss(
-    anchor: Any,
-    positive: Any,
-    negative: Any,
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
     margin: float = 1.0,
     p: float = 2,
     eps: float = 1e-06,
@@ -645,7 +654,7 @@ def triplet_margin_loss(
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return max(0, |anchor - positive| - |anchor - negative| + margin), in the p-norm (Balntas et al., 2016)."""
     if margin <= 0:
         raise ValueError(f"margin must be greater than 0, got {margin}")
@@ -664,12 +673,12 @@ def triplet_margin_loss(
     gradient_name="SoftMarginLossBackward0",
 )
 def soft_margin_loss(
-    input: Any,
-    target: Any,
+    input: Tensor,
+    target: Tensor,
     size_average: bool | None = None,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> Tensor:
     """Return log(1 + exp(-target * input))."""
     if broadcast_shapes(tuple(input.shape), tuple(target.shape)) != tuple(input.shape):
         raise ShapeError(

@@ -15,53 +15,55 @@ from webtorch.functions import composite as norms
 from webtorch.functions import creation, ordering, reduce
 from webtorch.functions.movement import integers_held
 from webtorch.functions.pointwise import where
-from webtorch.ir.dtype import DType, bool_, int64
+from webtorch.functions.reduce import Dims
+from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ops import elementwise
 from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
-from webtorch.ops.record import composite
+from webtorch.ops.record import Composite, P, R, composite
+from webtorch.tensors.tensor import Tensor
 
 MASKED = ("masked",)
 
 
-def _extreme(x: Any, largest: bool) -> Any:
+def _extreme(x: Tensor, largest: bool) -> Scalar:
     if x.dtype.has_gradient:
         return math.inf if largest else -math.inf
     low, high = integers_held(x)
     return high if largest else low
 
 
-def _filled(x: Any, mask: Any, value: Any) -> Any:
+def _filled(x: Tensor, mask: Tensor | None, value: Any) -> Tensor:
     if mask is None:
         return x
     return where(mask, x, value)
 
 
-def _floats(name: str, x: Any) -> Any:
+def _floats(name: str, x: Tensor) -> Tensor:
     """Return `x`. Raises DTypeError unless it is of floats or complex numbers."""
     if not x.dtype.has_gradient:
         raise DTypeError(f"masked.{name}: not implemented for {x.dtype}. Convert it with .float().")
     return x
 
 
-def _numbers(name: str, x: Any, masked: bool = True) -> Any:
+def _numbers(name: str, x: Tensor, masked: bool = True) -> Tensor:
     """Return `x`. Raises DTypeError for bools, where something is `masked`."""
     if x.dtype is bool_ and masked:
         raise DTypeError(f"masked.{name}: not implemented for {x.dtype}. Convert it with .int().")
     return x
 
 
-def _typed(x: Any, dtype: Any, widen: bool = False) -> Any:
+def _typed(x: Tensor, dtype: DType | None, widen: bool = False) -> Tensor:
     if dtype is None:
         dtype = int64 if widen and not x.dtype.has_gradient else x.dtype
     return cast_to(x, dtype)
 
 
-def _dims(dim: Any, rank: int) -> Any:
+def _dims(dim: Dims, rank: int) -> Dims:
     """Return what torch.masked means by dim: () are no dims."""
     return None if dim is None else dim if isinstance(dim, int) else tuple(dim)
 
 
-def _masked(function: Callable[..., Any]) -> Any:
+def _masked(function: Callable[P, R]) -> Composite[P, R]:
     name = function.__name__.strip("_")
     return composite(
         name=f"masked_{name}", family="index", function_in=MASKED, torch=f"masked.{name}"
@@ -70,8 +72,13 @@ def _masked(function: Callable[..., Any]) -> Any:
 
 @_masked
 def sum_(
-    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    dim: Any = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The sum of the elements that count."""
     x = _filled(_typed(input, dtype, True), mask, 0)
     if isinstance(dim, (tuple, list)) and not dim:
@@ -81,8 +88,13 @@ def sum_(
 
 @_masked
 def prod_(
-    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    dim: Any = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The product of the elements that count."""
     x = _filled(_typed(input, dtype, True), mask, 1)
     dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
@@ -93,8 +105,13 @@ def prod_(
 
 @_masked
 def amax_(
-    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    dim: Any = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The largest of the elements that count."""
     x = _numbers("amax", _typed(input, dtype), mask is not None)
     x = _filled(x, mask, _extreme(x, False))
@@ -105,8 +122,13 @@ def amax_(
 
 @_masked
 def amin_(
-    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    dim: Any = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The smallest of the elements that count."""
     x = _numbers("amin", _typed(input, dtype), mask is not None)
     x = _filled(x, mask, _extreme(x, True))
@@ -117,13 +139,13 @@ def amin_(
 
 @_masked
 def argmax_(
-    input: Any,
+    input: Tensor,
     dim: int | None = None,
     *,
     keepdim: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-) -> Any:
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """Where the largest of the elements that count is."""
     x = _numbers("argmax", _typed(input, dtype))
     return cast_to(reduce.argmax(_filled(x, mask, _extreme(x, False)), dim, keepdim), x.dtype)
@@ -131,19 +153,19 @@ def argmax_(
 
 @_masked
 def argmin_(
-    input: Any,
+    input: Tensor,
     dim: int | None = None,
     *,
     keepdim: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-) -> Any:
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """Where the smallest of the elements that count is."""
     x = _numbers("argmin", _typed(input, dtype))
     return cast_to(reduce.argmin(_filled(x, mask, _extreme(x, True)), dim, keepdim), x.dtype)
 
 
-def _counted(x: Any, mask: Any, dim: Any, keepdim: bool, dtype: DType) -> Any:
+def _counted(x: Tensor, mask: Tensor | None, dim: Any, keepdim: bool, dtype: DType) -> Tensor:
     """Return how many elements count."""
     if mask is None:
         ones = fill(x._shape, 1, dtype, x.device)
@@ -156,8 +178,13 @@ def _counted(x: Any, mask: Any, dim: Any, keepdim: bool, dtype: DType) -> Any:
 
 @_masked
 def mean_(
-    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    dim: Any = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The mean of the elements that count."""
     x = _typed(input, dtype)
     if not x.dtype.has_gradient:
@@ -171,8 +198,13 @@ def mean_(
 
 @_masked
 def median_(
-    input: Any, dim: int = -1, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    dim: int = -1,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The median of the elements that count."""
     x = _typed(input, dtype)
     x = _filled(x, mask, math.nan)
@@ -182,8 +214,13 @@ def median_(
 
 @_masked
 def logsumexp_(
-    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    dim: Any = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """log(sum(exp(elements that count)))."""
     x = _typed(input, dtype)
     if x.dtype is bool_ and mask is not None:
@@ -195,8 +232,13 @@ def logsumexp_(
 
 @_masked
 def logaddexp_(
-    input: Any, other: Any, *, dtype: Any = None, input_mask: Any = None, other_mask: Any = None
-) -> Any:
+    input: Tensor,
+    other: Tensor,
+    *,
+    dtype: DType | None = None,
+    input_mask: Any = None,
+    other_mask: Any = None,
+) -> Tensor:
     """log(exp(input) + exp(other)) of the elements that count."""
     x = _filled(_floats("logaddexp", _typed(input, dtype)), input_mask, -math.inf)
     y = _filled(_typed(other, dtype), other_mask, -math.inf)
@@ -205,29 +247,29 @@ def logaddexp_(
 
 @_masked
 def norm_(
-    input: Any,
+    input: Tensor,
     ord: float = 2.0,
     dim: Any = None,
     *,
     keepdim: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-) -> Any:
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The norm of the elements that count."""
     x = _filled(_typed(input, dtype), mask, math.inf if ord == -math.inf else 0)
     return reduce.vector_norm(x, ord, _dims(dim, x.ndim), keepdim)
 
 
 def _spread(
-    input: Any,
+    input: Tensor,
     dim: Any,
     unbiased: Any,
     correction: Any,
     keepdim: bool,
-    dtype: Any,
-    mask: Any,
+    dtype: DType | None,
+    mask: Tensor | None,
     root: bool,
-) -> Any:
+) -> Tensor:
     if correction is None:
         correction = 1 if unbiased is None or unbiased else 0
     x = _numbers("std" if root else "var", _typed(input, dtype))
@@ -251,56 +293,64 @@ def _spread(
 
 @_masked
 def var_(
-    input: Any,
+    input: Tensor,
     dim: Any = None,
     unbiased: bool | None = None,
     *,
     correction: Any = None,
     keepdim: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-) -> Any:
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The variance of the elements that count."""
     return _spread(input, dim, unbiased, correction, keepdim, dtype, mask, False)
 
 
 @_masked
 def std_(
-    input: Any,
+    input: Tensor,
     dim: Any = None,
     unbiased: bool | None = None,
     *,
     correction: Any = None,
     keepdim: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-) -> Any:
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The standard deviation of the elements that count."""
     return _spread(input, dim, unbiased, correction, keepdim, dtype, mask, True)
 
 
 @_masked
-def cumsum_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+def cumsum_(
+    input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
+) -> Tensor:
     """The running sum of the elements that count."""
     x = _filled(_numbers("cumsum", _typed(input, dtype)), mask, 0)
     return reduce.cumsum(x, dim, dtype=x.dtype)
 
 
 @_masked
-def cumprod_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+def cumprod_(
+    input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
+) -> Tensor:
     """The running product of the elements that count."""
     x = _filled(_numbers("cumprod", _typed(input, dtype)), mask, 1)
     return reduce.cumprod(x, dim, dtype=x.dtype)
 
 
 @_masked
-def softmax_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+def softmax_(
+    input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
+) -> Tensor:
     """The softmax of the elements that count."""
     return norms.softmax(_filled(_floats("softmax", _typed(input, dtype)), mask, -math.inf), dim)
 
 
 @_masked
-def log_softmax_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+def log_softmax_(
+    input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
+) -> Tensor:
     """The logarithm of the softmax of the elements that count."""
     return norms.log_softmax(
         _filled(_floats("log_softmax", _typed(input, dtype)), mask, -math.inf), dim
@@ -308,15 +358,23 @@ def log_softmax_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -
 
 
 @_masked
-def softmin_(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+def softmin_(
+    input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
+) -> Tensor:
     """The softmax of the negated elements that count."""
     return norms.softmax(-_filled(_floats("softmin", _typed(input, dtype)), mask, math.inf), dim)
 
 
 @_masked
 def normalize_(
-    input: Any, ord: float, dim: int, *, eps: float = 1e-12, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    ord: float,
+    dim: int,
+    *,
+    eps: float = 1e-12,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The elements that count, divided by their norm."""
     x = _typed(input, dtype)
     size = masked_norm(x, ord, dim, keepdim=True, mask=mask)

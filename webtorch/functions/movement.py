@@ -57,15 +57,18 @@ from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import TABLE, Autocast, Example, composite
 from webtorch.tensors import tape
-from webtorch.tensors.tensor import several_views
+from webtorch.tensors.formats import memory_format as MemoryFormat
+from webtorch.tensors.tensor import Tensor, several_views
 
-METHOD = ("Tensor",)
+METHOD: tuple[str, ...] = ("Tensor",)
 
 
 # -- arguments -------------------------------------------------------------------------------------
 
 
-def sizes_of(op: str, args: Sequence[Any], named: Any = None, what: str = "size") -> Shape:
+def sizes_of(
+    op: str, args: Sequence[Any], named: Sequence[int] | int | None = None, what: str = "size"
+) -> Shape:
     """Return the integers of `f(2, 3)`, `f((2, 3))` or `f(size=(2, 3))`. Raises TypeError."""
     if named is not None:
         args = (named,)
@@ -103,12 +106,12 @@ def zero_of(dtype: DType) -> Scalar:
     return False if dtype.kind == "bool" else 0
 
 
-def integers_held(x: Any) -> tuple[int, int]:
+def integers_held(x: Tensor) -> tuple[int, int]:
     """Return the least and the largest integer that `x` can hold where it is: a GPU's int64 has 32 bits."""
     return integer_limits(int32 if x.dtype is int64 and x.device.type != "cpu" else x.dtype)
 
 
-def sum_to(g: Any, shape: Shape) -> Any:
+def sum_to(g: Tensor, shape: Shape) -> Tensor:
     """Return `g` summed over the dimensions along which `shape` was expanded to it."""
     if g._shape == shape:
         return g
@@ -126,12 +129,12 @@ def sum_to(g: Any, shape: Shape) -> Any:
 # -- one tensor, another shape ---------------------------------------------------------------------
 
 
-def _as_shape(x: Any, shape: Shape, strides: Shape, name: str) -> Any:
+def _as_shape(x: Tensor, shape: Shape, strides: Shape, name: str) -> Tensor:
     old = x._shape
     return as_view(x, shape, strides, x._offset, vjp=lambda g: reshape(g, old), name=name)
 
 
-def _inferred(op: str, x: Any, sizes: Shape) -> Shape:
+def _inferred(op: str, x: Tensor, sizes: Shape) -> Shape:
     try:
         return infer_shape(sizes, numel(x._shape))
     except ShapeError as error:
@@ -144,7 +147,9 @@ def _inferred(op: str, x: Any, sizes: Shape) -> Shape:
 @composite(
     family="movement", function_in=METHOD, torch="Tensor.view", geometry=("view", "_reshape_alias")
 )
-def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -> Any:
+def view(
+    input: Tensor, *args: Any, size: Sequence[int] | None = None, dtype: DType | None = None
+) -> Tensor:
     """The same memory in another shape; one size may be -1. Raises RuntimeError when strides do not allow it.
 
     With a dtype in place of sizes, the same memory as elements of that type, outside autograd. Types of other
@@ -164,7 +169,7 @@ def view(input: Any, *args: Any, size: Any = None, dtype: DType | None = None) -
     return _as_shape(input, shape, strides, "View")
 
 
-def _bits_as(x: Any, dtype: DType) -> Any:
+def _bits_as(x: Tensor, dtype: DType) -> Tensor:
     old = x.dtype
     shape, strides, offset = x._shape, x._strides, x._offset
     if dtype.itemsize == old.itemsize:
@@ -195,7 +200,7 @@ def _bits_as(x: Any, dtype: DType) -> Any:
 
 
 @composite(family="movement")
-def reshape(input: Any, *args: Any, shape: Any = None) -> Any:
+def reshape(input: Tensor, *args: Any, shape: Sequence[int] | None = None) -> Tensor:
     """The elements in another shape; one size may be -1. A view where strides allow it, else a copy."""
     old = input._shape
     new = _inferred("reshape", input, sizes_of("reshape", args, shape, "shape"))
@@ -207,19 +212,19 @@ def reshape(input: Any, *args: Any, shape: Any = None) -> Any:
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.view_as")
-def view_as(input: Any, other: Any) -> Any:
+def view_as(input: Tensor, other: Tensor) -> Tensor:
     """A view in the shape of `other`."""
     return view(input, other._shape)
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.reshape_as")
-def reshape_as(input: Any, other: Any) -> Any:
+def reshape_as(input: Tensor, other: Tensor) -> Tensor:
     """The elements in the shape of `other`."""
     return reshape(input, other._shape)
 
 
 @composite(family="movement")
-def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
+def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Dimensions start_dim to end_dim as one."""
     shape = input._shape
     start, end = normalize_dim(start_dim, len(shape)), normalize_dim(end_dim, len(shape))
@@ -233,7 +238,7 @@ def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
 
 
 @composite(family="movement")
-def unflatten(input: Any, dim: int, sizes: Sequence[int]) -> Any:
+def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Dimension `dim` as several of `sizes`; one may be -1."""
     shape = input._shape
     dim = normalize_dim(dim, len(shape))
@@ -253,7 +258,7 @@ def unflatten(input: Any, dim: int, sizes: Sequence[int]) -> Any:
 
 
 @composite(family="movement")
-def ravel(input: Any) -> Any:
+def ravel(input: Tensor) -> Tensor:
     """The elements in one dimension."""
     return reshape(input, (-1,)) if input.numel() else reshape(input, (0,))
 
@@ -267,7 +272,7 @@ def squeezed_dims(shape: Shape, dim: Any) -> tuple[int, ...]:
 
 
 @composite(family="movement")
-def squeeze(input: Any, dim: int | Sequence[int] | None = None) -> Any:
+def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Without dimensions of size 1: all of them, or those of `dim` that have size 1."""
     shape, strides = input._shape, input._strides
     kept = squeezed_dims(shape, dim)
@@ -277,7 +282,7 @@ def squeeze(input: Any, dim: int | Sequence[int] | None = None) -> Any:
 
 
 @composite(family="movement", traced=True)
-def unsqueeze(input: Any, dim: int) -> Any:
+def unsqueeze(input: Tensor, dim: int) -> Tensor:
     """With a new dimension of size 1 at `dim`."""
     shape, strides = input._shape, input._strides
     dim = normalize_dim(dim, len(shape) + 1)
@@ -291,12 +296,14 @@ def unsqueeze(input: Any, dim: int) -> Any:
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.expand", grows=True)
-def expand(input: Any, *args: Any, size: Any = None, implicit: bool = False) -> Any:
+def expand(
+    input: Tensor, *args: Any, size: Sequence[int] | None = None, implicit: bool = False
+) -> Tensor:
     """A view in which dimensions of size 1 are repeated; -1 keeps a size."""
     return _expand("expand", input, sizes_of("expand", args, size))
 
 
-def _expand(op: str, x: Any, size: Shape) -> Any:
+def _expand(op: str, x: Tensor, size: Shape) -> Tensor:
     old, old_strides = x._shape, x._strides
     lead = len(size) - len(old)
     if lead < 0:
@@ -328,19 +335,19 @@ def _expand(op: str, x: Any, size: Shape) -> Any:
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.expand_as")
-def expand_as(input: Any, other: Any) -> Any:
+def expand_as(input: Tensor, other: Tensor) -> Tensor:
     """Expanded to the shape of `other`."""
     return _expand("expand_as", input, other._shape)
 
 
 @composite(family="movement", grows=True)
-def broadcast_to(input: Any, size: Sequence[int]) -> Any:
+def broadcast_to(input: Tensor, size: Sequence[int]) -> Tensor:
     """Expanded to `size`."""
     return _expand("broadcast_to", input, sizes_of("broadcast_to", (size,)))
 
 
 @composite(family="movement", function_in=("torch",))
-def broadcast_tensors(*tensors: Any) -> tuple[Any, ...]:
+def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """Views of the tensors in the shape that all of them expand to."""
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
         tensors = tuple(tensors[0])
@@ -351,7 +358,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Any, ...]:
 # -- order of dimensions ---------------------------------------------------------------------------
 
 
-def _permute(x: Any, dims: tuple[int, ...], name: str = "Permute") -> Any:
+def _permute(x: Tensor, dims: tuple[int, ...], name: str = "Permute") -> Tensor:
     shape, strides = x._shape, x._strides
     inverse = tuple(sorted(range(len(dims)), key=dims.__getitem__))
     return as_view(
@@ -365,7 +372,7 @@ def _permute(x: Any, dims: tuple[int, ...], name: str = "Permute") -> Any:
 
 
 @composite(family="movement")
-def permute(input: Any, *args: Any, dims: Any = None) -> Any:
+def permute(input: Tensor, *args: Any, dims: Sequence[int] | None = None) -> Tensor:
     """The dimensions in the order `dims`."""
     order = sizes_of("permute", args, dims, "dims") if args != () or dims is not None else ()
     rank = len(input._shape)
@@ -383,7 +390,7 @@ def permute(input: Any, *args: Any, dims: Any = None) -> Any:
     return _permute(input, wanted)
 
 
-def _swap(x: Any, dim0: int, dim1: int, name: str = "Transpose") -> Any:
+def _swap(x: Tensor, dim0: int, dim1: int, name: str = "Transpose") -> Tensor:
     rank = len(x._shape)
     a, b = normalize_dim(dim0, rank), normalize_dim(dim1, rank)
     order = list(range(rank))
@@ -393,25 +400,25 @@ def _swap(x: Any, dim0: int, dim1: int, name: str = "Transpose") -> Any:
 
 
 @composite(family="movement", traced=True)
-def transpose(input: Any, dim0: int, dim1: int) -> Any:
+def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Dimensions dim0 and dim1 exchanged."""
     return _swap(input, dim0, dim1)
 
 
 @composite(family="movement")
-def swapaxes(input: Any, axis0: int, axis1: int) -> Any:
+def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
     """Another name of transpose."""
     return _swap(input, axis0, axis1)
 
 
 @composite(family="movement")
-def swapdims(input: Any, dim0: int, dim1: int) -> Any:
+def swapdims(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Another name of transpose."""
     return _swap(input, dim0, dim1)
 
 
 @composite(family="movement", traced=True)
-def t(input: Any) -> Any:
+def t(input: Tensor) -> Tensor:
     """The transpose of a matrix; 0-d and 1-d tensors as they are."""
     rank = len(input._shape)
     if rank > 2:
@@ -421,7 +428,7 @@ def t(input: Any) -> Any:
     return _permute(input, tuple(reversed(range(rank))), "T")
 
 
-def _matrix_transpose(name: str, x: Any) -> Any:
+def _matrix_transpose(name: str, x: Tensor) -> Tensor:
     if len(x._shape) < 2:
         raise ShapeError(
             f"tensor.{name} is only supported on matrices or batches of matrices. Got "
@@ -431,25 +438,25 @@ def _matrix_transpose(name: str, x: Any) -> Any:
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.mT")
-def mT(input: Any) -> Any:
+def mT(input: Tensor) -> Tensor:
     """The last two dimensions exchanged (a property)."""
     return _matrix_transpose("mT", input)
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.mH")
-def mH(input: Any) -> Any:
+def mH(input: Tensor) -> Tensor:
     """The conjugate transpose, which is mT for real types (a property)."""
     return conjugate(_matrix_transpose("mH", input))
 
 
 @composite(family="movement")
-def adjoint(input: Any) -> Any:
+def adjoint(input: Tensor) -> Tensor:
     """The conjugate transpose, which is mT for real types."""
     return conjugate(_matrix_transpose("adjoint", input))
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.T", name="T")
-def _T(input: Any) -> Any:
+def _T(input: Tensor) -> Tensor:
     """All dimensions in reverse order (a property)."""
     rank = len(input._shape)
     if rank == 0:
@@ -466,7 +473,7 @@ def _T(input: Any) -> Any:
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.H", name="H")
-def _H(input: Any) -> Any:
+def _H(input: Tensor) -> Tensor:
     """The conjugate transpose of a matrix (a property)."""
     if len(input._shape) not in (0, 2):
         raise ShapeError(
@@ -479,7 +486,7 @@ def _H(input: Any) -> Any:
 PROPERTIES = ("mT", "mH", "T", "H")
 
 
-def _movedim(x: Any, source: Any, destination: Any) -> Any:
+def _movedim(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     rank = len(x._shape)
     source = (source,) if isinstance(source, int) else tuple(source)
     destination = (destination,) if isinstance(destination, int) else tuple(destination)
@@ -503,7 +510,7 @@ def _movedim(x: Any, source: Any, destination: Any) -> Any:
 
 
 @composite(family="movement", aliases=("moveaxis",))
-def movedim(input: Any, source: int | Sequence[int], destination: int | Sequence[int]) -> Any:
+def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Dimensions `source` moved to the places `destination`; the others keep their order."""
     return _movedim(input, source, destination)
 
@@ -517,7 +524,7 @@ def _border(shape: Shape, dim: int, low: int, high: int) -> tuple[Shape, Shape]:
     return tuple(before), tuple(after)
 
 
-def pad_dim(x: Any, dim: int, low: int, high: int, value: Scalar = 0) -> Any:
+def pad_dim(x: Tensor, dim: int, low: int, high: int, value: Scalar = 0) -> Tensor:
     """Return `x` with `low` and `high` more elements of `value` at the ends of `dim`."""
     if not low and not high:
         return x
@@ -525,7 +532,7 @@ def pad_dim(x: Any, dim: int, low: int, high: int, value: Scalar = 0) -> Any:
     return pad_with(x, before, after, zero_of(x.dtype) if value == 0 else value)
 
 
-def _spread(g: Any, dim: int, step: int) -> Any:
+def _spread(g: Tensor, dim: int, step: int) -> Tensor:
     """Return `g` with step - 1 zeros between neighbours along `dim`."""
     count = g._shape[dim]
     if step == 1 or count <= 1:
@@ -536,7 +543,7 @@ def _spread(g: Any, dim: int, step: int) -> Any:
     return window(wide, dim, 0, (count - 1) * step + 1)
 
 
-def _from_window(g: Any, shape: Shape, dim: int, start: int, step: int) -> Any:
+def _from_window(g: Tensor, shape: Shape, dim: int, start: int, step: int) -> Tensor:
     """Return zeros of `shape` with `g` at positions start, start + step, ... of `dim`."""
     if not g._shape[dim]:
         return fill(shape, 0, g.dtype, g.device)
@@ -544,7 +551,7 @@ def _from_window(g: Any, shape: Shape, dim: int, start: int, step: int) -> Any:
     return pad_dim(g, dim, start, shape[dim] - start - g._shape[dim])
 
 
-def window(x: Any, dim: int, start: int, length: int, step: int = 1) -> Any:
+def window(x: Tensor, dim: int, start: int, length: int, step: int = 1) -> Tensor:
     """Return the view of elements start, start + step, ... (`length` of them) along `dim`; all in range."""
     shape, strides = x._shape, x._strides
     return as_view(
@@ -557,7 +564,7 @@ def window(x: Any, dim: int, start: int, length: int, step: int = 1) -> Any:
     )
 
 
-def pick(x: Any, dim: int, index: int) -> Any:
+def pick(x: Tensor, dim: int, index: int) -> Tensor:
     """Return the view without `dim` at position `index`, which is in range."""
     shape, strides = x._shape, x._strides
     return as_view(
@@ -571,7 +578,7 @@ def pick(x: Any, dim: int, index: int) -> Any:
 
 
 @composite(family="movement", traced=True)
-def select(input: Any, dim: int, index: int) -> Any:
+def select(input: Tensor, dim: int, index: int) -> Tensor:
     """The view at position `index` of `dim`, without that dimension."""
     shape = input._shape
     if not shape:
@@ -592,8 +599,8 @@ def slice_bounds(size: int, start: int | None, stop: int | None, step: int) -> t
 
 @composite(family="movement", function_in=(), torch="", name="slice", traced=True)
 def slice_(
-    input: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Any:
+    input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
     """The view of positions start, start + step, ... before end along `dim`."""
     shape = input._shape
     if not shape:
@@ -606,12 +613,12 @@ def slice_(
 
 
 @composite(family="movement")
-def narrow(input: Any, dim: int, start: Any, length: int) -> Any:
+def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """The view of `length` elements from `start` along `dim`."""
     shape = input._shape
     if not shape:
         raise ShapeError("narrow() cannot be applied to a 0-dim tensor.")
-    if hasattr(start, "_storage") and (start._shape or start.dtype.kind not in ("int", "uint")):
+    if isinstance(start, Tensor) and (start._shape or start.dtype.kind not in ("int", "uint")):
         raise RuntimeError("start must be an 0-dim integral Tensor.")
     dim, start, length = normalize_dim(dim, len(shape)), operator.index(start), int(length)
     size = shape[dim]
@@ -631,7 +638,7 @@ def narrow(input: Any, dim: int, start: Any, length: int) -> Any:
 
 
 @composite(family="movement", gradient_name="UnbindBackward0", traced=True)
-def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
+def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The views at each position of `dim`."""
     if not input._shape:
         raise IndexError("Dimension specified as 0 but tensor has no dimensions")
@@ -639,7 +646,7 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     return several_views(tuple([pick(input, dim, i) for i in range(input._shape[dim])]))
 
 
-def _split_by(x: Any, lengths: Sequence[int], dim: int) -> tuple[Any, ...]:
+def _split_by(x: Tensor, lengths: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     out, start = [], 0
     for length in lengths:
         out.append(window(x, dim, start, length))
@@ -647,7 +654,7 @@ def _split_by(x: Any, lengths: Sequence[int], dim: int) -> tuple[Any, ...]:
     return tuple(out)
 
 
-def _split_with_sizes(x: Any, sizes: Sequence[int], dim: int) -> tuple[Any, ...]:
+def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor, ...]:
     size = x._shape[dim]
     if any(s < 0 for s in sizes):
         raise RuntimeError(
@@ -663,14 +670,14 @@ def _split_with_sizes(x: Any, sizes: Sequence[int], dim: int) -> tuple[Any, ...]
     return several_views(_split_by(x, sizes, dim))
 
 
-def _split_evenly(x: Any, length: int, dim: int) -> tuple[Any, ...]:
+def _split_evenly(x: Tensor, length: int, dim: int) -> tuple[Tensor, ...]:
     size = x._shape[dim]
     count = max(1, -(-size // length)) if length else 1
     lengths = [length] * (count - 1) + [size - length * (count - 1)]
     return several_views(_split_by(x, lengths, dim))
 
 
-def _splittable(op: str, x: Any, dim: int) -> int:
+def _splittable(op: str, x: Tensor, dim: int) -> int:
     if not x._shape:
         raise RuntimeError(f"{op} expects at least a 1-dimensional tensor")
     return normalize_dim(dim, len(x._shape))
@@ -682,7 +689,9 @@ def _split_title(input: Any, split_size_or_sections: Any, dim: int = 0) -> str:
 
 
 @composite(family="movement", gradient_name=_split_title)
-def split(input: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+def split(
+    input: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0
+) -> tuple[Tensor, ...]:
     """Views of parts along `dim`: of one size (the last may be smaller), or of the sizes listed."""
     dim = _splittable("split", input, dim)
     if isinstance(split_size_or_sections, (tuple, list)):
@@ -700,13 +709,13 @@ def split(input: Any, split_size_or_sections: int | Sequence[int], dim: int = 0)
 
 
 @composite(family="movement", gradient_name="SplitWithSizesBackward0", traced=True)
-def split_with_sizes(input: Any, split_sizes: Sequence[int], dim: int = 0) -> tuple[Any, ...]:
+def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Views of parts of the sizes listed along `dim`."""
     return _split_with_sizes(input, list(split_sizes), _splittable("split", input, dim))
 
 
 @composite(family="movement", gradient_name="SplitBackward0")
-def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of at most `chunks` parts of one size along `dim`; the last may be smaller."""
     dim = _splittable("chunk", input, dim)
     if chunks <= 0:
@@ -719,13 +728,13 @@ def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
 
 @composite(family="movement")
 def tensor_split(
-    input: Any,
+    input: Tensor,
     indices_or_sections: Any = None,
     dim: int = 0,
     *,
-    indices: Any = None,
+    indices: Sequence[int] | None = None,
     sections: int | None = None,
-) -> tuple[Any, ...]:
+) -> tuple[Tensor, ...]:
     """Views of parts along `dim`: `sections` parts as equal as possible, or cut before each of `indices`."""
     if indices_or_sections is None:
         indices_or_sections = sections if sections is not None else indices
@@ -747,7 +756,7 @@ def tensor_split(
     return tuple(window(input, dim, a, max(b - a, 0)) for a, b in pairs)
 
 
-def _named_split(name: str, x: Any, dim: int, rank: int, parts: Any) -> tuple[Any, ...]:
+def _named_split(name: str, x: Tensor, dim: int, rank: int, parts: Any) -> tuple[Tensor, ...]:
     if len(x._shape) < rank:
         raise RuntimeError(
             f"torch.{name} requires a tensor with at least {rank} dimension, but got a tensor with "
@@ -762,19 +771,19 @@ def _named_split(name: str, x: Any, dim: int, rank: int, parts: Any) -> tuple[An
 
 
 @composite(family="movement")
-def hsplit(input: Any, indices_or_sections: Any) -> tuple[Any, ...]:
+def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 1 (0 for a 1-d tensor)."""
     return _named_split("hsplit", input, 0 if len(input._shape) == 1 else 1, 1, indices_or_sections)
 
 
 @composite(family="movement")
-def vsplit(input: Any, indices_or_sections: Any) -> tuple[Any, ...]:
+def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 0."""
     return _named_split("vsplit", input, 0, 2, indices_or_sections)
 
 
 @composite(family="movement")
-def dsplit(input: Any, indices_or_sections: Any) -> tuple[Any, ...]:
+def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 2."""
     return _named_split("dsplit", input, 2, 3, indices_or_sections)
 
@@ -782,7 +791,7 @@ def dsplit(input: Any, indices_or_sections: Any) -> tuple[Any, ...]:
 # -- diagonals and sliding windows -----------------------------------------------------------------
 
 
-def _square(x: Any) -> Any:
+def _square(x: Tensor) -> Tensor:
     """Return the matrices with the last dimension of `x` on their diagonals.
 
     Rows of n + 1, x first and zeros after it, laid end to end and cut after n * n, put element i at row i, column i.
@@ -794,7 +803,7 @@ def _square(x: Any) -> Any:
 
 
 @composite(family="movement", gradient_name="DiagEmbedBackward0")
-def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices in dimensions dim1 and dim2 with the last dimension on their diagonal `offset`; 0 elsewhere."""
     rank = len(input._shape) + 1
     if not input._shape:
@@ -813,7 +822,9 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     return contiguous(_movedim(zeros, (rank - 2, rank - 1), (first, second)))
 
 
-def _place_diagonal(square: Any, rows: int, columns: int, offset: int, dim1: int, dim2: int) -> Any:
+def _place_diagonal(
+    square: Tensor, rows: int, columns: int, offset: int, dim1: int, dim2: int
+) -> Tensor:
     """Return matrices of rows x columns with `square` at diagonal `offset`, in dimensions dim1 and dim2."""
     rank, n = len(square._shape), square._shape[-1]
     above, left = max(-offset, 0), max(offset, 0)
@@ -823,7 +834,7 @@ def _place_diagonal(square: Any, rows: int, columns: int, offset: int, dim1: int
 
 
 @composite(family="movement", traced=True)
-def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The view of diagonal `offset` of dimensions dim1 and dim2, as a new last dimension."""
     shape, strides = input._shape, input._strides
     rank = len(shape)
@@ -835,7 +846,7 @@ def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     start = max(offset, 0) * strides[second] + max(-offset, 0) * strides[first] if n else 0
     kept = [d for d in range(rank) if d not in (first, second)]
 
-    def vjp(g: Any) -> Any:
+    def vjp(g: Tensor) -> Tensor:
         """Return zeros with the cotangent on the diagonal."""
         if not n:
             return fill(shape, 0, g.dtype, g.device)
@@ -852,7 +863,7 @@ def diagonal(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 
 @composite(family="movement")
-def diag(input: Any, diagonal: int = 0) -> Any:
+def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     """The matrix with a 1-d tensor on its diagonal, or a copy of a matrix's diagonal."""
     rank = len(input._shape)
     if rank == 1:
@@ -866,12 +877,12 @@ _diagonal = diagonal
 
 
 @composite(family="movement", gradient_name="DiagEmbedBackward0")
-def diagflat(input: Any, offset: int = 0) -> Any:
+def diagflat(input: Tensor, offset: int = 0) -> Tensor:
     """The matrix with all elements on its diagonal."""
     return diag_embed(ravel(input), offset)
 
 
-def _overlap(g: Any, shape: Shape, dim: int, size: int, step: int) -> Any:
+def _overlap(g: Tensor, shape: Shape, dim: int, size: int, step: int) -> Tensor:
     """Return the sum of windows `g` (window number at `dim`, place in the window last) at their places in `shape`.
 
     Windows are cut in blocks of `step`; block k of window j belongs to block j + k of the result. Padding each row k of
@@ -910,7 +921,7 @@ def _overlap(g: Any, shape: Shape, dim: int, size: int, step: int) -> Any:
 @composite(
     family="movement", function_in=METHOD, torch="Tensor.unfold", traced=True, geometry=("unfold",)
 )
-def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
+def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """The view of all windows of `size` along `dimension`, `step` apart; the window is the last dimension."""
     shape, strides = input._shape, input._strides
     dim = normalize_dim(dimension, len(shape))
@@ -941,8 +952,8 @@ def unfold(input: Any, dimension: int, size: int, step: int) -> Any:
 
 @composite(family="movement", geometry=("as_strided",))
 def as_strided(
-    input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Any:
+    input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
     """A view of the storage with the sizes, strides and offset given (in elements)."""
     shape, strides = tuple(size), tuple(stride)
     offset = input._offset if storage_offset is None else storage_offset
@@ -967,7 +978,7 @@ def as_strided(
 # -- the same tensor, seen otherwise ----------------------------------------------------------------
 
 
-def _become(name: str, x: Any, seen: Any) -> Any:
+def _become(name: str, x: Tensor, seen: Any) -> Tensor:
     """Make `x` the view `seen` of its own storage."""
     if tape.mode.grad and x.requires_grad and x.is_leaf:
         raise RuntimeError(
@@ -987,7 +998,7 @@ def _become(name: str, x: Any, seen: Any) -> Any:
 @composite(
     family="movement", name="t_", function_in=METHOD, torch="Tensor.t_", example=Example(((4, 6),))
 )
-def t_(input: Any) -> Any:
+def t_(input: Tensor) -> Tensor:
     """Transpose a matrix in place: only the strides change."""
     return _become("t_", input, t(input))
 
@@ -999,7 +1010,7 @@ def t_(input: Any) -> Any:
     torch="Tensor.transpose_",
     example=Example(((3, 4, 2),), (0, 2)),
 )
-def transpose_(input: Any, dim0: int, dim1: int) -> Any:
+def transpose_(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
     return _become("transpose_", input, _swap(input, dim0, dim1))
 
@@ -1011,7 +1022,7 @@ def transpose_(input: Any, dim0: int, dim1: int) -> Any:
     torch="Tensor.swapaxes_",
     example=Example(((3, 4, 2),), (0, 1)),
 )
-def swapaxes_(input: Any, axis0: int, axis1: int) -> Any:
+def swapaxes_(input: Tensor, axis0: int, axis1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
     return _become("swapaxes_", input, _swap(input, axis0, axis1))
 
@@ -1023,7 +1034,7 @@ def swapaxes_(input: Any, axis0: int, axis1: int) -> Any:
     torch="Tensor.swapdims_",
     example=Example(((3, 4, 2),), (1, 2)),
 )
-def swapdims_(input: Any, dim0: int, dim1: int) -> Any:
+def swapdims_(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
     return _become("swapdims_", input, _swap(input, dim0, dim1))
 
@@ -1035,7 +1046,7 @@ def swapdims_(input: Any, dim0: int, dim1: int) -> Any:
     torch="Tensor.squeeze_",
     example=Example(((3, 1, 2),)),
 )
-def squeeze_(input: Any, dim: int | Sequence[int] | None = None) -> Any:
+def squeeze_(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Drop dimensions of size 1 in place."""
     return _become("squeeze_", input, squeeze(input, dim))
 
@@ -1047,7 +1058,7 @@ def squeeze_(input: Any, dim: int | Sequence[int] | None = None) -> Any:
     torch="Tensor.unsqueeze_",
     example=Example(((3, 2),), (1,)),
 )
-def unsqueeze_(input: Any, dim: int) -> Any:
+def unsqueeze_(input: Tensor, dim: int) -> Tensor:
     """Add a dimension of size 1 in place."""
     return _become("unsqueeze_", input, unsqueeze(input, dim))
 
@@ -1060,8 +1071,8 @@ def unsqueeze_(input: Any, dim: int) -> Any:
     example=Example(((4, 6),), ((3, 2), (6, 2), 1)),
 )
 def as_strided_(
-    input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Any:
+    input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
     """See the same storage with other sizes, strides and offset (in elements)."""
     return _become("as_strided_", input, as_strided(input, size, stride, storage_offset))
 
@@ -1069,7 +1080,7 @@ def as_strided_(
 # -- parts replaced ---------------------------------------------------------------------------------
 
 
-def _replaced(name: str, input: Any, src: Any, part: Callable[[Any], Any]) -> Any:
+def _replaced(name: str, input: Tensor, src: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
     out = clone(input)
     target = part(out)
     if target._shape != src._shape:
@@ -1082,26 +1093,28 @@ def _replaced(name: str, input: Any, src: Any, part: Callable[[Any], Any]) -> An
 
 
 @composite(family="movement", gradient_name="SelectScatterBackward0")
-def select_scatter(input: Any, src: Any, dim: int, index: int) -> Any:
+def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """A copy with `src` in place of input.select(dim, index)."""
     return _replaced("select_scatter", input, src, lambda x: select(x, dim, index))
 
 
 @composite(family="movement", gradient_name="SliceScatterBackward0")
 def slice_scatter(
-    input: Any,
-    src: Any,
+    input: Tensor,
+    src: Tensor,
     dim: int = 0,
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
-) -> Any:
+) -> Tensor:
     """A copy with `src` in place of the slice start:end:step of `dim`."""
     return _replaced("slice_scatter", input, src, lambda x: slice_(x, dim, start, end, step))
 
 
 @composite(family="movement", gradient_name="DiagonalScatterBackward0")
-def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+def diagonal_scatter(
+    input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
     """A copy with `src` in place of input.diagonal(offset, dim1, dim2)."""
     return _replaced("diagonal_scatter", input, src, lambda x: diagonal(x, offset, dim1, dim2))
 
@@ -1109,7 +1122,7 @@ def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2:
 # -- copies ----------------------------------------------------------------------------------------
 
 
-def laid_out(strides: Shape, make: Callable[[Any], Any], x: Any) -> Any:
+def laid_out(strides: Shape, make: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return `make` of x, new memory of its shape, with the strides given, which leave no gaps."""
     order = None if is_contiguous(x._shape, strides) else memory_order(x._shape, strides)
     out = make(x) if order is None else in_order(order, make, x)
@@ -1118,13 +1131,13 @@ def laid_out(strides: Shape, make: Callable[[Any], Any], x: Any) -> Any:
     return out
 
 
-def in_order(order: tuple[int, ...], make: Callable[[Any], Any], x: Any) -> Any:
+def in_order(order: tuple[int, ...], make: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return `make` of x with its dims in `order`, seen in the old order again: keeps a dense layout."""
     inverse = tuple(sorted(range(len(order)), key=order.__getitem__))
     return _permute(make(_permute(x, order)), inverse)
 
 
-def strides_for(shape: Shape, strides: Shape, memory_format: Any) -> Shape:
+def strides_for(shape: Shape, strides: Shape, memory_format: MemoryFormat | None) -> Shape:
     """Return the strides of a new tensor in a memory format; by default in the layout of the view given."""
     order = format_order(memory_format, len(shape))
     if order is not None:
@@ -1135,13 +1148,13 @@ def strides_for(shape: Shape, strides: Shape, memory_format: Any) -> Shape:
 
 
 @composite(family="movement", torch="clone")
-def clone(input: Any, *, memory_format: Any = None) -> Any:
+def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """A copy in new memory, by default with its dims in the order that they have in `input`."""
     return laid_out(strides_for(input._shape, input._strides, memory_format), copy, input)
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.contiguous")
-def contiguous(input: Any, memory_format: Any = None) -> Any:
+def contiguous(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """The tensor itself when its elements lie in row-major order, else a copy that is so."""
     order = format_order(memory_format, len(input._shape))
     if order is not None:
@@ -1153,7 +1166,7 @@ def contiguous(input: Any, memory_format: Any = None) -> Any:
 # -- joining ---------------------------------------------------------------------------------------
 
 
-def _joint_dtype(tensors: Sequence[Any]) -> DType:
+def _joint_dtype(tensors: Sequence[Tensor]) -> DType:
     dtype = tensors[0].dtype
     for other in tensors:
         if other.dtype is not dtype:
@@ -1161,26 +1174,26 @@ def _joint_dtype(tensors: Sequence[Any]) -> DType:
     return dtype
 
 
-def _listed(name: str, tensors: Any) -> tuple[Any, ...]:
+def _listed(name: str, tensors: Any) -> tuple[Tensor, ...]:
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(
             f"{name}(): argument 'tensors' (position 1) must be tuple of Tensors, not {type(tensors).__name__}"
         )
     for i, part in enumerate(tensors):
-        if not hasattr(part, "_storage"):
+        if not isinstance(part, Tensor):
             raise TypeError(
                 f"{name}(): expected Tensor as element {i} in argument 0, but got {type(part).__name__}"
             )
     return tuple(tensors)
 
 
-def _shapes(tensors: Sequence[Any]) -> str:
+def _shapes(tensors: Sequence[Tensor]) -> str:
     """Return the shapes of tensors for a message, the first few of many."""
     shown = ", ".join(str(list(t._shape)) for t in tensors[:6])
     return shown + (f", ... ({len(tensors)} tensors)" if len(tensors) > 6 else "")
 
 
-def join(tensors: Sequence[Any], dim: int) -> Any:
+def join(tensors: Sequence[Tensor], dim: int) -> Tensor:
     """What `cat` computes, for other operations: autocast does not see it."""
     tensors = _listed("cat", tensors)
     if not tensors:
@@ -1231,7 +1244,7 @@ def join(tensors: Sequence[Any], dim: int) -> Any:
             start += length
     shapes = [p._shape for p in tensors]
 
-    def rule(g: Any) -> tuple[Any, ...]:
+    def rule(g: Tensor) -> tuple[Tensor, ...]:
         """Return each operand's window of the cotangent."""
         return tuple(
             fill(shape, 0, g.dtype, g.device) if at is None else window(g, dim, at, shape[dim])
@@ -1251,19 +1264,19 @@ def join(tensors: Sequence[Any], dim: int) -> Any:
     aten=("cat",),
     overlap="none",
 )
-def cat(tensors: Sequence[Any], dim: int = 0) -> Any:
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors one after another along `dim`; types are promoted."""
     return join(tensors, dim)
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
-def concat(tensors: Sequence[Any], dim: int = 0) -> Any:
+def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Another name of cat."""
     return join(tensors, dim)
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
-def concatenate(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None) -> Any:
+def concatenate(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
     """Another name of cat."""
     return join(tensors, dim if axis is None else axis)
 
@@ -1276,7 +1289,7 @@ def concatenate(tensors: Sequence[Any], dim: int = 0, *, axis: int | None = None
     gradient_name="StackBackward0",
     traced=True,
 )
-def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """The tensors, all of one shape, along a new dimension `dim`."""
     tensors = _listed("stack", tensors)
     if not tensors:
@@ -1292,44 +1305,68 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Any:
     return join([unsqueeze(part, dim) for part in tensors], dim)
 
 
-def _promoted(args: tuple[Any, ...], rank: Callable[[Any], Any]) -> Any:
+def _promoted(args: tuple[Any, ...], rank: Callable[[Tensor], Tensor]) -> Any:
     if len(args) == 1 and isinstance(args[0], (tuple, list)):
         return tuple(rank(x) for x in args[0])
     return rank(args[0]) if len(args) == 1 else tuple(rank(x) for x in args)
 
 
-def _at_least_1d(x: Any) -> Any:
+def _at_least_1d(x: Tensor) -> Tensor:
     return x if x._shape else reshape(x, (1,))
 
 
-def _at_least_2d(x: Any) -> Any:
+def _at_least_2d(x: Tensor) -> Tensor:
     return x if len(x._shape) >= 2 else unsqueeze(_at_least_1d(x), 0)
 
 
-def _at_least_3d(x: Any) -> Any:
+def _at_least_3d(x: Tensor) -> Tensor:
     return x if len(x._shape) >= 3 else unsqueeze(_at_least_2d(x), -1)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(
+    family="movement",
+    function_in=("torch",),
+    forms=(
+        "(tensor: Tensor) -> Tensor",
+        "(*tensors: Tensor) -> tuple[Tensor, ...]",
+        "(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]",
+    ),
+)
 def atleast_1d(*tensors: Any) -> Any:
     """The tensor, or tensors, with at least one dimension."""
     return _promoted(tensors, _at_least_1d)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(
+    family="movement",
+    function_in=("torch",),
+    forms=(
+        "(tensor: Tensor) -> Tensor",
+        "(*tensors: Tensor) -> tuple[Tensor, ...]",
+        "(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]",
+    ),
+)
 def atleast_2d(*tensors: Any) -> Any:
     """The tensor, or tensors, with at least two dimensions."""
     return _promoted(tensors, _at_least_2d)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(
+    family="movement",
+    function_in=("torch",),
+    forms=(
+        "(tensor: Tensor) -> Tensor",
+        "(*tensors: Tensor) -> tuple[Tensor, ...]",
+        "(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]",
+    ),
+)
 def atleast_3d(*tensors: Any) -> Any:
     """The tensor, or tensors, with at least three dimensions."""
     return _promoted(tensors, _at_least_3d)
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
-def hstack(tensors: Sequence[Any]) -> Any:
+def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors side by side: along dimension 1, or 0 for 1-d tensors."""
     parts = [_at_least_1d(x) for x in tensors]
     if not parts:
@@ -1344,7 +1381,7 @@ def hstack(tensors: Sequence[Any]) -> Any:
     autocast=Autocast(cpu="promote"),
     out="cast",
 )
-def vstack(tensors: Sequence[Any]) -> Any:
+def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors below each other, as matrices."""
     parts = [_at_least_2d(x) for x in tensors]
     if not parts:
@@ -1353,7 +1390,7 @@ def vstack(tensors: Sequence[Any]) -> Any:
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
-def dstack(tensors: Sequence[Any]) -> Any:
+def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors along dimension 2."""
     parts = [_at_least_3d(x) for x in tensors]
     if not parts:
@@ -1362,7 +1399,7 @@ def dstack(tensors: Sequence[Any]) -> Any:
 
 
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
-def column_stack(tensors: Sequence[Any]) -> Any:
+def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     """1-d tensors as the columns of a matrix; matrices side by side."""
     parts = [reshape(x, (x.numel(), 1)) if len(x._shape) <= 1 else x for x in tensors]
     if not parts:
@@ -1371,7 +1408,7 @@ def column_stack(tensors: Sequence[Any]) -> Any:
 
 
 @composite(family="movement", function_in=("torch",), gradient_name="BlockDiagBackward0")
-def block_diag(*tensors: Any) -> Any:
+def block_diag(*tensors: Any) -> Tensor:
     """The matrix with the tensors as blocks along its diagonal."""
     parts = []
     for i, x in enumerate(tensors):
@@ -1390,7 +1427,7 @@ def block_diag(*tensors: Any) -> Any:
 
 
 @composite(family="movement", function_in=("torch",))
-def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
+def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
     """Grids of coordinates: tensor i along dimension i ("ij"), or the first two exchanged ("xy")."""
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
         tensors = tuple(tensors[0])
@@ -1425,7 +1462,7 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
 
 
 @composite(family="movement", function_in=("torch",))
-def cartesian_prod(*tensors: Any) -> Any:
+def cartesian_prod(*tensors: Any) -> Tensor:
     """All combinations of the elements of 1-d tensors, one a row."""
     for x in tensors:
         if len(x._shape) != 1:
@@ -1438,7 +1475,7 @@ def cartesian_prod(*tensors: Any) -> Any:
 # -- repeating -------------------------------------------------------------------------------------
 
 
-def _repeat(x: Any, counts: Shape) -> Any:
+def _repeat(x: Tensor, counts: Shape) -> Tensor:
     shape = (1,) * (len(counts) - len(x._shape)) + x._shape
     if any(n < 0 for n in counts):
         sizes = [a * b for a, b in zip(counts, shape, strict=True)]
@@ -1457,7 +1494,7 @@ def _repeat(x: Any, counts: Shape) -> Any:
     gradient_name="RepeatBackward0",
     grows=True,
 )
-def repeat(input: Any, *args: Any, repeats: Any = None) -> Any:
+def repeat(input: Tensor, *args: Any, repeats: Sequence[int] | None = None) -> Tensor:
     """The tensor repeated `repeats` times along each dimension, new leading ones included."""
     counts = sizes_of("repeat", args, repeats, "repeats")
     if len(counts) < len(input._shape):
@@ -1468,7 +1505,7 @@ def repeat(input: Any, *args: Any, repeats: Any = None) -> Any:
 
 
 @composite(family="movement", gradient_name="RepeatBackward0", grows=True)
-def tile(input: Any, *args: Any, dims: Any = None) -> Any:
+def tile(input: Tensor, *args: Any, dims: Sequence[int] | None = None) -> Tensor:
     """The tensor repeated `dims` times; missing leading counts are 1."""
     counts = sizes_of("tile", args, dims, "dims") if args != ((),) else ()
     return _repeat(input, (1,) * (len(input._shape) - len(counts)) + counts)
@@ -1476,8 +1513,12 @@ def tile(input: Any, *args: Any, dims: Any = None) -> Any:
 
 @composite(family="movement", own_view=True)
 def repeat_interleave(
-    input: Any, repeats: Any = None, dim: int | None = None, *, output_size: int | None = None
-) -> Any:
+    input: Tensor,
+    repeats: int | Tensor | None = None,
+    dim: int | None = None,
+    *,
+    output_size: int | None = None,
+) -> Tensor:
     """Each element (or slice along `dim`) repeated in place: all `repeats` times, or each its own number of times.
 
     With a tensor of numbers and no output_size, their sum is read from the device.
@@ -1509,7 +1550,7 @@ def repeat_interleave(
     return reshape(copy(wide), (*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :]))
 
 
-def _repeat_each(x: Any, counts: Any, dim: int, output_size: int | None) -> Any:
+def _repeat_each(x: Tensor, counts: Any, dim: int, output_size: int | None) -> Tensor:
     if len(counts._shape) != 1:
         raise RuntimeError("repeats must be 0-dim or 1-dim tensor")
     if counts.dtype.kind not in ("int", "uint"):
@@ -1538,7 +1579,7 @@ def _repeat_each(x: Any, counts: Any, dim: int, output_size: int | None) -> Any:
 # -- order of elements -----------------------------------------------------------------------------
 
 
-def _flip(x: Any, dims: tuple[int, ...]) -> Any:
+def _flip(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     shape, strides = x._shape, x._strides
     if not dims or 0 in shape:
         return copy(x)
@@ -1550,7 +1591,7 @@ def _flip(x: Any, dims: tuple[int, ...]) -> Any:
 @composite(
     family="movement", gradient_name="FlipBackward0", layout=of_first, aten=("flip",), traced=True
 )
-def flip(input: Any, *args: Any, dims: Any = None) -> Any:
+def flip(input: Tensor, *args: Any, dims: Sequence[int] | None = None) -> Tensor:
     """A copy with the order of elements along `dims` reversed."""
     wanted = sizes_of("flip", args, dims, "dims") if args != ((),) else ()
     if not input._shape:
@@ -1559,7 +1600,7 @@ def flip(input: Any, *args: Any, dims: Any = None) -> Any:
 
 
 @composite(family="movement", gradient_name="FlipBackward0")
-def fliplr(input: Any) -> Any:
+def fliplr(input: Tensor) -> Tensor:
     """A copy with dimension 1 reversed."""
     if len(input._shape) < 2:
         raise RuntimeError("Input must be >= 2-d.")
@@ -1567,7 +1608,7 @@ def fliplr(input: Any) -> Any:
 
 
 @composite(family="movement", gradient_name="FlipBackward0")
-def flipud(input: Any) -> Any:
+def flipud(input: Tensor) -> Tensor:
     """A copy with dimension 0 reversed."""
     if len(input._shape) < 1:
         raise RuntimeError("Input must be >= 1-d.")
@@ -1575,7 +1616,9 @@ def flipud(input: Any) -> Any:
 
 
 @composite(family="movement", gradient_name="RollBackward0", aten=("roll",), traced=True)
-def roll(input: Any, shifts: int | Sequence[int], dims: Any = ()) -> Any:
+def roll(
+    input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = ()
+) -> Tensor:
     """A copy with elements shifted along `dims`, the last ones coming in at the front; no dims: over all elements."""
     shifts = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     dims = () if dims is None else (dims,) if isinstance(dims, int) else tuple(dims)
@@ -1607,7 +1650,7 @@ def roll(input: Any, shifts: int | Sequence[int], dims: Any = ()) -> Any:
 
 
 @composite(family="movement", gradient_name="Rot90Backward0")
-def rot90(input: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
+def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """A copy turned by k quarter turns in the plane of `dims`, from the first towards the second."""
     rank = len(input._shape)
     if len(dims) != 2:
@@ -1633,14 +1676,14 @@ def rot90(input: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> Any:
 # -- triangles -------------------------------------------------------------------------------------
 
 
-def _distance(x: Any) -> Any:
+def _distance(x: Tensor) -> Tensor:
     """Return column minus row of each place in the last two dimensions."""
     rows, columns = x._shape[-2:]
     row = reshape(iota(rows, 0, 1, int64, x.device), (rows, 1))
     return iota(columns, 0, 1, int64, x.device) - row
 
 
-def _triangle(name: str, x: Any) -> None:
+def _triangle(name: str, x: Tensor) -> None:
     if len(x._shape) < 2:
         raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
 
@@ -1648,7 +1691,7 @@ def _triangle(name: str, x: Any) -> None:
 @composite(
     family="movement", inplace=True, gradient_name="TrilBackward0", direct=("tril",), aten=("tril",)
 )
-def tril(input: Any, diagonal: int = 0) -> Any:
+def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of matrices, up to `diagonal`; 0 elsewhere."""
     _triangle("tril", input)
     return pointwise.where(_distance(input) <= diagonal, input, zero_of(input.dtype))
@@ -1657,7 +1700,7 @@ def tril(input: Any, diagonal: int = 0) -> Any:
 @composite(
     family="movement", inplace=True, gradient_name="TriuBackward0", direct=("triu",), aten=("triu",)
 )
-def triu(input: Any, diagonal: int = 0) -> Any:
+def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of matrices, from `diagonal` on; 0 elsewhere."""
     _triangle("triu", input)
     return pointwise.where(_distance(input) >= diagonal, input, zero_of(input.dtype))
@@ -1666,7 +1709,7 @@ def triu(input: Any, diagonal: int = 0) -> Any:
 # -- padding ---------------------------------------------------------------------------------------
 
 
-def _reflect(x: Any, dim: int, low: int, high: int, name: str) -> list[Any]:
+def _reflect(x: Tensor, dim: int, low: int, high: int, name: str) -> list[Tensor | None]:
     size = x._shape[dim]
     if low >= size or high >= size:
         raise RuntimeError(
@@ -1678,14 +1721,14 @@ def _reflect(x: Any, dim: int, low: int, high: int, name: str) -> list[Any]:
     return [before, after]
 
 
-def _replicate(x: Any, dim: int, low: int, high: int, name: str) -> list[Any]:
+def _replicate(x: Tensor, dim: int, low: int, high: int, name: str) -> list[Tensor | None]:
     size = x._shape[dim]
     if not size:
         raise RuntimeError(
             f"replicate padding: expected a non-empty dimension {dim}, but got {list(x._shape)}"
         )
 
-    def edge(at: int, count: int) -> Any:
+    def edge(at: int, count: int) -> Tensor | None:
         """Return one place of the dim, `count` times; None for 0 times."""
         shape = (*x._shape[:dim], count, *x._shape[dim + 1 :])
         return _expand(name, window(x, dim, at, 1), shape) if count > 0 else None
@@ -1693,7 +1736,7 @@ def _replicate(x: Any, dim: int, low: int, high: int, name: str) -> list[Any]:
     return [edge(0, low), edge(size - 1, high)]
 
 
-def _circular(x: Any, dim: int, low: int, high: int, name: str) -> list[Any]:
+def _circular(x: Tensor, dim: int, low: int, high: int, name: str) -> list[Tensor | None]:
     size = x._shape[dim]
     if low > size or high > size:
         raise RuntimeError("Padding value causes wrapping around more than once.")
@@ -1705,7 +1748,9 @@ _EDGES = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}
 
 
 @composite(family="movement", function_in=("nn.functional",), torch="nn.functional.pad")
-def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: Scalar | None = None) -> Any:
+def pad(
+    input: Tensor, pad: Sequence[int], mode: str = "constant", value: Scalar | None = None
+) -> Tensor:
     """The last dimensions with borders; `pad` lists (before, after), last dimension first. Negative counts crop.
 
     mode: "constant" (with `value`), "reflect", "replicate" or "circular".
@@ -1739,11 +1784,11 @@ def pad(input: Any, pad: Sequence[int], mode: str = "constant", value: Scalar | 
 
 
 @composite(name="_pad_edges", function_in=(), torch="", autocast=Autocast(cpu="fp32"))
-def _pad_edges(input: Any, counts: list[int], mode: str) -> Any:
+def _pad_edges(input: Tensor, counts: list[int], mode: str) -> Tensor:
     return _padded(input, counts, mode, None)
 
 
-def _padded(input: Any, counts: list[int], mode: str, value: Scalar | None) -> Any:
+def _padded(input: Tensor, counts: list[int], mode: str, value: Scalar | None) -> Tensor:
     rank = len(input._shape)
     low, high = [0] * rank, [0] * rank
     out = input
@@ -1762,7 +1807,7 @@ def _padded(input: Any, counts: list[int], mode: str, value: Scalar | None) -> A
             cropped = window(out, dim, start, size - start - max(-after, 0))
         # What goes round is what is left.
         whole = cropped if mode == "circular" else out
-        sides = (
+        sides: list[Tensor | None] = (
             [None, None] if mode == "constant" else _EDGES[mode](whole, dim, before, after, mode)
         )
         out = cropped

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, decomposition, indexing, movement, norm, resize
 from webtorch.functions.reduce import vector_norm
 from webtorch.ir.dtype import (
     FLOATS,
+    DType,
+    Scalar,
     bfloat16,
     float16,
     int32,
@@ -21,9 +23,19 @@ from webtorch.ops.floats import frexp_exponent, nextafter_bfloat16, nextafter_ha
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, empty
 from webtorch.ops.record import Autocast, Example, composite, return_type
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.tensor import Tensor
 
 FUNCTION = ("torch",)
-Frexp = return_type("frexp", "mantissa", "exponent")
+
+
+@return_type("frexp")
+class Frexp(NamedTuple):
+    """What frexp returns."""
+
+    mantissa: Tensor
+    exponent: Tensor
 
 
 @composite(
@@ -33,8 +45,12 @@ Frexp = return_type("frexp", "mantissa", "exponent")
     differs={"float16": "its statistics are float32, as PyTorch's are on a graphics card"},
 )
 def native_layer_norm(
-    input: Any, normalized_shape: Sequence[int], weight: Any, bias: Any, eps: float
-) -> tuple[Any, Any, Any]:
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     """(layer_norm, means, reciprocal standard deviations)."""
     shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
     out = norm.layer_norm(input, shape, weight, bias, eps)
@@ -53,8 +69,8 @@ def native_layer_norm(
 
 @composite(family="index", function_in=FUNCTION, gradient_name="NativeGroupNormBackward0")
 def native_group_norm(
-    input: Any, weight: Any, bias: Any, N: int, C: int, HxW: int, group: int, eps: float
-) -> tuple[Any, Any, Any]:
+    input: Tensor, weight: Tensor, bias: Tensor, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """(group_norm, means, reciprocal standard deviations), the statistics (N, group)."""
     out = norm.group_norm(input.reshape((N, C, HxW)), group, weight, bias, eps).reshape(
         input._shape
@@ -65,15 +81,15 @@ def native_group_norm(
 
 @composite(family="index", function_in=FUNCTION)
 def native_batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """(batch_norm, means, reciprocal standard deviations of this batch); the last two are empty outside training."""
     x = input.detach()
     dims = (0, *range(2, input.ndim))
@@ -85,15 +101,15 @@ def native_batch_norm(
 
 
 @composite(family="index", function_in=FUNCTION)
-def constant_pad_nd(input: Any, pad: Sequence[int], value: Any = 0) -> Any:
+def constant_pad_nd(input: Tensor, pad: Sequence[int], value: Scalar = 0) -> Tensor:
     """The input inside a border of `value`, its widths counted from the last dim."""
     return movement.pad(input, pad, "constant", value)
 
 
 def _sampler(name: str, **fields: Any) -> None:
     def function(
-        input: Any, grid: Any, interpolation_mode: int, padding_mode: int, align_corners: bool
-    ) -> Any:
+        input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+    ) -> Tensor:
         mode = ("bilinear", "nearest", "bicubic")[interpolation_mode]
         padding = ("zeros", "border", "reflection")[padding_mode]
         return resize.grid_sample(input, grid, mode, padding, align_corners)
@@ -116,12 +132,12 @@ def empty_permuted(
     size: Sequence[int],
     physical_layout: Sequence[int],
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """Uninitialised memory whose dims lie in the order `physical_layout`, the outermost first."""
     if len(size) != len(physical_layout):
         raise RuntimeError(
@@ -146,7 +162,7 @@ def empty_permuted(
 
 
 @composite(inplace=True, dtypes=FLOATS, out="cast", aten=("nextafter",), overlap="whole")
-def nextafter(input: Any, other: Any) -> Any:
+def nextafter(input: Tensor, other: Tensor) -> Tensor:
     """The next number of the type after input, towards other."""
     for number, x in enumerate((input, other)):
         if not is_tensor(x):
@@ -160,7 +176,7 @@ def nextafter(input: Any, other: Any) -> Any:
 
 
 @composite(family="index", gradient_name="FrexpBackward0", aten=("frexp",))
-def frexp(input: Any) -> Any:
+def frexp(input: Tensor) -> Frexp:
     """(mantissa, exponent) with input = mantissa * 2 ** exponent and 0.5 <= |mantissa| < 1."""
     if input.dtype.kind != "float":
         raise DTypeError("torch.frexp() only supports floating-point dtypes")
@@ -183,16 +199,16 @@ def frexp(input: Any) -> Any:
     example=Example(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-05, False)),
 )
 def torch_batch_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Any:
+) -> Tensor:
     """nn.functional.batch_norm with its arguments in another order."""
     return norm.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
@@ -205,16 +221,16 @@ def torch_batch_norm(
     example=Example(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-05, False)),
 )
 def torch_instance_norm(
-    input: Any,
-    weight: Any,
-    bias: Any,
-    running_mean: Any,
-    running_var: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     use_input_stats: bool,
     momentum: float,
     eps: float,
     cudnn_enabled: bool,
-) -> Any:
+) -> Tensor:
     """nn.functional.instance_norm with its arguments in another order."""
     return norm.instance_norm(
         input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
@@ -229,12 +245,12 @@ def torch_instance_norm(
     example=Example(((5, 3), "i5")),
 )
 def torch_embedding(
-    weight: Any,
-    indices: Any,
+    weight: Tensor,
+    indices: Tensor,
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Any:
+) -> Tensor:
     """nn.functional.embedding with the weight first; padding_idx -1 is none."""
     chosen = None if padding_idx == -1 else padding_idx
     return indexing.embedding(indices, weight, chosen, None, 2.0, scale_grad_by_freq, sparse)
@@ -246,7 +262,7 @@ def torch_embedding(
     autocast=Autocast(gpu="fp32"),
     example=Example(((3, 5),), ([1],)),
 )
-def frobenius_norm(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
+def frobenius_norm(input: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) -> Tensor:
     """The root of the sum of squares over `dim`, over all dims by default."""
     return vector_norm(input, 2, None if not isinstance(dim, int) and not dim else dim, keepdim)
 
@@ -254,13 +270,15 @@ def frobenius_norm(input: Any, dim: Any = (), keepdim: bool = False) -> Any:
 @composite(
     family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"), example=Example(((4, 4),))
 )
-def nuclear_norm(input: Any, dim: Any = (-2, -1), keepdim: bool = False) -> Any:
+def nuclear_norm(
+    input: Tensor, dim: int | Sequence[int] = (-2, -1), keepdim: bool = False
+) -> Tensor:
     """The sum of the singular values of matrices."""
     return decomposition.matrix_norm(input, "nuc", dim, keepdim)
 
 
 @composite(family="index", function_in=FUNCTION, example=Example(((6,),)))
-def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
+def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     """The matrix of powers of a vector's elements, falling from N - 1 to 0 unless `increasing`."""
     if x.ndim != 1:
         raise RuntimeError("x must be a one-dimensional tensor.")
@@ -275,12 +293,12 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
 
 
 @composite(family="index", function_in=FUNCTION, example="works on the host")
-def is_neg(input: Any) -> bool:
+def is_neg(input: Tensor) -> bool:
     """Return False: no tensor is a lazily negated view."""
     return False
 
 
 @composite(family="index", function_in=FUNCTION, example="works on the host")
-def is_conj(input: Any) -> bool:
+def is_conj(input: Tensor) -> bool:
     """Return False: no tensor is a lazily conjugated view."""
     return False

@@ -18,6 +18,7 @@ from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import rsqrt
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import WHOLE, Autocast, composite
+from webtorch.tensors.tensor import Tensor
 
 # The distance from 1 to the next number: rms_norm's default eps.
 EPSILON: dict[DType, float] = {
@@ -28,13 +29,13 @@ EPSILON: dict[DType, float] = {
 }
 
 
-def _statistics(x: Any, dims: tuple[int, ...], eps: Any) -> tuple[Any, Any]:
+def _statistics(x: Tensor, dims: tuple[int, ...], eps: Any) -> tuple[Tensor, Tensor]:
     """Return x less its mean, and 1 / standard deviation, over `dims`."""
     centred = x - mean_of(x, dims, True)
     return centred, rsqrt(mean_of(square(centred), dims, True) + eps)
 
 
-def _normalized_slope(g: Any, x: Any, dims: tuple[int, ...], eps: Any) -> Any:
+def _normalized_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: Any) -> Tensor:
     centred, scale = _statistics(x, dims, eps)
     unit = centred * scale
     return (g - mean_of(g, dims, True) - unit * mean_of(g * unit, dims, True)) * scale
@@ -46,13 +47,13 @@ def _normalized_slope(g: Any, x: Any, dims: tuple[int, ...], eps: Any) -> Any:
     torch="",
     vjp=lambda g, _out, x, dims, eps: (_normalized_slope(g, x, dims, eps),),
 )
-def normalized(x: Any, dims: tuple[int, ...], eps: Any) -> Any:
+def normalized(x: Tensor, dims: tuple[int, ...], eps: Any) -> Tensor:
     """Return (x - mean) / sqrt(variance + eps) over `dims`."""
     centred, scale = _statistics(x, dims, eps)
     return centred * scale
 
 
-def _rms_slope(g: Any, x: Any, dims: tuple[int, ...], eps: Any) -> Any:
+def _rms_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: Any) -> Tensor:
     scale = rsqrt(mean_of(square(x), dims, True) + eps)
     unit = x * scale
     return (g - unit * mean_of(g * unit, dims, True)) * scale
@@ -64,12 +65,12 @@ def _rms_slope(g: Any, x: Any, dims: tuple[int, ...], eps: Any) -> Any:
     torch="",
     vjp=lambda g, _out, x, dims, eps: (_rms_slope(g, x, dims, eps),),
 )
-def rms_normalized(x: Any, dims: tuple[int, ...], eps: Any) -> Any:
+def rms_normalized(x: Tensor, dims: tuple[int, ...], eps: Any) -> Tensor:
     """Return x / sqrt(mean(x ** 2) + eps) over `dims`."""
     return x * rsqrt(mean_of(square(x), dims, True) + eps)
 
 
-def _affine(x: Any, weight: Any, bias: Any, dtype: DType) -> Any:
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: DType) -> Tensor:
     """Return x * weight + bias as `dtype`; either may be None."""
     if weight is not None:
         x = x * weight
@@ -78,12 +79,12 @@ def _affine(x: Any, weight: Any, bias: Any, dtype: DType) -> Any:
     return to_type(x, dtype)
 
 
-def _check_float(name: str, x: Any) -> None:
+def _check_float(name: str, x: Tensor) -> None:
     if x.dtype.kind != "float":
         raise DTypeError(f"{name}: not implemented for {x.dtype}. Convert it with .float().")
 
 
-def last_dims(name: str, input: Any, normalized_shape: Any, **affine: Any) -> tuple[int, ...]:
+def last_dims(name: str, input: Tensor, normalized_shape: Any, **affine: Any) -> tuple[int, ...]:
     """Return the dims that `normalized_shape` names. Raises ShapeError as PyTorch does."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     # Of complex numbers PyTorch has this one only: the root of the mean of the squares, not of their sizes.
@@ -146,12 +147,12 @@ def _layer_norm_slope(
     ),
 )
 def layer_norm(
-    input: Any,
+    input: Tensor,
     normalized_shape: int | Sequence[int],
-    weight: Any = None,
-    bias: Any = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-05,
-) -> Any:
+) -> Tensor:
     """Return input with mean 0 and variance 1 over its last dims, times weight, plus bias (Ba et al., 2016)."""
     dims = last_dims("layer_norm", input, normalized_shape, weight=weight, bias=bias)
     if 0 in input.shape:
@@ -167,11 +168,11 @@ def layer_norm(
     gradient_name="FusedRmsNormBackward0",
 )
 def rms_norm(
-    input: Any,
+    input: Tensor,
     normalized_shape: int | Sequence[int],
-    weight: Any = None,
+    weight: Tensor | None = None,
     eps: float | None = None,
-) -> Any:
+) -> Tensor:
     """Return input / root mean square over its last dims, times weight (Zhang and Sennrich, 2019)."""
     dims = last_dims("rms_norm", input, normalized_shape, weight=weight)
     if 0 in input.shape:
@@ -182,7 +183,7 @@ def rms_norm(
     return _affine(unit, weight, None, input.dtype)
 
 
-def _per_channel(x: Any, rank: int) -> Any:
+def _per_channel(x: Tensor | None, rank: int) -> Any:
     """Return a vector over channels with the shape that broadcasts against (N, C, ...)."""
     return None if x is None else x.reshape((1, -1) + (1,) * (rank - 2))
 
@@ -203,8 +204,12 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
     gradient_name="NativeGroupNormBackward0",
 )
 def group_norm(
-    input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-05
-) -> Any:
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-05,
+) -> Tensor:
     """Return input (N, C, ...) with mean 0 and variance 1 in each group of channels (Wu and He, 2018)."""
     _check_float("group_norm", input)
     if input.ndim < 2:
@@ -230,7 +235,11 @@ def group_norm(
 
 
 def _update_running(
-    running_mean: Any, running_var: Any, mean: Any, variance: Any, momentum: Any
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    mean: Any,
+    variance: Tensor,
+    momentum: Any,
 ) -> None:
     """Move the running statistics towards those of this batch, in place."""
     for running, now in ((running_mean, mean), (running_var, variance)):
@@ -246,7 +255,7 @@ def _update_running(
             running.lerp_(to_type(now.detach(), running.dtype).reshape(running.shape), momentum)
 
 
-def _batch_statistics(x: Any, dims: tuple[int, ...]) -> tuple[Any, Any]:
+def _batch_statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the mean and the unbiased variance over `dims`, kept."""
     mean = mean_of(x, dims, True)
     count = count_of(x.shape, dims)
@@ -261,15 +270,15 @@ def _batch_statistics(x: Any, dims: tuple[int, ...]) -> tuple[Any, Any]:
     gradient_name="NativeBatchNormBackward0",
 )
 def batch_norm(
-    input: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     training: bool = False,
-    momentum: Any = 0.1,
+    momentum: float = 0.1,
     eps: float = 1e-05,
-) -> Any:
+) -> Tensor:
     """Return input (N, C, ...) normalised per channel (Ioffe and Szegedy, 2015).
 
     In training with the statistics of this batch, and running_mean and running_var (if given) move towards them by
@@ -321,15 +330,15 @@ def batch_norm(
     gradient_name="ViewBackward0",
 )
 def instance_norm(
-    input: Any,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     use_input_stats: bool = True,
-    momentum: Any = 0.1,
+    momentum: float = 0.1,
     eps: float = 1e-05,
-) -> Any:
+) -> Tensor:
     """Return input (N, C, ...) with mean 0 and variance 1 in each channel of each sample (Ulyanov et al., 2016)."""
     _check_float("instance_norm", input)
     if not use_input_stats:

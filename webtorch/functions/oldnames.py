@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
@@ -11,11 +11,16 @@ from webtorch.functions import convolution, creation, indexing, movement, pointw
 from webtorch.functions.assign import METHOD
 from webtorch.functions.composite import alpha_dropout, dropout, feature_alpha_dropout
 from webtorch.functions.creation import TORCH
+from webtorch.ir.dtype import DType
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops.primitive import as_view, write
 from webtorch.ops.purity import warn
 from webtorch.ops.record import LOWER, Example
 from webtorch.ops.record import composite as declare
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.formats import memory_format as MemoryFormat
+from webtorch.tensors.tensor import Tensor
 
 FUNCTION = ("torch",)
 
@@ -23,7 +28,7 @@ FUNCTION = ("torch",)
 # -- Python functions of elements --------------------------------------------------------------------
 
 
-def _overwrite(name: str, self: Any, others: tuple[Any, ...], callable: Any) -> Any:
+def _overwrite(name: str, self: Tensor, others: tuple[Tensor, ...], callable: Any) -> Tensor:
     """Write what a Python function of an element, and of those of `others`, returns."""
     for x in (self, *others):
         if not x.is_cpu:
@@ -46,19 +51,19 @@ def _overwrite(name: str, self: Any, others: tuple[Any, ...], callable: Any) -> 
 
 
 @declare(name="apply_", function_in=METHOD, torch="", example="works on the host")
-def apply_(self: Any, callable: Callable[[Any], Any]) -> Any:
+def apply_(self: Tensor, callable: Callable[[Tensor], Tensor]) -> Tensor:
     """Replace each element by what a Python function returns for it. On the CPU only, and slow."""
     return _overwrite("apply_", self, (), callable)
 
 
 @declare(name="map_", function_in=METHOD, torch="", example="works on the host")
-def map_(self: Any, tensor: Any, callable: Callable[[Any, Any], Any]) -> Any:
+def map_(self: Tensor, tensor: Tensor, callable: Callable[[Any, Any], Any]) -> Tensor:
     """Replace each element by what a Python function returns for it and for that of another tensor. On the CPU only."""
     return _overwrite("map_", self, (tensor,), callable)
 
 
 @declare(name="map2_", function_in=METHOD, torch="", example="works on the host")
-def map2_(self: Any, x: Any, y: Any, callable: Callable[[Any, Any, Any], Any]) -> Any:
+def map2_(self: Tensor, x: Tensor, y: Tensor, callable: Callable[[Any, Any, Any], Any]) -> Tensor:
     """Replace each element by what a Python function returns for it and for those of two tensors. On the CPU only."""
     return _overwrite("map2_", self, (x, y), callable)
 
@@ -67,7 +72,7 @@ def map2_(self: Any, x: Any, y: Any, callable: Callable[[Any, Any, Any], Any]) -
 
 
 @declare(family="creation", function_in=METHOD, torch="", example="makes a tensor of host data")
-def new(self: Any, *args: Any, device: Any = None) -> Any:
+def new(self: Tensor, *args: Any, device: DeviceLike = None) -> Tensor:
     """A tensor of this dtype and device: new(2, 3) uninitialised of that shape, new([1, 2]) of that data."""
     where = self.device if device is None else device
     if len(args) == 1 and isinstance(args[0], (list, tuple)):
@@ -75,12 +80,12 @@ def new(self: Any, *args: Any, device: Any = None) -> Any:
         if not sized:
             return creation.tensor(args[0], dtype=self.dtype, device=where)
         args = tuple(args[0])
-    if len(args) == 1 and hasattr(args[0], "_storage"):
+    if len(args) == 1 and isinstance(args[0], Tensor):
         return args[0].detach().to(self.dtype)
     return creation.empty(*(args or (0,)), dtype=self.dtype, device=where)
 
 
-def _same_count(name: str, self: Any, shape: tuple[int, ...]) -> Any:
+def _same_count(name: str, self: Tensor, shape: tuple[int, ...]) -> Tensor:
     warn(
         f"non-inplace {name} is deprecated",
         UserWarning,
@@ -95,14 +100,14 @@ def _same_count(name: str, self: Any, shape: tuple[int, ...]) -> Any:
 
 
 @declare(family="movement", function_in=METHOD, torch="")
-def resize(self: Any, *sizes: Any) -> Any:
+def resize(self: Tensor, *sizes: Any) -> Tensor:
     """The tensor in another shape of as many elements. Deprecated: use reshape."""
     whole = sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     return _same_count("resize", self, tuple(whole))
 
 
 @declare(family="movement", function_in=METHOD, torch="")
-def resize_as(self: Any, tensor: Any) -> Any:
+def resize_as(self: Tensor, tensor: Tensor) -> Tensor:
     """The tensor in the shape of another of as many elements. Deprecated: use reshape."""
     return _same_count("resize_as", self, tuple(tensor._shape))
 
@@ -114,7 +119,9 @@ def resize_as(self: Any, tensor: Any) -> Any:
     differentiable=False,
     example="works on the host",
 )
-def dim_order(self: Any, *, ambiguity_check: Any = False) -> Any:
+def dim_order(
+    self: Tensor, *, ambiguity_check: bool | Sequence[MemoryFormat] = False
+) -> tuple[int, ...]:
     """The dims from the widest stride to the narrowest: (0, 1, 2, 3) for contiguous pictures."""
     order = sorted(range_(len(self._shape)), key=lambda d: -self._strides[d])
     if ambiguity_check:
@@ -135,13 +142,13 @@ def _range(
     end: Any = None,
     step: Any = 1,
     *,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """start, start + step, ... up to and with end. Deprecated: use arange, which leaves the end out."""
     warn(
         "torch.range is deprecated and will be removed in a future release because its behavior is inconsistent "
@@ -164,43 +171,43 @@ def _range(
 
 
 @declare(name="torch_dropout", function_in=FUNCTION, torch="")
-def torch_dropout(input: Any, p: float, train: bool) -> Any:
+def torch_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """nn.functional.dropout, whose `training` is `train` here."""
     return dropout(input, p, train)
 
 
 @declare(name="torch_alpha_dropout", function_in=FUNCTION, torch="")
-def torch_alpha_dropout(input: Any, p: float, train: bool) -> Any:
+def torch_alpha_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """nn.functional.alpha_dropout, whose `training` is `train` here."""
     return alpha_dropout(input, p, train)
 
 
 @declare(name="torch_feature_alpha_dropout", function_in=FUNCTION, torch="")
-def torch_feature_alpha_dropout(input: Any, p: float, train: bool) -> Any:
+def torch_feature_alpha_dropout(input: Tensor, p: float, train: bool) -> Tensor:
     """nn.functional.feature_alpha_dropout, whose `training` is `train` here."""
     return feature_alpha_dropout(input, p, train)
 
 
 @declare(name="dropout_", function_in=FUNCTION, torch="")
-def dropout_(input: Any, p: float, train: bool) -> Any:
+def dropout_(input: Tensor, p: float, train: bool) -> Tensor:
     """Dropout in place."""
     return dropout(input, p, train, True)
 
 
 @declare(name="alpha_dropout_", function_in=FUNCTION, torch="")
-def alpha_dropout_(input: Any, p: float, train: bool) -> Any:
+def alpha_dropout_(input: Tensor, p: float, train: bool) -> Tensor:
     """Alpha dropout in place."""
     return alpha_dropout(input, p, train, True)
 
 
 @declare(name="feature_alpha_dropout_", function_in=FUNCTION, torch="")
-def feature_alpha_dropout_(input: Any, p: float, train: bool) -> Any:
+def feature_alpha_dropout_(input: Tensor, p: float, train: bool) -> Tensor:
     """Alpha dropout of whole channels in place."""
     return feature_alpha_dropout(input, p, train, True)
 
 
 @declare(name="feature_dropout_", function_in=FUNCTION, torch="")
-def feature_dropout_(input: Any, p: float, train: bool) -> Any:
+def feature_dropout_(input: Tensor, p: float, train: bool) -> Tensor:
     """Dropout of whole channels, the second dim, in place."""
     if input.ndim < 2:
         raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
@@ -212,20 +219,22 @@ def feature_dropout_(input: Any, p: float, train: bool) -> Any:
 
 @declare(name="rrelu_", function_in=("torch", "nn.functional"), torch="")
 def rrelu_(
-    input: Any, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False
-) -> Any:
+    input: Tensor, lower: float = 1.0 / 8, upper: float = 1.0 / 3, training: bool = False
+) -> Tensor:
     """Randomised leaky ReLU in place."""
     return pointwise.rrelu(input, lower, upper, training, True)
 
 
 @declare(name="torch_index_put_", family="index", function_in=FUNCTION, torch="")
-def torch_index_put_(input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+def torch_index_put_(
+    input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
+) -> Tensor:
     """Tensor.index_put_."""
     return indexing._index_put_in_place(input, indices, values, accumulate)
 
 
 @declare(name="torch_detach_", family="movement", function_in=FUNCTION, torch="")
-def torch_detach_(input: Any) -> Any:
+def torch_detach_(input: Tensor) -> Tensor:
     """Tensor.detach_."""
     return input.detach_()
 
@@ -237,12 +246,12 @@ def torch_detach_(input: Any) -> Any:
     differentiable=False,
     example=Example(((3, 5),)),
 )
-def detach_copy(input: Any) -> Any:
+def detach_copy(input: Tensor) -> Tensor:
     """A copy without gradient."""
     return movement.clone(input.detach())
 
 
-def _slice(input: Any, dim: int, start: Any, end: Any, step: int) -> Any:
+def _slice(input: Tensor, dim: int, start: Any, end: Any, step: int) -> tuple[int, int, int]:
     if step <= 0:
         raise RuntimeError("slice step must be positive")
     dim = dim + input.ndim if dim < 0 else dim
@@ -250,7 +259,7 @@ def _slice(input: Any, dim: int, start: Any, end: Any, step: int) -> Any:
     return dim, first, max(0, -(-(last - first) // step))
 
 
-def _window(input: Any, dim: int, start: Any, end: Any, step: int) -> Any:
+def _window(input: Tensor, dim: int, start: Any, end: Any, step: int) -> Tensor:
     dim, first, count = _slice(input, dim, start, end, step)
     shape, strides = list(input._shape), list(input._strides)
     offset = input._offset + first * strides[dim]
@@ -261,15 +270,17 @@ def _window(input: Any, dim: int, start: Any, end: Any, step: int) -> Any:
 @declare(
     family="movement", function_in=FUNCTION, torch="", example=Example(((9, 3),), (0, 1, 8, 2))
 )
-def slice_copy(input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+def slice_copy(
+    input: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
     """input[start:end:step] along a dim, in memory of its own."""
     return movement.clone(_window(input, dim, start, end, step))
 
 
 @declare(family="movement", torch="")
 def slice_inverse(
-    input: Any, src: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
-) -> Any:
+    input: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
     """The tensor of src's shape whose window [start:end:step] along a dim is `input`, in input's memory; the rest is
     whatever memory holds there.
     """
@@ -296,7 +307,7 @@ def slice_inverse(
     autocast=LOWER,
     operators=("conv_tbc",),
 )
-def conv_tbc(input: Any, weight: Any, bias: Any, pad: int = 0) -> Any:
+def conv_tbc(input: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
     """The convolution of (time, batch, channels) with a weight (width, in_channels, out_channels)."""
     if (input.ndim, weight.ndim, bias.ndim) != (3, 3, 1):
         raise ShapeError(

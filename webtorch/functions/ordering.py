@@ -7,7 +7,7 @@ Nothing is read from the device, except for the length of what `unique` returns.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.errors import ShapeError
 from webtorch.functions import indexing, movement, pointwise
@@ -21,14 +21,50 @@ from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.record import BOOL, Autocast, composite, over_dims, return_type
 from webtorch.tensors.tensor import Tensor
 
-Sort = return_type("sort")
-Topk = return_type("topk")
-Kthvalue = return_type("kthvalue")
-Median = return_type("median")
-Nanmedian = return_type("nanmedian")
+
+@return_type("sort")
+class Sort(NamedTuple):
+    """What sort returns."""
+
+    values: Tensor
+    indices: Tensor
 
 
-def _order(x: Any, dim: int, descending: bool, first: int = 0, count: int | None = None) -> Any:
+@return_type("topk")
+class Topk(NamedTuple):
+    """What topk returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@return_type("kthvalue")
+class Kthvalue(NamedTuple):
+    """What kthvalue returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@return_type("median")
+class Median(NamedTuple):
+    """What median returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@return_type("nanmedian")
+class Nanmedian(NamedTuple):
+    """What nanmedian returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+def _order(
+    x: Tensor, dim: int, descending: bool, first: int = 0, count: int | None = None
+) -> Tensor:
     """Return the positions along `dim` in sorted order: `count` (None: all) from rank `first` on."""
     shape = x._shape
     n = shape[dim]
@@ -43,7 +79,7 @@ def _order(x: Any, dim: int, descending: bool, first: int = 0, count: int | None
     return movement.contiguous(movement.movedim(found, -1, dim))
 
 
-def _sorted(x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
+def _sorted(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     if not x._shape:
         normalize_dim(dim, 0)
         return copy(x), fill((), 0, int64, x.device)
@@ -53,25 +89,25 @@ def _sorted(x: Any, dim: int, descending: bool) -> tuple[Any, Any]:
 
 
 @composite(family="index", gradient_name="SortBackward0", ties=True)
-def sort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Sort:
     """(values, indices): the elements in order along `dim`, and where they were. Ties keep their order."""
     return Sort(*_sorted(input, dim, bool(descending)))
 
 
 @composite(family="index", ties=True)
-def argsort(input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
     """The positions of the elements in order along `dim`. Ties keep their order."""
     return _sorted(input, dim, bool(descending))[1]
 
 
 @composite(family="index", ties=True)
-def msort(input: Any) -> Any:
+def msort(input: Tensor) -> Tensor:
     """The elements in order along dimension 0."""
     return _sorted(input, 0, False)[0]
 
 
 @composite(family="index", refuses=BOOL, gradient_name="TopkBackward0", ties=True)
-def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Topk:
     """(values, indices): the k largest (or smallest) elements along `dim`, in order."""
     if not input._shape:
         normalize_dim(dim, 0)
@@ -88,7 +124,7 @@ def topk(input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool =
     return Topk(indexing._gather(input, dim, order, "topk"), order)
 
 
-def _selected(x: Any, dim: int, index: Any, keepdim: bool) -> tuple[Any, Any]:
+def _selected(x: Tensor, dim: int, index: Tensor, keepdim: bool) -> tuple[Tensor, Tensor]:
     """Return values and positions at `index`, a position tensor of size 1 along `dim`."""
     values = indexing._gather(x, dim, index, "kthvalue")
     if keepdim:
@@ -104,7 +140,7 @@ def _selected(x: Any, dim: int, index: Any, keepdim: bool) -> tuple[Any, Any]:
     ties=True,
     aten=("kthvalue",),
 )
-def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Kthvalue:
     """(values, indices): the k-th smallest element along `dim`, counted from 1."""
     rank = len(input._shape)
     dim = normalize_dim(dim, rank)
@@ -115,7 +151,7 @@ def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
     return Kthvalue(*_selected(x, dim, index, keepdim and bool(rank)))
 
 
-def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any:
+def _median(x: Tensor, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any:
     rank = len(x._shape)
     dim = normalize_dim(dim, rank)
     x = x if rank else movement.reshape(x, (1,))
@@ -136,24 +172,42 @@ def _median(x: Any, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> Any
     return record(*_selected(x, dim, index, keepdim and bool(rank)))
 
 
-def _median_of_all(x: Any, skip_nan: bool) -> Any:
-    def find(x: Any) -> Any:
+def _median_of_all(x: Tensor, skip_nan: bool) -> Tensor:
+    def find(x: Tensor) -> Tensor:
         """Return the median of all elements."""
         return _median(movement.reshape(x, (-1,)), 0, False, skip_nan, Median).values
 
     return one_of_all.function(x, find)
 
 
-@composite(family="index", refuses=BOOL, gradient_name=over_dims("Median"), ties=True)
-def median(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+@composite(
+    family="index",
+    refuses=BOOL,
+    gradient_name=over_dims("Median"),
+    ties=True,
+    forms=(
+        "(input: Tensor) -> Tensor",
+        "(input: Tensor, dim: int, keepdim: bool = False) -> Median",
+    ),
+)
+def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element, the lower of two; NaN if one is. With dim: (values, indices)."""
     if dim is None:
         return _median_of_all(input, False)
     return _median(input, dim, keepdim, False, Median)
 
 
-@composite(family="index", refuses=BOOL, gradient_name=over_dims("Nanmedian"), ties=True)
-def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+@composite(
+    family="index",
+    refuses=BOOL,
+    gradient_name=over_dims("Nanmedian"),
+    ties=True,
+    forms=(
+        "(input: Tensor) -> Tensor",
+        "(input: Tensor, dim: int, keepdim: bool = False) -> Nanmedian",
+    ),
+)
+def nanmedian(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     """The middle element of those that are not NaN, the lower of two. With dim: (values, indices)."""
     if dim is None:
         return _median_of_all(input, True)
@@ -164,8 +218,14 @@ _INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
 
 
 def _quantile(
-    name: str, x: Any, q: Any, dim: int | None, keepdim: bool, how: str, skip_nan: bool
-) -> Any:
+    name: str,
+    x: Tensor,
+    q: float | Tensor,
+    dim: int | None,
+    keepdim: bool,
+    how: str,
+    skip_nan: bool,
+) -> Tensor:
     if x.dtype.name not in ("float32", "float64"):
         raise RuntimeError(f"{name}() input tensor must be either float or double dtype")
     if not x.numel():
@@ -174,7 +234,7 @@ def _quantile(
         raise RuntimeError(
             f"{name}() interpolation must be one of linear, lower, higher, midpoint or nearest, but got {how}"
         )
-    if not hasattr(q, "_storage"):
+    if not isinstance(q, Tensor):
         if not 0 <= q <= 1:
             raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")
         q = fill((), float(q), x.dtype, x.device)
@@ -229,31 +289,31 @@ def _quantile(
 
 @composite(family="index", autocast=Autocast(cpu="fp32"))
 def quantile(
-    input: Any,
-    q: Any,
+    input: Tensor,
+    q: float | Tensor,
     dim: int | None = None,
     keepdim: bool = False,
     *,
     interpolation: str = "linear",
-) -> Any:
+) -> Tensor:
     """The quantiles q (in [0, 1]; a number or a 1-d tensor, whose dimension comes first) along `dim` or over all."""
     return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"))
 def nanquantile(
-    input: Any,
-    q: Any,
+    input: Tensor,
+    q: float | Tensor,
     dim: int | None = None,
     keepdim: bool = False,
     *,
     interpolation: str = "linear",
-) -> Any:
+) -> Tensor:
     """The quantiles q of the elements that are not NaN."""
     return _quantile("nanquantile", input, q, dim, keepdim, interpolation, True)
 
 
-def _runs(rows: Any) -> tuple[Any, Any, Any]:
+def _runs(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """Return where runs of equal rows (n, width) start, the number of each row's run, and their count.
 
     Reads the count from the device.
@@ -272,19 +332,21 @@ def _runs(rows: Any) -> tuple[Any, Any, Any]:
     return starts, number, starts.numel()
 
 
-def _counts(starts: Any, n: int) -> Any:
+def _counts(starts: Any, n: int) -> Tensor:
     ends = movement.cat(
         (movement.narrow(starts, 0, 1, starts.numel() - 1), fill((1,), n, int64, starts.device)), 0
     )
     return ends - starts
 
 
-def _answer(values: Any, inverse: Any, counts: Any) -> Any:
+def _answer(values: Tensor, inverse: Any, counts: Any) -> Any:
     parts = [values, *(p for p in (inverse, counts) if p is not None)]
     return values if len(parts) == 1 else tuple(parts)
 
 
-def _unique(x: Any, sort: bool, return_inverse: bool, return_counts: bool, dim: int | None) -> Any:
+def _unique(
+    x: Tensor, sort: bool, return_inverse: bool, return_counts: bool, dim: int | None
+) -> Tensor:
     if dim is not None and x._shape:
         dim = normalize_dim(dim, len(x._shape))
         moved = movement.movedim(x, dim, 0)
@@ -323,9 +385,21 @@ def _unique(x: Any, sort: bool, return_inverse: bool, return_counts: bool, dim: 
     return _answer(values, inverse, _counts(starts, n) if return_counts else None)
 
 
-@composite(family="index")
+def _unique_forms(head: str) -> tuple[str, ...]:
+    """Return the forms of a function that says on request where each element went and how often it occurs."""
+    given, dim = f"input: Tensor{head}", "dim: int | None = None"
+    return (
+        f"({given}, return_inverse: Literal[False] = False, return_counts: Literal[False] = False, {dim}) -> Tensor",
+        f"({given}, *, return_inverse: Literal[True], return_counts: bool = False, {dim}) -> tuple[Tensor, ...]",
+        f"({given}, *, return_inverse: bool = False, return_counts: Literal[True], {dim}) -> tuple[Tensor, ...]",
+        f"({given}, return_inverse: bool = False, return_counts: bool = False, {dim}) "
+        "-> Tensor | tuple[Tensor, ...]",
+    )
+
+
+@composite(family="index", forms=_unique_forms(", sorted: bool = True"))
 def unique(
-    input: Any,
+    input: Tensor,
     sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -338,9 +412,9 @@ def unique(
     return _unique(input, True, return_inverse, return_counts, dim)
 
 
-@composite(family="index", gradient_name="UniqueConsecutiveBackward0")
+@composite(family="index", gradient_name="UniqueConsecutiveBackward0", forms=_unique_forms(""))
 def unique_consecutive(
-    input: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+    input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
     """The elements (or slices along `dim`) that differ from the one before. Reads their number from the device."""
     return _unique(input, False, return_inverse, return_counts, dim)

@@ -9,6 +9,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
+    Number,
     Scalar,
     bfloat16,
     bool_,
@@ -70,6 +71,8 @@ from webtorch.ops.primitive import cast_to, paired, pairs
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite, in_old_order
 from webtorch.ops.special import SPECIAL, _trigamma, digamma, lgamma
+from webtorch.tensors.promotion import Operand
+from webtorch.tensors.tensor import Tensor
 
 LARGEST: dict[DType, float] = {
     float64: 1.7976931348623157e308,
@@ -109,7 +112,7 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
     aten=("add",),
     overlap="whole",
 )
-def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+def add(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     """Return input + alpha * other; of bools, or."""
     if old:
         (input, other), alpha = in_old_order(add, (input, other, *old), alpha != 1)
@@ -132,7 +135,7 @@ def add(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     aten=("sub",),
     overlap="whole",
 )
-def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+def sub(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     """Return input - alpha * other."""
     if old:
         (input, other), alpha = in_old_order(sub, (input, other, *old), alpha != 1)
@@ -144,7 +147,7 @@ def sub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
 
 
 @composite(inplace=True, dtypes=NUMERIC)
-def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
+def subtract(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return input - alpha * other."""
     return sub(input, other, alpha=alpha)
 
@@ -152,7 +155,7 @@ def subtract(input: Any, other: Any, *, alpha: Scalar = 1) -> Any:
 @composite(
     function_in=("torch",), factor="alpha", dtypes=NUMERIC, layout=of_operands, aten=("rsub",)
 )
-def rsub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
+def rsub(input: Tensor, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     """Return other - alpha * input."""
     if old:
         # Of numbers, PyTorch takes alpha by position.
@@ -179,7 +182,9 @@ def rsub(input: Any, other: Any, *old: Any, alpha: Scalar = 1) -> Any:
     aten=("div",),
     overlap="whole",
 )
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+def div(
+    input: Tensor | Number, other: Tensor | Number, *, rounding_mode: str | None = None
+) -> Tensor:
     """Return input / other; rounding_mode None (a float result), "trunc" or "floor"."""
     if rounding_mode is None:
         return _div(input, other)
@@ -193,17 +198,17 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 @composite(inplace=True, domain=(0.5, 3.0), out="cast")
-def true_divide(input: Any, other: Any) -> Any:
+def true_divide(input: Tensor | Number, other: Tensor) -> Tensor:
     """Return input / other, as floats."""
     return _div(input, other)
 
 
-def _check_one_tensor(name: str, input: Any, exponent: Any) -> None:
+def _check_one_tensor(name: str, input: Tensor, exponent: Any) -> None:
     if not is_tensor(input) and not is_tensor(exponent):
         raise TypeError(f"{name}(): one argument must be Tensor, not two numbers")
 
 
-def _power_name(input: Any, exponent: Any) -> str:
+def _power_name(input: Tensor, exponent: Any) -> str:
     if not is_tensor(input):
         return "PowBackward2"
     return "PowBackward1" if is_tensor(exponent) else "PowBackward0"
@@ -224,7 +229,7 @@ def _power_name(input: Any, exponent: Any) -> str:
     aten=("pow",),
     overlap="whole",
 )
-def pow(input: Any, exponent: Any) -> Any:
+def pow(input: Any, exponent: Operand) -> Tensor:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
     _check_one_tensor("pow", input, exponent)
     if is_tensor(exponent) or not is_tensor(input):
@@ -251,7 +256,7 @@ def pow(input: Any, exponent: Any) -> Any:
 
 
 @composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), aten=("float_power",), overlap="whole")
-def float_power(input: Any, exponent: Any) -> Any:
+def float_power(input: Any, exponent: Any) -> Tensor:
     """Return input to the power exponent, computed in float64."""
     _check_one_tensor("float_power", input, exponent)
     if any(
@@ -263,7 +268,7 @@ def float_power(input: Any, exponent: Any) -> Any:
 
 
 @composite(dtypes=NUMERIC, operator="pos", asks=("__pos__",))
-def positive(input: Any) -> Any:
+def positive(input: Tensor) -> Tensor:
     """Return input itself."""
     if not is_tensor(input):
         raise TypeError(
@@ -283,7 +288,7 @@ def positive(input: Any) -> Any:
     inplace_functions=("torch.square_",),
     gradient_name="PowBackward0",
 )
-def square(input: Any) -> Any:
+def square(input: Tensor) -> Tensor:
     """Return input * input; of bools, as int64."""
     return _pow(input, 2) if input.dtype is bool_ else _square(input)
 
@@ -297,7 +302,7 @@ def square(input: Any) -> Any:
     aten=("round",),
     overlap="whole",
 )
-def round(input: Any, *, decimals: int | None = None) -> Any:
+def round(input: Tensor, *, decimals: int | None = None) -> Tensor:
     """Rounded to `decimals` digits after the point (0), halves to the even one. Integers stay as they are
     where no `decimals` are given.
     """
@@ -314,8 +319,8 @@ def round(input: Any, *, decimals: int | None = None) -> Any:
 
 @composite(differentiable=False, aten=("isclose",))
 def isclose(
-    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
-) -> Any:
+    input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> Tensor:
     """Whether |input - other| <= atol + rtol * |other|, elementwise; infinities are close to themselves only."""
     if input.dtype is not other.dtype:
         raise RuntimeError(
@@ -337,7 +342,7 @@ def isclose(
     return close | (isfinite(distance) & le(distance, abs(other) * float(rtol) + float(atol)))
 
 
-def check_mask(name: str, mask: Any) -> None:
+def check_mask(name: str, mask: Tensor) -> None:
     """Raise PyTorch's error when a condition is not a bool tensor."""
     if not is_tensor(mask) or mask.dtype is not bool_:
         found = mask.dtype if is_tensor(mask) else type(mask).__name__
@@ -353,8 +358,12 @@ def check_mask(name: str, mask: Any) -> None:
     example=Example(("b", (3, 5), (5,))),
     aten=("where",),
     overlap="whole",
+    forms=(
+        "(condition: Tensor) -> tuple[Tensor, ...]",
+        "(condition: Tensor, input: Operand, other: Operand) -> Tensor",
+    ),
 )
-def where(condition: Any, input: Any = None, other: Any = None) -> Any:
+def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
     """Return input where condition, else other; with condition alone, the indices of its true elements."""
     if input is None and other is None:
         return condition.nonzero(as_tuple=True)
@@ -374,7 +383,7 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     direct=("masked_fill.Scalar", "masked_fill.Tensor"),
     aten=("masked_fill",),
 )
-def masked_fill(input: Any, mask: Any, value: Any) -> Any:
+def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Return input with `value` (a number or a 0-d tensor) where mask is true."""
     check_mask("masked_fill", mask)
     if isinstance(value, complex) and not input.dtype.is_complex:
@@ -415,7 +424,9 @@ def masked_fill(input: Any, mask: Any, value: Any) -> Any:
     aten=("clamp",),
     overlap="whole",
 )
-def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
+def clamp(
+    input: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None
+) -> Tensor:
     """Return input kept in min..max (numbers, tensors or None); gradients pass inside and at the bounds."""
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
@@ -430,11 +441,11 @@ def clamp(input: Any, min: Any = None, max: Any = None) -> Any:
     inplace=True, inplace_functions=("torch.nan_to_num_",), aten=("nan_to_num",), overlap="whole"
 )
 def nan_to_num(
-    input: Any,
+    input: Tensor,
     nan: float | None = None,
     posinf: float | None = None,
     neginf: float | None = None,
-) -> Any:
+) -> Tensor:
     """Return input with NaN (0 by default) and infinities (the type's largest numbers by default) replaced."""
     if input.dtype.is_complex:
         return paired(nan_to_num(pairs(input), nan, posinf, neginf))
@@ -460,7 +471,7 @@ def nan_to_num(
     aten=("logit",),
     overlap="whole",
 )
-def logit(input: Any, eps: float | None = None) -> Any:
+def logit(input: Tensor, eps: float | None = None) -> Tensor:
     """log(z / (1 - z)) of z = input, or of input kept in eps..1 - eps; NaN outside 0..1."""
     return _logit(input) if eps is None else _logit_clamped(input, eps)
 
@@ -473,12 +484,12 @@ def logit(input: Any, eps: float | None = None) -> Any:
     gradient_name="RreluWithNoiseBackward0",
 )
 def rrelu(
-    input: Any,
+    input: Tensor,
     lower: float = 1.0 / 8,
     upper: float = 1.0 / 3,
     training: bool = False,
     inplace: bool = False,
-) -> Any:
+) -> Tensor:
     """Return input, times a random slope in lower..upper where it is negative; the mean slope outside training."""
     if lower > upper:
         raise RuntimeError(
@@ -500,7 +511,7 @@ def rrelu(
     gradient_name="PreluKernelBackward0",
     layout=of_operands,
 )
-def prelu(input: Any, weight: Any) -> Any:
+def prelu(input: Tensor, weight: Tensor) -> Tensor:
     """Return input, times weight (one number, or one for each channel in dim 1) where it is not positive."""
     if weight.numel() != 1:
         channels = input.shape[1] if input.ndim > 1 else 1
@@ -528,7 +539,7 @@ def prelu(input: Any, weight: Any) -> Any:
     aten=("gelu",),
     overlap="whole",
 )
-def gelu(input: Any, approximate: str = "none") -> Any:
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """Return input times the normal distribution function of input; approximate="tanh" uses a tanh for it."""
     if approximate == "none":
         return _gelu_erf(input)
@@ -546,7 +557,7 @@ def gelu(input: Any, approximate: str = "none") -> Any:
     samples=(((), {}), ((1.0,), {})),
     takes_out=True,
 )
-def softshrink(input: Any, lambd: float = 0.5) -> Any:
+def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     """Return input moved towards 0 by lambd (>= 0), 0 where it is nearer."""
     if lambd < 0:
         raise RuntimeError(
@@ -565,7 +576,7 @@ def softshrink(input: Any, lambd: float = 0.5) -> Any:
     aten=("glu",),
     out="cast",
 )
-def glu(input: Any, dim: int = -1) -> Any:
+def glu(input: Tensor, dim: int = -1) -> Tensor:
     """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""
     if not input.ndim:
         raise ShapeError("glu: glu does not support 0-dimensional tensors. Unsqueeze a dim first.")
@@ -578,12 +589,12 @@ def glu(input: Any, dim: int = -1) -> Any:
     return _gate(input.narrow(dim, 0, size // 2), input.narrow(dim, size // 2, size // 2))
 
 
-def _no_derivative(_g: Any, _out: Any, _x: Any, what: str) -> Any:
+def _no_derivative(_g: Tensor, _out: Tensor, _x: Tensor, what: str) -> Tensor:
     raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
 
 
 @composite(name="_constant", function_in=(), torch="", vjp=_no_derivative)
-def _constant(x: Any, what: str) -> Any:
+def _constant(x: Tensor, what: str) -> Tensor:
     """Return x; a gradient that arrives here raises NotImplementedError."""
     return x.clone()
 
@@ -594,7 +605,7 @@ def _both_tensors(name: str, *operands: Any) -> None:
             raise TypeError(f"{name}(): argument '{where_}' must be Tensor, not {type(x).__name__}")
 
 
-def undifferentiable(x: Any, what: str) -> Any:
+def undifferentiable(x: Tensor, what: str) -> Tensor:
     """Return an operand for which there is no derivative: asking for it raises, as in PyTorch."""
     return _constant(x, what) if getattr(x, "requires_grad", False) else x
 
@@ -608,7 +619,7 @@ def undifferentiable(x: Any, what: str) -> Any:
     gradient_name="SpecialZetaBackward0",
     aten=("special_zeta",),
 )
-def zeta(input: Any, other: Any) -> Any:
+def zeta(input: Tensor, other: Tensor) -> Tensor:
     """Hurwitz's zeta function: the sum of (other + k) ** -input over k = 0, 1, ..."""
     if not is_tensor(input) and not is_tensor(other):
         raise TypeError("zeta(): one argument must be Tensor, not two numbers")
@@ -619,7 +630,7 @@ def zeta(input: Any, other: Any) -> Any:
 @composite(
     function_in=("torch", "special"), torch="", dtypes=FLOATS, out="cast", aten=("polygamma",)
 )
-def polygamma(n: int, input: Any) -> Any:
+def polygamma(n: int, input: Tensor) -> Tensor:
     """Return the n-th derivative of digamma."""
     if n < 0:
         raise RuntimeError("polygamma(n, x) does not support negative n.")
@@ -631,7 +642,7 @@ def polygamma(n: int, input: Any) -> Any:
 
 
 @composite(dtypes=FLOATS, torch="", inplace=True, out="cast", also=("special.multigammaln",))
-def mvlgamma(input: Any, p: int) -> Any:
+def mvlgamma(input: Tensor, p: int) -> Tensor:
     """The logarithm of the multivariate gamma function of dimension p."""
     if p < 1:
         raise RuntimeError("p has to be greater than or equal to 1")
@@ -653,7 +664,7 @@ def mvlgamma(input: Any, p: int) -> Any:
     also=("special.gammainc",),
     aten=("igamma",),
 )
-def igamma(input: Any, other: Any) -> Any:
+def igamma(input: Tensor, other: Tensor) -> Tensor:
     """The regularised lower incomplete gamma function of order `input` at `other`."""
     _both_tensors("igamma", input, other)
     return _igamma(undifferentiable(input, "igamma: input"), other)
@@ -668,7 +679,7 @@ def igamma(input: Any, other: Any) -> Any:
     also=("special.gammaincc",),
     aten=("igammac",),
 )
-def igammac(input: Any, other: Any) -> Any:
+def igammac(input: Tensor, other: Tensor) -> Tensor:
     """The regularised upper incomplete gamma function of order `input` at `other`."""
     _both_tensors("igammac", input, other)
     return _igammac(undifferentiable(input, "igammac: input"), other)

@@ -12,25 +12,29 @@ from typing import Any
 from webtorch.functions import creation
 from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, int64
-from webtorch.ops.elementwise import is_tensor
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import composite
 from webtorch.ops.special import SPECIAL
-from webtorch.tensors.promotion import get_default_dtype, result_type
+from webtorch.tensors.promotion import Operand, get_default_dtype, result_type
+from webtorch.tensors.tensor import Tensor
 
 # (x, p of degree k, p of degree k - 1, k) -> p of degree k + 1.
 Step = Callable[[Any, Any, Any, int], Any]
 
 
-def _evaluate(x: Any, n: Any, first: Callable[[Any], Any], step: Step) -> Any:
+def _evaluate(x: Operand, n: Any, first: Callable[[Tensor], Tensor], step: Step) -> Tensor:
     """Return the polynomial of degree n at x: 0 below degree 0, 1 at 0, `first(x)` at 1."""
     dtype: DType = result_type(x, n)
     if dtype.kind != "float":
         dtype = get_default_dtype()
-    device = (x if is_tensor(x) else n).device
-    x = cast_to(x, dtype) if is_tensor(x) else creation.full((), x, dtype=dtype, device=device)
+    device = (x if isinstance(x, Tensor) else n).device
+    x = (
+        cast_to(x, dtype)
+        if isinstance(x, Tensor)
+        else creation.full((), x, dtype=dtype, device=device)
+    )
     x = x.detach()
-    if is_tensor(n):
+    if isinstance(n, Tensor):
         degree = cast_to(n.detach(), int64)
         highest = int(degree.max().item()) if degree.numel() else 0
     else:
@@ -44,8 +48,8 @@ def _evaluate(x: Any, n: Any, first: Callable[[Any], Any], step: Step) -> Any:
     return cast_to(value, dtype)
 
 
-def _polynomial(name: str, doc: str, first: Callable[[Any], Any], step: Step) -> None:
-    def function(input: Any, n: Any) -> Any:
+def _polynomial(name: str, doc: str, first: Callable[[Tensor], Tensor], step: Step) -> None:
+    def function(input: Tensor, n: Any) -> Tensor:
         return _evaluate(input, n, first, step)
 
     function.__doc__ = doc
@@ -61,11 +65,11 @@ def _polynomial(name: str, doc: str, first: Callable[[Any], Any], step: Step) ->
     )(function)
 
 
-def _double(x: Any, p: Any, before: Any, k: int) -> Any:
+def _double(x: Tensor, p: Any, before: Any, k: int) -> Tensor:
     return 2 * x * p - before
 
 
-def _shifted(x: Any, p: Any, before: Any, k: int) -> Any:
+def _shifted(x: Tensor, p: Any, before: Any, k: int) -> Tensor:
     return (4 * x - 2) * p - before
 
 

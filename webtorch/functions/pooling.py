@@ -27,7 +27,9 @@ from webtorch.ops.record import (
     Example,
     composite,
 )
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tape import attach, needs_grad, no_grad
+from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -39,8 +41,8 @@ _WIDE_ON_CPU = Autocast(cpu="fp32")
 
 
 def windows(
-    x: Any, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
-) -> Any:
+    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> Tensor:
     """Return the windows over the last dimensions of x, (*, S..), as a view (*, O.., K..). Differentiable."""
     rank = len(kernel)
     lead, sizes = tuple(x.shape[:-rank]), tuple(x.shape[-rank:])
@@ -65,7 +67,7 @@ def windows(
 
 
 def spread(
-    g: Any,
+    g: Tensor,
     sizes: tuple[int, ...],
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
@@ -93,7 +95,7 @@ def spread(
                 out = _spread_taps(g, whole, kernel, stride, dilation)
             out = crop(out, before, (*lead, *sizes)).contiguous().detach()
 
-    def rule(h: Any) -> tuple[Any]:
+    def rule(h: Any) -> tuple[Tensor]:
         """Return the windows of the cotangent."""
         if any(low) or any(high):
             h = pad_with(h, before, after, 0)
@@ -103,8 +105,8 @@ def spread(
 
 
 def _spread_dense(
-    g: Any, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...]
-) -> Any:
+    g: Tensor, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...]
+) -> Tensor:
     """Return the same for a dilation of 1, in one sum.
 
     Position i = s q + r is in windows q - j, at s j + r, for j < J = ceil(K / s): a view with dims
@@ -141,12 +143,12 @@ def _spread_dense(
 
 
 def _spread_taps(
-    g: Any,
+    g: Tensor,
     sizes: tuple[int, ...],
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
     dilation: tuple[int, ...],
-) -> Any:
+) -> Tensor:
     """The same for any dilation, one kernel position after the other."""
     rank = len(kernel)
     lead = tuple(g.shape[: -2 * rank])
@@ -179,7 +181,7 @@ def _spread_taps(
     return total
 
 
-def _fit(x: Any, sizes: tuple[int, ...]) -> Any:
+def _fit(x: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Return x with its last dimensions cut or filled up with zeros to `sizes`."""
     lead = tuple(x.shape[: -len(sizes)])
     now = tuple(x.shape[-len(sizes) :])
@@ -203,7 +205,7 @@ class Pool:
         self,
         op: str,
         rank: int,
-        x: Any,
+        x: Tensor,
         kernel_size: Any,
         stride: Any,
         padding: Any,
@@ -263,14 +265,14 @@ class Pool:
                 "too small: use a smaller kernel or more padding."
             )
 
-    def border(self, x: Any, value: Scalar) -> Any:
+    def border(self, x: Tensor, value: Scalar) -> Tensor:
         """Return x inside the border, cut to what windows touch."""
         lead = (0,) * (x.ndim - self.rank)
         if any(self.low) or any(self.high):
             return pad_with(x, (*lead, *self.low), (*lead, *self.high), value)
         return x
 
-    def windows(self, x: Any) -> Any:
+    def windows(self, x: Tensor) -> Tensor:
         """Return the windows over the bordered input."""
         used = tuple(
             (c - 1) * t + d * (k - 1) + 1
@@ -279,12 +281,12 @@ class Pool:
         x = crop(x, (0,) * x.ndim, (*x.shape[: -self.rank], *used))
         return windows(x, self.kernel, self.stride, self.dilation)
 
-    def spread(self, g: Any) -> Any:
+    def spread(self, g: Tensor) -> Tensor:
         """Return the cotangent of the input for the cotangent of the windows."""
         return spread(g, self.sizes, self.kernel, self.stride, self.dilation, self.low, self.high)
 
 
-def along(values: Any, d: int, rank: int) -> Any:
+def along(values: Tensor, d: int, rank: int) -> Tensor:
     """Return a vector as the d-th of `rank` last dimensions."""
     return values.reshape((-1,) + (1,) * (rank - 1 - d))
 
@@ -292,15 +294,31 @@ def along(values: Any, d: int, rank: int) -> Any:
 # ---- maximum -------------------------------------------------------------------------------------
 
 
-def lowest(x: Any) -> Scalar:
+def lowest(x: Tensor) -> Scalar:
     """Return the value that no maximum chooses."""
     return -math.inf if x.dtype.is_floating_point else integers_held(x)[0]
+
+
+def _indices_too(given: str) -> tuple[str, ...]:
+    """Return the forms of a pool whose other parameters are `given`: with `return_indices` it has two results."""
+    return (
+        f"({given}, return_indices: Literal[False] = False) -> Tensor",
+        f"({given}, *, return_indices: Literal[True]) -> tuple[Tensor, Tensor]",
+        f"({given}, return_indices: bool = False) -> Tensor | tuple[Tensor, Tensor]",
+    )
+
+
+_MAX = _indices_too(
+    "input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1, "
+    "ceil_mode: bool = False"
+)
+_ADAPTIVE_MAX = _indices_too("input: Tensor, output_size: int | Sequence[int | None]")
 
 
 def _max_pool(
     op: str,
     rank: int,
-    input: Any,
+    input: Tensor,
     kernel_size: Any,
     stride: Any,
     padding: Any,
@@ -331,7 +349,7 @@ def _max_pool(
             # Number of the maximum within its window: the first one, as in PyTorch.
             chosen = reduce_dims(seen, "argmax", dims).reshape(shape)
 
-    def rule(g: Any) -> tuple[Any]:
+    def rule(g: Tensor) -> tuple[Tensor]:
         """Return the cotangents sent to the maxima."""
         numbers = iota(numel(pool.kernel), 0, 1, int64, g.device).reshape(pool.kernel)
         ones = (*shape, *(1,) * rank)
@@ -348,15 +366,15 @@ def _max_pool(
 
 def max_pool_backward(
     rank: int,
-    g: Any,
-    input: Any,
+    g: Tensor,
+    input: Tensor,
     kernel_size: Any,
     stride: Any,
     padding: Any,
     dilation: Any,
     ceil_mode: bool,
-    indices: Any,
-) -> Any:
+    indices: Tensor,
+) -> Tensor:
     """Return the cotangent of max pooling's input; `indices` say where the maxima were, and values of
     `input` nothing.
     """
@@ -369,11 +387,11 @@ def max_pool_backward(
     return pool.spread(where(indices.reshape(ones) == seen, g.reshape(ones), 0.0))
 
 
-def _positions(pool: Pool, chosen: Any) -> Any:
+def _positions(pool: Pool, chosen: Any) -> Tensor:
     """Return positions in the input's planes for numbers within windows."""
     total: Any = None
     rest = chosen
-    parts: list[Any] = []
+    parts: list[Tensor] = []
     for k in reversed(pool.kernel):
         parts.insert(0, rest % k)
         rest = rest // k
@@ -391,9 +409,9 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Compos
     """Declare max pooling of a rank, and the form that always gives indices."""
 
     def pool(
-        input: Any,
+        input: Tensor,
         kernel_size: Sizes,
-        stride: Any = None,
+        stride: Sizes | None = None,
         padding: Sizes = 0,
         dilation: Sizes = 1,
         ceil_mode: bool = False,
@@ -403,14 +421,14 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Compos
         return _max_pool(f"max_pool{rank}d", rank, input, *rest)
 
     def with_indices(
-        input: Any,
+        input: Tensor,
         kernel_size: Sizes,
-        stride: Any = None,
+        stride: Sizes | None = None,
         padding: Sizes = 0,
         dilation: Sizes = 1,
         ceil_mode: bool = False,
         return_indices: bool = True,
-    ) -> Any:
+    ) -> tuple[Tensor, Tensor]:
         return pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
     with_indices.__name__ = with_indices.__qualname__ = f"max_pool{rank}d_with_indices"
@@ -422,7 +440,7 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Compos
         example=example,
         layout=channels_last_as(0) if rank == 3 else None,
     )(with_indices)
-    return ranked("max_pool", rank, doc, pool, function_in=EVERYWHERE, **fields)
+    return ranked("max_pool", rank, doc, pool, function_in=EVERYWHERE, forms=_MAX, **fields)
 
 
 max_pool1d = _max_pooling(
@@ -449,13 +467,13 @@ max_pool3d = _max_pooling(
 def _max_unpool(
     op: str,
     rank: int,
-    input: Any,
-    indices: Any,
+    input: Tensor,
+    indices: Tensor,
     kernel_size: Any,
     stride: Any,
     padding: Any,
     output_size: Any,
-) -> Any:
+) -> Tensor:
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     stride = kernel if stride is None else sizes_of(op, "stride", stride, rank)
     padding = sizes_of(op, "padding", padding, rank)
@@ -497,13 +515,13 @@ def _max_unpool(
 
 def _unpooling(rank: int, **fields: Any) -> Composite[..., Any]:
     def function(
-        input: Any,
-        indices: Any,
+        input: Tensor,
+        indices: Tensor,
         kernel_size: Sizes,
         stride: Any = None,
         padding: Sizes = 0,
         output_size: Any = None,
-    ) -> Any:
+    ) -> Tensor:
         rest = kernel_size, stride, padding, output_size
         return _max_unpool(f"max_unpool{rank}d", rank, input, indices, *rest)
 
@@ -523,14 +541,14 @@ max_unpool3d = _unpooling(3, autocast=_WIDE_ON_CPU, gradient_name="MaxUnpool3DBa
 def _avg_pool(
     op: str,
     rank: int,
-    input: Any,
+    input: Tensor,
     kernel_size: Any,
     stride: Any,
     padding: Any,
     ceil_mode: bool,
     count_include_pad: bool,
     divisor_override: int | None,
-) -> Any:
+) -> Tensor:
     pool = Pool(op, rank, input, kernel_size, stride, padding, 1, ceil_mode)
     if divisor_override == 0:
         raise ShapeError(f"{op}: divisor must be not zero, but divisor_override is 0")
@@ -578,13 +596,13 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     aten=("avg_pool1d",),
 )
 def avg_pool1d(
-    input: Any,
+    input: Tensor,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: int | Sequence[int] | None = None,
     padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-) -> Any:
+) -> Tensor:
     """Return the mean of each window of (N, C, L) or (C, L)."""
     return _avg_pool(
         "avg_pool1d", 1, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None
@@ -593,14 +611,14 @@ def avg_pool1d(
 
 def _avg_pooling(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
     def function(
-        input: Any,
+        input: Tensor,
         kernel_size: Sizes,
         stride: Any = None,
         padding: Sizes = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> Any:
+    ) -> Tensor:
         rest = kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
         return _avg_pool(f"avg_pool{rank}d", rank, input, *rest)
 
@@ -627,8 +645,14 @@ avg_pool3d = _avg_pooling(
 
 
 def _lp_pool(
-    op: str, rank: int, input: Any, norm_type: float, kernel_size: Any, stride: Any, ceil_mode: bool
-) -> Any:
+    op: str,
+    rank: int,
+    input: Tensor,
+    norm_type: float,
+    kernel_size: Any,
+    stride: Any,
+    ceil_mode: bool,
+) -> Tensor:
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     mean = _avg_pool(op, rank, input**norm_type, kernel, stride, 0, ceil_mode, True, None)
     # As in PyTorch: windows cut off by ceil_mode count as whole, and a sum that is not positive counts as 0.
@@ -637,12 +661,12 @@ def _lp_pool(
 
 def _lp_pooling(rank: int, shapes: str, example: Example) -> Composite[..., Any]:
     def function(
-        input: Any,
+        input: Tensor,
         norm_type: float,
         kernel_size: Sizes,
         stride: Any = None,
         ceil_mode: bool = False,
-    ) -> Any:
+    ) -> Tensor:
         return _lp_pool(f"lp_pool{rank}d", rank, input, norm_type, kernel_size, stride, ceil_mode)
 
     doc = f"Return the p-norm of each window of {shapes}."
@@ -657,7 +681,7 @@ lp_pool3d = _lp_pooling(3, "(N, C, D, H, W) or (C, D, H, W)", Example(((1, 2, 6,
 # ---- adaptive ------------------------------------------------------------------------------------
 
 
-def _output_sizes(op: str, input: Any, output_size: Any, rank: int) -> tuple[int, ...]:
+def _output_sizes(op: str, input: Tensor, output_size: Any, rank: int) -> tuple[int, ...]:
     """Return the output sizes; None keeps a size."""
     shape = tuple(input.shape)
     if not isinstance(output_size, int | None) and len(tuple(output_size)) >= input.ndim:
@@ -685,7 +709,7 @@ def _output_sizes(op: str, input: Any, output_size: Any, rank: int) -> tuple[int
     return sizes
 
 
-def _in_bin(size: int, count: int, device: Any) -> Any:
+def _in_bin(size: int, count: int, device: DeviceLike) -> Tensor:
     """Return which of `size` positions each of `count` bins holds: bool (count, size). Bins may overlap."""
     bins = iota(count, 0, 1, int64, device).reshape(count, 1)
     positions = iota(size, 0, 1, int64, device)
@@ -695,7 +719,7 @@ def _in_bin(size: int, count: int, device: Any) -> Any:
     )
 
 
-def _adaptive_mean(x: Any, count: int) -> Any:
+def _adaptive_mean(x: Tensor, count: int) -> Tensor:
     """Return the means of `count` bins over the last dimension."""
     size = x.shape[-1]
     if size == count:
@@ -708,7 +732,7 @@ def _adaptive_mean(x: Any, count: int) -> Any:
     return where(held, x.unsqueeze(-2), 0.0).sum(-1) / counts
 
 
-def _adaptive_avg(op: str, rank: int, input: Any, output_size: Any) -> Any:
+def _adaptive_avg(op: str, rank: int, input: Tensor, output_size: Any) -> Tensor:
     sizes = _output_sizes(op, input, output_size, rank)
     lead = tuple(input.shape[:-rank])
     if not input.numel() or 0 in sizes:
@@ -727,13 +751,13 @@ def _adaptive_avg(op: str, rank: int, input: Any, output_size: Any) -> Any:
 
 
 def _adaptive_averaging(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
-    def function(input: Any, output_size: Any) -> Any:
+    def function(input: Tensor, output_size: Any) -> Tensor:
         return _adaptive_avg(f"adaptive_avg_pool{rank}d", rank, input, output_size)
 
     return ranked("adaptive_avg_pool", rank, doc, function, refuses=NOT_FLOATS, **fields)
 
 
-def _adaptive_name(input: Any, output_size: Any) -> str:
+def _adaptive_name(input: Tensor, output_size: Any) -> str:
     alone = output_size in (1, (1, 1), [1, 1])
     return "MeanBackward1" if alone else "AdaptiveAvgPool2DBackward0"
 
@@ -757,7 +781,7 @@ adaptive_avg_pool3d = _adaptive_averaging(
 )
 
 
-def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
+def _adaptive_max_last(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the maxima of `count` bins over the last dimension and where they were."""
     size, lead = x.shape[-1], tuple(x.shape[:-1])
     with no_grad():
@@ -770,7 +794,7 @@ def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
         starts = iota(count, 0, 1, int64, x.device) * size // count
         chosen = where(chosen < starts, starts, chosen)
 
-    def rule(g: Any) -> tuple[Any]:
+    def rule(g: Tensor) -> tuple[Tensor]:
         """Return the cotangents sent to the maxima."""
         positions = iota(size, 0, 1, int64, g.device)
         hit = chosen.unsqueeze(-1) == positions
@@ -779,7 +803,7 @@ def _adaptive_max_last(x: Any, count: int) -> tuple[Any, Any]:
     return attach(out, "AdaptiveMaxPool", (x,), rule), chosen
 
 
-def _adaptive_max(op: str, rank: int, input: Any, output_size: Any, return_indices: bool) -> Any:
+def _adaptive_max(op: str, rank: int, input: Tensor, output_size: Any, return_indices: bool) -> Any:
     sizes = _output_sizes(op, input, output_size, rank)
     full, lead = tuple(input.shape[-rank:]), tuple(input.shape[:-rank])
     if not input.numel() or 0 in sizes:
@@ -805,11 +829,11 @@ def _adaptive_max(op: str, rank: int, input: Any, output_size: Any, return_indic
 
 
 def _adaptive_maximum(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
-    def function(input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    def function(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
         name = f"adaptive_max_pool{rank}d"
         return _adaptive_max(name, rank, input, output_size, return_indices)
 
-    fields |= {"function_in": FUNCTIONAL, "refuses": NOT_FLOATS}
+    fields |= {"function_in": FUNCTIONAL, "refuses": NOT_FLOATS, "forms": _ADAPTIVE_MAX}
     return ranked("adaptive_max_pool", rank, doc, function, **fields)
 
 
@@ -873,8 +897,8 @@ def _columns(
     gradient_name="Im2ColBackward0",
 )
 def im2col(
-    input: Any, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
-) -> Any:
+    input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
+) -> Tensor:
     """Return the windows of (N, C, H, W) or (C, H, W) as columns, (N, C kh kw, count)."""
     if input.ndim not in (3, 4):
         raise ShapeError(
@@ -901,13 +925,13 @@ def im2col(
     gradient_name="Col2ImBackward0",
 )
 def col2im(
-    input: Any,
+    input: Tensor,
     output_size: Sizes,
     kernel_size: Sizes,
     dilation: Sizes = 1,
     padding: Sizes = 0,
     stride: Sizes = 1,
-) -> Any:
+) -> Tensor:
     """Add columns back into an image: (N, C kh kw, count) gives (N, C, *output_size)."""
     sizes = sizes_of("fold", "output_size", output_size, 2)
     if input.ndim not in (2, 3):

@@ -10,14 +10,13 @@ the packed words and no other weight.
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.contract import check_tensor, rows_times
 from webtorch.ir.dtype import float32, int32
 from webtorch.ops.packed import LANES, WORD, itself
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import LOWER, TABLE, composite
+from webtorch.tensors.tensor import Tensor
 
 # Rows of input up to which every output is a sum of its own: for more, unpacking once and a matrix
 # product is less work.
@@ -43,7 +42,9 @@ def groups_of(columns: int, bits: int, group_size: int) -> int:
 
 
 @composite(name="_quantize_weight", function_in=(), torch="", differentiable=False)
-def quantize_weight(weight: Any, bits: int, group_size: int) -> tuple[Any, Any, Any]:
+def quantize_weight(
+    weight: Tensor, bits: int, group_size: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return (packed, scales, zeros) of a weight (out, in): words, and float32 (out, groups) twice.
 
     8 bits are symmetric, -127 to 127, and zeros is None; 4 bits span each group from its least to
@@ -80,7 +81,7 @@ def quantize_weight(weight: Any, bits: int, group_size: int) -> tuple[Any, Any, 
 
 
 @composite(name="_dequantize_weight", function_in=(), torch="", differentiable=False)
-def dequantize_weight(packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
+def dequantize_weight(packed: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> Tensor:
     """Return the float32 weight (out, in) that packed numbers stand for."""
     rows, count = scales.shape
     words = packed.reshape(rows, count, -1)
@@ -91,7 +92,7 @@ def dequantize_weight(packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
     return (w * scales.unsqueeze(-1)).reshape(rows, -1)
 
 
-def _few_rows(x: Any, packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
+def _few_rows(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> Tensor:
     """Return x @ w.T in float32 for few rows x (M, in), as sums over the words."""
     rows, count = scales.shape
     words = packed.reshape(1, rows, count, -1)
@@ -106,21 +107,21 @@ def _few_rows(x: Any, packed: Any, scales: Any, zeros: Any, bits: int) -> Any:
 
 
 @composite(name="_lower_precision", function_in=(), torch="", autocast=LOWER)
-def _lowered(input: Any) -> Any:
+def _lowered(input: Tensor) -> Tensor:
     """The input in the precision that products have under autocast."""
     return input
 
 
 def _cotangents(
-    g: Any,
-    _out: Any,
-    _input: Any,
-    packed: Any,
-    scales: Any,
-    zeros: Any,
-    _bias: Any,
+    g: Tensor,
+    _out: Tensor,
+    _input: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    _bias: Tensor | None,
     bits: int,
-) -> tuple[Any, ...]:
+) -> tuple[Tensor | None, ...]:
     weight = cast_to(dequantize_weight(packed, scales, zeros, bits), g.dtype)
     rows = g.reshape((-1, g.shape[-1]))
     return rows_times(g, weight), None, None, None, rows.sum(0)
@@ -128,8 +129,13 @@ def _cotangents(
 
 @composite(name="_quantized_product", function_in=(), torch="", vjp=_cotangents)
 def _quantized_product(
-    input: Any, packed: Any, scales: Any, zeros: Any, bias: Any, bits: int
-) -> Any:
+    input: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+) -> Tensor:
     lead, columns = tuple(input.shape[:-1]), input.shape[-1]
     x = input.reshape((-1, columns))
     if 0 < x.shape[0] <= _FEW_ROWS and columns:
@@ -144,8 +150,13 @@ def _quantized_product(
 
 @composite(name="_quantized_linear", function_in=(), torch="")
 def quantized_linear(
-    input: Any, packed: Any, scales: Any, zeros: Any = None, bias: Any = None, bits: int = 8
-) -> Any:
+    input: Tensor,
+    packed: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    bits: int = 8,
+) -> Tensor:
     """Return input @ w.T + bias for input (*, in) and the weight that `packed` stands for.
 
     The result has the input's type. Differentiable in input and bias.

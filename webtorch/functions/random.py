@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Generator as Iterator
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError
@@ -35,10 +36,13 @@ from webtorch.ops.primitive import (
 from webtorch.ops.purity import looks
 from webtorch.ops.record import BOOL, Example, composite
 from webtorch.tensors.calls import check_stated
+from webtorch.tensors.device import DeviceLike, device_of, resolve
 from webtorch.tensors.device import device as device_type
-from webtorch.tensors.device import device_of, resolve
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.host import reads, tracing
 from webtorch.tensors.tape import mode
+from webtorch.tensors.tensor import Tensor
 
 _MASK = 0xFFFFFFFF
 
@@ -53,7 +57,7 @@ sys.modules.setdefault("webtorch.ops.random", sys.modules[__name__])
 class Generator:
     """A source of random numbers for one device: a seed, and the number of counters used since it was set."""
 
-    def __init__(self, device: Any = "cpu") -> None:
+    def __init__(self, device: DeviceLike = "cpu") -> None:
         self.device = device_type(device)
         self._seed = 67280421310721
         self._offset = 0
@@ -93,12 +97,12 @@ class Generator:
             return tracing.draw(self, self._seed, offset)
         return self._seed, offset
 
-    def get_state(self) -> Any:
+    def get_state(self) -> Tensor:
         """Return the state as a CPU tensor of 16 bytes: seed and counter, little-endian."""
         contents = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
         return creation.tensor(list(contents), dtype=creation.by_name("uint8"), device="cpu")
 
-    def set_state(self, new_state: Any) -> Generator:
+    def set_state(self, new_state: Tensor) -> Generator:
         """Go back to a state that get_state returned. Raises RuntimeError for anything else."""
         if new_state.dtype.name != "uint8":
             raise TypeError("RNG state must be a torch.ByteTensor")
@@ -123,7 +127,7 @@ _defaults: dict[str, Generator] = {}
 _seed_of_all: int | None = None
 
 
-def default_generator(device: Any = None) -> Generator:
+def default_generator(device: DeviceLike = None) -> Generator:
     """Return the generator that calls without generator= use on `device`."""
     key = device_of(resolve(device))
     found = _defaults.get(str(key))
@@ -168,7 +172,7 @@ def initial_seed() -> int:
 @composite(
     family="random", function_in=TORCH, torch="get_rng_state", example="is about the generator"
 )
-def get_rng_state() -> Any:
+def get_rng_state() -> Tensor:
     """Return the state of the CPU's generator."""
     return default_generator("cpu").get_state()
 
@@ -176,7 +180,7 @@ def get_rng_state() -> Any:
 @composite(
     family="random", function_in=TORCH, torch="set_rng_state", example="is about the generator"
 )
-def set_rng_state(new_state: Any) -> None:
+def set_rng_state(new_state: Tensor) -> None:
     """Set the state of the CPU's generator."""
     default_generator("cpu").set_state(new_state)
 
@@ -204,7 +208,13 @@ def fork_rng(devices: Any = None, enabled: bool = True, **_: Any) -> Iterator[No
                 del _defaults[key]
 
 
-def _draw(shape: Shape, dtype: DType, device: Any, generator: Any, kind: str = "uniform") -> Any:
+def _draw(
+    shape: Shape,
+    dtype: DType,
+    device: DeviceLike,
+    generator: Generator | None,
+    kind: str = "uniform",
+) -> Tensor:
     """Return fresh random numbers from `generator`, or from the device's own."""
     if dtype.is_complex:
         both = _draw((*shape, 2), dtype.to_real(), device, generator, kind)
@@ -281,14 +291,14 @@ def permutation(n: int, generator: Generator) -> list[int]:
 def randperm(
     n: int,
     *,
-    generator: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """The numbers 0..n-1 in random order (int64 unless dtype is given)."""
     if n < 0:
         raise RuntimeError(f"Trying to create tensor with negative dimension {n}: [{n}]")
@@ -303,7 +313,7 @@ def randperm(
     return finish(made, requires_grad, out, "randperm")
 
 
-def _permutation_on_device(n: int, generator: Generator, device: Any) -> Any:
+def _permutation_on_device(n: int, generator: Generator, device: DeviceLike) -> Tensor:
     """Return the order that `permutation` finds on the host: by both words, the second first."""
     seed, first = generator.advance(n)
     high, low = (philox((1, n), seed, first, int32, device, kind) for kind in ("word0", "word1"))
@@ -332,15 +342,15 @@ def _floating(op: str, dtype: DType) -> DType:
 )
 def rand(
     *args: Any,
-    size: Any = None,
-    generator: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    size: Sequence[int] | None = None,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """Uniform numbers in [0, 1)."""
     shape = creation._size("rand", args, size)
     wanted = _floating("rand", chosen_dtype(dtype, None if out is None else out.dtype))
@@ -352,15 +362,15 @@ def rand(
 @composite(family="random", function_in=TORCH, factory=True, drawn=True)
 def randn(
     *args: Any,
-    size: Any = None,
-    generator: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    size: Sequence[int] | None = None,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
     shape = creation._size("randn", args, size)
     wanted = _floating("randn", chosen_dtype(dtype, None if out is None else out.dtype))
@@ -369,7 +379,9 @@ def randn(
     return finish(_draw(shape, wanted, where, generator, "normal"), requires_grad, out, "randn")
 
 
-def _integers(shape: Shape, low: int, high: int, dtype: DType, device: Any, generator: Any) -> Any:
+def _integers(
+    shape: Shape, low: int, high: int, dtype: DType, device: DeviceLike, generator: Generator | None
+) -> Tensor:
     """Return integers in [low, high) of any dtype."""
     if low >= high:
         raise RuntimeError(
@@ -395,15 +407,15 @@ def randint(
     *args: Any,
     low: int | None = None,
     high: int | None = None,
-    size: Any = None,
-    generator: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    size: Sequence[int] | None = None,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-) -> Any:
+) -> Tensor:
     """Integers in [low, high): randint(high, size) or randint(low, high, size). int64 unless dtype is given."""
     values = list(args)
     if values and size is None:
@@ -426,7 +438,13 @@ def randint(
     return finish(result, requires_grad, out, "randint")
 
 
-def _like(input: Any, dtype: Any, device: Any, memory_format: Any, make: Any) -> Any:
+def _like(
+    input: Tensor,
+    dtype: DType | None,
+    device: DeviceLike,
+    memory_format: MemoryFormat | None,
+    make: Any,
+) -> Tensor:
     wanted = chosen_dtype(dtype, input.dtype)
     where = input.device if device is None else device
     return creation.like(lambda shape: make(shape, wanted, where), input, memory_format)
@@ -434,19 +452,19 @@ def _like(input: Any, dtype: Any, device: Any, memory_format: Any, make: Any) ->
 
 @composite(family="random", function_in=TORCH, drawn=True)
 def rand_like(
-    input: Any,
+    input: Tensor,
     *,
-    generator: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    generator: Generator | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-    memory_format: Any = None,
-) -> Any:
+    memory_format: MemoryFormat | None = None,
+) -> Tensor:
     """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
 
-    def make(shape: Shape, dtype: DType, device: Any) -> Any:
+    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
         """Return the numbers in a shape."""
         return _draw(shape, _floating("rand_like", dtype), device, generator)
 
@@ -455,19 +473,19 @@ def rand_like(
 
 @composite(family="random", function_in=TORCH, drawn=True)
 def randn_like(
-    input: Any,
+    input: Tensor,
     *,
-    generator: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    generator: Generator | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-    memory_format: Any = None,
-) -> Any:
+    memory_format: MemoryFormat | None = None,
+) -> Tensor:
     """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
 
-    def make(shape: Shape, dtype: DType, device: Any) -> Any:
+    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
         """Return the numbers in a shape."""
         return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
 
@@ -476,22 +494,22 @@ def randn_like(
 
 @composite(family="random", function_in=TORCH, refuses=BOOL, drawn=True)
 def randint_like(
-    input: Any,
+    input: Tensor,
     low: int,
     high: int | None = None,
     *,
-    generator: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    generator: Generator | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     requires_grad: bool = False,
     pin_memory: bool = False,
-    memory_format: Any = None,
-) -> Any:
+    memory_format: MemoryFormat | None = None,
+) -> Tensor:
     """Integers in [low, high), or [0, low) without high, in the shape, dtype and device of `input`."""
     low, high = (0, low) if high is None else (low, high)
 
-    def make(shape: Shape, dtype: DType, device: Any) -> Any:
+    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
         """Return the numbers in a shape."""
         return _integers(shape, low, high, dtype, device, generator)
 
@@ -499,33 +517,33 @@ def randint_like(
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "_storage") and hasattr(value, "_strides")
+    return isinstance(value, Tensor)
 
 
 @composite(family="random", function_in=TORCH, out="cast", drawn=True)
 def normal(
-    mean: Any = 0.0,
-    std: Any = 1.0,
-    size: Any = None,
+    mean: float | Tensor = 0.0,
+    std: float | Tensor = 1.0,
+    size: Sequence[int] | None = None,
     *,
-    generator: Any = None,
-    out: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+    dtype: DType | None = None,
+    layout: Layout | None = None,
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """Normal numbers. mean and std are tensors (one number per element), or numbers, with `size` when both are.
 
     A tensor of standard deviations is checked on the device: the next read raises DeviceCheckError.
     """
-    if not _is_tensor(std) and std < 0:
+    if not isinstance(std, Tensor) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     if out is not None:
         check_stated("normal", dtype, out)
         _floating("normal", out.dtype)
-    like = mean if _is_tensor(mean) else std if _is_tensor(std) else None
+    like = mean if isinstance(mean, Tensor) else std if isinstance(std, Tensor) else None
     if like is None:
         if size is None:
             raise TypeError("normal() needs a size when mean and std are numbers")
@@ -533,15 +551,15 @@ def normal(
         wanted = _floating("normal", chosen_dtype(dtype))
         noise = _draw(shape, wanted, device, generator, "normal")
     else:
-        shape = mean._shape if _is_tensor(mean) else std._shape
-        if _is_tensor(mean) and _is_tensor(std):
+        shape = like._shape
+        if isinstance(mean, Tensor) and isinstance(std, Tensor):
             shape = movement.broadcast_shapes(mean._shape, std._shape)
-        elif _is_tensor(mean) and out is not None:
+        elif isinstance(mean, Tensor) and out is not None:
             # PyTorch lets the shape of `out` count here.
             shape = movement.broadcast_shapes(mean._shape, out._shape)
         noise = _draw(shape, _floating("normal", like.dtype), like.device, generator, "normal")
-        mean = mean.detach() if _is_tensor(mean) else mean
-        if _is_tensor(std):
+        mean = mean.detach() if isinstance(mean, Tensor) else mean
+        if isinstance(std, Tensor):
             std = std.detach()
             if numel(std._shape):
                 holds = elementwise.ge(std, 0)
@@ -549,13 +567,15 @@ def normal(
     return finish(noise * std + mean, requires_grad, out, "normal")
 
 
-def _below(op: str, shape: Shape, p: Any, dtype: DType, device: Any, generator: Any) -> Any:
+def _below(
+    op: str, shape: Shape, p: Any, dtype: DType, device: DeviceLike, generator: Generator | None
+) -> Tensor:
     """Return whether uniform numbers are below `p`: true with probability p. A tensor of probabilities is
     checked on the device.
     """
     kind = dtype if dtype is float64 else creation.float32
     drawn = elementwise.lt(_draw(shape, kind, device, generator), p)
-    if not _is_tensor(p) or not numel(p._shape):
+    if not isinstance(p, Tensor) or not numel(p._shape):
         return drawn
     # NaN is in no range.
     holds = elementwise.logical_and(elementwise.ge(p, 0), elementwise.le(p, 1))
@@ -563,12 +583,18 @@ def _below(op: str, shape: Shape, p: Any, dtype: DType, device: Any, generator: 
 
 
 @composite(family="random", out="cast", drawn=True)
-def bernoulli(input: Any, p: float | None = None, *, generator: Any = None, out: Any = None) -> Any:
+def bernoulli(
+    input: Tensor,
+    p: float | None = None,
+    *,
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """1 with the probability that each element of `input` gives (or `p` for all), else 0.
 
     Probabilities in a tensor are checked on the device: the next read raises DeviceCheckError.
     """
-    if _is_tensor(p):
+    if isinstance(p, Tensor):
         raise TypeError(
             "bernoulli(): p must be a number. For a tensor of probabilities use bernoulli(p), or "
             "input.bernoulli_(p) in place"
@@ -591,13 +617,13 @@ def _check_probability(op: str, p: float) -> None:
 
 @composite(family="random", drawn=True)
 def multinomial(
-    input: Any,
+    input: Tensor,
     num_samples: int,
     replacement: bool = False,
     *,
-    generator: Any = None,
-    out: Any = None,
-) -> Any:
+    generator: Generator | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Indices of the last dimension of `input` (weights, one or two dims), drawn in proportion to the weights.
 
     Without replacement by an exponential race (Efraimidis and Spirakis, 2006): the largest u ** (1 / weight) win.
@@ -647,7 +673,7 @@ def multinomial(
     )
 
 
-def _wrong_weights(rows: Any) -> tuple[tuple[Any, str], ...]:
+def _wrong_weights(rows: Tensor) -> tuple[tuple[Any, str], ...]:
     """Return, for each rule that weights must keep, which rows (count, 1) break it, and what to say."""
     fits = elementwise.logical_and(elementwise.ge(rows, 0), elementwise.isfinite(rows))
     return (
@@ -662,7 +688,7 @@ def _wrong_weights(rows: Any) -> tuple[tuple[Any, str], ...]:
     )
 
 
-def _check_weights(rows: Any) -> None:
+def _check_weights(rows: Tensor) -> None:
     """Raise RuntimeError for weights that are no distribution. Reads one number from the device, as PyTorch does."""
     rules = _wrong_weights(rows)
     bits = [cast_to(reduce_dims(w, "any", (0, 1)), int64) * 2**i for i, (w, _) in enumerate(rules)]
@@ -675,11 +701,11 @@ def _check_weights(rows: Any) -> None:
 # -- in place --------------------------------------------------------------------------------------
 
 
-def _fill_in(x: Any, values: Any) -> Any:
+def _fill_in(x: Tensor, values: Tensor) -> Tensor:
     return write(x, cast_to(values, x.dtype))
 
 
-def _uniform_of(op: str, x: Any, generator: Any) -> Any:
+def _uniform_of(op: str, x: Tensor, generator: Generator | None) -> Tensor:
     return _draw(x._shape, _floating(op, x.dtype), x.device, generator)
 
 
@@ -692,8 +718,13 @@ def _uniform_of(op: str, x: Any, generator: Any) -> Any:
     drawn=True,
 )
 def uniform_(
-    input: Any, a: float = 0.0, b: float = 1.0, *, generator: Any = None, **bounds: float
-) -> Any:
+    input: Tensor,
+    a: float = 0.0,
+    b: float = 1.0,
+    *,
+    generator: Generator | None = None,
+    **bounds: float,
+) -> Tensor:
     """Overwrite with uniform numbers in [a, b) (PyTorch's names for them, from and to, are taken too)."""
     if input.dtype.is_complex:
         uniform_(pairs(input), a, b, generator=generator, **bounds)
@@ -717,7 +748,9 @@ def uniform_(
     example=Example(((4, 4),)),
     drawn=True,
 )
-def normal_(input: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> Any:
+def normal_(
+    input: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None
+) -> Tensor:
     """Overwrite with normal numbers."""
     if std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
@@ -735,9 +768,11 @@ def normal_(input: Any, mean: float = 0.0, std: float = 1.0, *, generator: Any =
     example=Example(((4, 4),)),
     drawn=True,
 )
-def bernoulli_(input: Any, p: Any = 0.5, *, generator: Any = None) -> Any:
+def bernoulli_(
+    input: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None
+) -> Tensor:
     """Overwrite with 1 with probability p (a number, or a tensor of probabilities), else 0."""
-    if not _is_tensor(p):
+    if not isinstance(p, Tensor):
         _check_probability("bernoulli_", p)
     else:
         p = p.detach()
@@ -757,7 +792,7 @@ _MANTISSA = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
     example=Example(((4, 4),)),
     drawn=True,
 )
-def random_(input: Any, *args: int, generator: Any = None, **bounds: int) -> Any:
+def random_(input: Tensor, *args: int, generator: Generator | None = None, **bounds: int) -> Tensor:
     """Overwrite with integers in [from, to): random_(), random_(to), random_(from, to).
 
     Without bounds, from 0 to the largest number of the type, or to 2 ** (mantissa bits) for floating-point types.
@@ -790,7 +825,9 @@ def random_(input: Any, *args: int, generator: Any = None, **bounds: int) -> Any
     example=Example(((4, 4),)),
     drawn=True,
 )
-def exponential_(input: Any, lambd: float = 1.0, *, generator: Any = None) -> Any:
+def exponential_(
+    input: Tensor, lambd: float = 1.0, *, generator: Generator | None = None
+) -> Tensor:
     """Overwrite with numbers of density lambd * exp(-lambd * x)."""
     if lambd <= 0:
         raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={lambd}")
@@ -806,7 +843,9 @@ def exponential_(input: Any, lambd: float = 1.0, *, generator: Any = None) -> An
     example=Example(((4, 4),)),
     drawn=True,
 )
-def log_normal_(input: Any, mean: float = 1.0, std: float = 2.0, *, generator: Any = None) -> Any:
+def log_normal_(
+    input: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None
+) -> Tensor:
     """Overwrite with numbers whose logarithm is normal."""
     if std <= 0:
         raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
@@ -823,7 +862,9 @@ def log_normal_(input: Any, mean: float = 1.0, std: float = 2.0, *, generator: A
     example=Example(((4, 4),)),
     drawn=True,
 )
-def cauchy_(input: Any, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None) -> Any:
+def cauchy_(
+    input: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None
+) -> Tensor:
     """Overwrite with numbers of the Cauchy distribution."""
     if sigma <= 0:
         raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
@@ -840,7 +881,7 @@ def cauchy_(input: Any, median: float = 0.0, sigma: float = 1.0, *, generator: A
     example=Example(((4, 4),), (0.3,)),
     drawn=True,
 )
-def geometric_(input: Any, p: float, *, generator: Any = None) -> Any:
+def geometric_(input: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
     """Overwrite with the number of trials of probability p up to the first success: 1, 2, ..."""
     if not 0 < p < 1:
         raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import builtins
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.creation import default_dtype
@@ -81,8 +81,46 @@ Dims = int | Sequence[int] | None
 
 
 # Names and fields are PyTorch's; `max` and `min` with a dim, and the running ones, return these.
-Max, Min, Cummax, Cummin = (return_type(n) for n in ("max", "min", "cummax", "cummin"))
-Aminmax = return_type("aminmax", "min", "max")
+
+
+@return_type("max")
+class Max(NamedTuple):
+    """What max returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@return_type("min")
+class Min(NamedTuple):
+    """What min returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@return_type("cummax")
+class Cummax(NamedTuple):
+    """What cummax returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@return_type("cummin")
+class Cummin(NamedTuple):
+    """What cummin returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@return_type("aminmax")
+class Aminmax(NamedTuple):
+    """What aminmax returns."""
+
+    min: Tensor
+    max: Tensor
 
 
 # -- dims, types, empty inputs ----------------------------------------------------------------------------------------
@@ -128,12 +166,12 @@ def reduced_shape(
     return tuple([s for d, s in enumerate(shape) if d not in dims])
 
 
-def as_float(x: Any) -> Any:
+def as_float(x: Tensor) -> Tensor:
     """Return integers and bools as the default float type, floats as they are."""
     return x if x.dtype.has_gradient else cast_to(x, default_dtype())
 
 
-def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Remove `dims`, which have size 1, unless they are to be kept."""
     if keepdim or not dims:
         return x
@@ -156,14 +194,14 @@ def drop_dims(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     torch="",
     vjp=lambda _g, _out, x, _shape, _value, _dtype: (fill(x.shape, 0, x.dtype, x.device),),
 )
-def _of_nothing(x: Any, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Any:
+def _of_nothing(x: Tensor, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Tensor:
     """Return the reduction of an empty x: `value` everywhere. Connected to x for autograd."""
     return fill(shape, value, dtype, x.device)
 
 
 def combine_dims(
-    x: Any, combine: str, dims: tuple[int, ...], keepdim: bool, identity: Scalar = 0
-) -> Any:
+    x: Tensor, combine: str, dims: tuple[int, ...], keepdim: bool, identity: Scalar = 0
+) -> Tensor:
     """Return the reduction over `dims` in x's type; `identity` where there is nothing to combine."""
     if 0 in x._shape:
         return _of_nothing(x, reduced_shape(x._shape, dims, keepdim), identity, x.dtype)
@@ -171,7 +209,7 @@ def combine_dims(
     return drop_dims(reduce_dims(x, combine, dims), dims, keepdim) if dims else copy(x)
 
 
-def _check_not_empty(name: str, x: Any, dim: Dims, dims: tuple[int, ...], error: type) -> None:
+def _check_not_empty(name: str, x: Tensor, dim: Dims, dims: tuple[int, ...], error: type) -> None:
     """Raise PyTorch's error when an extreme of nothing is asked for."""
     if 0 not in x.shape:
         return
@@ -188,7 +226,7 @@ def _check_not_empty(name: str, x: Any, dim: Dims, dims: tuple[int, ...], error:
 # -- sums, products, means --------------------------------------------------------------------------------------------
 
 
-def _accumulated(x: Any, dtype: DType | None) -> Any:
+def _accumulated(x: Tensor, dtype: DType | None) -> Tensor:
     """Return x in the type of its sum: `dtype`, or int64 for integers and bools."""
     if dtype is None:
         dtype = x.dtype if x.dtype.has_gradient else int64
@@ -212,7 +250,9 @@ def _to_every(g: Any, shape: tuple[int, ...], dim: Dims) -> Any:
     onnx="ReduceSum",
     numpy="sum",
 )
-def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
+def sum(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
     """Return the sum over `dim` (all dims for None); integers and bools give int64."""
     dims = wrap_dims("sum", dim, input.ndim)
     return combine_dims(_accumulated(input, dtype), "sum", dims, keepdim)
@@ -226,15 +266,15 @@ def sum(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | N
     gradient_name="NansumBackward0",
 )
 def nansum(
-    input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
-) -> Any:
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
     """Return the sum over `dim` of what is not NaN."""
     if input.dtype.has_gradient:
         input = _where(isnan(input), 0.0, input)
     return sum(input, dim, keepdim, dtype=dtype)
 
 
-def mean_of(x: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+def mean_of(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Return the mean of floats over checked dims; NaN of nothing."""
     wide = widened(x)
     return to_type(_div(combine_dims(wide, "sum", dims, keepdim), count_of(x.shape, dims)), x.dtype)
@@ -259,7 +299,9 @@ def _mean_slope(
     onnx="ReduceMean",
     numpy="mean",
 )
-def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Any:
+def mean(
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
     """Return the mean over `dim` (all dims for None); of floats only, NaN where there is nothing."""
     if dtype is not None:
         input = to_type(input, dtype)
@@ -279,8 +321,8 @@ def mean(input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
     out="into",
 )
 def nanmean(
-    input: Any, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
-) -> Any:
+    input: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
     """Return the mean over `dim` of what is not NaN."""
     if not input.dtype.has_gradient:
         raise DTypeError(
@@ -293,7 +335,7 @@ def nanmean(
     return to_type(_div(sum(wide, dim, keepdim), present), dtype or input.dtype)
 
 
-def _others(x: Any, dim: int) -> Any:
+def _others(x: Tensor, dim: int) -> Tensor:
     """Return, for each element, the product of the others along `dim`.
 
     A tree of products, up and down again: it divides by nothing, so zeros are exact, and it is made of
@@ -329,7 +371,7 @@ def _prod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]:
     torch="",
     vjp=_prod_rule,
 )
-def _prod(x: Any, dim: int) -> Any:
+def _prod(x: Tensor, dim: int) -> Tensor:
     return reduce_dims(x, "prod", (dim,))
 
 
@@ -343,8 +385,8 @@ def _prod(x: Any, dim: int) -> Any:
     numpy="prod",
 )
 def prod(
-    input: Any, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
-) -> Any:
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
+) -> Tensor:
     """Return the product over one dim or all; gradients are exact where elements are zero."""
     x = _accumulated(input, dtype)
     if dim is None:
@@ -361,7 +403,7 @@ def prod(
 @composite(
     family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), numpy="count_nonzero"
 )
-def count_nonzero(input: Any, dim: Dims = None) -> Any:
+def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
     """Return how many elements are not zero, as int64."""
     dims = wrap_dims("count_nonzero", dim, input.ndim)
     return combine_dims(cast_to(_truth(input), int64), "sum", dims, False)
@@ -370,11 +412,11 @@ def count_nonzero(input: Any, dim: Dims = None) -> Any:
 # -- logic ------------------------------------------------------------------------------------------------------------
 
 
-def _truth(x: Any) -> Any:
+def _truth(x: Tensor) -> Tensor:
     return x if x.dtype is bool_ else ne(x, 0)
 
 
-def _logical(name: str, x: Any, dim: Dims, keepdim: bool) -> Any:
+def _logical(name: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
     if isinstance(dim, (tuple, list)) and not dim:
         dims: tuple[int, ...] = ()
     else:
@@ -387,7 +429,7 @@ def _logical(name: str, x: Any, dim: Dims, keepdim: bool) -> Any:
 @composite(
     family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="any"
 )
-def any(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+def any(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Return whether one element is not zero; False of nothing."""
     return _logical("any", input, dim, keepdim)
 
@@ -395,7 +437,7 @@ def any(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
 @composite(
     family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="all"
 )
-def all(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
+def all(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Return whether no element is zero; True of nothing."""
     return _logical("all", input, dim, keepdim)
 
@@ -403,7 +445,7 @@ def all(input: Any, dim: Dims = None, keepdim: bool = False) -> Any:
 # -- extremes ---------------------------------------------------------------------------------------------------------
 
 
-def _extreme(name: str, x: Any, combine: str, dim: Dims, keepdim: bool, error: type) -> Any:
+def _extreme(name: str, x: Tensor, combine: str, dim: Dims, keepdim: bool, error: type) -> Tensor:
     dims = wrap_dims(name, dim, x.ndim)
     _check_not_empty(name, x, dim, dims, error)
     if x.dtype is bool_:
@@ -418,7 +460,7 @@ def _extreme(name: str, x: Any, combine: str, dim: Dims, keepdim: bool, error: t
     onnx="ReduceMax",
     numpy="max",
 )
-def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
+def amax(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
     """Return the largest element over `dim`; NaN wins. Ties share the gradient evenly."""
     return _extreme("amax", input, "max", dim, keepdim, RuntimeError)
 
@@ -430,20 +472,20 @@ def amax(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
     onnx="ReduceMin",
     numpy="min",
 )
-def amin(input: Any, dim: Dims = (), keepdim: bool = False) -> Any:
+def amin(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
     """Return the smallest element over `dim`; NaN wins. Ties share the gradient evenly."""
     return _extreme("amin", input, "min", dim, keepdim, RuntimeError)
 
 
 @composite(family="reduce", samples=(((), {"dim": 0}), ((), {})), gradient_name="AminmaxBackward0")
-def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False) -> Any:
+def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Aminmax:
     """Return (min, max) over one dim or all."""
     return Aminmax(
         *(_extreme("aminmax", input, c, dim, keepdim, RuntimeError) for c in ("min", "max"))
     )
 
 
-def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
+def _arg(name: str, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
     if x.dtype is bool_:
         raise DTypeError(f"{name}(): does not support bool input. Convert it with .int().")
     dims = tuple(range(x.ndim)) if dim is None else (one_dim(name, dim, x.ndim),)[: x.ndim]
@@ -461,7 +503,7 @@ def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Any:
     aten=("argmax",),
     numpy="argmax",
 )
-def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return where the first largest element is (in the flattened input for None), as int64."""
     return _arg("argmax", input, dim, keepdim)
 
@@ -474,12 +516,12 @@ def argmax(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     aten=("argmin",),
     numpy="argmin",
 )
-def argmin(input: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Return where the first smallest element is (in the flattened input for None), as int64."""
     return _arg("argmin", input, dim, keepdim)
 
 
-def positions(x: Any, dim: int, size: int | None = None) -> Any:
+def positions(x: Tensor, dim: int, size: int | None = None) -> Tensor:
     """Return 0, 1, 2, ... below `size` (that of x unless given) along `dim`, int64, with size 1 in
     the other dims of x.
     """
@@ -499,11 +541,11 @@ def positions(x: Any, dim: int, size: int | None = None) -> Any:
         _where(eq(positions(indices, dim, size), indices), g, 0.0),
     ),
 )
-def _selected(x: Any, indices: Any, combine: str, dim: int, size: int) -> Any:
+def _selected(x: Tensor, indices: Tensor, combine: str, dim: int, size: int) -> Tensor:
     return reduce_dims(x, combine, (dim,))
 
 
-def _shared(g: Any, out: Any, x: Any) -> Any:
+def _shared(g: Tensor, out: Tensor, x: Tensor) -> Tensor:
     """Return the cotangent of x: all elements equal to `out`, or NaN as it is, have even parts of g."""
     same = logical_or(eq(x, out), logical_and(isnan(x), isnan(out)))
     count = combine_dims(cast_to(same, x.dtype), "sum", tuple(range(x.ndim)), False)
@@ -516,12 +558,12 @@ def _shared(g: Any, out: Any, x: Any) -> Any:
     torch="",
     vjp=lambda g, out, x, _find: (_shared(g, out, x),),
 )
-def one_of_all(x: Any, find: Callable[[Any], Any]) -> Any:
+def one_of_all(x: Tensor, find: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `find(x)`, which is one of the elements of x. Ties share the gradient evenly."""
     return find(x)
 
 
-def _select(name: str, input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
+def _select(name: str, input: Tensor, dim: Any, keepdim: bool, other: Tensor | None) -> Any:
     """Return what max and min do in their three forms."""
     if other is not None or (is_tensor(dim) and dim is not None):
         pair = maximum if name == "max" else minimum
@@ -549,9 +591,11 @@ def _select(name: str, input: Any, dim: Any, keepdim: bool, other: Any) -> Any:
 def _extreme_name(name: str) -> Callable[..., str]:
     """Return the `gradient_name` of max and min: PyTorch's overload over a dim comes first there."""
 
-    def title(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> str:
+    def title(
+        input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None
+    ) -> str:
         other = dim if other is None else other
-        if hasattr(other, "_storage"):
+        if isinstance(other, Tensor):
             return f"{name}imumBackward0"
         return f"{name}Backward{1 if other is None else 0}"
 
@@ -559,7 +603,7 @@ def _extreme_name(name: str) -> Callable[..., str]:
 
 
 def _out_of_extreme(
-    input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None
+    input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None
 ) -> OutRule:
     return "exact" if isinstance(dim, int) else "cast"
 
@@ -569,8 +613,15 @@ def _out_of_extreme(
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     out=_out_of_extreme,
     gradient_name=_extreme_name("Max"),
+    forms=(
+        "(input: Tensor) -> Tensor",
+        "(input: Tensor, dim: int, keepdim: bool = False) -> Max",
+        "(input: Tensor, other: Tensor) -> Tensor",
+    ),
 )
-def max(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+def max(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, other: Tensor | None = None
+) -> Any:
     """Return the largest element; with a dim (values, indices); with a second tensor, the elementwise maximum."""
     return _select("max", input, dim, keepdim, other)
 
@@ -580,8 +631,15 @@ def max(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     out=_out_of_extreme,
     gradient_name=_extreme_name("Min"),
+    forms=(
+        "(input: Tensor) -> Tensor",
+        "(input: Tensor, dim: int, keepdim: bool = False) -> Min",
+        "(input: Tensor, other: Tensor) -> Tensor",
+    ),
 )
-def min(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
+def min(
+    input: Tensor, dim: int | None = None, keepdim: bool = False, *, other: Tensor | None = None
+) -> Any:
     """Return the smallest element; with a dim (values, indices); with a second tensor, the elementwise minimum."""
     return _select("min", input, dim, keepdim, other)
 
@@ -589,7 +647,7 @@ def min(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None
 # -- variance ---------------------------------------------------------------------------------------------------------
 
 
-def _variance_slope(x: Any, dims: tuple[int, ...], correction: float) -> Any:
+def _variance_slope(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
     freedom = count_of(x.shape, dims) - correction
     return (x - mean_of(x, dims, True)) * (2.0 / freedom if freedom else math.inf)
 
@@ -601,7 +659,7 @@ def _variance_slope(x: Any, dims: tuple[int, ...], correction: float) -> Any:
     # The path through the mean cancels: it is left out.
     vjp=lambda g, _out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
 )
-def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
+def _variance(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
     """Return the variance over `dims`, kept: in two passes, so that a large mean cancels nothing."""
     squares = square(x - mean_of(x, dims, True))
     freedom = builtins.max(count_of(x.shape, dims) - correction, 0)
@@ -609,7 +667,7 @@ def _variance(x: Any, dims: tuple[int, ...], correction: float) -> Any:
 
 
 def _spread(
-    name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any
+    name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any
 ) -> tuple[Any, tuple[int, ...]]:
     """Return the variance (dims kept, float32 for 16-bit floats) and the dims."""
     if isinstance(dim, bool):
@@ -642,12 +700,16 @@ def _spread(
     return _variance(wide, dims, correction), dims
 
 
-def _var_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+def _var_of(
+    name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any
+) -> Tensor:
     result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
     return to_type(drop_dims(result, dims, keepdim), input.dtype.to_real())
 
 
-def _std_of(name: str, input: Any, dim: Any, unbiased: Any, keepdim: bool, correction: Any) -> Any:
+def _std_of(
+    name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any
+) -> Tensor:
     result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
     return to_type(drop_dims(root(result), dims, keepdim), input.dtype.to_real())
 
@@ -668,13 +730,13 @@ _SPREADS: tuple[Any, ...] = (
     gradient_name="VarBackward0",
 )
 def var(
-    input: Any,
-    dim: Any = None,
+    input: Tensor,
+    dim: int | Sequence[int] | None = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
     correction: float | None = None,
-) -> Any:
+) -> Tensor:
     """Return the variance over `dim`, divided by the count less `correction` (1 by default)."""
     return _var_of("var", input, dim, unbiased, keepdim, correction)
 
@@ -688,13 +750,13 @@ def var(
     gradient_name="StdBackward0",
 )
 def std(
-    input: Any,
-    dim: Any = None,
+    input: Tensor,
+    dim: int | Sequence[int] | None = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
     correction: float | None = None,
-) -> Any:
+) -> Tensor:
     """Return the standard deviation over `dim`; its gradient is 0 where it is 0."""
     return _std_of("std", input, dim, unbiased, keepdim, correction)
 
@@ -708,13 +770,13 @@ def std(
     gradient_name="VarMeanBackward0",
 )
 def var_mean(
-    input: Any,
-    dim: Any = None,
+    input: Tensor,
+    dim: int | Sequence[int] | None = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
     correction: float | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """Return (variance, mean) over `dim`."""
     spread = _var_of("var_mean", input, dim, unbiased, keepdim, correction)
     return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
@@ -729,13 +791,13 @@ def var_mean(
     gradient_name="StdMeanBackward0",
 )
 def std_mean(
-    input: Any,
-    dim: Any = None,
+    input: Tensor,
+    dim: int | Sequence[int] | None = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
     correction: float | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """Return (standard deviation, mean) over `dim`."""
     spread = _std_of("std_mean", input, dim, unbiased, keepdim, correction)
     return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
@@ -750,7 +812,7 @@ def std_mean(
     torch="",
     vjp=lambda g, out, x, p, _dims: (g * norm_slope(x, out, p),),
 )
-def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
+def _p_norm(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     return combine_dims(absolute(x) ** p, "sum", dims, True) ** (1.0 / p)
 
 
@@ -766,13 +828,13 @@ def _p_norm(x: Any, p: float, dims: tuple[int, ...]) -> Any:
     ),
     autocast=Autocast(gpu="fp32_result"),gradient_name="LinalgVectorNormBackward0")  # fmt: skip
 def vector_norm(
-    x: Any,
+    x: Tensor,
     ord: float = 2,
     dim: Dims = None,
     keepdim: bool = False,
     *,
     dtype: DType | None = None,
-) -> Any:
+) -> Tensor:
     """Return the p-norm of order `ord` over `dim`; 0 counts, +-inf takes the extreme. Gradient 0 at norm 0."""
     if not isinstance(ord, (int, float)):
         raise TypeError(
@@ -831,12 +893,12 @@ def vector_norm(
     gradient_name="LinalgVectorNormBackward0",
 )
 def norm(
-    input: Any,
+    input: Tensor,
     p: float | str | None = "fro",
     dim: Dims = None,
     keepdim: bool = False,
     dtype: DType | None = None,
-) -> Any:
+) -> Tensor:
     """Return the p-norm over `dim`, of the flattened input by default; "nuc" is the sum of singular values."""
     if p == "nuc":
         pair = (0, 1) if dim is None else dim
@@ -854,7 +916,7 @@ def norm(
     torch="",
     vjp=lambda g, out, x, _dims: (g * exp(x - out),),
 )
-def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
+def _logsumexp(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     largest = combine_dims(x, "max", dims, True)
     # inf - inf is NaN: an infinite maximum is not subtracted.
     largest = _where(isinf(largest), 0.0, largest)
@@ -871,7 +933,7 @@ def _logsumexp(x: Any, dims: tuple[int, ...]) -> Any:
     traced=True,
     onnx="ReduceLogSumExp",
 )
-def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
+def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     """Return log(sum(exp(input))) over `dim`; nothing overflows."""
     dims = wrap_dims("logsumexp", dim, input.ndim)
     x = as_float(input)
@@ -890,7 +952,7 @@ def logsumexp(input: Any, dim: Dims, keepdim: bool = False) -> Any:
 # -- running reductions -----------------------------------------------------------------------------------------------
 
 
-def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
+def _shifted(x: Tensor, dim: int, by: int, value: Scalar) -> Tensor:
     """Return x moved by `by` places along `dim` (towards the front for by < 0), `value` where nothing comes from."""
     size = x.shape[dim]
     low, high = [0] * x.ndim, [0] * x.ndim
@@ -911,14 +973,14 @@ def _shifted(x: Any, dim: int, by: int, value: Scalar) -> Any:
     aten=("cumsum",),
     overlap="whole",
 )
-def cumsum(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
+def cumsum(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
     """Return the running sum along `dim`; integers and bools give int64."""
     dim = one_dim("cumsum", dim, input.ndim)
     x = _accumulated(input, dtype)
     return scan(x, "sum", dim) if x.ndim and 0 not in x.shape else x.clone()
 
 
-def _cumprod_slope(g: Any, x: Any, dim: int) -> Any:
+def _cumprod_slope(g: Tensor, x: Tensor, dim: int) -> Tensor:
     """Return the cotangent of a running product: (product of those before) * s, with s[k] = g[k] + x[k+1] * s[k+1].
 
     The recurrence is solved by doubling, in products and sums only, so zeros are exact, here and in its own derivative.
@@ -949,7 +1011,7 @@ def _cumprod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]
     torch="",
     vjp=_cumprod_rule,
 )
-def _cumprod(x: Any, dim: int) -> Any:
+def _cumprod(x: Tensor, dim: int) -> Tensor:
     return scan(x, "prod", dim)
 
 
@@ -963,7 +1025,7 @@ def _cumprod(x: Any, dim: int) -> Any:
     aten=("cumprod",),
     overlap="whole",
 )
-def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
+def cumprod(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
     """Return the running product along `dim`; gradients are exact where elements are zero."""
     dim = one_dim("cumprod", dim, input.ndim)
     x = _accumulated(input, dtype)
@@ -978,7 +1040,7 @@ def cumprod(input: Any, dim: int, *, dtype: DType | None = None) -> Any:
     gradient_name="LogcumsumexpBackward0",
     overlap="whole",
 )
-def logcumsumexp(input: Any, dim: int) -> Any:
+def logcumsumexp(input: Tensor, dim: int) -> Tensor:
     """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""
     if not input.dtype.has_gradient:
         raise NotImplementedError(
@@ -992,7 +1054,7 @@ def logcumsumexp(input: Any, dim: int) -> Any:
     return to_type(total, input.dtype)
 
 
-def _running_logsumexp(x: Any, dim: int) -> Any:
+def _running_logsumexp(x: Tensor, dim: int) -> Tensor:
     """Return m + log1p(t) of real numbers: m the running maximum, t the sum of exp(x - m) less the maximum's own 1.
 
     t[i] = exp(min(x[i], m[i-1]) - m[i]) + exp(m[i-1] - m[i]) * t[i-1], solved by doubling. t is added to m at the end
@@ -1001,7 +1063,7 @@ def _running_logsumexp(x: Any, dim: int) -> Any:
     values = x.detach()
     highest = scan(values, "max", dim)
 
-    def weight(low: Any, high: Any) -> Any:
+    def weight(low: Any, high: Any) -> Tensor:
         """Return exp(low - high), 1 where both are equal, as infinities may be."""
         # Of two equal infinities too.
         return exp(_where(eq(low, high), 0, low - high))
@@ -1019,7 +1081,7 @@ def _running_logsumexp(x: Any, dim: int) -> Any:
     return highest + log1p(sums)
 
 
-def _complex_running(x: Any, dim: int) -> Any:
+def _complex_running(x: Tensor, dim: int) -> Tensor:
     total, step = x, 1
     while step < x.shape[dim]:
         total = log_add(total, _shifted(total, dim, step, -math.inf))
@@ -1027,13 +1089,13 @@ def _complex_running(x: Any, dim: int) -> Any:
     return _on_branch(total, x, dim)
 
 
-def _on_branch(total: Any, x: Any, dim: int) -> Any:
+def _on_branch(total: Any, x: Tensor, dim: int) -> Tensor:
     """Add the multiples of 2 pi i that PyTorch's order of addition gives logcumsumexp: each sum is
     within pi / 2 of the larger (in its real part) of the sum before and the new element.
     """
     phase, before = imag_part(total.detach()), _shifted(total.detach(), dim, 1, -math.inf)
 
-    def turns(to: Any) -> Any:
+    def turns(to: Any) -> Tensor:
         """Return how many turns a phase is away from another, 0 for NaN and infinities."""
         found = _round((to - phase) / (2 * math.pi))
         return _where(isfinite(found), found, 0)
@@ -1047,7 +1109,7 @@ def _on_branch(total: Any, x: Any, dim: int) -> Any:
     return total + join(fill(whole.shape, 0, whole.dtype, whole.device), whole * (2 * math.pi))
 
 
-def _running(name: str, input: Any, dim: int, combine: str, result: Any) -> Any:
+def _running(name: str, input: Tensor, dim: int, combine: str, result: Any) -> Any:
     dim = one_dim(name, dim, input.ndim)
     if not input.ndim or 0 in input.shape:
         return result(input.clone(), fill(input.shape, 0, int64, input.device))
@@ -1062,12 +1124,12 @@ def _running(name: str, input: Any, dim: int, combine: str, result: Any) -> Any:
 
 
 @composite(family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CummaxBackward0")
-def cummax(input: Any, dim: int) -> Any:
+def cummax(input: Tensor, dim: int) -> Cummax:
     """Return (values, indices) of the running maximum along `dim`."""
     return _running("cummax", input, dim, "max", Cummax)
 
 
 @composite(family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CumminBackward0")
-def cummin(input: Any, dim: int) -> Any:
+def cummin(input: Tensor, dim: int) -> Cummin:
     """Return (values, indices) of the running minimum along `dim`."""
     return _running("cummin", input, dim, "min", Cummin)

@@ -24,7 +24,9 @@ from webtorch.ops.primitive import cast_to, fill, iota, take
 from webtorch.ops.purity import warn
 from webtorch.ops.record import NOT_FLOATS, Autocast, Example, composite
 from webtorch.tensors.creation import from_bytes
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tape import attach, no_grad
+from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -81,7 +83,7 @@ class Taps:
             self._transposed._transposed = self
         return self._transposed
 
-    def tensors(self, dtype: DType, device: Any) -> tuple[Any, Any]:
+    def tensors(self, dtype: DType, device: DeviceLike) -> tuple[Tensor, Any]:
         """Return positions and weights, (count, width), on a device."""
         shape = (self.count, self.width)
         if int64 not in self._packed:
@@ -94,7 +96,7 @@ class Taps:
         return positions, from_bytes(self._packed[dtype], shape, dtype, device)
 
 
-def resample(x: Any, dim: int, taps: Taps) -> Any:
+def resample(x: Tensor, dim: int, taps: Taps) -> Tensor:
     """Return x with dimension `dim` multiplied by a sparse matrix. Differentiable."""
     with no_grad():
         positions, weights = taps.tensors(x.dtype, x.device)
@@ -112,7 +114,7 @@ def resample(x: Any, dim: int, taps: Taps) -> Any:
     return attach(out, "Upsample", (x,), lambda g: (resample(g, dim, taps.transposed),))
 
 
-def _resample_bytes(x: Any, dim: int, taps: Taps) -> Any:
+def _resample_bytes(x: Tensor, dim: int, taps: Taps) -> Tensor:
     """Return uint8 x resampled along `dim` with weights in fixed point, as Pillow and PyTorch do: as many
     bits as fit 16 with the largest weight.
     """
@@ -227,7 +229,7 @@ def _blurred_row(mode: str, size: int, step: float, i: int) -> Row:
 
 
 def _wanted(
-    input: Any, size: Any, scale_factor: Any, recompute: bool
+    input: Tensor, size: Any, scale_factor: Any, recompute: bool
 ) -> tuple[tuple[int, ...], tuple[float, ...] | None]:
     """Return the output sizes and, where they fix the positions, the factors."""
     sizes = tuple(input.shape[2:])
@@ -269,7 +271,7 @@ def _wanted(
 
 
 def _interpolate_name(
-    input: Any,
+    input: Tensor,
     size: Any = None,
     scale_factor: Any = None,
     mode: str = "nearest",
@@ -304,14 +306,14 @@ def _interpolate_name(
     ),
 )
 def interpolate(
-    input: Any,
-    size: Any = None,
-    scale_factor: Any = None,
+    input: Tensor,
+    size: Sequence[int] | int | None = None,
+    scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
     antialias: bool = False,
-) -> Any:
+) -> Tensor:
     """Resize the spatial dimensions of (N, C, ...) to `size` or by `scale_factor`.
 
     `mode`: nearest, nearest-exact, area, linear (3-d input), bilinear, bicubic, lanczos (4-d), trilinear (5-d).
@@ -353,13 +355,13 @@ def interpolate(
 
 
 def resized(
-    input: Any,
+    input: Tensor,
     wanted: tuple[int, ...],
     steps: tuple[float, ...],
     mode: str,
     align_corners: bool,
     antialias: bool,
-) -> Any:
+) -> Tensor:
     """Resize to the sizes `wanted`, one element of the result being `steps` of the input further."""
     rank = input.ndim - 2
     if any(n <= 0 for n in wanted) or 0 in input.shape[1:]:
@@ -403,8 +405,8 @@ def resized(
 
 
 def _repeated(
-    x: Any, sizes: tuple[int, ...], wanted: tuple[int, ...], steps: tuple[float, ...], mode: str
-) -> Any:
+    x: Tensor, sizes: tuple[int, ...], wanted: tuple[int, ...], steps: tuple[float, ...], mode: str
+) -> Tensor | None:
     """Return x with every element repeated whole times, where that is what nearest means; else None."""
     factors = []
     for s, n, step in zip(sizes, wanted, steps, strict=True):
@@ -443,26 +445,32 @@ def _aligned(align_corners: bool | None) -> bool:
     example=Example(((1, 2, 4, 5),), (), {"scale_factor": 2}),
 )
 def upsample(
-    input: Any,
-    size: Any = None,
-    scale_factor: Any = None,
+    input: Tensor,
+    size: Sequence[int] | int | None = None,
+    scale_factor: float | None = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
-) -> Any:
+) -> Tensor:
     """Resize: the old name of `interpolate`."""
     _old("upsample")
     return interpolate(input, size, scale_factor, mode, align_corners)
 
 
 @composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.upsample_nearest")
-def upsample_nearest(input: Any, size: Any = None, scale_factor: Any = None) -> Any:
+def upsample_nearest(
+    input: Tensor, size: Sequence[int] | int | None = None, scale_factor: float | None = None
+) -> Tensor:
     """Resize with the nearest input position: an old name."""
     _old("upsample_nearest")
     return interpolate(input, size, scale_factor, "nearest")
 
 
 @composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.upsample_bilinear")
-def upsample_bilinear(input: Any, size: Any = None, scale_factor: Any = None) -> Any:
+def upsample_bilinear(
+    input: Tensor,
+    size: Sequence[int] | int | None = None,
+    scale_factor: float | Sequence[float] | None = None,
+) -> Tensor:
     """Resize bilinearly with aligned corners: an old name."""
     _old("upsample_bilinear")
     return interpolate(input, size, scale_factor, "bilinear", True)
@@ -480,7 +488,7 @@ def upsample_bilinear(input: Any, size: Any = None, scale_factor: Any = None) ->
     direct=("pixel_shuffle",),
     aten=("pixel_shuffle",),
 )
-def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
+def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     """Return (*, C r r, H, W) as (*, C, H r, W r) (Shi et al., 2016)."""
     r = upscale_factor
     if input.ndim < 3:
@@ -513,7 +521,7 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
     direct=("pixel_unshuffle",),
     aten=("pixel_unshuffle",),
 )
-def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
+def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     """Return (*, C, H r, W r) as (*, C r r, H, W): the inverse of pixel_shuffle."""
     r = downscale_factor
     if input.ndim < 3:
@@ -544,7 +552,7 @@ def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
     aliases=("native_channel_shuffle",),
     gradient_name="ChannelShuffleBackward0",
 )
-def channel_shuffle(input: Any, groups: int) -> Any:
+def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Return the channels (dimension 1) dealt out anew: one of each group after the other (Zhang et al., 2018)."""
     if input.ndim < 3:
         raise ShapeError(
@@ -576,7 +584,7 @@ def channel_shuffle(input: Any, groups: int) -> Any:
     example=Example(((2, 2, 3),), ((2, 3, 4, 5),), {"align_corners": False}),
     gradient_name="AffineGridGeneratorBackward0",
 )
-def affine_grid(theta: Any, size: Sequence[int], align_corners: bool | None = None) -> Any:
+def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
     """Return the places (N, H, W, 2), in [-1, 1], that matrices (N, 2, 3) map an image of `size` (N, C, H, W) to.
 
     For `size` (N, C, D, H, W) the matrices are (N, 3, 4) and the result (N, D, H, W, 3).
@@ -631,7 +639,7 @@ def _reflect(x: Any, low2: int, high2: int) -> Any:
     return where(flips % 2 == 0, extra + low, span - extra + low)
 
 
-def _placed(x: Any, size: int, padding_mode: str, align_corners: bool, volume: bool) -> Any:
+def _placed(x: Tensor, size: int, padding_mode: str, align_corners: bool, volume: bool) -> Tensor:
     """Return positions brought inside, as the padding mode says.
 
     What is no number is nowhere in a `volume` padded with zeros, and at the end with another padding; in a
@@ -647,7 +655,7 @@ def _placed(x: Any, size: int, padding_mode: str, align_corners: bool, volume: b
     return x if padding_mode == "zeros" else clipped(x, float(size - 1))
 
 
-def _corner(image: Any, batch: Any, places: Sequence[Any], weight: Any) -> Any:
+def _corner(image: Tensor, batch: Any, places: Sequence[Tensor], weight: Tensor | None) -> Tensor:
     """Return weight * image at whole positions, 0 outside: image (N, H, W, C), places each (N, *out)."""
     inside: Any = None
     index = []
@@ -674,12 +682,12 @@ _PADDINGS = ("zeros", "border", "reflection")
     refuses=NOT_FLOATS,
 )
 def grid_sample(
-    input: Any,
-    grid: Any,
+    input: Tensor,
+    grid: Tensor,
     mode: str = "bilinear",
     padding_mode: str = "zeros",
     align_corners: bool | None = None,
-) -> Any:
+) -> Tensor:
     """Return the values of (N, C, H, W) at the places (N, OH, OW, 2) of `grid`: x and y, -1 and 1 at the edges.
 
     Also (N, C, D, H, W) at (N, OD, OH, OW, 3). `mode`: bilinear, nearest, bicubic (4-d only); outside
@@ -772,15 +780,15 @@ def _linear_corners(image: Any, batch: Any, places: list[Any]) -> Any:
     return total
 
 
-def _cubic_weights(t: Any) -> list[Any]:
+def _cubic_weights(t: Tensor) -> list[Tensor]:
     """Return Keys' weights (a = -0.75) of the four neighbours of a place t past the second."""
     a = -0.75
 
-    def near(x: Any) -> Any:
+    def near(x: Tensor) -> Tensor:
         """Return the weight of a neighbour within distance 1."""
         return ((a + 2) * x - (a + 3)) * x * x + 1
 
-    def far(x: Any) -> Any:
+    def far(x: Tensor) -> Tensor:
         """Return the weight of a neighbour between distance 1 and 2."""
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
@@ -788,13 +796,13 @@ def _cubic_weights(t: Any) -> list[Any]:
 
 
 def _cubic_corners(
-    image: Any,
+    image: Tensor,
     batch: Any,
-    places: list[Any],
+    places: list[Tensor],
     sizes: tuple[int, ...],
     padding_mode: str,
     align: bool,
-) -> Any:
+) -> Tensor:
     y, x = places
     low_y, low_x = y.detach().floor(), x.detach().floor()
     weights_y, weights_x = _cubic_weights(y - low_y), _cubic_weights(x - low_x)

@@ -14,7 +14,7 @@ from webtorch.errors import DTypeError
 from webtorch.functions import creation, movement
 from webtorch.functions.check import demand
 from webtorch.functions.creation import TORCH
-from webtorch.functions.random import default_generator
+from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import elementwise
@@ -30,9 +30,12 @@ from webtorch.ops.samplers import (
     standard_gamma_grad,
 )
 from webtorch.tensors.host import reads
+from webtorch.tensors.tensor import Tensor
 
 
-def _sample(formula: Elementwise, parameters: Sequence[Any], generator: Any) -> Any:
+def _sample(
+    formula: Elementwise, parameters: Sequence[Tensor], generator: Generator | None
+) -> Tensor:
     """Draw one number for each element of the parameters, which are broadcast against each other."""
     shape = broadcast_shapes(*[p._shape for p in parameters])
     sources = [movement.expand(p.detach(), shape) for p in parameters]
@@ -44,7 +47,7 @@ def _sample(formula: Elementwise, parameters: Sequence[Any], generator: Any) -> 
 def _check_floats(name: str, **tensors: Any) -> None:
     types = set()
     for title, tensor in tensors.items():
-        if not hasattr(tensor, "_storage"):
+        if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"{name}(): argument '{title}' must be Tensor, not {type(tensor).__name__}"
             )
@@ -71,7 +74,7 @@ def _check_floats(name: str, **tensors: Any) -> None:
     vjp=lambda g, out, input, _generator: (g * standard_gamma_grad(input, out),),
     aten=("_standard_gamma",),
 )
-def _standard_gamma(input: Any, generator: Any = None) -> Any:
+def _standard_gamma(input: Tensor, generator: Generator | None = None) -> Tensor:
     """Gamma numbers of the concentrations `input` and of rate 1.
 
     The gradient is that of the sample at fixed randomness (Figurnov, Mohamed and Mnih, 2018).
@@ -92,7 +95,7 @@ def _standard_gamma(input: Any, generator: Any = None) -> Any:
     vjp=lambda g, out, input, _generator: (_dirichlet_backward(out, input, g),),
     aten=("_sample_dirichlet",),
 )
-def _sample_dirichlet(input: Any, generator: Any = None) -> Any:
+def _sample_dirichlet(input: Tensor, generator: Generator | None = None) -> Tensor:
     """Points of the simplex of the last dim, of the Dirichlet distribution of the concentrations `input`."""
     _check_floats("_sample_dirichlet", input=input)
     total = _sample(GAMMA, (input,), generator)
@@ -102,7 +105,7 @@ def _sample_dirichlet(input: Any, generator: Any = None) -> Any:
     return total / total.sum(-1, keepdim=True)
 
 
-def _dirichlet_backward(x: Any, concentration: Any, g: Any) -> Any:
+def _dirichlet_backward(x: Tensor, concentration: Tensor, g: Tensor) -> Tensor:
     total = movement.expand(concentration.sum(-1, keepdim=True), concentration._shape)
     slope = dirichlet_grad(x, concentration, total)
     return slope * (g - (x * g).sum(-1, keepdim=True))
@@ -120,7 +123,7 @@ def _dirichlet_backward(x: Any, concentration: Any, g: Any) -> Any:
     drawn=True,
     aten=("poisson",),
 )
-def poisson(input: Any, generator: Any = None) -> Any:
+def poisson(input: Tensor, generator: Generator | None = None) -> Tensor:
     """Numbers of the Poisson distribution of the rates `input`, in their dtype. Its gradient is zero.
 
     Raises RuntimeError for a negative rate, which takes a number from the device.
@@ -137,13 +140,13 @@ def poisson(input: Any, generator: Any = None) -> Any:
     drawn=True,
     aten=("binomial",),
 )
-def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
+def binomial(count: Tensor, prob: Tensor, generator: Generator | None = None) -> Tensor:
     """Numbers of successes in `count` trials of probability `prob` each, broadcast. Its gradient is zero."""
     _check_floats("binomial", count=count, prob=prob)
     return _sample(BINOMIAL, (count, prob), generator)
 
 
-def _not_negative(rates: Any, drawn: Any) -> Any:
+def _not_negative(rates: Any, drawn: Tensor) -> Tensor:
     """Return `drawn`. A rate below 0 raises RuntimeError: now, or from the device where a program is captured."""
     if not numel(rates._shape) or rates.is_meta:
         return drawn
@@ -160,7 +163,7 @@ def _not_negative(rates: Any, drawn: Any) -> Any:
 
 
 @composite(family="random", function_in=(), torch="", dtypes=FLOATS)
-def _sample_von_mises(concentration: Any, generator: Any = None) -> Any:
+def _sample_von_mises(concentration: Tensor, generator: Generator | None = None) -> Tensor:
     """Angles in (-pi, pi) of the von Mises distribution around 0."""
     _check_floats("_sample_von_mises", concentration=concentration)
     return _sample(VON_MISES, (concentration,), generator)

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import contract, creation, indexing
 from webtorch.functions.pointwise import where
-from webtorch.ir.dtype import int64
+from webtorch.ir.dtype import Number, int64
 from webtorch.ir.view import normalize_dim
 from webtorch.ops.primitive import cast_to, fill, iota
 from webtorch.ops.record import NOT_FLOATS, Autocast, composite
+from webtorch.tensors.tensor import Tensor
 
 
 @composite(
     family="index", function_in=("torch",), torch="", refuses=NOT_FLOATS, aten=("segment_reduce",)
 )
 def segment_reduce(
-    data: Any,
+    data: Tensor,
     reduce: str,
     *,
-    lengths: Any = None,
-    indices: Any = None,
-    offsets: Any = None,
+    lengths: Tensor | None = None,
+    indices: Tensor | None = None,
+    offsets: Tensor | None = None,
     axis: int = 0,
     unsafe: bool = False,
-    initial: Any = None,
-) -> Any:
+    initial: Number | None = None,
+) -> Tensor:
     """The sum, mean, max, min or prod of parts of `data` along `axis`, given by lengths or offsets."""
     if reduce not in ("sum", "mean", "max", "min", "prod"):
         raise RuntimeError(f"unsupported reduction given: {reduce}")
@@ -42,6 +42,7 @@ def segment_reduce(
         lengths = offsets.narrow(axis, 1, offsets._shape[axis] - 1) - offsets.narrow(
             axis, 0, offsets._shape[axis] - 1
         )
+    assert lengths is not None
     if lengths.ndim != axis + 1:
         raise ShapeError("segment_reduce(): Expected axis to be the last dim of lengths.")
     total = data._shape[axis]
@@ -95,7 +96,7 @@ def segment_reduce(
     autocast=Autocast(gpu="fp32"),
     gradient_name="PdistBackward0",
 )
-def pdist(input: Any, p: float = 2.0) -> Any:
+def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     """The p-norm distances between all pairs of rows, in the order (0, 1), (0, 2), ..., (1, 2), ..."""
     if input.ndim != 2:
         raise ShapeError(f"pdist only supports 2D tensors, got: {input.ndim}D")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.functions.movement import cat
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import physical
-from webtorch.tensors.printing import format_tensor
+from webtorch.tensors.printing import Nested, format_tensor
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tape import mode, no_grad
 from webtorch.tensors.tensor import Tensor
@@ -18,7 +16,7 @@ def show_tensor(x: Tensor) -> str:
     if x._levels:
         return _show_batched(x)
 
-    def fetch(edge: int | None) -> Any:
+    def fetch(edge: int | None) -> Nested:
         """Return the elements as nested lists, of long dims the ends alone."""
         with no_grad():
             part = x.detach()

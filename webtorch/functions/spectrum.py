@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, movement
 from webtorch.functions.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
@@ -13,6 +11,7 @@ from webtorch.ops import elementwise
 from webtorch.ops.primitive import pad_with, pairs
 from webtorch.ops.purity import warn, warn_once
 from webtorch.ops.record import Autocast, composite
+from webtorch.tensors.tensor import Tensor
 
 ONE_SIDED = "Cannot have onesided output if window or input is complex"
 
@@ -23,7 +22,7 @@ def _check(name: str, holds: bool, text: str) -> None:
 
 
 def _hop_and_width(
-    name: str, x: Any, n_fft: int, hop: int | None, width: int | None, window: Any
+    name: str, x: Tensor, n_fft: int, hop: int | None, width: int | None, window: Tensor | None
 ) -> tuple[int, int]:
     hop = n_fft // 4 if hop is None else hop
     width = n_fft if width is None else width
@@ -48,7 +47,7 @@ def _hop_and_width(
     return hop, width
 
 
-def _padded_window(window: Any, width: int, n_fft: int, like: Any) -> Any:
+def _padded_window(window: Tensor | None, width: int, n_fft: int, like: Tensor) -> Tensor | None:
     """Return the window, n_fft long with zeros on both sides; None where it is one everywhere."""
     if window is None:
         if width == n_fft:
@@ -60,18 +59,18 @@ def _padded_window(window: Any, width: int, n_fft: int, like: Any) -> Any:
 
 @composite(autocast=Autocast(cpu="fp32", gpu="fp32"))
 def stft(
-    input: Any,
+    input: Tensor,
     n_fft: int,
     hop_length: int | None = None,
     win_length: int | None = None,
-    window: Any = None,
+    window: Tensor | None = None,
     center: bool = True,
     pad_mode: str = "reflect",
     normalized: bool = False,
     onesided: bool | None = None,
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
-) -> Any:
+) -> Tensor:
     """The transforms of windows of n_fft numbers, `hop_length` apart: (*, frequencies, windows).
 
     With `center`, window t is centred at t * hop_length of the signal, which is padded. Of real signals only the
@@ -140,17 +139,17 @@ def stft(
 
 @composite()
 def istft(
-    input: Any,
+    input: Tensor,
     n_fft: int,
     hop_length: int | None = None,
     win_length: int | None = None,
-    window: Any = None,
+    window: Tensor | None = None,
     center: bool = True,
     normalized: bool = False,
     onesided: bool | None = None,
     length: int | None = None,
     return_complex: bool = False,
-) -> Any:
+) -> Tensor:
     """The signal whose stft is closest to `input` (*, frequencies, windows). Griffin and Lim, 1984.
 
     Raises RuntimeError where the windows leave a gap; in a compiled function the result is not finite there.
@@ -201,7 +200,7 @@ def istft(
     return signal if input.ndim == 3 else signal.squeeze(0)
 
 
-def _check_inverse(input: Any, n_fft: int, onesided: bool | None) -> bool:
+def _check_inverse(input: Tensor, n_fft: int, onesided: bool | None) -> bool:
     """Check the transforms that `istft` is given; return whether they hold half of the frequencies."""
     if not input.dtype.is_complex:
         raise RuntimeError(
@@ -226,7 +225,7 @@ def _check_inverse(input: Any, n_fft: int, onesided: bool | None) -> bool:
     return onesided
 
 
-def _without_windows(signal: Any, envelope: Any, start: int, length: int) -> Any:
+def _without_windows(signal: Tensor, envelope: Tensor, start: int, length: int) -> Tensor:
     """Return part of a sum of windows divided by that of their squares, which must not be zero."""
     signal = signal.narrow(1, start, length)
     envelope = envelope.narrow(1, start, length)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from webtorch.errors import ShapeError
 from webtorch.functions import creation, indexing, movement, ordering, pointwise
@@ -18,18 +19,45 @@ from webtorch.ops import elementwise
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
 from webtorch.ops.record import BOOL, Autocast, Example, OutRule, composite, return_type
-
-Mode = return_type("mode")
-Histogram = return_type("histogram", "hist", "bin_edges")
-HistogramDD = return_type("histogramdd", "hist", "bin_edges")
+from webtorch.tensors.tensor import Tensor
 
 
-def _out_of_diff(input: Any, n: int = 1, *_: Any, **__: Any) -> OutRule:
+@return_type("mode")
+class Mode(NamedTuple):
+    """What mode returns."""
+
+    values: Tensor
+    indices: Tensor
+
+
+@return_type("histogram")
+class Histogram(NamedTuple):
+    """What histogram returns."""
+
+    hist: Tensor
+    bin_edges: Tensor
+
+
+@return_type("histogramdd")
+class HistogramDD(NamedTuple):
+    """What histogramdd returns."""
+
+    hist: Tensor
+    bin_edges: tuple[Tensor, ...]
+
+
+def _out_of_diff(input: Tensor, n: int = 1, *_: Any, **__: Any) -> OutRule:
     return "cast" if n else "exact"
 
 
 @composite(family="index", out=_out_of_diff)
-def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+def diff(
+    input: Tensor,
+    n: int = 1,
+    dim: int = -1,
+    prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
     """The n-th difference of neighbours along a dim. Raises RuntimeError for a 0-d tensor."""
     if not input.ndim:
         raise ShapeError("diff expects input to be at least one-dimensional")
@@ -45,7 +73,7 @@ def diff(input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any
     return x.clone() if x is input else x
 
 
-def _uneven_slopes(x: Any, places: Any, d: int) -> Any:
+def _uneven_slopes(x: Tensor, places: Tensor, d: int) -> Tensor:
     """Return the second-order slopes inside, at places with steps of different lengths."""
     size = x._shape[d]
     steps = diff(places)
@@ -60,9 +88,9 @@ def _uneven_slopes(x: Any, places: Any, d: int) -> Any:
     )
 
 
-def _slope_along(x: Any, d: int, spacing: Any, edge_order: int) -> Any:
+def _slope_along(x: Tensor, d: int, spacing: Any, edge_order: int) -> Tensor:
     size = x._shape[d]
-    uneven = hasattr(spacing, "_storage") and spacing.ndim == 1
+    uneven = isinstance(spacing, Tensor) and spacing.ndim == 1
     if uneven:
         inside = _uneven_slopes(x, spacing, d)
         steps = diff(spacing)
@@ -74,7 +102,7 @@ def _slope_along(x: Any, d: int, spacing: Any, edge_order: int) -> Any:
         )
         first = second = last = previous = spacing
 
-    def at(k: int) -> Any:
+    def at(k: int) -> Tensor:
         """Return place k along the dim, from the end for negative k."""
         return movement.narrow(x, d, k % size, 1)
 
@@ -98,8 +126,8 @@ def _slope_along(x: Any, d: int, spacing: Any, edge_order: int) -> Any:
 
 @composite(family="index", function_in=("torch",), refuses=(bool_, uint8))
 def gradient(
-    input: Any, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1
-) -> tuple[Any, ...]:
+    input: Tensor, *, spacing: Any = 1, dim: Sequence[int] | int | None = None, edge_order: int = 1
+) -> tuple[Tensor, ...]:
     """The slopes along each of `dim` (all by default) by central differences, one tensor each."""
     name = "torch.gradient"
     if edge_order not in (1, 2):
@@ -123,7 +151,7 @@ def gradient(
                 f"length {len(spacings)}"
             )
     for d, each in zip(dims, spacings, strict=True):
-        if hasattr(each, "_storage"):
+        if isinstance(each, Tensor):
             if each._storage.runtime is not input._storage.runtime:
                 raise RuntimeError(
                     f"{name} expected each tensor to be on the same device, but got devices "
@@ -141,9 +169,9 @@ def gradient(
 
 
 @composite(family="index", autocast=Autocast(gpu="fp32"), gradient_name="DistBackward0")
-def dist(input: Any, other: Any, p: float = 2) -> Any:
+def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     """The p-norm of input - other."""
-    if not hasattr(other, "_storage"):
+    if not isinstance(other, Tensor):
         raise TypeError(
             f"dist(): argument 'other' (position 2) must be Tensor, not {type(other).__name__}"
         )
@@ -151,7 +179,7 @@ def dist(input: Any, other: Any, p: float = 2) -> Any:
 
 
 @composite(family="index", function_in=("torch",), aliases=("trapz",), refuses=BOOL)
-def trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1) -> Tensor:
     """The integral of samples y at x (or at steps of dx) by the trapezoidal rule."""
     d = normalize_dim(dim, y.ndim)
     size = y._shape[d] - 1
@@ -166,7 +194,9 @@ def trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
 
 
 @composite(family="index", function_in=("torch",), refuses=BOOL)
-def cumulative_trapezoid(y: Any, x: Any = None, *, dx: float = 1, dim: int = -1) -> Any:
+def cumulative_trapezoid(
+    y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1
+) -> Tensor:
     """The running integral of samples y at x (or at steps of dx) by the trapezoidal rule."""
     d = normalize_dim(dim, y.ndim)
     size = max(y._shape[d] - 1, 0)
@@ -203,7 +233,13 @@ def _check_weights(count: int, **weights: Any) -> None:
 
 
 @composite(family="index", refuses=BOOL)
-def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
+def cov(
+    input: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
     """The covariance matrix of variables (rows) over observations (columns)."""
     if input.ndim > 2:
         raise RuntimeError(
@@ -235,7 +271,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
 
 
 @composite(family="index", refuses=BOOL)
-def corrcoef(input: Any) -> Any:
+def corrcoef(input: Tensor) -> Tensor:
     """The correlation coefficients of variables (rows) over observations (columns)."""
     c = cov(input)
     if not c.ndim:
@@ -249,7 +285,7 @@ def corrcoef(input: Any) -> Any:
 
 
 @composite(family="index", function_in=("torch",))
-def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
+def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """All combinations of r elements of a 1-d tensor, one a row."""
     if input.ndim != 1:
         raise RuntimeError("Expect a 1D vector, but got shape " + str(list(input._shape)))
@@ -264,7 +300,7 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
 
 
 @composite(family="index", function_in=("torch",), example=Example(("i5",), ((2, 3),)))
-def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
+def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     """The coordinates of flat indices into a tensor of `shape`, one tensor for each dim."""
     if indices.dtype.kind not in ("int", "uint"):
         raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
@@ -279,7 +315,7 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
 
 
 @composite(family="index", aten=("histc",))
-def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """How many elements lie in each of equal bins between min and max (both 0: the data's range)."""
     if bins <= 0:
         raise RuntimeError("bins must be > 0")
@@ -312,7 +348,7 @@ def _check_range(what: str, low: float, high: float) -> None:
         raise RuntimeError(f"{what}range of [{low:g}, {high:g}] is not finite")
 
 
-def _edges(name: str, x: Any, bins: int, low_high: Any) -> Any:
+def _edges(name: str, x: Tensor, bins: int, low_high: Any) -> Tensor:
     """Return bins + 1 equal steps from the smallest to the largest, or over the range given."""
     if bins <= 0:
         raise RuntimeError(f"{name}(): bins must be > 0, but got {bins}")
@@ -330,7 +366,7 @@ def _edges(name: str, x: Any, bins: int, low_high: Any) -> Any:
     return creation.linspace(low, high, bins + 1, dtype=x.dtype, device=x.device)
 
 
-def _bin_of(x: Any, edges: Any) -> Any:
+def _bin_of(x: Tensor, edges: Any) -> Tensor:
     """Return the bin of each element; the number of bins where it lies outside. The last is closed."""
     count = edges._shape[0] - 1
     place = indexing.searchsorted(edges.contiguous(), x.contiguous(), right=True) - 1
@@ -340,8 +376,13 @@ def _bin_of(x: Any, edges: Any) -> Any:
 
 @composite(family="index", differentiable=False)
 def histogram(
-    input: Any, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False
-) -> Any:
+    input: Tensor,
+    bins: Tensor | int,
+    *,
+    range: Any = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Histogram:
     """(how many elements, or how much weight, lie in each bin; the edges). Bins are a number or edges."""
     _check_float("histogram", input)
     found, edges = _histogram(
@@ -352,8 +393,12 @@ def histogram(
 
 @composite(family="index", function_in=("torch",), differentiable=False)
 def histogramdd(
-    input: Any, bins: Any, range: Any = None, weight: Any = None, density: bool = False
-) -> Any:
+    input: Tensor,
+    bins: Sequence[int] | Sequence[Tensor] | int,
+    range: Any = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> HistogramDD:
     """(the histogram of points (*, D) over D dims, the edges of the bins in each)."""
     _check_float("histogramdd", input)
     if input.ndim < 2:
@@ -371,7 +416,7 @@ def histogramdd(
     return HistogramDD(found, tuple(edges))
 
 
-def _check_float(name: str, x: Any) -> None:
+def _check_float(name: str, x: Tensor) -> None:
     if x.dtype.kind != "float":
         raise NotImplementedError(
             f"{name}(): the input must be a floating point tensor, not {x.dtype}"
@@ -379,11 +424,11 @@ def _check_float(name: str, x: Any) -> None:
 
 
 def _histogram(
-    name: str, x: Any, bins: list[Any], low_high: Any, weight: Any, density: bool
+    name: str, x: Tensor, bins: Sequence[Any], low_high: Any, weight: Tensor | None, density: bool
 ) -> tuple[Any, list[Any]]:
     edges = []
     for d, b in enumerate(bins):
-        if hasattr(b, "_storage"):
+        if isinstance(b, Tensor):
             edges.append(b)
         else:
             pair = None if low_high is None else low_high[2 * d : 2 * d + 2]
@@ -419,7 +464,7 @@ def _histogram(
     aten=("renorm",),
 )
 @computed_wide
-def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
+def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     """A copy whose slices along `dim` with a p-norm above maxnorm are scaled down to it."""
     if p <= 0:
         raise RuntimeError("renorm: non-positive-norm not supported")
@@ -442,7 +487,7 @@ def renorm(input: Any, p: float, dim: int, maxnorm: float) -> Any:
     direct=("mode.values",),
     aten=("mode",),
 )
-def mode(input: Any, dim: int = -1, keepdim: bool = False) -> Any:
+def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Mode:
     """The most frequent value along a dim, the smallest of equals, and where it is: (values, indices)."""
     if not input.ndim:
         return Mode(input.clone(), fill((), 0, int64, input.device))

@@ -56,7 +56,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     return movement._as_shape(x, x._shape, x._strides, "Alias") if view is x else view
 
 
-def setitem(x: Tensor, index: Any, value: Any) -> None:
+def setitem(x: Tensor, index: Tensor, value: Any) -> None:
     """Do x[index] = value, in place. Raises IndexError, ShapeError or TypeError as PyTorch does."""
     if x._base is not None:
         leave_hooks(x)
@@ -238,7 +238,7 @@ def _mask(
     return view, dim + mask.ndim
 
 
-def _items(index: Any) -> tuple[Any, ...]:
+def _items(index: Tensor) -> tuple[Tensor, ...]:
     if isinstance(index, tuple):
         return index
     if isinstance(index, list) and any(

@@ -11,14 +11,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from webtorch.functions import creation
-from webtorch.ops.record import Example, composite
+from webtorch.ir.dtype import DType
+from webtorch.ops.record import Example, Op, composite
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.tensor import Tensor
 
 WINDOWS = ("signal.windows",)
 
 
 def _made(
-    name: str, values: Sequence[float], dtype: Any, layout: Any, device: Any, requires_grad: bool
-) -> Any:
+    name: str,
+    values: Sequence[float],
+    dtype: DType | None,
+    layout: Layout | str | None,
+    device: DeviceLike,
+    requires_grad: bool,
+) -> Tensor:
     if layout is not None and str(layout) != "torch.strided":
         raise ValueError(f"{name} is implemented for strided tensors only, got: {layout}")
     wanted = creation.chosen_dtype(dtype)
@@ -74,7 +83,7 @@ def _bartlett(M: int, sym: bool) -> list[float]:
 # -- torch.signal.windows ---------------------------------------------------------------------------
 
 
-def _window(values: Callable[..., Sequence[float]]) -> Any:
+def _window(values: Callable[..., Sequence[float]]) -> Op:
     """Make the entry of a window from `values(M, sym, ...)`, which gives its numbers.
 
     What `values` takes besides is the window's own; all windows take the rest.
@@ -85,12 +94,12 @@ def _window(values: Callable[..., Sequence[float]]) -> Any:
         M: int,
         *,
         sym: bool = True,
-        dtype: Any = None,
-        layout: Any = "torch.strided",
-        device: Any = None,
+        dtype: DType | None = None,
+        layout: Layout | str = "torch.strided",
+        device: DeviceLike = None,
         requires_grad: bool = False,
         **own: Any,
-    ) -> Any:
+    ) -> Tensor:
         if M < 0:
             raise ValueError(f"{name} requires non-negative window length, got M={M}")
         return _made(name, values(M, sym, **own), dtype, layout, device, requires_grad)
@@ -197,12 +206,12 @@ def _old(name: str, values: Callable[..., list[float]], doc: str) -> None:
         window_length: int,
         periodic: bool = True,
         *,
-        dtype: Any = None,
-        layout: Any = "torch.strided",
-        device: Any = None,
+        dtype: DType | None = None,
+        layout: Layout | str = "torch.strided",
+        device: DeviceLike = None,
         pin_memory: bool = False,
         requires_grad: bool = False,
-    ) -> Any:
+    ) -> Tensor:
         _check_old(name, window_length, dtype)
         found = values(window_length, not periodic)
         return _made(name, found, dtype, layout, device, requires_grad)
@@ -219,7 +228,7 @@ def _old(name: str, values: Callable[..., list[float]], doc: str) -> None:
     declare(window)
 
 
-def _check_old(name: str, length: int, dtype: Any) -> None:
+def _check_old(name: str, length: int, dtype: DType | None) -> None:
     if length < 0:
         raise RuntimeError(
             f"{name} requires non-negative window_length, got window_length={length}"
@@ -246,12 +255,12 @@ def hamming_window(
     alpha: float = 0.54,
     beta: float = 0.46,
     *,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | str = "torch.strided",
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """The window alpha - beta * cosine."""
     _check_old("hamming_window", window_length, dtype)
     values = _cosines(window_length, (alpha, beta), not periodic)
@@ -270,12 +279,12 @@ def kaiser_window(
     periodic: bool = True,
     beta: float = 12.0,
     *,
-    dtype: Any = None,
-    layout: Any = "torch.strided",
-    device: Any = None,
+    dtype: DType | None = None,
+    layout: Layout | str = "torch.strided",
+    device: DeviceLike = None,
     pin_memory: bool = False,
     requires_grad: bool = False,
-) -> Any:
+) -> Tensor:
     """The Kaiser window of shape `beta`."""
     _check_old("kaiser_window", window_length, dtype)
     values = _kaiser(window_length, beta, not periodic)

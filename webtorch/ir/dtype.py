@@ -8,6 +8,7 @@ from typing import Literal
 
 Kind = Literal["bool", "uint", "int", "float", "complex"]
 Scalar = bool | int | float
+Number = Scalar | complex
 
 _RANK: dict[Kind, int] = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
 

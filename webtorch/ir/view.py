@@ -231,6 +231,31 @@ def memory_order(shape: Shape, strides: Shape) -> Shape | None:
     return order
 
 
+# Where a view lies: its first byte, its shape and strides in elements, its elements' bytes together.
+Place = tuple[int, Shape, Shape, int]
+
+
+def is_overwritten(read: Place, written: Place, whole: bool) -> bool:
+    """Whether elements that are read lie where others are written, of two views of one memory.
+
+    `whole`: all of them may be read at the places where they are written. Where views have gaps, PyTorch
+    does not look either.
+    """
+    (begin, shape, strides, size), (start, out_shape, out_strides, out_size) = read, written
+    if (begin, shape, strides) == (start, out_shape, out_strides):
+        return not whole
+    dense = all(memory_order(*place[1:3]) is not None for place in (read, written))
+    if not dense or begin >= start + out_size or start >= begin + size:
+        return False
+    return not (whole and (begin, size, strides) == (start, out_size, out_strides))
+
+
+OVERWRITTEN = (
+    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+    "memory location. Please clone() the tensor before performing the operation."
+)
+
+
 def _from_narrowest(shape: Shape, operands: tuple[Shape, ...]) -> list[int]:
     """Return the dims from the narrowest to the widest stride of the first operand that tells them
     apart; row-major where none does. As PyTorch's TensorIterator sorts them.

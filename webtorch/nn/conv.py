@@ -213,6 +213,7 @@ class _ConvTransposeNd(_ConvNd):
     """A transposed convolution (the gradient of a convolution) over `_rank` dimensions."""
 
     _rank: int
+    padding: tuple[int, ...]
 
     def __init__(
         self,

@@ -1180,7 +1180,7 @@ def _grid_sample(c: Context, a: Attrs, n: int, x: Any, grid: Any) -> Any:
 
 @op("AffineGrid", host=(1,))
 def _affine_grid(c: Context, a: Attrs, n: int, theta: Any, size: Any) -> Any:
-    return F.affine_grid(theta, ints(size), bool(a.get("align_corners", 0)))
+    return F.affine_grid(theta, ints(size) or [], bool(a.get("align_corners", 0)))
 
 
 @op("Col2Im", host=(1, 2))

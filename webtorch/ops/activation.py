@@ -7,7 +7,7 @@ takes: relu and hardtanh give 0 at their corners, clamp (in elementwise.py) give
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS
@@ -25,7 +25,7 @@ SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
 
 
-def put_back(input: Any, result: Any, inplace: bool) -> Any:
+def put_back(input: Tensor, result: Tensor, inplace: bool) -> Tensor:
     """Return `result`, written into `input` if `inplace`."""
     return input.copy_(result) if inplace else result
 

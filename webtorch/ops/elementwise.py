@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir import expr as ex
@@ -32,6 +32,10 @@ from webtorch.ops.record import (
     OutRule,
     elementwise,
 )
+
+if TYPE_CHECKING:
+    from webtorch.tensors.promotion import Operand
+    from webtorch.tensors.tensor import Tensor
 
 NUMERIC: tuple[DType, ...] = (*FLOATS, *INTEGERS)
 BITS: tuple[DType, ...] = (*INTEGERS, bool_)
@@ -213,7 +217,7 @@ def _trunc_quotient(x: Expr, y: Expr) -> Expr:
 def _no_derivative(name: str) -> Callable[..., Any]:
     """Return the gradient of an operation that has none: as in PyTorch, only asking for it raises."""
 
-    def refuse(_g: Any, _out: Any, *_inputs: Any) -> Any:
+    def refuse(_g: Tensor, _out: Tensor, *_inputs: Any) -> Tensor:
         """Raise NotImplementedError."""
         raise NotImplementedError(
             f"derivative for aten::{name} is not implemented: it is 0 almost everywhere. "
@@ -372,7 +376,7 @@ reciprocal = elementwise(
 )
 
 
-def _out_of_lerp(input: Any, end: Any, weight: Any) -> OutRule:
+def _out_of_lerp(input: Tensor, end: Tensor, weight: Operand) -> OutRule:
     return "exact" if is_tensor(weight) else "cast"
 
 
@@ -701,7 +705,7 @@ asinh = elementwise(
 )
 
 
-def _acosh_slope(x: Any) -> Any:
+def _acosh_slope(x: Tensor) -> Tensor:
     """Return the derivative of acosh; below -1, where acosh is NaN, 1 / sqrt(x * x - 1) as in PyTorch."""
     # Of complex numbers two roots: right also left of the imaginary axis.
     if x.dtype.is_complex:
@@ -776,7 +780,7 @@ sinc = elementwise(
 # -- rounding --------------------------------------------------------------------------------------
 
 
-def _integral(op: Any) -> Any:
+def _integral(op: Callable[[Expr], Expr]) -> Callable[..., Expr]:
     return lambda x: op(x) if x.dtype.kind == "float" else x
 
 

@@ -7,7 +7,8 @@ Sums and fractions have a fixed number of terms, enough for the type; A&S is Abr
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float64
@@ -15,6 +16,9 @@ from webtorch.ir.expr import Expr
 from webtorch.ops.elementwise import exp, log
 from webtorch.ops.record import Elementwise, elementwise
 from webtorch.ops.special import _horner, _log_gamma_positive, lgamma
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
 
 # -- Hurwitz's zeta -----------------------------------------------------------------------------------
 
@@ -140,7 +144,7 @@ def _temme(a: Expr, x: Expr, upper: bool) -> Expr:
     return ex.erfc(-edge) * 0.5 - rest
 
 
-def _incomplete(upper: bool) -> Any:
+def _incomplete(upper: bool) -> Callable[..., Expr]:
     def formula(a: Expr, x: Expr) -> Expr:
         """Return the regularised incomplete gamma function: a series, a continued fraction, or Temme's expansion."""
         nan = ex.const(math.nan, a.dtype)
@@ -160,7 +164,7 @@ def _incomplete(upper: bool) -> Any:
     return formula
 
 
-def _slope(g: Any, a: Any, x: Any) -> Any:
+def _slope(g: Tensor, a: Tensor, x: Tensor) -> Tensor:
     return g * exp((a - 1) * log(x) - x - lgamma(a))
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32, int32
-from webtorch.ops.record import elementwise
+from webtorch.ops.record import Elementwise, elementwise
+
+if TYPE_CHECKING:
+    pass
 
 WORD = 32
 
 
-def _lane(bits: int, lane: int) -> Any:
+def _lane(bits: int, lane: int) -> Elementwise:
     """Declare the operation that takes number `lane` out of a word: signed for 8 bits, unsigned for 4."""
     above, below = WORD - bits * (lane + 1), bits * lane
     if bits == 8:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
@@ -29,6 +29,9 @@ from webtorch.ir.expr.pair import (
     times_i,
 )
 from webtorch.ops.record import Elementwise
+
+if TYPE_CHECKING:
+    pass
 
 
 class NotComplex(Exception):

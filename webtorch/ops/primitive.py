@@ -279,7 +279,10 @@ def conjugate(x: Tensor) -> Tensor:
 
 @_primitive("_host")
 def host(
-    name: str, inputs: Sequence[Tensor], params: tuple[Any, ...], shapes: Sequence[tuple[int, ...]]
+    name: str,
+    inputs: Sequence[Tensor],
+    params: tuple[Any, ...],
+    shapes: Sequence[tuple[int, ...]],
 ) -> tuple[Tensor, ...]:
     """The results, of `shapes` and the first input's type, of a function of whole arrays that only the
     CPU has: a tuple. Not differentiable.

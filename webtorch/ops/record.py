@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
@@ -75,8 +74,8 @@ Rule = Callable[..., Any]
 # What an `out=` may be: "exact", of the type of the result; "cast", of any type that PyTorch's rules let it be
 # cast to; "truncate", the same, and floats are cut off for integers; "into", the operation computes in its
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
-# and bool or uint8.
-OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask"]
+# and bool or uint8; "kind", "cast", and complex if the result is, else real.
+OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask", "kind"]
 # What memory an `out=` may share with the operands: "any"; "whole", that of an operand, but no part of it;
 # "first", that of the first one, and no part of others; "none".
 Overlap = Literal["any", "whole", "first", "none"]
@@ -112,6 +111,9 @@ class Op:
     # The public signature as PyTorch has it, such as "(input, other, *, alpha=1)".
     signature: str
     doc: str
+    # Its signatures with their types, "(input: Tensor, dim: int) -> Max", where the type of the result follows from
+    # the arguments; else the types are those of its function.
+    forms: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     # Where the oracle is in PyTorch: "add", "nn.functional.gelu", "Tensor.repeat"; "" where there
     # is none.
@@ -357,7 +359,7 @@ def gradient_title(name: str) -> str:
 def over_dims(name: str) -> Callable[..., str]:
     """Return the `gradient_name` of a reduction whose form over dims is PyTorch's second overload."""
 
-    def title(input: Any, dim: Any = None, *_: Any, **__: Any) -> str:
+    def title(input: Tensor, dim: Any = None, *_: Any, **__: Any) -> str:
         return f"{name}Backward{0 if dim is None else 1}"
 
     return title
@@ -497,15 +499,20 @@ def with_factors_first(op: Op, given: Sequence[Any]) -> tuple[Any, ...]:
     return (*tensors, *factors, *(1,) * (2 - len(factors)))
 
 
-def return_type(name: str, *fields: str) -> Any:
-    """Return the named tuple that an op with several results gives, which prints as PyTorch's do."""
-    base: Any = namedtuple(name, fields or ("values", "indices"))  # type: ignore[misc]
+def return_type(name: str) -> Callable[[type[R]], type[R]]:
+    """Let a named tuple of an op's results print as PyTorch's `torch.return_types.<name>`."""
 
     def show(self: Any) -> str:
         shown = [f"{f}={v!r}" for f, v in zip(self._fields, self, strict=True)]
         return f"torch.return_types.{name}(\n" + ",\n".join(shown) + ")"
 
-    return type(name, (base,), {"__slots__": (), "__repr__": show, "__module__": __name__})
+    def declare(results: type[R]) -> type[R]:
+        """Name the class as PyTorch's is."""
+        results.__name__ = results.__qualname__ = name
+        results.__repr__ = show  # type: ignore[method-assign]
+        return results
+
+    return declare
 
 
 def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:

@@ -27,7 +27,14 @@ from webtorch.functions.random import Generator, default_generator
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import pass_over, user_depth
-from webtorch.ir.view import contiguous_strides, is_contiguous, memory_order, numel
+from webtorch.ir.view import (
+    OVERWRITTEN,
+    contiguous_strides,
+    is_contiguous,
+    is_overwritten,
+    memory_order,
+    numel,
+)
 from webtorch.ops import primitive
 from webtorch.ops.layout import channels_last, of_first
 from webtorch.pytorch import hooks, interrupt, profiler
@@ -656,21 +663,9 @@ def refuse_overlap(x: torch.Tensor, out: torch.Tensor, whole: bool = True) -> No
 
     `whole`: a tensor may be read at the places where it is written.
     """
-    begin, start = x.data_ptr(), out.data_ptr()
-    if (begin, x.shape, x.stride()) == (start, out.shape, out.stride()):
-        if whole:
-            return
-    else:
-        dense = all(memory_order(t.shape, t.stride()) is not None for t in (x, out))
-        # Where tensors have gaps, PyTorch does not look either.
-        if not dense or begin >= start + out.nbytes or start >= begin + x.nbytes:
-            return
-        if whole and (begin, x.nbytes, x.stride()) == (start, out.nbytes, out.stride()):
-            return
-    raise RuntimeError(
-        "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
-        "memory location. Please clone() the tensor before performing the operation."
-    )
+    read, written = ((t.data_ptr(), t.shape, t.stride(), t.nbytes) for t in (x, out))
+    if is_overwritten(read, written, whole):
+        raise RuntimeError(OVERWRITTEN)
 
 
 # ---- copies -------------------------------------------------------------------------------------

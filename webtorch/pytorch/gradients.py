@@ -117,7 +117,7 @@ def _elu(
 
 
 @aten("_prelu_kernel_backward")
-def _prelu(g: Tensor, x: Tensor, weight: Tensor | None) -> Any:
+def _prelu(g: Tensor, x: Tensor, weight: Tensor) -> Any:
     positive = op.gt(x, 0)
     return op.where(positive, g, g * weight), op.where(positive, 0.0, g * x)
 

@@ -22,6 +22,7 @@ from webtorch.ir.view import contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask, give
+from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.tape import GradFn, gradient_edge, mode, set_history, unrecorded
 from webtorch.tensors.tensor import Tensor
 
@@ -186,7 +187,7 @@ def _settled(x: Tensor, levels: Levels) -> Tensor:
     """Return x with its first dims hidden; the others must lie in row-major order, as what is new does."""
     out = logical(x, levels)
     if out._strides != contiguous_strides(out._shape):
-        out = logical(x.clone(memory_format="torch.contiguous_format"), levels)
+        out = logical(x.clone(memory_format=contiguous_format), levels)
     return out
 
 

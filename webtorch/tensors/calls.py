@@ -27,7 +27,7 @@ from webtorch.ir.dtype import (
     legacy_name,
     uint8,
 )
-from webtorch.ir.view import numel
+from webtorch.ir.view import OVERWRITTEN, Place, is_overwritten, numel
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, in_old_order
@@ -156,6 +156,8 @@ def _elementwise_run(op: Elementwise) -> Run:
         )
         if out is None:
             return result
+        if op.overlap == "whole":
+            _check_whole(out, values)
         if (op.out(*values) if callable(op.out) else op.out) == "exact":
             _check_exact(op.name, (out,), (result,))
         return store_in(out, result, op.name)
@@ -384,6 +386,19 @@ def _check_apart(name: str, places: Sequence[Tensor], given: Sequence[Any]) -> N
                 )
 
 
+def _check_whole(out: Tensor, operands: Sequence[Any]) -> None:
+    """Raise RuntimeError if an `out=` is a part of an operand, or the reverse: it may be a whole one."""
+    for x in operands:
+        shared = isinstance(x, Tensor) and x._storage is out._storage
+        if shared and is_overwritten(_place(x), _place(out), whole=True):
+            raise RuntimeError(OVERWRITTEN)
+
+
+def _place(x: Tensor) -> Place:
+    size = x.dtype.itemsize
+    return x._offset * size, x._shape, x._strides, numel(x._shape) * size
+
+
 def _meet(x: Tensor, y: Tensor) -> bool:
     """Whether the memory from the first to the last element of two views overlaps."""
     if not (x.numel() and y.numel()):
@@ -430,6 +445,8 @@ def accept_out(op: Op) -> Run:
         if op.overlap in ("first", "none"):
             read = args if op.overlap == "none" else args[1:]
             _check_apart(op.name, places, (*read, *kwargs.values()))
+        if op.overlap == "whole":
+            _check_whole(out, (*args, *kwargs.values()))
         rule = op.out(*args, **kwargs) if callable(op.out) else op.out
         if rule in ("into", "stated"):
             check_stated(op.name, kwargs.get("dtype"), out)
@@ -443,6 +460,11 @@ def accept_out(op: Op) -> Run:
         if rule == "mask" and out.dtype not in (bool_, uint8):
             raise RuntimeError(
                 f"{op.name} only supports bool tensor for result, got: {legacy_name(out.dtype)}"
+            )
+        if rule == "kind" and out.dtype.is_complex != found.dtype.is_complex:
+            kind = "complex" if found.dtype.is_complex else "floating point"
+            raise RuntimeError(
+                f"{op.name}: expects a {kind} output tensor, but got {legacy_name(out.dtype)}"
             )
         if rule == "exact":
             _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))

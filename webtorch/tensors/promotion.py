@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from webtorch.ir.dtype import (
     DType,
-    Scalar,
+    Number,
     bool_,
     float32,
     int64,
@@ -16,7 +16,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.tensors.tensor import Tensor
 
-Operand = Tensor | Scalar | complex
+Operand = Tensor | Number
 _default_dtype = float32
 # What drops what was worked out from the default dtype.
 depending: list[Callable[[], None]] = []

@@ -5,9 +5,7 @@ file.
 """
 
 from types import ModuleType as _ModuleType
-from typing import Any as _Any
 
-from webtorch.dispatch.call import dispatched as _dispatched
 from webtorch.nn.functional.activation import *  # noqa: F403
 from webtorch.nn.functional.alignment import *  # noqa: F403
 from webtorch.nn.functional.attention import *  # noqa: F403
@@ -16,20 +14,13 @@ from webtorch.nn.functional.fractional import *  # noqa: F403
 from webtorch.nn.functional.loss import *  # noqa: F403
 from webtorch.nn.functional.norm import *  # noqa: F403
 from webtorch.nn.functional.table import entries as _entries
+from webtorch.nn.functional.table import with_indices as _with_indices
 from webtorch.tensors.absent import missing_names as _missing_names
 
 for _name, _function in _entries.items():
     globals().setdefault(_name, _function)
 for _rank in (1, 2, 3):
-
-    @_dispatched()
-    def _with_indices(
-        input: _Any, output_size: _Any, return_indices: bool = False, *, _rank: int = _rank
-    ) -> _Any:
-        """Return the maxima of windows that cover the input, and where they are."""
-        return _entries[f"adaptive_max_pool{_rank}d"](input, output_size, True)
-
-    globals()[f"adaptive_max_pool{_rank}d_with_indices"] = _with_indices
+    globals()[f"adaptive_max_pool{_rank}d_with_indices"] = _with_indices(_rank)
 # The files are rooms of this package and no functions of it.
 for _name in [n for n, v in globals().items() if isinstance(v, _ModuleType)]:
     del globals()[_name]

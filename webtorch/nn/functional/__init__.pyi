@@ -1,445 +1,631 @@
 """PyTorch's functions of neural networks. Written by tools/stubs.py from the op table; not edited by hand."""
 
-from typing import Any
+from collections.abc import Callable as _Callable
+from collections.abc import Sequence as _Sequence
+from typing import Any as _Any
+from typing import Literal as _Literal
+from typing import overload as _overload
 
-from webtorch.tensors.tensor import Tensor
+from webtorch.functions.convolution import Sizes as _Sizes
+from webtorch.ir.dtype import DType as _DType
+from webtorch.ir.dtype import Number as _Number
+from webtorch.ir.dtype import Scalar as _Scalar
+from webtorch.nn.size import Sizes as _size_Sizes
+from webtorch.tensors.promotion import Operand as _Operand
+from webtorch.tensors.tensor import Tensor as _Tensor
 
-def adaptive_avg_pool1d(input: Any, output_size: Any) -> Any: ...
-def adaptive_avg_pool2d(input: Any, output_size: Any) -> Any: ...
-def adaptive_avg_pool3d(input: Any, output_size: Any) -> Any: ...
-def adaptive_max_pool1d(input: Any, output_size: Any, return_indices: bool = ...) -> Any: ...
-def adaptive_max_pool2d(input: Any, output_size: Any, return_indices: bool = ...) -> Any: ...
-def adaptive_max_pool3d(input: Any, output_size: Any, return_indices: bool = ...) -> Any: ...
-def affine_grid(theta: Any, size: Any, align_corners: bool | None = ...) -> Any: ...
-def alpha_dropout(input: Any, p: float = ..., training: bool = ..., inplace: bool = ...) -> Any: ...
+def adaptive_avg_pool1d(input: _Tensor, output_size: _Any) -> _Tensor: ...
+def adaptive_avg_pool2d(input: _Tensor, output_size: _Any) -> _Tensor: ...
+def adaptive_avg_pool3d(input: _Tensor, output_size: _Any) -> _Tensor: ...
+@_overload
+def adaptive_max_pool1d(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: _Literal[False] = ...
+) -> _Tensor: ...
+@_overload
+def adaptive_max_pool1d(
+    input: _Tensor, output_size: int | _Sequence[int | None], *, return_indices: _Literal[True]
+) -> tuple[_Tensor, _Tensor]: ...
+@_overload
+def adaptive_max_pool1d(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
+@_overload
+def adaptive_max_pool2d(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: _Literal[False] = ...
+) -> _Tensor: ...
+@_overload
+def adaptive_max_pool2d(
+    input: _Tensor, output_size: int | _Sequence[int | None], *, return_indices: _Literal[True]
+) -> tuple[_Tensor, _Tensor]: ...
+@_overload
+def adaptive_max_pool2d(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
+@_overload
+def adaptive_max_pool3d(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: _Literal[False] = ...
+) -> _Tensor: ...
+@_overload
+def adaptive_max_pool3d(
+    input: _Tensor, output_size: int | _Sequence[int | None], *, return_indices: _Literal[True]
+) -> tuple[_Tensor, _Tensor]: ...
+@_overload
+def adaptive_max_pool3d(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
+def affine_grid(
+    theta: _Tensor, size: _Sequence[int], align_corners: bool | None = ...
+) -> _Tensor: ...
+def alpha_dropout(
+    input: _Tensor, p: float = ..., training: bool = ..., inplace: bool = ...
+) -> _Tensor: ...
 def avg_pool1d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: int | _Sequence[int] | None = ...,
+    padding: _Sizes = ...,
     ceil_mode: bool = ...,
     count_include_pad: bool = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def avg_pool2d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Any = ...,
+    padding: _Sizes = ...,
     ceil_mode: bool = ...,
     count_include_pad: bool = ...,
     divisor_override: int | None = ...,
-) -> Any: ...
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
 def avg_pool3d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Any = ...,
+    padding: _Sizes = ...,
     ceil_mode: bool = ...,
     count_include_pad: bool = ...,
     divisor_override: int | None = ...,
-) -> Any: ...
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
 def batch_norm(
-    input: Any,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = ...,
-    bias: Any = ...,
+    input: _Tensor,
+    running_mean: _Tensor | None,
+    running_var: _Tensor | None,
+    weight: _Tensor | None = ...,
+    bias: _Tensor | None = ...,
     training: bool = ...,
-    momentum: Any = ...,
+    momentum: float = ...,
     eps: float = ...,
-) -> Any: ...
-def bilinear(input1: Any, input2: Any, weight: Any, bias: Any = ...) -> Any: ...
+) -> _Tensor: ...
+def bilinear(
+    input1: _Tensor, input2: _Tensor, weight: _Tensor, bias: _Tensor | None = ...
+) -> _Tensor: ...
 def binary_cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Any = ...,
+    input: _Tensor,
+    target: _Tensor,
+    weight: _Tensor | None = ...,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def binary_cross_entropy_with_logits(
-    input: Any,
-    target: Any,
-    weight: Any = ...,
+    input: _Tensor,
+    target: _Tensor,
+    weight: _Tensor | None = ...,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-    pos_weight: Any = ...,
-) -> Any: ...
-def celu(*args: Any, **kwargs: Any) -> Any: ...
-def celu_(*args: Any, **kwargs: Any) -> Any: ...
-def channel_shuffle(input: Any, groups: int) -> Any: ...
+    pos_weight: _Tensor | None = ...,
+) -> _Tensor: ...
+def celu(
+    input: _Tensor, alpha: _Number = ..., inplace: bool = ..., *, out: _Tensor | None = ...
+) -> _Tensor: ...
+def celu_(input: _Tensor, alpha: _Number = ...) -> _Tensor: ...
+def channel_shuffle(input: _Tensor, groups: int) -> _Tensor: ...
 def conv1d(
-    input: Any,
-    weight: Any,
-    bias: Any = ...,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = ...,
+    stride: _Sizes = ...,
+    padding: _Sizes | str = ...,
+    dilation: _Sizes = ...,
     groups: int = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def conv2d(
-    input: Any,
-    weight: Any,
-    bias: Any = ...,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = ...,
+    stride: _Sizes = ...,
+    padding: _Sizes | str = ...,
+    dilation: _Sizes = ...,
     groups: int = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def conv3d(
-    input: Any,
-    weight: Any,
-    bias: Any = ...,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = ...,
+    stride: _Sizes = ...,
+    padding: _Sizes | str = ...,
+    dilation: _Sizes = ...,
     groups: int = ...,
-) -> Any: ...
-def conv_tbc(input: Any, weight: Any, bias: Any, pad: int = ...) -> Any: ...
+) -> _Tensor: ...
+def conv_tbc(input: _Tensor, weight: _Tensor, bias: _Tensor, pad: int = ...) -> _Tensor: ...
 def conv_transpose1d(
-    input: Any,
-    weight: Any,
-    bias: Any = ...,
-    stride: Any = ...,
-    padding: Any = ...,
-    output_padding: Any = ...,
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = ...,
+    stride: _Sizes = ...,
+    padding: _Sizes = ...,
+    output_padding: _Sizes = ...,
     groups: int = ...,
-    dilation: Any = ...,
-) -> Any: ...
+    dilation: _Sizes = ...,
+) -> _Tensor: ...
 def conv_transpose2d(
-    input: Any,
-    weight: Any,
-    bias: Any = ...,
-    stride: Any = ...,
-    padding: Any = ...,
-    output_padding: Any = ...,
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = ...,
+    stride: _Sizes = ...,
+    padding: _Sizes = ...,
+    output_padding: _Sizes = ...,
     groups: int = ...,
-    dilation: Any = ...,
-) -> Any: ...
+    dilation: _Sizes = ...,
+) -> _Tensor: ...
 def conv_transpose3d(
-    input: Any,
-    weight: Any,
-    bias: Any = ...,
-    stride: Any = ...,
-    padding: Any = ...,
-    output_padding: Any = ...,
+    input: _Tensor,
+    weight: _Tensor,
+    bias: _Tensor | None = ...,
+    stride: _Sizes = ...,
+    padding: _Sizes = ...,
+    output_padding: _Sizes = ...,
     groups: int = ...,
-    dilation: Any = ...,
-) -> Any: ...
+    dilation: _Sizes = ...,
+) -> _Tensor: ...
 def cosine_embedding_loss(
-    input1: Any,
-    input2: Any,
-    target: Any,
+    input1: _Tensor,
+    input2: _Tensor,
+    target: _Tensor,
     margin: float = ...,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-) -> Any: ...
-def cosine_similarity(x1: Any, x2: Any, dim: int = ..., eps: float = ...) -> Any: ...
+) -> _Tensor: ...
+def cosine_similarity(x1: _Tensor, x2: _Tensor, dim: int = ..., eps: float = ...) -> _Tensor: ...
 def cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Any = ...,
+    input: _Tensor,
+    target: _Tensor,
+    weight: _Tensor | None = ...,
     size_average: bool | None = ...,
     ignore_index: int = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
     label_smoothing: float = ...,
-) -> Any: ...
-def dropout(input: Any, p: float = ..., training: bool = ..., inplace: bool = ...) -> Any: ...
-def dropout1d(input: Any, p: float = ..., training: bool = ..., inplace: bool = ...) -> Any: ...
-def dropout2d(input: Any, p: float = ..., training: bool = ..., inplace: bool = ...) -> Any: ...
-def dropout3d(input: Any, p: float = ..., training: bool = ..., inplace: bool = ...) -> Any: ...
-def elu(*args: Any, **kwargs: Any) -> Any: ...
-def elu_(*args: Any, **kwargs: Any) -> Any: ...
+) -> _Tensor: ...
+def dropout(
+    input: _Tensor, p: float = ..., training: bool = ..., inplace: bool = ...
+) -> _Tensor: ...
+def dropout1d(
+    input: _Tensor, p: float = ..., training: bool = ..., inplace: bool = ...
+) -> _Tensor: ...
+def dropout2d(
+    input: _Tensor, p: float = ..., training: bool = ..., inplace: bool = ...
+) -> _Tensor: ...
+def dropout3d(
+    input: _Tensor, p: float = ..., training: bool = ..., inplace: bool = ...
+) -> _Tensor: ...
+def elu(
+    input: _Tensor, alpha: _Number = ..., inplace: bool = ..., *, out: _Tensor | None = ...
+) -> _Tensor: ...
+def elu_(input: _Tensor, alpha: _Number = ...) -> _Tensor: ...
 def embedding(
-    input: Any,
-    weight: Any,
+    input: _Tensor,
+    weight: _Tensor,
     padding_idx: int | None = ...,
     max_norm: float | None = ...,
     norm_type: float = ...,
     scale_grad_by_freq: bool = ...,
     sparse: bool = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def feature_alpha_dropout(
-    input: Any, p: float = ..., training: bool = ..., inplace: bool = ...
-) -> Any: ...
+    input: _Tensor, p: float = ..., training: bool = ..., inplace: bool = ...
+) -> _Tensor: ...
 def fold(
-    input: Any,
-    output_size: Any,
-    kernel_size: Any,
-    dilation: Any = ...,
-    padding: Any = ...,
-    stride: Any = ...,
-) -> Any: ...
+    input: _Tensor,
+    output_size: _Sizes,
+    kernel_size: _Sizes,
+    dilation: _Sizes = ...,
+    padding: _Sizes = ...,
+    stride: _Sizes = ...,
+) -> _Tensor: ...
 def gaussian_nll_loss(
-    input: Any, target: Any, var: Any, full: bool = ..., eps: float = ..., reduction: str = ...
-) -> Any: ...
-def gelu(input: Any, approximate: str = ...) -> Any: ...
-def glu(input: Any, dim: int = ...) -> Any: ...
+    input: _Tensor,
+    target: _Tensor,
+    var: _Tensor | float,
+    full: bool = ...,
+    eps: float = ...,
+    reduction: str = ...,
+) -> _Tensor: ...
+def gelu(input: _Tensor, approximate: str = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def glu(input: _Tensor, dim: int = ...) -> _Tensor: ...
 def grid_sample(
-    input: Any,
-    grid: Any,
+    input: _Tensor,
+    grid: _Tensor,
     mode: str = ...,
     padding_mode: str = ...,
     align_corners: bool | None = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def group_norm(
-    input: Any, num_groups: int, weight: Any = ..., bias: Any = ..., eps: float = ...
-) -> Any: ...
+    input: _Tensor,
+    num_groups: int,
+    weight: _Tensor | None = ...,
+    bias: _Tensor | None = ...,
+    eps: float = ...,
+) -> _Tensor: ...
 def gumbel_softmax(
-    logits: Any, tau: float = ..., hard: bool = ..., eps: float = ..., dim: int = ...
-) -> Any: ...
-def hardshrink(input: Any, lambd: Any = ..., *, out: Any = ...) -> Tensor: ...
-def hardsigmoid(*args: Any, **kwargs: Any) -> Any: ...
-def hardswish(*args: Any, **kwargs: Any) -> Any: ...
-def hardtanh(*args: Any, **kwargs: Any) -> Any: ...
-def hardtanh_(*args: Any, **kwargs: Any) -> Any: ...
+    logits: _Tensor, tau: float = ..., hard: bool = ..., eps: float = ..., dim: int = ...
+) -> _Tensor: ...
+def hardshrink(input: _Tensor, lambd: _Number = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def hardsigmoid(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def hardswish(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def hardtanh(
+    input: _Tensor,
+    min_val: _Number = ...,
+    max_val: _Number = ...,
+    inplace: bool = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def hardtanh_(input: _Tensor, min_val: _Number = ..., max_val: _Number = ...) -> _Tensor: ...
 def hinge_embedding_loss(
-    input: Any,
-    target: Any,
+    input: _Tensor,
+    target: _Tensor,
     margin: float = ...,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def huber_loss(
-    input: Any, target: Any, reduction: str = ..., delta: float = ..., weight: Any = ...
-) -> Any: ...
+    input: _Tensor,
+    target: _Tensor,
+    reduction: str = ...,
+    delta: float = ...,
+    weight: _Tensor | None = ...,
+) -> _Tensor: ...
 def instance_norm(
-    input: Any,
-    running_mean: Any = ...,
-    running_var: Any = ...,
-    weight: Any = ...,
-    bias: Any = ...,
+    input: _Tensor,
+    running_mean: _Tensor | None = ...,
+    running_var: _Tensor | None = ...,
+    weight: _Tensor | None = ...,
+    bias: _Tensor | None = ...,
     use_input_stats: bool = ...,
-    momentum: Any = ...,
+    momentum: float = ...,
     eps: float = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def interpolate(
-    input: Any,
-    size: Any = ...,
-    scale_factor: Any = ...,
+    input: _Tensor,
+    size: _Sequence[int] | int | None = ...,
+    scale_factor: float | _Sequence[float] | None = ...,
     mode: str = ...,
     align_corners: bool | None = ...,
     recompute_scale_factor: bool | None = ...,
     antialias: bool = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def kl_div(
-    input: Any,
-    target: Any,
+    input: _Tensor,
+    target: _Tensor,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
     log_target: bool = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def l1_loss(
-    input: Any,
-    target: Any,
+    input: _Tensor,
+    target: _Tensor,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-    weight: Any = ...,
-) -> Any: ...
+    weight: _Tensor | None = ...,
+) -> _Tensor: ...
 def layer_norm(
-    input: Any, normalized_shape: Any, weight: Any = ..., bias: Any = ..., eps: float = ...
-) -> Any: ...
-def leaky_relu(*args: Any, **kwargs: Any) -> Any: ...
-def leaky_relu_(*args: Any, **kwargs: Any) -> Any: ...
-def linear(input: Any, weight: Any, bias: Any = ...) -> Any: ...
-def log_softmax(input: Any, dim: int | None = ..., dtype: Any = ...) -> Any: ...
-def logsigmoid(input: Any, *, out: Any = ...) -> Tensor: ...
+    input: _Tensor,
+    normalized_shape: int | _Sequence[int],
+    weight: _Tensor | None = ...,
+    bias: _Tensor | None = ...,
+    eps: float = ...,
+) -> _Tensor: ...
+def leaky_relu(
+    input: _Tensor, negative_slope: _Number = ..., inplace: bool = ..., *, out: _Tensor | None = ...
+) -> _Tensor: ...
+def leaky_relu_(input: _Tensor, negative_slope: _Number = ...) -> _Tensor: ...
+def linear(
+    input: _Tensor, weight: _Tensor, bias: _Tensor | None = ..., *, out: _Tensor | None = ...
+) -> _Tensor: ...
+def log_softmax(input: _Tensor, dim: int | None = ..., dtype: _DType | None = ...) -> _Tensor: ...
+def logsigmoid(input: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def lp_pool1d(
-    input: Any, norm_type: float, kernel_size: Any, stride: Any = ..., ceil_mode: bool = ...
-) -> Any: ...
+    input: _Tensor, norm_type: float, kernel_size: _Sizes, stride: _Any = ..., ceil_mode: bool = ...
+) -> _Tensor: ...
 def lp_pool2d(
-    input: Any, norm_type: float, kernel_size: Any, stride: Any = ..., ceil_mode: bool = ...
-) -> Any: ...
+    input: _Tensor, norm_type: float, kernel_size: _Sizes, stride: _Any = ..., ceil_mode: bool = ...
+) -> _Tensor: ...
 def lp_pool3d(
-    input: Any, norm_type: float, kernel_size: Any, stride: Any = ..., ceil_mode: bool = ...
-) -> Any: ...
+    input: _Tensor, norm_type: float, kernel_size: _Sizes, stride: _Any = ..., ceil_mode: bool = ...
+) -> _Tensor: ...
 def margin_ranking_loss(
-    input1: Any,
-    input2: Any,
-    target: Any,
+    input1: _Tensor,
+    input2: _Tensor,
+    target: _Tensor,
     margin: float = ...,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-) -> Any: ...
+) -> _Tensor: ...
+@_overload
 def max_pool1d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
+    ceil_mode: bool = ...,
+    return_indices: _Literal[False] = ...,
+) -> _Tensor: ...
+@_overload
+def max_pool1d(
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
+    ceil_mode: bool = ...,
+    *,
+    return_indices: _Literal[True],
+) -> tuple[_Tensor, _Tensor]: ...
+@_overload
+def max_pool1d(
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> Any: ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def max_pool1d_with_indices(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> Any: ...
+) -> tuple[_Tensor, _Tensor]: ...
+@_overload
 def max_pool2d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
+    ceil_mode: bool = ...,
+    return_indices: _Literal[False] = ...,
+) -> _Tensor: ...
+@_overload
+def max_pool2d(
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
+    ceil_mode: bool = ...,
+    *,
+    return_indices: _Literal[True],
+) -> tuple[_Tensor, _Tensor]: ...
+@_overload
+def max_pool2d(
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> Any: ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def max_pool2d_with_indices(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> Any: ...
+) -> tuple[_Tensor, _Tensor]: ...
+@_overload
 def max_pool3d(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
+    ceil_mode: bool = ...,
+    return_indices: _Literal[False] = ...,
+) -> _Tensor: ...
+@_overload
+def max_pool3d(
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
+    ceil_mode: bool = ...,
+    *,
+    return_indices: _Literal[True],
+) -> tuple[_Tensor, _Tensor]: ...
+@_overload
+def max_pool3d(
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> Any: ...
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def max_pool3d_with_indices(
-    input: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    dilation: Any = ...,
+    input: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    padding: _Sizes = ...,
+    dilation: _Sizes = ...,
     ceil_mode: bool = ...,
     return_indices: bool = ...,
-) -> Any: ...
+) -> tuple[_Tensor, _Tensor]: ...
 def max_unpool1d(
-    input: Any,
-    indices: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    output_size: Any = ...,
-) -> Any: ...
+    input: _Tensor,
+    indices: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Any = ...,
+    padding: _Sizes = ...,
+    output_size: _Any = ...,
+) -> _Tensor: ...
 def max_unpool2d(
-    input: Any,
-    indices: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    output_size: Any = ...,
-) -> Any: ...
+    input: _Tensor,
+    indices: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Any = ...,
+    padding: _Sizes = ...,
+    output_size: _Any = ...,
+) -> _Tensor: ...
 def max_unpool3d(
-    input: Any,
-    indices: Any,
-    kernel_size: Any,
-    stride: Any = ...,
-    padding: Any = ...,
-    output_size: Any = ...,
-) -> Any: ...
-def mish(*args: Any, **kwargs: Any) -> Any: ...
+    input: _Tensor,
+    indices: _Tensor,
+    kernel_size: _Sizes,
+    stride: _Any = ...,
+    padding: _Sizes = ...,
+    output_size: _Any = ...,
+) -> _Tensor: ...
+def mish(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
 def mse_loss(
-    input: Any,
-    target: Any,
+    input: _Tensor,
+    target: _Tensor,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-    weight: Any = ...,
-) -> Any: ...
-def native_channel_shuffle(input: Any, groups: int) -> Any: ...
+    weight: _Tensor | None = ...,
+) -> _Tensor: ...
+def native_channel_shuffle(input: _Tensor, groups: int) -> _Tensor: ...
 def nll_loss(
-    input: Any,
-    target: Any,
-    weight: Any = ...,
+    input: _Tensor,
+    target: _Tensor,
+    weight: _Tensor | None = ...,
     size_average: bool | None = ...,
     ignore_index: int = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-) -> Any: ...
-def normalize(input: Any, p: float = ..., dim: int = ..., eps: float = ...) -> Any: ...
-def one_hot(tensor: Any, num_classes: int = ...) -> Any: ...
-def pad(input: Any, pad: Any, mode: str = ..., value: Any = ...) -> Any: ...
+) -> _Tensor: ...
+def normalize(input: _Tensor, p: float = ..., dim: int = ..., eps: float = ...) -> _Tensor: ...
+def one_hot(tensor: _Tensor, num_classes: int = ...) -> _Tensor: ...
+def pad(
+    input: _Tensor, pad: _Sequence[int], mode: str = ..., value: _Scalar | None = ...
+) -> _Tensor: ...
 def pairwise_distance(
-    x1: Any, x2: Any, p: float = ..., eps: float = ..., keepdim: bool = ...
-) -> Any: ...
-def pdist(input: Any, p: float = ...) -> Any: ...
-def pixel_shuffle(input: Any, upscale_factor: int) -> Any: ...
-def pixel_unshuffle(input: Any, downscale_factor: int) -> Any: ...
+    x1: _Tensor, x2: _Tensor, p: float = ..., eps: float = ..., keepdim: bool = ...
+) -> _Tensor: ...
+def pdist(input: _Tensor, p: float = ...) -> _Tensor: ...
+def pixel_shuffle(input: _Tensor, upscale_factor: int) -> _Tensor: ...
+def pixel_unshuffle(input: _Tensor, downscale_factor: int) -> _Tensor: ...
 def poisson_nll_loss(
-    input: Any,
-    target: Any,
+    input: _Tensor,
+    target: _Tensor,
     log_input: bool = ...,
     full: bool = ...,
     size_average: bool | None = ...,
     eps: float = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-) -> Any: ...
-def prelu(input: Any, weight: Any) -> Any: ...
-def relu(*args: Any, **kwargs: Any) -> Any: ...
-def relu6(*args: Any, **kwargs: Any) -> Any: ...
-def relu_(*args: Any, **kwargs: Any) -> Any: ...
+) -> _Tensor: ...
+def prelu(input: _Tensor, weight: _Tensor) -> _Tensor: ...
+def relu(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def relu6(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def relu_(input: _Tensor) -> _Tensor: ...
 def rms_norm(
-    input: Any, normalized_shape: Any, weight: Any = ..., eps: float | None = ...
-) -> Any: ...
+    input: _Tensor,
+    normalized_shape: int | _Sequence[int],
+    weight: _Tensor | None = ...,
+    eps: float | None = ...,
+) -> _Tensor: ...
 def rrelu(
-    input: Any, lower: float = ..., upper: float = ..., training: bool = ..., inplace: bool = ...
-) -> Any: ...
-def rrelu_(input: Any, lower: float = ..., upper: float = ..., training: bool = ...) -> Any: ...
+    input: _Tensor,
+    lower: float = ...,
+    upper: float = ...,
+    training: bool = ...,
+    inplace: bool = ...,
+) -> _Tensor: ...
+def rrelu_(
+    input: _Tensor, lower: float = ..., upper: float = ..., training: bool = ...
+) -> _Tensor: ...
 def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = ...,
+    query: _Tensor,
+    key: _Tensor,
+    value: _Tensor,
+    attn_mask: _Tensor | None = ...,
     dropout_p: float = ...,
     is_causal: bool = ...,
     scale: float | None = ...,
     enable_gqa: bool = ...,
-) -> Any: ...
-def selu(*args: Any, **kwargs: Any) -> Any: ...
-def selu_(*args: Any, **kwargs: Any) -> Any: ...
-def sigmoid(*args: Any, **kwargs: Any) -> Any: ...
-def silu(*args: Any, **kwargs: Any) -> Any: ...
+) -> _Tensor: ...
+def selu(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def selu_(input: _Tensor) -> _Tensor: ...
+def sigmoid(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def silu(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
 def smooth_l1_loss(
-    input: Any,
-    target: Any,
+    input: _Tensor,
+    target: _Tensor,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
     beta: float = ...,
-) -> Any: ...
-def snake(input: Any, alpha: Any, *, out: Any = ...) -> Tensor: ...
+) -> _Tensor: ...
+def snake(input: _Tensor, alpha: _Operand, *, out: _Tensor | None = ...) -> _Tensor: ...
 def soft_margin_loss(
-    input: Any,
-    target: Any,
+    input: _Tensor,
+    target: _Tensor,
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-) -> Any: ...
-def softmax(input: Any, dim: int | None = ..., dtype: Any = ...) -> Any: ...
-def softmin(input: Any, dim: int | None = ..., dtype: Any = ...) -> Any: ...
-def softplus(*args: Any, **kwargs: Any) -> Any: ...
-def softshrink(input: Any, lambd: float = ...) -> Any: ...
-def softsign(input: Any, *, out: Any = ...) -> Tensor: ...
-def style_affine(input: Any, gamma: Any, beta: Any, *, out: Any = ...) -> Tensor: ...
-def swiglu(gate: Any, value: Any, *, out: Any = ...) -> Tensor: ...
-def tanh(*args: Any, **kwargs: Any) -> Any: ...
-def tanhshrink(input: Any, *, out: Any = ...) -> Tensor: ...
-def threshold(*args: Any, **kwargs: Any) -> Any: ...
-def threshold_(*args: Any, **kwargs: Any) -> Any: ...
+) -> _Tensor: ...
+def softmax(input: _Tensor, dim: int | None = ..., dtype: _DType | None = ...) -> _Tensor: ...
+def softmin(input: _Tensor, dim: int | None = ..., dtype: _DType | None = ...) -> _Tensor: ...
+def softplus(
+    input: _Tensor,
+    beta: _Number = ...,
+    threshold: _Number = ...,
+    inplace: bool = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def softshrink(input: _Tensor, lambd: float = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def softsign(input: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
+def style_affine(
+    input: _Tensor, gamma: _Operand, beta: _Operand, *, out: _Tensor | None = ...
+) -> _Tensor: ...
+def swiglu(gate: _Tensor, value: _Operand, *, out: _Tensor | None = ...) -> _Tensor: ...
+def tanh(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def tanhshrink(input: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
+def threshold(
+    input: _Tensor,
+    threshold: _Number,
+    value: _Number,
+    inplace: bool = ...,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def threshold_(input: _Tensor, threshold: _Number, value: _Number) -> _Tensor: ...
 def triplet_margin_loss(
-    anchor: Any,
-    positive: Any,
-    negative: Any,
+    anchor: _Tensor,
+    positive: _Tensor,
+    negative: _Tensor,
     margin: float = ...,
     p: float = ...,
     eps: float = ...,
@@ -447,32 +633,166 @@ def triplet_margin_loss(
     size_average: bool | None = ...,
     reduce: bool | None = ...,
     reduction: str = ...,
-) -> Any: ...
+) -> _Tensor: ...
 def unfold(
-    input: Any, kernel_size: Any, dilation: Any = ..., padding: Any = ..., stride: Any = ...
-) -> Any: ...
+    input: _Tensor,
+    kernel_size: _Sizes,
+    dilation: _Sizes = ...,
+    padding: _Sizes = ...,
+    stride: _Sizes = ...,
+) -> _Tensor: ...
 def upsample(
-    input: Any,
-    size: Any = ...,
-    scale_factor: Any = ...,
+    input: _Tensor,
+    size: _Sequence[int] | int | None = ...,
+    scale_factor: float | None = ...,
     mode: str = ...,
     align_corners: bool | None = ...,
-) -> Any: ...
-def upsample_bilinear(input: Any, size: Any = ..., scale_factor: Any = ...) -> Any: ...
-def upsample_nearest(input: Any, size: Any = ..., scale_factor: Any = ...) -> Any: ...
-def adaptive_max_pool1d_with_indices(*args: Any, **kwargs: Any) -> Any: ...
-def adaptive_max_pool2d_with_indices(*args: Any, **kwargs: Any) -> Any: ...
-def adaptive_max_pool3d_with_indices(*args: Any, **kwargs: Any) -> Any: ...
-def ctc_loss(*args: Any, **kwargs: Any) -> Any: ...
-def embedding_bag(*args: Any, **kwargs: Any) -> Any: ...
-def fractional_max_pool2d(*args: Any, **kwargs: Any) -> Any: ...
-def fractional_max_pool2d_with_indices(*args: Any, **kwargs: Any) -> Any: ...
-def fractional_max_pool3d(*args: Any, **kwargs: Any) -> Any: ...
-def fractional_max_pool3d_with_indices(*args: Any, **kwargs: Any) -> Any: ...
-def linear_cross_entropy(*args: Any, **kwargs: Any) -> Any: ...
-def local_response_norm(*args: Any, **kwargs: Any) -> Any: ...
-def multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any: ...
-def multi_margin_loss(*args: Any, **kwargs: Any) -> Any: ...
-def multilabel_margin_loss(*args: Any, **kwargs: Any) -> Any: ...
-def multilabel_soft_margin_loss(*args: Any, **kwargs: Any) -> Any: ...
-def triplet_margin_with_distance_loss(*args: Any, **kwargs: Any) -> Any: ...
+) -> _Tensor: ...
+def upsample_bilinear(
+    input: _Tensor,
+    size: _Sequence[int] | int | None = ...,
+    scale_factor: float | _Sequence[float] | None = ...,
+) -> _Tensor: ...
+def upsample_nearest(
+    input: _Tensor, size: _Sequence[int] | int | None = ..., scale_factor: float | None = ...
+) -> _Tensor: ...
+def adaptive_max_pool1d_with_indices(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+) -> tuple[_Tensor, _Tensor]: ...
+def adaptive_max_pool2d_with_indices(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+) -> tuple[_Tensor, _Tensor]: ...
+def adaptive_max_pool3d_with_indices(
+    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+) -> tuple[_Tensor, _Tensor]: ...
+def ctc_loss(
+    log_probs: _Tensor,
+    targets: _Tensor,
+    input_lengths: _Tensor | _Sequence[int],
+    target_lengths: _Tensor | _Sequence[int],
+    blank: int = ...,
+    reduction: str = ...,
+    zero_infinity: bool = ...,
+) -> _Tensor: ...
+def embedding_bag(
+    input: _Tensor,
+    weight: _Tensor,
+    offsets: _Tensor | None = ...,
+    max_norm: float | None = ...,
+    norm_type: float = ...,
+    scale_grad_by_freq: bool = ...,
+    mode: str = ...,
+    sparse: bool = ...,
+    per_sample_weights: _Tensor | None = ...,
+    include_last_offset: bool = ...,
+    padding_idx: int | None = ...,
+) -> _Tensor: ...
+def fractional_max_pool2d(
+    input: _Tensor,
+    kernel_size: _size_Sizes,
+    output_size: _size_Sizes | None = ...,
+    output_ratio: float | _Sequence[float] | None = ...,
+    return_indices: bool = ...,
+    _random_samples: _Tensor | None = ...,
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
+def fractional_max_pool2d_with_indices(
+    input: _Tensor,
+    kernel_size: _size_Sizes,
+    output_size: _size_Sizes | None = ...,
+    output_ratio: float | _Sequence[float] | None = ...,
+    return_indices: bool = ...,
+    _random_samples: _Tensor | None = ...,
+) -> tuple[_Tensor, _Tensor]: ...
+def fractional_max_pool3d(
+    input: _Tensor,
+    kernel_size: _size_Sizes,
+    output_size: _size_Sizes | None = ...,
+    output_ratio: float | _Sequence[float] | None = ...,
+    return_indices: bool = ...,
+    _random_samples: _Tensor | None = ...,
+) -> _Tensor | tuple[_Tensor, _Tensor]: ...
+def fractional_max_pool3d_with_indices(
+    input: _Tensor,
+    kernel_size: _size_Sizes,
+    output_size: _size_Sizes | None = ...,
+    output_ratio: float | _Sequence[float] | None = ...,
+    return_indices: bool = ...,
+    _random_samples: _Tensor | None = ...,
+) -> tuple[_Tensor, _Tensor]: ...
+def linear_cross_entropy(
+    input: _Tensor,
+    linear_weight: _Tensor,
+    target: _Tensor,
+    *,
+    linear_bias: _Tensor | None = ...,
+    weight: _Tensor | None = ...,
+    reduction: str = ...,
+    ignore_index: int | None = ...,
+    label_smoothing: float = ...,
+    options: object = ...,
+) -> _Tensor: ...
+def local_response_norm(
+    input: _Tensor, size: int, alpha: float = ..., beta: float = ..., k: float = ...
+) -> _Tensor: ...
+def multi_head_attention_forward(
+    query: _Tensor,
+    key: _Tensor,
+    value: _Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: _Tensor | None,
+    in_proj_bias: _Tensor | None,
+    bias_k: _Tensor | None,
+    bias_v: _Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: _Tensor,
+    out_proj_bias: _Tensor | None,
+    training: bool = ...,
+    key_padding_mask: _Tensor | None = ...,
+    need_weights: bool = ...,
+    attn_mask: _Tensor | None = ...,
+    use_separate_proj_weight: bool = ...,
+    q_proj_weight: _Tensor | None = ...,
+    k_proj_weight: _Tensor | None = ...,
+    v_proj_weight: _Tensor | None = ...,
+    static_k: _Tensor | None = ...,
+    static_v: _Tensor | None = ...,
+    average_attn_weights: bool = ...,
+    is_causal: bool = ...,
+) -> tuple[_Tensor, _Tensor | None]: ...
+def multi_margin_loss(
+    input: _Tensor,
+    target: _Tensor,
+    p: int = ...,
+    margin: float = ...,
+    weight: _Tensor | None = ...,
+    size_average: bool | None = ...,
+    reduce: bool | None = ...,
+    reduction: str = ...,
+) -> _Tensor: ...
+def multilabel_margin_loss(
+    input: _Tensor,
+    target: _Tensor,
+    size_average: bool | None = ...,
+    reduce: bool | None = ...,
+    reduction: str = ...,
+) -> _Tensor: ...
+def multilabel_soft_margin_loss(
+    input: _Tensor,
+    target: _Tensor,
+    weight: _Tensor | None = ...,
+    size_average: bool | None = ...,
+    reduce: bool | None = ...,
+    reduction: str = ...,
+) -> _Tensor: ...
+def triplet_margin_with_distance_loss(
+    anchor: _Tensor,
+    positive: _Tensor,
+    negative: _Tensor,
+    *,
+    distance_function: _Callable[[_Tensor, _Tensor], _Tensor] | None = ...,
+    margin: float = ...,
+    swap: bool = ...,
+    reduction: str = ...,
+) -> _Tensor: ...

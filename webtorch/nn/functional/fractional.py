@@ -129,7 +129,7 @@ def fractional_max_pool2d(
     output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return the maxima of windows at random distances, and where they are if `return_indices`."""
     found = _pooled(2, input, kernel_size, output_size, output_ratio, _random_samples)
     return found if return_indices else found[0]
@@ -143,7 +143,7 @@ def fractional_max_pool3d(
     output_ratio: float | Sequence[float] | None = None,
     return_indices: bool = False,
     _random_samples: Tensor | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """Return the maxima of windows at random distances, and where they are if `return_indices`."""
     found = _pooled(3, input, kernel_size, output_size, output_ratio, _random_samples)
     return found if return_indices else found[0]
