@@ -20,16 +20,15 @@ as_gpu.pretend()
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection() -> None:
-    """What collecting makes stays to the end: searching it for garbage, again and again, is vain."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep tests and imported modules out of every later search for garbage: tests search often."""
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """Keep tests and imported modules out of every later search; tests collect garbage often."""
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _missing(kind: str) -> str | None:
