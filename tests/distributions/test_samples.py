@@ -14,6 +14,7 @@ import torch
 
 import webtorch
 import webtorch.distributions as d
+from webtorch.ops import samplers
 
 N = 20_000
 # name -> (distribution, SciPy's distribution function)
@@ -174,7 +175,7 @@ def test_gradient_of_a_gamma_number_is_that_of_its_quantile(dtype: str) -> None:
     step = 1e-5 * alpha
     wanted = scipy.special.gammaincinv(alpha + step, u) - scipy.special.gammaincinv(alpha - step, u)
     kind = getattr(webtorch, dtype)
-    got = webtorch.functions.sampling._standard_gamma_grad(
+    got = samplers.standard_gamma_grad(
         webtorch.tensor(alpha.tolist(), dtype=kind), webtorch.tensor(x.tolist(), dtype=kind)
     )
     rtol = 1e-5 if dtype == "float32" else 1e-6
@@ -191,9 +192,7 @@ def test_gradient_of_a_beta_number_is_that_of_its_quantile(dtype: str) -> None:
     inside = (x > 1e-5) & (x < 1 - 1e-4)
     x, a, b, wanted = x[inside], a[inside], b[inside], (wanted / (2 * step))[inside]
     kind = getattr(webtorch, dtype)
-    got = webtorch.functions.sampling._dirichlet_grad(
-        *[webtorch.tensor(v.tolist(), dtype=kind) for v in (x, a, a + b)]
-    )
+    got = samplers.dirichlet_grad(*[webtorch.tensor(v.tolist(), dtype=kind) for v in (x, a, a + b)])
     np.testing.assert_allclose(got.numpy(), wanted / (1 - x), rtol=5e-3)
 
 

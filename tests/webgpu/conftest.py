@@ -25,12 +25,10 @@ def shared_device() -> WebGPUBackend:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _earlier_objects_are_left_alone() -> Iterator[None]:
+def _earlier_objects_are_left_alone() -> None:
     """Objects of other files are not looked at again, so that collecting is quick for each test."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
