@@ -19,6 +19,7 @@ from webtorch.dispatch.call import (
     call,
     dispatched,
     enter,
+    meet,
 )
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
@@ -93,6 +94,10 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
     return primitive.write(x, result, fresh=True)
 
 
+# What an operand may be: a tuple, which is asked faster than a union.
+_OPERANDS = (Tensor, float, int, complex)
+
+
 def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     """Return the public function of an elementwise entry."""
     run = _elementwise_run(op)
@@ -107,11 +112,16 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             return enter(callee, (input,), {} if out is None else {"out": out})
 
     elif op.tensors == ("input", "other") and not op.numbers:
+        # What stands in each place without being looked at; internal entries are called with what is right.
+        other_too = _OPERANDS if not op.function_in or op.numbers_for != "none" else (Tensor,)
+        input_too = _OPERANDS if not op.function_in or op.numbers_for == "both" else (Tensor,)
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
             if not active.count and out is None and direct:
-                both = isinstance(input, Tensor) and isinstance(other, Tensor)
-                if both:
+                if isinstance(input, Tensor):
+                    if isinstance(other, other_too):
+                        return apply_two(op, input, other)
+                elif isinstance(other, Tensor) and isinstance(input, input_too):
                     return apply_two(op, input, other)
             return enter(callee, (input, other), {} if out is None else {"out": out})
 
@@ -510,7 +520,12 @@ def bind_inplace(
     callee = Callee(name, run, autocast=autocast, writes=True)
 
     def inplace(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return enter(callee, (self, *args), kwargs)
+        if active.count:
+            return call(callee, (self, *args), kwargs)
+        try:
+            return run((self, *args), kwargs)
+        except Foreign:
+            return meet(callee, (self, *args), kwargs)
 
     inplace.__name__ = inplace.__qualname__ = name
     inplace.__doc__ = f"In-place form of {function.__name__}."
