@@ -581,7 +581,7 @@ def _constants(name: str, value: int) -> tuple[Composite[..., Any], ...]:
     def of_the_kind(
         input: Tensor,
         *args: Any,
-        size: Any = None,
+        size: Sequence[int] | None = None,
         dtype: DType | None = None,
         layout: Layout | None = None,
         device: DeviceLike = None,

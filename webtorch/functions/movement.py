@@ -1323,14 +1323,17 @@ def _at_least_3d(x: Tensor) -> Tensor:
     return x if len(x._shape) >= 3 else unsqueeze(_at_least_2d(x), -1)
 
 
+_ONE_OR_MORE = (
+    "(tensor: Tensor) -> Tensor",
+    "(*tensors: Tensor) -> tuple[Tensor, ...]",
+    "(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]",
+)
+
+
 @composite(
     family="movement",
     function_in=("torch",),
-    forms=(
-        "(tensor: Tensor) -> Tensor",
-        "(*tensors: Tensor) -> tuple[Tensor, ...]",
-        "(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]",
-    ),
+    forms=_ONE_OR_MORE,
 )
 def atleast_1d(*tensors: Any) -> Any:
     """The tensor, or tensors, with at least one dimension."""
@@ -1340,11 +1343,7 @@ def atleast_1d(*tensors: Any) -> Any:
 @composite(
     family="movement",
     function_in=("torch",),
-    forms=(
-        "(tensor: Tensor) -> Tensor",
-        "(*tensors: Tensor) -> tuple[Tensor, ...]",
-        "(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]",
-    ),
+    forms=_ONE_OR_MORE,
 )
 def atleast_2d(*tensors: Any) -> Any:
     """The tensor, or tensors, with at least two dimensions."""
@@ -1354,11 +1353,7 @@ def atleast_2d(*tensors: Any) -> Any:
 @composite(
     family="movement",
     function_in=("torch",),
-    forms=(
-        "(tensor: Tensor) -> Tensor",
-        "(*tensors: Tensor) -> tuple[Tensor, ...]",
-        "(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]",
-    ),
+    forms=_ONE_OR_MORE,
 )
 def atleast_3d(*tensors: Any) -> Any:
     """The tensor, or tensors, with at least three dimensions."""

@@ -19,7 +19,6 @@ from webtorch.dispatch.call import (
     call,
     dispatched,
     enter,
-    meet,
 )
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
@@ -520,12 +519,7 @@ def bind_inplace(
     callee = Callee(name, run, autocast=autocast, writes=True)
 
     def inplace(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if active.count:
-            return call(callee, (self, *args), kwargs)
-        try:
-            return run((self, *args), kwargs)
-        except Foreign:
-            return meet(callee, (self, *args), kwargs)
+        return enter(callee, (self, *args), kwargs)
 
     inplace.__name__ = inplace.__qualname__ = name
     inplace.__doc__ = f"In-place form of {function.__name__}."

@@ -688,7 +688,7 @@ class TensorMethods:
     def new_ones(
         self,
         *args: _Any,
-        size: _Any = ...,
+        size: _Sequence[builtins.int] | None = ...,
         dtype: _DType | None = ...,
         layout: _layout | None = ...,
         device: _DeviceLike = ...,
@@ -706,7 +706,7 @@ class TensorMethods:
     def new_zeros(
         self,
         *args: _Any,
-        size: _Any = ...,
+        size: _Sequence[builtins.int] | None = ...,
         dtype: _DType | None = ...,
         layout: _layout | None = ...,
         device: _DeviceLike = ...,
