@@ -20,7 +20,8 @@ from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.pytorch import functions as f
 from webtorch.pytorch.functions import FUNCTIONS, aten, op, per_channel
 from webtorch.tensors import recorders
-from webtorch.tensors.tape import enable_grad, grad
+from webtorch.tensors.engine import grad
+from webtorch.tensors.modes import enable_grad
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
