@@ -7,6 +7,7 @@ loaded with the package; the rooms above are loaded when one of their names is u
 import importlib as _importlib
 import sys as _sys
 
+from webtorch import scripts as _scripts
 from webtorch.functions import public as _public
 from webtorch.functions.public import *
 from webtorch.functions.public import _sample_dirichlet, _standard_gamma

@@ -19,7 +19,7 @@ ORDER = (
     "lower",
     "runtime",
     "tensors",
-    "functions debug",
+    "functions debug scripts",
     "autograd amp data fft linalg masked overrides profiler random signal special testing types webgpu",
     "nn accelerator cuda utils",
     "optim distributions func",

@@ -14,7 +14,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -23,16 +23,35 @@ Run = Callable[[Args, Kwargs], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+# What a call is to a script (`webtorch.scripts`): an operation; made of calls that stand there themselves; a fact of a
+# tensor that does not change, a flag of autograd, or the device; a look at values, or at a gradient; a backward pass;
+# an optimizer's step; or something that ends it.
+Role = Literal[
+    "operation", "parts", "fact", "flag", "place", "reader", "gradient", "backward", "step", "other"
+]
+
+
+def plays(role: Role) -> Callable[[F], F]:
+    """Say what the calls of a method are to a script."""
+
+    def mark(function: F) -> F:
+        function.role = role  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
 class Callee:
     """What a call is of: a public function, a method, an operator or an entry.
 
     `public` is the function that users hold, None of a primitive; `op` its entry in the table, None of what is
     written with entries. `autocast` are the rules that it follows, and `writes` says that it writes to its first
     argument, which keeps its type. `parameters` are those by which its arguments are told apart when it is noted;
-    what has none is noted by the calls that it makes.
+    what has none is noted by the calls that it makes. `role` says what a script makes of it, and `watch`, given
+    the arguments, returns what an optimizer's step depends on beside them, or None where it does more than that.
     """
 
-    __slots__ = ("autocast", "name", "op", "parameters", "public", "run", "writes")
+    __slots__ = ("autocast", "name", "op", "parameters", "public", "role", "run", "watch", "writes")
 
     def __init__(
         self,
@@ -43,7 +62,10 @@ class Callee:
         parameters: inspect.Signature | None = None,
         autocast: Any = None,
         writes: bool = False,
+        role: Role = "operation",
+        watch: Callable[..., list[Any] | None] | None = None,
     ) -> None:
+        self.role, self.watch = role, watch
         self.name, self.run, self.op, self.parameters = name, run, op, parameters
         self.autocast, self.writes = autocast, writes
         self.public: Callable[..., Any] | None = None
@@ -68,10 +90,12 @@ class Interpreter(Protocol):
 class _Active:
     """How many interpreters are on, in all threads: cheaper to ask than what is the thread's own."""
 
-    __slots__ = ("_lock", "count")
+    __slots__ = ("_lock", "count", "follower")
 
     def __init__(self) -> None:
         self.count = 0
+        # Who looks for steps that come again (`webtorch.scripts`).
+        self.follower: Any = None
         self._lock = threading.Lock()
 
     def add(self, number: int) -> None:
@@ -95,6 +119,20 @@ def install(name: str, interpreter: Interpreter) -> None:
 
 def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     """Hand a call to the interpreters that are on in this thread, the operation itself last."""
+    follower = active.follower
+    if follower is not None and follower.thread == threading.get_ident():
+        return follower.call(callee, args, kwargs)
+    return interpreted(callee, args, kwargs)
+
+
+def refuse_scripts(why: str) -> None:
+    """Keep what the running thread does now out of scripts, until something is computed."""
+    if active.follower is not None:
+        active.follower.refuse(why)
+
+
+def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Hand a call to the interpreters that are on, which no script has answered."""
     run = callee.run
     for interpreter in _inwards:
         if interpreter.on:
@@ -141,7 +179,7 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dispatched(
-    noted_as: str = "", *, autocast: Any = None, positional: bool = False
+    noted_as: str = "", *, autocast: Any = None, positional: bool = False, role: Role = "parts"
 ) -> Callable[[F], F]:
     """Decorate a public function that is no entry of the table: its calls go through the interpreters, too.
 
@@ -157,6 +195,7 @@ def dispatched(
             lambda args, kwargs: function(*args, **kwargs),
             parameters=parameters if noted_as else None,
             autocast=autocast,
+            role=getattr(function, "role", role),
         )
         names = list(parameters.parameters)
 
@@ -195,7 +234,7 @@ def dispatched(
 
 def dispatch_methods(cls: type[Any], left_out: frozenset[str]) -> None:
     """Do the same with the methods and properties that a class defines, but for hidden ones and those `left_out`."""
-    way_in = dispatched()
+    way_in = dispatched(role="other")
     for name, value in list(vars(cls).items()):
         if name in left_out or (name.startswith("_") and not name.startswith("__")):
             continue

@@ -34,7 +34,9 @@ from webtorch.tensors import (
     primitives,
     recorders,
 )
+from webtorch.tensors.above import ask
 from webtorch.tensors.absent import MissingName
+from webtorch.tensors.base import LATE
 from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
@@ -225,7 +227,7 @@ def _operators() -> None:
     for name, method in methods.items():
         method.__name__ = name
         setattr(
-            Tensor, name, dispatched("getitem" * (name == "__getitem__"), positional=True)(method)
+            Tensor, name, dispatched("getitem" * (name == "__getitem__"), positional=True, role="operation")(method)
         )
     _no_attribute.__name__ = "__getattr__"
     Tensor.__getattr__ = _no_attribute  # type: ignore[attr-defined]
@@ -243,11 +245,13 @@ def _part_property(name: str) -> property:
         found: Tensor = part(self)
         return found
 
-    return property(dispatched()(get), dispatched()(put), doc=TABLE[name].doc)
+    return property(dispatched(role="operation")(get), dispatched()(put), doc=TABLE[name].doc)
 
 
 def _no_attribute(self: Tensor, name: str) -> Any:
-    """Say what is known of a name that tensors do not have."""
+    """Say what is known of a name that tensors do not have, and give one that a script has promised what it lacks."""
+    if name in LATE:
+        return ask("promised")(self, name)
     raise MissingName(type(self), "Tensor", name)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Generator as Iterator
 from collections.abc import Sequence
 from typing import Any
 
+from webtorch.dispatch.call import active
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, indexing, movement, ordering, pointwise
 from webtorch.functions.check import demand
@@ -91,10 +92,17 @@ class Generator:
             if vmap.randomness == "different":
                 count *= vmap.size
         looks()
+        follower = active.follower
+        if follower is not None:
+            # What a script has promised draws first.
+            follower.before_drawing()
         offset = self._offset
         self._offset = (offset + count) % 2**64
         if tracing.active:
             return tracing.draw(self, self._seed, offset)
+        if follower is not None:
+            drawn: tuple[int, int] = follower.draw(self, self._seed, offset)
+            return drawn
         return self._seed, offset
 
     def get_state(self) -> Tensor:

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from webtorch.dispatch.call import Callee, enter
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.hook import Hook, RemovableHandle
@@ -165,8 +166,16 @@ def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
         realize(*(param for group in self.param_groups for param in group["params"]))
         return out
 
-    run.hooked = True  # type: ignore[attr-defined]
-    return run
+    watch = Optimizer._watched if is_internal(step.__code__) else None
+    callee = Callee("step", lambda args, kwargs: run(*args, **kwargs), role="step", watch=watch)
+
+    @functools.wraps(step)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        """Call the step, or the interpreters that are on."""
+        return enter(callee, args, kwargs)
+
+    entered.hooked = True  # type: ignore[attr-defined]
+    return entered
 
 
 class Optimizer:
@@ -344,6 +353,28 @@ class Optimizer:
         for group in self.param_groups:
             self._update_all(group)
         return loss
+
+    def _watched(self, *args: Any, **kwargs: Any) -> list[Any] | None:
+        """Return what a step depends on, in order; None where it does more than changing parameters and state.
+
+        Learning rates are read anew whenever a step's program runs (`Hyper`): only whether one is 0 counts.
+        """
+        hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+        if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
+            return None
+        if "found_inf" in self.__dict__ or self.defaults.get("differentiable"):
+            return None
+        found: list[Any] = []
+        for group in self.param_groups:
+            lr = group.get("lr")
+            found.append(lr == 0.0 if type(lr) is float else lr)
+            found += [v for name, v in group.items() if name not in ("lr", "params")]
+            for param in group["params"]:
+                found += (param, param._grad)
+                state = self.state.get(param)
+                if state:
+                    found += state.values()
+        return found
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""

@@ -17,7 +17,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from webtorch.errors import CaptureError, OutOfMemoryError
 from webtorch.ir.dtype import DType, Scalar, float32, float64, int32, uint32
@@ -633,6 +633,8 @@ class Runtime:
             for owner, buffer in zip(owners, buffers, strict=True):
                 owner.node.become_buffer(buffer)
                 owner.donor = None
+        if listener is not None:
+            listener.ran(self, frozen, executable)
         if self.debug >= 4:
             show_run(len(executable.program.steps), time.perf_counter() - started)
 
@@ -858,6 +860,14 @@ class Runtime:
         return executable
 
 
+class Listener(Protocol):
+    """Who is told of what is computed."""
+
+    def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
+        """Take notice that pending work was computed: by one program, or otherwise (None)."""
+
+
+listener: Listener | None = None
 _RUNTIMES: dict[tuple[str, int], Runtime] = {}
 _LOCK = threading.Lock()
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from webtorch.dispatch.call import plays
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import format_order, is_contiguous, lies_in, numel
 from webtorch.tensors.device import device, device_of
@@ -57,6 +58,12 @@ class UntypedStorage:
 
     def __repr__(self) -> str:
         return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
+
+
+# What a tensor that a script has promised lacks until somebody looks (`webtorch.scripts`).
+LATE = frozenset((
+    "_storage", "_counter", "_grad_fn", "_output_nr", "_base", "_base_history", "_history", "_accumulate",
+))  # fmt: skip
 
 
 class TensorBase(TensorMethods):
@@ -114,10 +121,12 @@ class TensorBase(TensorMethods):
         self._inference = mode.inference
 
     @property
+    @plays("fact")
     def shape(self) -> Size:
         """The sizes."""
         return Size(self._shape)
 
+    @plays("fact")
     def size(self, dim: int | None = None) -> Any:
         """Return the sizes, or the size of one dimension."""
         if dim is None:
@@ -130,14 +139,17 @@ class TensorBase(TensorMethods):
             )
         return self._shape[dim]
 
+    @plays("fact")
     def stride(self, dim: int | None = None) -> Any:
         """Return the strides in elements, or one of them."""
         return self._strides if dim is None else self._strides[dim]
 
+    @plays("fact")
     def storage_offset(self) -> int:
         """Return where the first element lies in the storage, in elements."""
         return self._offset
 
+    @plays("fact")
     def dim(self) -> int:
         """Return the number of dimensions."""
         return len(self._shape)
@@ -145,30 +157,36 @@ class TensorBase(TensorMethods):
     ndimension = dim
 
     @property
+    @plays("fact")
     def ndim(self) -> int:
         """The number of dimensions."""
         return len(self._shape)
 
+    @plays("fact")
     def numel(self) -> int:
         """Return the number of elements."""
         return numel(self._shape)
 
     nelement = numel
 
+    @plays("fact")
     def element_size(self) -> int:
         """Return the size of one element in bytes."""
         return self.dtype.itemsize
 
     @property
+    @plays("fact")
     def itemsize(self) -> int:
         """The size of one element in bytes."""
         return self.dtype.itemsize
 
     @property
+    @plays("fact")
     def nbytes(self) -> int:
         """The size of all elements in bytes."""
         return self.numel() * self.dtype.itemsize
 
+    @plays("fact")
     def is_contiguous(self, memory_format: Any = None) -> bool:
         """Return whether the elements lie in row-major order, or in that of a memory format."""
         if memory_format is not None and "channels_last" in str(memory_format):
@@ -181,38 +199,46 @@ class TensorBase(TensorMethods):
             )
         return is_contiguous(self._shape, self._strides)
 
+    @plays("fact")
     def is_floating_point(self) -> bool:
         """Return whether the dtype is a floating-point type."""
         return self.dtype.is_floating_point
 
+    @plays("fact")
     def is_complex(self) -> bool:
         """Return whether the dtype is a complex type."""
         return self.dtype.is_complex
 
+    @plays("fact")
     def is_signed(self) -> bool:
         """Return whether the dtype can hold negative values."""
         return self.dtype.is_signed
 
     @property
+    @plays("place")
     def device(self) -> device:
         """The device that holds the tensor."""
         return device_of(self._storage.runtime)
 
+    @plays("place")
     def get_device(self) -> int:
         """Return the device index; -1 on the CPU."""
         return self._storage.runtime.index if self.is_webgpu else -1
 
     @property
+    @plays("place")
     def is_webgpu(self) -> bool:
         """Whether the tensor is on a WebGPU device."""
         return self._storage.runtime.kind == "webgpu"
 
     @property
+    @plays("place")
     def is_cpu(self) -> bool:
         """Whether the tensor is on the CPU."""
         return self._storage.runtime.kind == "cpu"
 
     @property
+    @plays("place")
     def is_meta(self) -> bool:
         """Whether the tensor has no values, only shape and type."""
         return self._storage.runtime.kind == "meta"
@@ -229,10 +255,12 @@ class TensorBase(TensorMethods):
         """
         return self.untyped_storage().data_ptr() + self._offset * self.dtype.itemsize
 
+    @plays("fact")
     def is_neg(self) -> bool:
         """Return False: no tensor is a lazily negated view."""
         return False
 
+    @plays("fact")
     def is_conj(self) -> bool:
         """Return False: conj() makes a tensor of its own."""
         return False
@@ -256,11 +284,13 @@ class TensorBase(TensorMethods):
             raise RuntimeError("Inference tensors do not track version counter.")
         return self._counter.version
 
+    @plays("fact")
     def __len__(self) -> int:
         if not self._shape:
             raise TypeError("len() of a 0-d tensor")
         return self._shape[0]
 
+    @plays("fact")
     def is_inference(self) -> bool:
         """Return whether the tensor was made in inference mode."""
         return self._inference
@@ -274,6 +304,7 @@ class TensorBase(TensorMethods):
         return self._base is not None
 
     @property
+    @plays("fact")
     def retains_grad(self) -> bool:
         """Whether retain_grad was called."""
         return self._retains

@@ -318,7 +318,7 @@ def backward(
             _accumulate(t, g, create_graph)
 
 
-@dispatched()
+@dispatched(role="other")
 def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from webtorch.dispatch.call import refuse_scripts
 from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, unbatch
 from webtorch.tensors.engine import FREED
@@ -112,6 +113,7 @@ class Function:
     @classmethod
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """Run the operation and record it."""
+        refuse_scripts("a function of the user's is called")
         tensors = [a for a in args if isinstance(a, Tensor)]
         if (mode.transforms or mode.vmaps) and not cls.__module__.startswith("webtorch."):
             level = _check_transforms(cls, tensors)

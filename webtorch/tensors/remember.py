@@ -160,7 +160,8 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
             shape = x._shape
             if x._whole and node.shape == shape:
                 parts += (shape, x.dtype, needs, node.kind == "buffer")
-            elif x._levels:
+            elif x._levels or type(x._offset) is not int:
+                # A script that is recorded notes where offsets go.
                 return False
             else:
                 place = node.kind if node.kind in IN_MEMORY else ""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
@@ -16,6 +17,7 @@ from webtorch.ops.primitive import IDENTITY
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen, open_runtimes
 from webtorch.runtime.recording import Recording
+from webtorch.tensors.above import ask
 
 
 class Counter:
@@ -45,12 +47,14 @@ class Kept:
 class _Writes:
     """Notes when a storage that exists gets another value, so that nothing kept is stale or lives longer."""
 
-    __slots__ = ("kept", "latest")
+    __slots__ = ("guard", "kept", "latest")
 
     def __init__(self) -> None:
         # Another object after each write: threads may lose a count.
         self.latest = object()
         self.kept: list[weakref.ref[Kept]] = []
+        # Who must know before a storage is written, while tensors are promised (`webtorch.scripts`).
+        self.guard: Callable[[Storage], None] | None = None
 
     def note(self) -> None:
         """Tell who keeps buffers. To be called after the value has changed."""
@@ -103,6 +107,10 @@ class Storage:
         else:
             runtime.settle(self)
 
+    def __getattr__(self, name: str) -> Any:
+        """Compute the value that a script has promised."""
+        return ask("promised")(self, name)
+
     def _join(self, node: Node) -> None:
         """Note that this storage holds a value that others hold too."""
         with self.runtime.writing:
@@ -125,6 +133,8 @@ class Storage:
 
     def replace(self, node: Node) -> None:
         """Give the storage a new value, as an in-place operation does."""
+        if writes.guard is not None:
+            writes.guard(self)
         runtime = self.runtime
         old = self.node
         if old.kind == "buffer" and old.host is not None and is_seen(old) and not runtime.capturing:
@@ -169,6 +179,8 @@ class Storage:
 
     def _give(self, node: Node) -> None:
         """Give the storage a value that needs nothing of the old one."""
+        if writes.guard is not None:
+            writes.guard(self)
         with self.runtime.writing:
             recording = self.runtime.recording
             if recording is not None:

@@ -11,6 +11,7 @@ import builtins
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from webtorch.dispatch.call import plays
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64, legacy_name
 from webtorch.ir.graph import Node, window
@@ -177,15 +178,18 @@ class Tensor(TensorBase):
             )
         return window(node, self._shape, self._strides, self._offset, self.dtype)
 
+    @plays("parts")
     def __iter__(self) -> Iterator[Tensor]:
         if not self._shape:
             raise TypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
 
+    @plays("parts")
     def __reversed__(self) -> Tensor:
         """Return the tensor with the elements of its first dimension in reverse order."""
         return self.flip(0) if self.dim() else self
 
+    @plays("parts")
     def __contains__(self, element: Any) -> bool:
         if not isinstance(element, (Tensor, bool, int, float, complex)) and not hasattr(
             element, "item"
@@ -200,6 +204,7 @@ class Tensor(TensorBase):
     # ------------------------------------------------------------------------------------------------
 
     @property
+    @plays("flag")
     def requires_grad(self) -> bool:
         """Whether gradients are recorded for this tensor."""
         base = self._base
@@ -210,6 +215,7 @@ class Tensor(TensorBase):
         return base._history != self._base_history or (unrecorded and self.dtype.has_gradient)
 
     @requires_grad.setter
+    @plays("flag")
     def requires_grad(self, value: bool) -> None:
         """Set whether gradients are recorded. Raises RuntimeError for a tensor that is no leaf."""
         if value and not self.is_leaf:
@@ -251,6 +257,7 @@ class Tensor(TensorBase):
         return self
 
     @property
+    @plays("flag")
     def is_leaf(self) -> bool:
         """Whether the tensor is the start of a graph: made by the user, or needing no gradient."""
         if self._base is not None:
@@ -267,6 +274,7 @@ class Tensor(TensorBase):
         return None if fn is None or type(fn) is Source else shown(fn)
 
     @property
+    @plays("gradient")
     def grad(self) -> Tensor | None:
         """The accumulated gradient, or None."""
         if tracing.active:
@@ -281,6 +289,7 @@ class Tensor(TensorBase):
         return self._grad
 
     @grad.setter
+    @plays("gradient")
     def grad(self, value: Tensor | None) -> None:
         """Set the gradient, of this tensor's shape, dtype and device, or None."""
         if value is not None:
@@ -357,6 +366,7 @@ class Tensor(TensorBase):
             else:
                 self._grad_fn, self._requires_grad = None, False
 
+    @plays("operation")
     def detach(self) -> Tensor:
         """Return a tensor on the same storage that needs no gradient."""
         storage = self._storage
@@ -386,6 +396,7 @@ class Tensor(TensorBase):
         self._grad_fn, self._requires_grad, self._output_nr = None, False, 0
         return self
 
+    @plays("backward")
     def backward(
         self,
         gradient: Tensor | None = None,
@@ -501,6 +512,7 @@ class Tensor(TensorBase):
     def _values(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
         return self.dtype.from_bytes(memoryview(contents)[: self.numel() * self.dtype.itemsize])
 
+    @plays("reader")
     def item(self) -> Scalar:
         """Return the value of a tensor with one element. Waits for the device."""
         self._check_one_element()
@@ -522,6 +534,7 @@ class Tensor(TensorBase):
                 "compiled without device='meta' returns them"
             )
 
+    @plays("reader")
     def tolist(self) -> Any:
         """Return the values as nested lists (a number for a 0-d tensor)."""
         return nest(self._values(self._contents()), self._shape)
@@ -602,6 +615,7 @@ class Tensor(TensorBase):
         await asyncio.sleep(0)
         return self
 
+    @plays("reader")
     def __bool__(self) -> bool:
         if self._levels:
             raise RuntimeError(
@@ -619,6 +633,7 @@ class Tensor(TensorBase):
             )
         return bool(self.item())
 
+    @plays("reader")
     def __float__(self) -> float:
         if self.requires_grad:
             warn_once(
@@ -627,6 +642,7 @@ class Tensor(TensorBase):
             )
         return float(self._real_only())
 
+    @plays("reader")
     def __int__(self) -> int:
         return int(self._real_only())
 
@@ -646,17 +662,21 @@ class Tensor(TensorBase):
             raise ValueError("only one element tensors can be converted to Python scalars")
         return self.item()
 
+    @plays("reader")
     def __index__(self) -> int:
         if not (self.dtype.is_integral or self.dtype is bool_) or self.numel() != 1:
             raise TypeError("only integer tensors of a single element can be converted to an index")
         return int(self.item())
 
+    @plays("reader")
     def __complex__(self) -> complex:
         return complex(self._only())
 
+    @plays("reader")
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return str(ask("show")(self))
 
+    @plays("reader")
     def __format__(self, spec: str) -> str:
         # A 0-d tensor formats as its number, also without a spec; subclasses show their own repr.
         if not self._shape and type(self) is Tensor:
@@ -666,6 +686,7 @@ class Tensor(TensorBase):
     # ---- moving
     # --------------------------------------------------------------------------------------------------
 
+    @plays("operation")
     def to(self, *args: Any, **kwargs: Any) -> Tensor:
         """Return the tensor with another dtype, device or memory format: to(dtype),
         to(device, dtype), to(other).
@@ -690,10 +711,12 @@ class Tensor(TensorBase):
             out = out.contiguous(memory_format=memory_format)
         return out.clone() if copy and out is self else out
 
+    @plays("operation")
     def cpu(self) -> Tensor:
         """Return the tensor on the CPU."""
         return self.to("cpu")
 
+    @plays("operation")
     def webgpu(self, device: int | str | None = None) -> Tensor:
         """Return the tensor on a WebGPU device."""
         return self.to(
@@ -704,6 +727,7 @@ class Tensor(TensorBase):
             else device
         )
 
+    @plays("operation")
     def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
         """Raise: there is no CUDA here."""
         raise DeviceError(
@@ -711,6 +735,7 @@ class Tensor(TensorBase):
             "'webgpu'; use .to('webgpu')"
         )
 
+    @plays("parts")
     def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
         """Return the legacy type name, or the tensor cast to `dtype`."""
         if dtype is None:
@@ -798,9 +823,11 @@ class Tensor(TensorBase):
         return id(self)
 
     # Comparisons are elementwise; `bind` adds the operators of the table.
+    @plays("parts")
     def __eq__(self, other: object) -> Any:
         raise NotImplementedError
 
+    @plays("parts")
     def __ne__(self, other: object) -> Any:
         raise NotImplementedError
 

@@ -1,0 +1,725 @@
+"""Following a script: calls that match are answered with promised tensors, and computed at the end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import Counter
+from typing import Any
+
+from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted
+from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
+from webtorch.ops.purity import look
+from webtorch.runtime import realize as realizing
+from webtorch.runtime.backend import Executable
+from webtorch.runtime.interrupt import whole
+from webtorch.runtime.realize import Frozen, Runtime
+from webtorch.runtime.watch import watch
+from webtorch.scripts.recording import Note, Refused, begin, facts_along, graph_of, program_of
+from webtorch.scripts.run import Run, dress
+from webtorch.scripts.script import (
+    KNOWN,
+    NEW,
+    OBJECT,
+    SEQUENCE,
+    SLOT,
+    ZERO,
+    Facts,
+    Form,
+    Pattern,
+    Program,
+    Step,
+)
+from webtorch.tensors.above import give
+from webtorch.tensors.base import LATE
+from webtorch.tensors.host import Draw, tracing
+from webtorch.tensors.modes import mode
+from webtorch.tensors.storage import Storage, writes
+from webtorch.tensors.tape import GradFn, anomaly, looks_at_each
+from webtorch.tensors.tensor import Tensor
+
+# A program of fewer operations is not worth a script.
+_FEWEST = 8
+# How often a program runs before the calls that make it are recorded.
+_REPEATS = 2
+# After so many runs in which nothing was followed nobody looks any more, for a while.
+_PATIENCE = 24
+_MAX_STEPS = 20_000
+# What a promised tensor takes over from what the usual call gives.
+_TAKEN = (
+    *sorted(LATE), "_shape", "_strides", "_offset", "_whole", "dtype", "_requires_grad", "_retains", "_inference",
+)  # fmt: skip
+
+
+class Follower:
+    """The scripts of one thread. `count` what became of runs, for reports."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.lock = threading.RLock()
+        self.root = Step(None)
+        self.steps = 0
+        self.run = Run(self.root)
+        # Whether calls are looked at, and how many runs in a row were in vain.
+        self.on = False
+        self.in_vain = 0
+        # Within how many calls the thread is.
+        self.depth = 0
+        # What was computed since the run began: None where that was no whole program.
+        self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
+        self.seen: dict[int, int] = {}
+        self.needed = _REPEATS
+        self.counts: Counter[str] = Counter()
+        # Why runs did not become scripts, or left them -> how often.
+        self.reasons: Counter[tuple[str, str]] = Counter()
+
+    # ---- what the runtime tells
+
+    def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
+        """Take notice that pending work was computed, by one program or otherwise."""
+        if self.on:
+            self.computed.append(None if frozen is None or executable is None else (runtime, frozen, executable))
+            if not self.depth:
+                self.read()
+        elif frozen is not None and len(frozen.order) >= _FEWEST:
+            number = self.seen[id(executable)] = self.seen.get(id(executable), 0) + 1
+            if number >= self.needed:
+                self.start()
+            if len(self.seen) > 4096:
+                self.seen.clear()
+
+    def start(self) -> None:
+        """Begin to look at calls."""
+        self.on, self.in_vain = True, 0
+        active.follower = self
+        active.add(1)
+        self.begin()
+
+    def stop(self) -> None:
+        """Look at calls no more, until programs have run often again."""
+        self.settle("scripts are switched off")
+        self.run.end()
+        self.on = False
+        active.follower = None
+        active.add(-1)
+        self.seen.clear()
+        self.needed = min(2 * self.needed, 1024)
+
+    def begin(self, followed: bool = False) -> None:
+        """Begin a run."""
+        self.run.end()
+        self.in_vain = 0 if followed else self.in_vain + 1
+        if self.steps > _MAX_STEPS:
+            self.root, self.steps = Step(None), 0
+        self.run = Run(self.root)
+        self.computed.clear()
+        if self.in_vain > _PATIENCE and self.depth == 0:
+            self.stop()
+
+    # ---- calls
+
+    def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call, or make it."""
+        role = callee.role
+        if self.depth or role == "parts":
+            return interpreted(callee, args, kwargs)
+        if role == "fact":
+            return callee.run(args, kwargs)
+        run = self.run
+        if role == "operation" or role == "backward" or role == "step":
+            return self.operation(run, callee, args, kwargs)
+        if role == "flag":
+            t = args[0]
+            if run.promised and len(args) == 1 and run.slot_of(t) is not None:
+                return t._requires_grad if callee.name == "requires_grad" else not t._requires_grad
+            if len(args) == 1:
+                return callee.run(args, kwargs)
+        elif role == "place":
+            if run.promised and run.slot_of(args[0]) is not None and run.externals:
+                args = (run.externals[0], *args[1:])
+            return callee.run(args, kwargs)
+        elif role == "gradient":
+            if len(args) == 2 and run.differentiated:
+                self.settle("a gradient is set after backward()")
+                run.refused = run.refused or "a gradient is set after backward()"
+            return self.inside(callee, args, kwargs)
+        if role != "reader":
+            self.settle(f"{callee.name} is called")
+            run.refused = run.refused or f"{callee.name} is called"
+        out = self.inside(callee, args, kwargs)
+        if self.computed and self.run is run:
+            self.read()
+        return out
+
+    def is_part(self, value: Any) -> bool:
+        """Whether an argument is a tensor that the run gave, or that takes gradients."""
+        if isinstance(value, Tensor):
+            return self.run.slot_of(value) is not None or (mode.grad and value.requires_grad)
+        return isinstance(value, (tuple, list)) and any(map(self.is_part, value))
+
+    def inside(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Make a call as usual; what it calls itself is not looked at."""
+        self.depth += 1
+        try:
+            return interpreted(callee, args, kwargs)
+        finally:
+            self.depth -= 1
+
+    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
+        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+        self.settle(why)
+        run = self.run
+        if not run.refused:
+            run.refused = why
+            self.note(why)
+        out = self.inside(callee, args, kwargs)
+        if self.computed and self.run is run:
+            self.begin()
+        return out
+
+    def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call of an operation."""
+        if run.refused:
+            return self.usual(callee, args, kwargs, run.refused)
+        if self.is_looked_at():
+            return self.usual(callee, args, kwargs, "somebody looks at each operation")
+        at = run.at
+        if run.promised and at.program is not None and not at.following:
+            # All has been called that the script has.
+            self.settle("the script is done")
+            run = self.run
+            at = run.at
+        count = len(run.externals)
+        grad = mode.grad, mode.inference
+        if not run.left:
+            for step in at.following:
+                if step.callee is callee and step.ready and step.grad == grad and run.matches(step, args, kwargs):
+                    with self.lock:
+                        if not run.left and self.run is run:
+                            return self.follow(run, step)
+                    run.forget_externals(count)
+                    break
+        if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
+            return self.beside(run, callee, args, kwargs)
+        if run.promised:
+            self.settle(f"{callee.name} is called as it was not before")
+            run = self.run
+        return self.record(run, callee, args, kwargs)
+
+    def beside(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Make a call that needs nothing of what the run gave, such as a view of a batch or a copy from elsewhere. It
+        stands in the script if something of it remains to be computed.
+        """
+        if run.promised:
+            out = self.inside(callee, args, kwargs)
+            if self.run is run and not _is_computed(out):
+                # It comes to the same, that it was called before what is called now.
+                self.settle(f"{callee.name} is called as it was not before")
+                self.run.refused = self.run.refused or f"{callee.name} was called too early"
+            return out
+        return self.record(run, callee, args, kwargs, beside=True)
+
+    def is_looked_at(self) -> bool:
+        """Whether somebody else sees operations, so that none may be left out."""
+        return (
+            active.count > 1
+            or tracing.active
+            or looks_at_each()
+            or watch.before is not None
+            or watch.listener is not None
+        )
+
+    def refuse(self, why: str) -> None:
+        """Keep what follows out of scripts until something is computed."""
+        if not self.depth and threading.get_ident() == self.thread:
+            self.settle(why)
+            self.run.refused = self.run.refused or why
+            self.note(why)
+
+    # ---- following
+
+    def follow(self, run: Run, step: Step) -> Any:
+        """Answer a call that matched."""
+        if not run.promised:
+            run.promised = True
+            _promising.append(self)
+            writes.guard = _guard
+        run.at = step
+        for j, counted, version in step.writes:
+            if step.kind == "step":
+                break
+            t = run.externals[j]
+            storage = t._storage
+            if storage not in run.undo:
+                run.undo[storage] = storage.node
+                del storage.node
+            if t._counter is not storage:
+                t._counter.version += counted
+            storage.version += version
+        if step.kind == "operation":
+            return run.promise(step.results)
+        if step.kind == "backward":
+            run.differentiated = True
+            for j, form in step.leaves:
+                leaf = run.externals[j]
+                if type(form) is Facts:
+                    before, leaf._grad = leaf._grad, run.promise(form)
+                    run.gradients.append((leaf, before, leaf._grad))
+            return None
+        # An optimizer's step ends with a computation.
+        self.resolve(run)
+        return None
+
+    def resolve(self, run: Run) -> None:
+        """Compute what a run has promised, or make its calls in the usual way."""
+        with self.lock:
+            if not run.promised:
+                return
+            program = run.at.program
+            if program is not None and run.at.ready and self.complete(run, program):
+                self.counts["followed"] += 1
+                if self.run is run:
+                    self.begin(followed=True)
+            else:
+                self.leave(run)
+
+    def settle(self, why: str) -> None:
+        """End the run's promises, for this reason."""
+        run = self.run
+        if run.promised:
+            with self.lock:
+                program = run.at.program
+                if program is None or not run.at.ready:
+                    self.note(why)
+                self.resolve(run)
+
+    def note(self, why: str) -> None:
+        """Keep why calls do not follow a script."""
+        line = user_line()
+        where = "" if line is None else realizing.line_text(line)
+        if len(self.reasons) < 1000:
+            self.reasons[why, where] += 1
+
+    def _no_promises(self, run: Run) -> None:
+        run.promised = False
+        _promising.remove(self)
+        if not _promising:
+            writes.guard = None
+
+    def complete(self, run: Run, program: Program) -> bool:
+        """Run the program of a script, and give what is alive its value. Return whether that could be done."""
+        runtime = program.runtime
+        facts = facts_along(run.at)
+        holders: dict[int, list[tuple[Tensor, Facts]]] = {}
+        for k, reference in enumerate(run.slots):
+            t = reference()
+            if t is not None:
+                holders.setdefault(facts[k].storage, []).append((t, facts[k]))
+        if any(place >= 0 and place not in program.made for place in holders):
+            return False
+        with runtime.lock:
+            if runtime.lent or runtime.capturing:
+                return False
+            runtime.realize()
+            found = self._inputs(run, program)
+            if found is None:
+                return False
+            self._no_promises(run)
+            for storage, node in run.undo.items():
+                storage.node = node
+            try:
+                with whole:
+                    inputs = [self._buffer(storage, node, donated) for storage, node, donated in found]
+                    args = self._arguments(run, program)
+                    buffers = program.executable.run(inputs, args)
+                    fresh = self._settle(run, program, buffers, holders)
+            except BaseException:
+                self._promise_again(run)
+                raise
+            runtime.counters.realized += 1
+            runtime.counters.hits += 1
+            for place, tensors in holders.items():
+                storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
+                for t, f in tensors:
+                    _give_value(t, f, storage)
+            for tensors in holders.values():
+                for t, f in tensors:
+                    if f.base is not None:
+                        t._base = self._base(run, f.base, facts, fresh)
+        return True
+
+    def _promise_again(self, run: Run) -> None:
+        """After a failure: make the calls in the usual way, which fail as they do."""
+        run.promised = True
+        _promising.append(self)
+        writes.guard = _guard
+        self.leave(run)
+
+    def _inputs(
+        self, run: Run, program: Program
+    ) -> list[tuple[Storage | None, Node, bool]] | None:
+        """Find the values that a program reads; None where one is not there any more."""
+        found: list[tuple[Storage | None, Node, bool]] = []
+        undo = run.undo
+        for (kind, value), donated in program.inputs:
+            if kind == "constant":
+                found.append((None, value, donated))
+                continue
+            storage = run.externals[value]._storage if kind == "external" else value()
+            if storage is None:
+                return None
+            node = undo.get(storage) or storage.node
+            if node.kind != "buffer":
+                return None
+            found.append((storage, node, donated))
+        return found
+
+    @staticmethod
+    def _buffer(storage: Storage | None, node: Node, donated: bool) -> Any:
+        if storage is not None and donated and node.shared and storage.shares(node):
+            node = storage.own()
+        return node.buffer
+
+    @staticmethod
+    def _arguments(run: Run, program: Program) -> list[Any]:
+        args = program.args
+        if program.dynamic:
+            args = list(args)
+            for i in program.dynamic:
+                a: Any = args[i]
+                if hasattr(a, "external"):
+                    args[i] = int(run.externals[a.external]._offset) + a.more
+                else:
+                    args[i] = a.read()
+        for generator, count in program.draws:
+            generator._offset = (generator._offset + count) % 2**64
+        return args
+
+    @staticmethod
+    def _settle(
+        run: Run, program: Program, buffers: list[Any], holders: dict[int, Any]
+    ) -> dict[int, Storage]:
+        """Put what a program gave where it belongs; return the storages of slots, by number."""
+        fresh: dict[int, Storage] = {}
+        for buffer, (kind, value, shape) in zip(buffers, program.outputs, strict=False):
+            if kind == "slot":
+                if value in holders:
+                    node = Node.in_memory(shape, buffer.dtype, buffer)
+                    fresh[value] = Storage(node, program.runtime)
+                continue
+            storage = run.externals[value]._storage
+            if storage.node.buffer is not buffer:
+                storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
+        last = run.at
+        if last.kind == "step":
+            for j, counted, version in last.writes:
+                t = run.externals[j]
+                if t._counter is not t._storage:
+                    t._counter.version += counted
+                t._storage.version += version
+        writes.note()
+        return fresh
+
+    def _base(
+        self, run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, Storage]
+    ) -> Tensor:
+        """Return the tensor that a result is a view of."""
+        kind, number = base
+        if kind == "external":
+            return run.externals[number]
+        found = run.slots[number]()
+        if found is None:
+            f = facts[number]
+            found = object.__new__(Tensor)
+            dress(found, f, run)
+            storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
+            _give_value(found, f, storage)
+        return found
+
+    # ---- leaving a script
+
+    def leave(self, run: Run) -> None:
+        """Make the calls that matched in the usual way; what was promised becomes what they give."""
+        self._no_promises(run)
+        self.counts["left"] += 1
+        run.left = True
+        path = run.at.path()
+        run.runtime = run.externals[0]._storage.runtime if run.externals else None
+        run.facts = []
+        for storage, node in run.undo.items():
+            storage.node = node
+        run.undo.clear()
+        if run is self.run:
+            begin(run)
+        for j, t in enumerate(run.externals):
+            run.nodes.setdefault(t._storage.node, j)
+        for leaf, before, promised in run.gradients:
+            if leaf._grad is promised:
+                leaf._grad = before
+        run.gradients = []
+        mine = threading.get_ident() == self.thread
+        before_modes = mode.grad, mode.inference
+        if mine:
+            self.depth += 1
+        run.made = []
+        try:
+            for step in path:
+                assert step.callee is not None
+                for j, counted, version in step.writes:
+                    if step.kind != "step":
+                        t = run.externals[j]
+                        if t._counter is not t._storage:
+                            t._counter.version -= counted
+                        t._storage.version -= version
+                args = tuple([_value(p, run) for p in step.args])
+                kwargs = {n: _value(p, run) for n, p in zip(step.names, step.kwargs)}
+                mode.grad, mode.inference = step.grad
+                for p in (*step.args, *step.kwargs, *step.watched):
+                    _note_offsets(p, run)
+                if step.kind == "backward":
+                    run.used_up.update(graph_of(args[0]))
+                out = interpreted(step.callee, args, kwargs)
+                _take_over(step.results, out, run)
+                for j, form in step.leaves:
+                    leaf = run.externals[j]
+                    if type(form) is Facts:
+                        _take_over(form, leaf._grad, run)
+                        leaf._grad = run.made[-1]
+        finally:
+            mode.grad, mode.inference = before_modes
+            if mine:
+                self.depth -= 1
+            run.made = []
+        if self.run is run and (self.computed or path[-1].kind == "step"):
+            self.begin()
+
+    # ---- recording
+
+    def record(
+        self, run: Run, callee: Callee, args: Args, kwargs: Kwargs, beside: bool = False
+    ) -> Any:
+        """Make a call, and note it. What stands `beside` is not noted where it gives values."""
+        if run.at is self.root and not run.begun:
+            begin(run)
+        count = len(run.externals)
+        try:
+            note = Note(run, callee, args, kwargs)
+        except Refused as reason:
+            run.forget_externals(count)
+            if beside:
+                out = self.inside(callee, args, kwargs)
+                if self.run is run and not (_is_computed(out) and not self.computed):
+                    run.refused = f"{callee.name}: {reason}"
+                    self.note(run.refused)
+                    if self.computed:
+                        self.begin()
+                return out
+            return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
+        looked, look.looked = look.looked, False
+        drawn = {i: g._offset for i, (g, _) in run.generators.items()}
+        out = self.inside(callee, args, kwargs)
+        looks, look.looked = look.looked, looked or look.looked
+        draws = {i: g._offset for i, (g, _) in run.generators.items()} != drawn
+        if self.run is not run:
+            return out
+        if beside and not self.computed and _is_computed(out):
+            run.forget_externals(count)
+            return out
+        try:
+            if self.computed and note.step.kind != "step":
+                raise Refused("it looks at values")
+            if looks and not draws and note.step.kind == "operation":
+                raise Refused("it depends on more than its arguments")
+            step = note.made(out)
+        except Refused as reason:
+            run.refused = f"{callee.name}: {reason}"
+            self.note(run.refused)
+            if self.computed:
+                self.begin()
+            return out
+        known = next((s for s in run.at.following if s.callee is callee and s.key == step.key), None)
+        if known is None:
+            known = step
+            run.at.following.append(step)
+            self.steps += 1
+        run.at = known
+        if self.computed:
+            self.read()
+        return out
+
+    def read(self) -> None:
+        """Something was computed: the run is over, and what was called may be a script."""
+        run, computed = self.run, self.computed
+        if run.promised:
+            return
+        if run.at is not self.root and not run.refused and len(computed) == 1 and computed[0] is not None:
+            try:
+                self.keep(run, program_of(run, *computed[0]))
+            except Refused as reason:
+                self.note(str(reason))
+        self.begin()
+
+    def keep(self, run: Run, program: Program) -> None:
+        """Keep what the calls of a run became. The second time that it is the same it is followed from then on."""
+        step = run.at
+        old = step.program
+        if step.ready and old is not None:
+            return
+        if old is not None and os.environ.get("SCRIPT_LOG"):
+            for name in ("executable", "inputs", "outputs", "draws"):
+                if getattr(old, name) != getattr(program, name):
+                    print(name, getattr(old, name), getattr(program, name))
+            print([x for x in zip(old.key()[-1], program.key()[-1]) if x[0] != x[1]][:5])
+        if old is None or old.key() != program.key():
+            step.program = program
+            return
+        exact = {p.number for _, p in run.noted if p.exact}
+        up: Step | None = step
+        while up is not None:
+            up.ready = True
+            for p in (*up.args, *up.kwargs, *up.watched):
+                _set_exact(p, exact)
+            up = up.parent
+        self.counts["scripts"] += 1
+
+    # ---- random numbers
+
+    def before_drawing(self) -> None:
+        """Let the calls that promised something draw before another one does."""
+        if threading.get_ident() == self.thread and self.run.promised:
+            self.settle("random numbers are drawn")
+
+    def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
+        """Return what was drawn as numbers that remember it, while calls are recorded."""
+        if not self.depth or self.run.refused or threading.get_ident() != self.thread:
+            return seed, offset
+        start = self.run.generators.setdefault(id(generator), (generator, offset))[1]
+        drawn, counter = Draw(seed), Draw(offset)
+        drawn.generator = counter.generator = generator
+        counter.relative = (offset - start) % 2**64
+        return drawn, counter
+
+
+# Followers that have promised something.
+_promising: list[Follower] = []
+
+
+def _is_computed(out: Any) -> bool:
+    """Whether what a call gave has its value."""
+    if isinstance(out, (tuple, list)):
+        return all(map(_is_computed, out))
+    return not isinstance(out, Tensor) or out._storage.node.kind == "buffer"
+
+
+def _guard(storage: Storage) -> None:
+    """Before a storage is written: whoever promised what reads it computes it now."""
+    for follower in list(_promising):
+        if storage in follower.run.storages:
+            follower.note("a tensor that was read is written by what is no call")
+            follower.resolve(follower.run)
+
+
+def _give_value(t: Tensor, f: Facts, storage: Storage) -> None:
+    t._storage = t._counter = storage
+    t._base, t._base_history, t._history, t._accumulate, t._output_nr = None, 0, 0, None, 0
+    # The graph is used up: a backward pass from here raises as after a usual step.
+    t._grad_fn = GradFn(f.title, (), None) if f.title else None
+
+
+def _value(p: Pattern, run: Run) -> Any:
+    """Return the argument that a pattern stands for, while calls are made in the usual way."""
+    if p.form == SLOT:
+        return run.made[p.number]
+    if p.form in (KNOWN, NEW):
+        return run.externals[p.number]
+    if p.form == SEQUENCE:
+        parts = [_value(q, run) for q in p.parts]
+        return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
+    if p.form == OBJECT:
+        return p.value()
+    return float(p.value) if p.form == ZERO else p.value
+
+
+def _note_offsets(p: Pattern, run: Run) -> None:
+    if p.form == NEW:
+        run.note_offset(run.externals[p.number], p)
+    for part in p.parts:
+        _note_offsets(part, run)
+
+
+def _set_exact(p: Pattern, exact: set[int]) -> None:
+    if p.form == NEW:
+        p.exact = p.number in exact
+    for part in p.parts:
+        _set_exact(part, exact)
+
+
+def _take_over(form: Form, out: Any, run: Run) -> None:
+    """Let promised tensors be what a call gave; those that nobody has any more are what it gave."""
+    if type(form) is Facts:
+        number = len(run.made)
+        t = run.slots[number]()
+        if t is None:
+            run.slots[number] = weakref.ref(out)
+            run.ids[id(out)] = number
+            t = out
+        else:
+            for name in _TAKEN:
+                setattr(t, name, getattr(out, name))
+        run.made.append(t)
+        run.facts.append(form)
+    elif form[0] == "parts":
+        for part, o in zip(form[1][1], out):
+            _take_over(part, o, run)
+
+
+def look_at(holder: Any, name: str) -> Any:
+    """Give a promised tensor, or a storage that is to be written, what it lacks."""
+    for follower in list(_promising):
+        run = follower.run
+        if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
+            follower.note("a value is looked at")
+            follower.resolve(run)
+            return object.__getattribute__(holder, name)
+    raise AttributeError(
+        f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
+    )
+
+
+class _Listener:
+    """Tells the follower of the thread that computes."""
+
+    def __init__(self) -> None:
+        self.follower: Follower | None = None
+
+    def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
+        """Take notice that pending work was computed."""
+        follower = self.follower
+        if follower is None or (not follower.on and follower.thread != threading.get_ident()):
+            follower = self.follower = Follower()
+        if follower.thread == threading.get_ident():
+            follower.ran(runtime, frozen, executable)
+
+
+_listener = _Listener()
+
+
+def begin_to_look() -> None:
+    """Look for steps that come again, from now on."""
+    give(promised=look_at)
+    realizing.listener = _listener
+
+
+def stop_to_look() -> None:
+    """Let no step follow a script."""
+    realizing.listener = None
+    follower = _listener.follower
+    if follower is not None and follower.on:
+        follower.stop()
+    _listener.follower = None
+
+
+if os.environ.get("WEBTORCH_SCRIPTS", "1") != "0":
+    begin_to_look()

@@ -1,0 +1,320 @@
+"""Recording a script: calls are made in the usual way, and noted. What they became is its program."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from webtorch.dispatch.call import Args, Callee, Kwargs
+from webtorch.ir.dtype import DType
+from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
+from webtorch.runtime.backend import Executable
+from webtorch.scripts.run import Run, facts_of, has_hooks
+from webtorch.scripts.script import (
+    KNOWN,
+    NEW,
+    OBJECT,
+    SEQUENCE,
+    SLOT,
+    STATIC,
+    ZERO,
+    Facts,
+    Form,
+    Offset,
+    Pattern,
+    Program,
+    Step,
+    forms_in,
+)
+from webtorch.tensors.device import device
+from webtorch.tensors.modes import mode
+from webtorch.tensors.size import Size
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import AccumulateGrad, GradFn
+from webtorch.tensors.tensor import Tensor
+
+# Values that are compared as they are.
+_STATIC = (type(None), bool, int, float, complex, str, DType, device, slice, type(Ellipsis), type)
+
+
+class Refused(Exception):
+    """A call cannot stand in a script, for the reason that it says."""
+
+
+class Note:
+    """What a call is to be compared with, as it was before it was made."""
+
+    def __init__(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> None:
+        """Raises Refused where the arguments cannot be compared later."""
+        self.run = run
+        self.step = step = Step(run.at)
+        step.callee, step.kind = callee, callee.role
+        step.grad = mode.grad, mode.inference
+        step.args = [pattern_of(a, run) for a in args]
+        step.names = tuple(kwargs)
+        step.kwargs = [pattern_of(a, run) for a in kwargs.values()]
+        self.leaves: list[Tensor] = []
+        if step.kind == "backward":
+            if len(args) > 1 or kwargs:
+                raise Refused("backward() is given arguments")
+            self.leaves = _leaves(args[0], run)
+            step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
+        elif step.kind == "step":
+            values = None if callee.watch is None else callee.watch(*args, **kwargs)
+            if values is None:
+                raise Refused("the optimizer's step does more than changing parameters")
+            step.watched = [pattern_of(v, run) for v in values]
+        self.before = [
+            (t._storage, t._storage.node, t._counter.version, t._storage.version, t._grad_fn)
+            for t in run.externals
+        ]
+
+    def made(self, out: Any) -> Step:
+        """Return the step of the call, which gave `out`. Raises Refused where that cannot be promised."""
+        run, step = self.run, self.step
+        for t, (storage, *_, fn) in zip(run.externals, self.before):
+            if t._storage is not storage or t._grad_fn is not fn:
+                raise Refused("it gives a tensor from outside another history or memory")
+        step.writes = tuple(
+            [
+                (j, t._counter.version - counted, storage.version - version)
+                for j, (t, (storage, node, counted, version, _)) in enumerate(
+                    zip(run.externals, self.before)
+                )
+                if storage.node is not node or storage.version != version
+            ]
+        )
+        step.results = form_of(out, run)
+        if any(f.requires_grad for f in forms_in(step.results)):
+            for p in patterns_in([*step.args, *step.kwargs]):
+                if p.form in (NEW, KNOWN) and run.externals[p.number]._grad_fn is not None:
+                    raise Refused("it is given a tensor from before that has a graph")
+        leaves = []
+        for leaf, p in zip(self.leaves, step.watched):
+            grad = leaf._grad
+            if grad is None or grad._grad_fn is not None:
+                raise Refused("a leaf gets no plain gradient")
+            if p.form == STATIC:
+                form = form_of(grad, run)
+                if type(form) is not Facts:
+                    raise Refused("a gradient is a tensor that was there before")
+            else:
+                # It was added to.
+                form = ("none", 0)
+            leaves.append((run.numbers[id(leaf)], form))
+        step.leaves = tuple(leaves)
+        if step.kind == "backward":
+            run.differentiated = True
+        step.key = (
+            step.grad, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
+            step.results, step.writes, step.leaves,
+        )  # fmt: skip
+        return step
+
+
+def begin(run: Run) -> None:
+    """Note what is there before a run that is recorded."""
+    for runtime in open_runtimes():
+        for s in Storage.live(runtime):
+            node = s.node
+            if node.kind == "buffer":
+                run.begun.setdefault(node, weakref.ref(s))
+
+
+def pattern_of(value: Any, run: Run) -> Pattern:
+    """Return what an argument is to be compared with."""
+    if isinstance(value, Tensor):
+        number = run.external_of(value)
+        if number is not None:
+            return Pattern(KNOWN, None, number)
+        number = run.slot_of(value)
+        if number is not None:
+            _check_unchanged(value, run.facts[number])
+            return Pattern(SLOT, None, number)
+        facts = facts_of(value)
+        if facts is None:
+            pending = value._storage.node.kind != "buffer"
+            raise Refused(
+                "it is given a tensor from before that is not computed"
+                if pending
+                else "it is given a tensor from before that has hooks or hidden dimensions"
+            )
+        storage = value._storage
+        run.runtime = run.runtime or storage.runtime
+        if storage.runtime is not run.runtime:
+            raise Refused("it is given tensors of two devices")
+        p = Pattern(NEW, int(value._offset), len(run.externals))
+        p.facts, p.alias = facts, run.storages.get(storage, -1)
+        p.reference = weakref.ref(value)
+        run.add_external(value)
+        run.nodes.setdefault(storage.node, p.number)
+        run.note_offset(value, p)
+        return p
+    if type(value) is float and value == 0.0:
+        return Pattern(ZERO, repr(value))
+    if isinstance(value, _STATIC):
+        return Pattern(STATIC, value)
+    if type(value) in (tuple, list, Size):
+        p = Pattern(SEQUENCE, type(value))
+        p.parts = [pattern_of(v, run) for v in value]
+        return p
+    if hasattr(value, "param_groups") or hasattr(value, "initial_seed"):
+        return Pattern(OBJECT, weakref.ref(value))
+    raise Refused(f"it is given a {type(value).__name__}")
+
+
+def patterns_in(patterns: Iterable[Pattern]) -> Iterator[Pattern]:
+    """Iterate over patterns and their parts."""
+    for p in patterns:
+        yield p
+        yield from patterns_in(p.parts)
+
+
+def form_of(out: Any, run: Run) -> Form:
+    """Note what a call gave: new tensors get the next numbers of slots."""
+    if out is None:
+        return ("none", 0)
+    if isinstance(out, Tensor):
+        number = run.external_of(out)
+        if number is not None:
+            return ("external", number)
+        number = run.slot_of(out)
+        if number is not None:
+            _check_unchanged(out, run.facts[number])
+            return ("slot", number)
+        f = _facts(out, run)
+        run.add_slot(out)
+        run.facts.append(f)
+        return f
+    if isinstance(out, (tuple, list)):
+        return ("parts", (type(out), tuple([form_of(o, run) for o in out])))
+    raise Refused(f"it gives a {type(out).__name__}")
+
+
+def _check_unchanged(t: Tensor, f: Facts) -> None:
+    now = t._shape, t._strides, t._requires_grad, t.dtype, t._retains, bool(t._hooks)
+    if now != (f.shape, f.strides, f.requires_grad, f.dtype, False, False):
+        raise Refused("what a tensor is like has been changed")
+
+
+def _facts(t: Tensor, run: Run) -> Facts:
+    if type(t) is not Tensor or t._hooks or t._levels or t.__dict__.keys() - {"_made_by"}:
+        raise Refused("it gives a tensor that is not a plain one")
+    storage = t._storage
+    run.runtime = run.runtime or storage.runtime
+    if storage.runtime is not run.runtime:
+        raise Refused("it computes on two devices")
+    if t._counter is not storage:
+        raise Refused("it gives a tensor that counts its own writes")
+    place = len(run.slots)
+    for k, reference in enumerate(run.slots):
+        other = reference()
+        if other is not None and other._storage is storage:
+            place = run.facts[k].storage
+            break
+    if storage in run.storages:
+        place = -1 - run.storages[storage]
+    base = None
+    if t._base is not None:
+        known, slot = run.external_of(t._base), run.slot_of(t._base)
+        if known is None and slot is None:
+            raise Refused("it gives a view of a tensor that nobody has")
+        base = ("external", known) if known is not None else ("slot", slot or 0)
+    fn, offset = t._grad_fn, t._offset
+    return Facts(
+        t._shape, t._strides, (offset.external, offset.more) if isinstance(offset, Offset) else offset, t._whole, t.dtype, t._requires_grad, t._inference,
+        "" if fn is None else fn.title, place, base, t._made_by,
+    )  # fmt: skip
+
+
+def _leaves(root: Tensor, run: Run) -> list[Tensor]:
+    """Return the leaves that a backward pass reaches. Raises Refused where somebody looks at what it does."""
+    leaves: list[Tensor] = []
+    for fn in graph_of(root):
+        if fn.pre_hooks or fn.post_hooks or fn.retained:
+            raise Refused("a hook looks at a gradient")
+        if isinstance(fn, AccumulateGrad):
+            leaf = fn.variable
+            if leaf._hooks or leaf._post_accumulate or has_hooks(leaf):
+                raise Refused("a hook looks at the gradient of a leaf")
+            if run.external_of(leaf) is None:
+                raise Refused("a leaf was no argument of what was recorded")
+            leaves.append(leaf)
+        elif fn.rule is None or hasattr(fn, "ctx"):
+            raise Refused("a function of the graph is the user's own, or has been used up")
+        else:
+            run.used_up.add(fn)
+    if not leaves:
+        raise Refused("no leaf takes a gradient")
+    leaves.sort(key=lambda t: run.numbers[id(t)])
+    return leaves
+
+
+def graph_of(root: Tensor) -> list[GradFn]:
+    """Return the gradient functions that a backward pass from `root` may run."""
+    stack = [root._grad_fn] if root._grad_fn is not None else []
+    seen: dict[int, GradFn] = {}
+    while stack:
+        fn = stack.pop()
+        if id(fn) not in seen:
+            seen[id(fn)] = fn
+            stack.extend([e[0] for e in fn.edges if e is not None])
+    return list(seen.values())
+
+
+def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executable) -> Program:
+    """Return the program that the calls of a run have become. Raises Refused where it cannot run again alone."""
+    if run.runtime is not runtime:
+        raise Refused("it computes on two devices")
+    alive = [(k, t) for k, r in enumerate(run.slots) if (t := r()) is not None]
+    places: dict[Storage, int] = {}
+    for k, t in alive:
+        fn = t._grad_fn
+        if fn is not None and fn not in run.used_up:
+            raise Refused("a result has a graph that no backward pass has used up")
+        if t._base_history or t._history:
+            raise Refused("a result was written in place with gradients")
+        places[t._storage] = run.facts[k].storage
+    donated = {id(d) for d in frozen.donors if d is not None}
+    inputs: list[tuple[tuple[str, Any], bool]] = []
+    for node in frozen.inputs:
+        number, home = run.nodes.get(node), run.begun.get(node)
+        if number is not None:
+            origin: tuple[str, Any] = ("external", number)
+        elif home is not None and home() is not None:
+            origin = ("hidden", home)
+        else:
+            origin = ("constant", node)
+        inputs.append((origin, id(node) in donated))
+    outputs: list[tuple[str, Any, Any]] = []
+    written = {run.storages[run.externals[j]._storage] for s in run.at.path() for j, _, _ in s.writes}
+    for taken in frozen.owners:
+        storage: Any = taken.owner if isinstance(taken, Taken) else taken
+        place = places.get(storage)
+        if place is not None and place >= 0:
+            outputs.append(("slot", place, taken.node.shape))
+        elif run.storages.get(storage) in written:
+            outputs.append(("external", run.storages[storage], taken.node.shape))
+        else:
+            raise Refused("it leaves a value that no result has")
+    seen = {a.external for a in frozen.args if isinstance(a, Offset)}
+    for t, p in run.noted:
+        p.exact = p.number not in seen or p.number in run.spoilt
+    draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
+    dynamic = [i for i, a in enumerate(frozen.args) if hasattr(a, "read") or isinstance(a, Offset)]
+    made = frozenset([place for kind, place, _ in outputs if kind == "slot"])
+    missing = {p for p in places.values() if p >= 0} - made
+    if missing:
+        raise Refused("a result was computed before")
+    return Program(runtime, executable, inputs, list(frozen.args), dynamic, outputs, draws, made)
+
+
+def facts_along(step: Step) -> list[Facts]:
+    """Return what is known of the slots of a path."""
+    found: list[Facts] = []
+    for s in step.path():
+        found += forms_in(s.results)
+        for _, form in s.leaves:
+            found += forms_in(form)
+    return found

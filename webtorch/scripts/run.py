@@ -1,0 +1,244 @@
+"""One pass through a script: what it was given, and what it has promised."""
+
+from __future__ import annotations
+
+import weakref
+from operator import attrgetter
+from typing import Any
+
+from webtorch.ir.graph import Node
+from webtorch.runtime.realize import Runtime
+from webtorch.scripts.script import (
+    KNOWN,
+    NEW,
+    OBJECT,
+    SEQUENCE,
+    SLOT,
+    STATIC,
+    ZERO,
+    Facts,
+    Form,
+    Offset,
+    Pattern,
+    Step,
+)
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import GradFn
+from webtorch.tensors.tensor import Tensor
+
+# What of an external tensor must be as it was, beside its offset.
+_LIKE = attrgetter(
+    "_shape", "_strides", "_whole", "dtype", "_requires_grad", "_inference", "_storage.elements", "_storage.dtype",
+    "_storage.runtime", "_storage.node.shape",
+)  # fmt: skip
+
+
+def facts_of(t: Tensor) -> tuple[Any, ...] | None:
+    """Return what an external tensor is like; None if it cannot stand in a script."""
+    base = t._base
+    graph = t._grad_fn is not None
+    if (
+        (t._hooks and not graph)
+        or t._levels
+        or (t._retains and not graph)
+        or (base is not None and base._requires_grad and not graph)
+        or t._storage.node.kind != "buffer"
+    ):
+        return None
+    facts: tuple[Any, ...] = _LIKE(t)
+    return (type(t), graph, *facts)
+
+
+class Run:
+    """What the calls since the last computation were given and gave, by number."""
+
+    def __init__(self, root: Step) -> None:
+        self.at = root
+        # Slots: what calls gave, and the numbers by id of those that were made last in a place.
+        self.slots: list[weakref.ref[Tensor]] = []
+        self.ids: dict[int, int] = {}
+        # Tensors from outside, their numbers by id, and their storages with the first that lies there.
+        self.externals: list[Tensor] = []
+        self.numbers: dict[int, int] = {}
+        self.storages: dict[Storage, int] = {}
+        self.runtime: Runtime | None = None
+        # Whether tensors are promised, and whether calls have been made in the usual way since.
+        self.promised = self.left = False
+        # Whether a backward pass has given gradients.
+        self.differentiated = False
+        # What written storages held before, and what gradients were before a backward pass.
+        self.undo: dict[Storage, Node] = {}
+        self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        # While it is recorded: why it cannot become a script; slots' facts; the values of external storages as they
+        # were met; what was there at the beginning; generators -> (generator, offset at the beginning); functions
+        # that a backward pass used up; external tensors whose offsets are noted, and of which that is in vain.
+        self.refused = ""
+        self.facts: list[Facts] = []
+        self.nodes: dict[Node, int] = {}
+        self.begun: dict[Node, weakref.ref[Storage]] = {}
+        self.generators: dict[int, tuple[Any, int]] = {}
+        self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
+        self.noted: list[tuple[Tensor, Pattern]] = []
+        self.spoilt: set[int] = set()
+        # What slots are, while their calls are made in the usual way after all.
+        self.made: list[Tensor] = []
+
+    # ---- what tensors are
+
+    def slot_of(self, t: Tensor) -> int | None:
+        """Return the number of the slot that a tensor is."""
+        k = self.ids.get(id(t))
+        return k if k is not None and self.slots[k]() is t else None
+
+    def external_of(self, t: Tensor) -> int | None:
+        """Return the number of the external tensor that a tensor is."""
+        return self.numbers.get(id(t))
+
+    def add_slot(self, t: Tensor) -> None:
+        """Give a tensor the next number of a slot."""
+        self.ids[id(t)] = len(self.slots)
+        self.slots.append(weakref.ref(t))
+
+    def add_external(self, t: Tensor) -> int:
+        """Give a tensor from outside the next number."""
+        number = self.numbers[id(t)] = len(self.externals)
+        self.externals.append(t)
+        self.storages.setdefault(t._storage, number)
+        return number
+
+    def forget_externals(self, count: int) -> None:
+        """Take back all but the first `count`."""
+        for t in self.externals[count:]:
+            del self.numbers[id(t)]
+            if self.storages.get(t._storage, -1) >= count:
+                del self.storages[t._storage]
+        del self.externals[count:]
+
+    def holds(self, t: Tensor) -> bool:
+        """Whether a tensor was promised here and not looked at."""
+        return self.promised and any(r() is t for r in self.slots)
+
+    # ---- matching
+
+    def matches(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call is that of a step; external tensors that it sees first get their numbers."""
+        patterns = step.args
+        if len(args) != len(patterns) or len(kwargs) != len(step.names):
+            return False
+        count = len(self.externals)
+        for value, p in zip(args, patterns):
+            if not self.fits(p, value):
+                self.forget_externals(count)
+                return False
+        if kwargs:
+            for name, p in zip(step.names, step.kwargs):
+                if name not in kwargs or not self.fits(p, kwargs[name]):
+                    self.forget_externals(count)
+                    return False
+        if step.kind != "operation" and not self._as_watched(step, args):
+            self.forget_externals(count)
+            return False
+        return True
+
+    def fits(self, p: Pattern, value: Any) -> bool:
+        """Whether a value is what a pattern says."""
+        form = p.form
+        if form == SLOT:
+            return self.slots[p.number]() is value
+        if form == STATIC:
+            return value is p.value or (type(value) is type(p.value) and bool(value == p.value))
+        if form == KNOWN:
+            return self.externals[p.number] is value
+        if form == NEW:
+            return self._is_like(p, value)
+        if form == SEQUENCE:
+            if type(value) is not p.value or len(value) != len(p.parts):
+                return False
+            return all([self.fits(q, v) for q, v in zip(p.parts, value)])
+        if form == ZERO:
+            return type(value) is float and repr(value) == p.value
+        return form == OBJECT and p.value() is value
+
+    def _is_like(self, p: Pattern, t: Any) -> bool:
+        if not isinstance(t, Tensor) or id(t) in self.numbers or self.slot_of(t) is not None:
+            return False
+        if facts_of(t) != p.facts:
+            return False
+        offset = t._offset
+        if offset != p.value and (p.exact or not offset or not p.value):
+            return False
+        storage = t._storage
+        if self.storages.get(storage, -1) != p.alias:
+            return False
+        self.add_external(t)
+        return True
+
+    def _as_watched(self, step: Step, args: tuple[Any, ...]) -> bool:
+        """Whether what a backward pass or an optimizer's step depends on is as it was."""
+        if step.kind == "backward":
+            leaves = [self.externals[j] for j, _ in step.leaves]
+            for leaf in leaves:
+                if leaf._hooks or leaf._post_accumulate or has_hooks(leaf):
+                    return False
+            found = [leaf._grad for leaf in leaves]
+        else:
+            watch = step.callee.watch if step.callee is not None else None
+            values = None if watch is None else watch(*args)
+            if values is None:
+                return False
+            found = values
+        if len(found) != len(step.watched):
+            return False
+        return all([self.fits(p, v) for p, v in zip(step.watched, found)])
+
+    # ---- promising
+
+    def promise(self, form: Form) -> Any:
+        """Return what a call gives, which is computed later."""
+        if type(form) is Facts:
+            t = object.__new__(Tensor)
+            dress(t, form, self)
+            self.ids[id(t)] = len(self.slots)
+            self.slots.append(weakref.ref(t))
+            return t
+        kind, value = form
+        if kind == "external":
+            return self.externals[value]
+        if kind == "slot":
+            return self.slots[value]()
+        if kind == "none":
+            return None
+        cls, parts = value
+        made = [self.promise(p) for p in parts]
+        return cls(*made) if hasattr(cls, "_fields") else cls(made)
+
+    def note_offset(self, t: Tensor, p: Pattern) -> None:
+        """Have the numbers that come of a tensor's offset say so, until the run ends."""
+        if t._offset and type(t._offset) is int:
+            t._offset = Offset.of(t._offset, p.number, self.spoilt)
+            self.noted.append((t, p))
+
+    def end(self) -> None:
+        """Give what was noted for recording its usual form back."""
+        for t, _ in self.noted:
+            t._offset = int(t._offset)
+        self.noted = []
+
+
+def dress(t: Tensor, f: Facts, run: Run) -> None:
+    """Give a tensor what is known of a slot."""
+    offset = f.offset
+    if type(offset) is tuple:
+        offset = int(run.externals[offset[0]]._offset) + offset[1]
+    t._shape, t._strides, t._offset, t._whole = f.shape, f.strides, offset, f.whole
+    t.dtype, t._requires_grad, t._inference = f.dtype, f.requires_grad, f.inference
+    t._grad = t._hooks = t._post_accumulate = None
+    t._retains = False
+    if f.made_by is not None:
+        t._made_by = f.made_by
+
+
+def has_hooks(leaf: Tensor) -> bool:
+    """Whether somebody looks at what arrives at a leaf."""
+    end = leaf._accumulate() if leaf._accumulate is not None else None
+    return end is not None and bool(end.pre_hooks or end.post_hooks or end.retained or end.edges)

@@ -1,0 +1,219 @@
+"""Scripts: trees of calls, what arguments and results are like, and the programs that calls become."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from webtorch.dispatch.call import Callee
+from webtorch.ir.dtype import DType, Scalar
+from webtorch.ir.graph import Node
+from webtorch.ir.view import Shape
+from webtorch.runtime.backend import Executable
+from webtorch.runtime.realize import Runtime
+from webtorch.tensors.made_by import MadeBy
+from webtorch.tensors.storage import Storage
+
+
+# What a result is, where it is no new tensor: ("external" or "slot", its number), ("none", 0), or
+# ("parts", (class, what its items are)).
+Form = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a tensor that a call of a script gives: a slot."""
+
+    shape: Shape
+    strides: Shape
+    # An offset, or the number of the external tensor whose offset it is, and what is added.
+    offset: int | tuple[int, int]
+    whole: bool
+    dtype: DType
+    requires_grad: bool
+    inference: bool
+    # The name of its gradient function, "" where it has none.
+    title: str
+    # Which storage it lies in: the number of the first slot there, or -1 - the number of an external tensor.
+    storage: int
+    # The tensor that it is a view of.
+    base: tuple[str, int] | None
+    made_by: MadeBy | None
+
+
+class Step:
+    """One call of a script, after `parent`; `following` are the calls that have come next."""
+
+    __slots__ = (
+        "args", "callee", "following", "grad", "key", "kind", "kwargs", "leaves", "names", "parent", "program", "ready",
+        "results", "watched", "writes",
+    )  # fmt: skip
+
+    def __init__(self, parent: Step | None) -> None:
+        self.parent = parent
+        self.following: list[Step] = []
+        self.callee: Callee | None = None
+        self.kind = ""
+        # The gradient mode.
+        self.grad: tuple[bool, bool] = (True, False)
+        self.args: list[Pattern] = []
+        self.names: tuple[str, ...] = ()
+        self.kwargs: list[Pattern] = []
+        # What a backward pass or an optimizer's step depends on beside its arguments.
+        self.watched: list[Pattern] = []
+        self.results: Form = ("none", 0)
+        # Leaves whose gradients a backward pass gives: the number of the external tensor, and its gradient.
+        self.leaves: tuple[tuple[int, Form], ...] = ()
+        # External tensors that are written: number, writes that tensor and storage count.
+        self.writes: tuple[tuple[int, int, int], ...] = ()
+        # Everything by which two steps are told apart.
+        self.key: Any = None
+        # What the calls up to here have become, and whether some program from here on is known well.
+        self.program: Program | None = None
+        self.ready = False
+
+    def path(self) -> list[Step]:
+        """Return the calls from the first to this one."""
+        found: list[Step] = []
+        step: Step | None = self
+        while step is not None and step.parent is not None:
+            found.append(step)
+            step = step.parent
+        return found[::-1]
+
+
+# Forms of patterns.
+STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO = range(7)
+
+
+class Pattern:
+    """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
+    if NEW), or a sequence of such.
+    """
+
+    __slots__ = ("alias", "exact", "facts", "form", "number", "parts", "reference", "value")
+
+    def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
+        self.form, self.value, self.number = form, value, number
+        self.parts: list[Pattern] = []
+        # Of an external tensor: what it is like, which earlier one shares its storage (-1: none), which tensor it was.
+        self.facts: Any = None
+        self.alias = -1
+        self.reference: Callable[[], Any] = _nothing
+        # Whether its offset must be equal.
+        self.exact = True
+
+    def key(self) -> Any:
+        """Return what tells patterns apart."""
+        if self.form == SEQUENCE:
+            return self.form, self.value, tuple([p.key() for p in self.parts])
+        if self.form == NEW:
+            return self.form, self.number, self.alias, self.facts, bool(self.value)
+        if self.form == OBJECT:
+            return self.form, id(self.value())
+        return self.form, type(self.value), self.value, self.number
+
+
+def _nothing() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class Program:
+    """How the calls of a script are computed: an executable, where its inputs are and where its outputs go."""
+
+    runtime: Runtime
+    executable: Executable
+    # ("external", number), ("hidden", storage) or ("constant", node), and whether its memory is overwritten.
+    inputs: list[tuple[tuple[str, Any], bool]]
+    args: list[Scalar]
+    # Places of arguments that are read anew.
+    dynamic: list[int]
+    # ("slot", number of a storage) or ("external", number), and the shape of its memory.
+    outputs: list[tuple[str, int, Shape]]
+    # Generators, and how many counters are used up.
+    draws: list[tuple[Any, int]]
+    # The storages of slots that are computed.
+    made: frozenset[int] = field(default=frozenset())
+
+    def key(self) -> Any:
+        """Return what is equal for the program of the same calls, made again."""
+        args = tuple([_argument_key(a) for a in self.args])
+        return self.executable, self.inputs, self.outputs, self.draws, args
+
+
+class Offset(int):
+    """The offset of an external tensor while a script is recorded: `external` is its number, and `more` what was
+    added. Arithmetic that gives another number than a sum says so (`spoilt`).
+    """
+
+    external: int
+    more: int
+    spoilt: set[int]
+
+    @classmethod
+    def of(cls, value: int, external: int, spoilt: set[int], more: int = 0) -> Offset:
+        """Return the offset `value` of an external tensor."""
+        out = cls(value)
+        out.external, out.spoilt, out.more = external, spoilt, more
+        return out
+
+    def __add__(self, other: int) -> int:
+        if isinstance(other, Offset):
+            self.spoilt.update((self.external, other.external))
+            return int(self) + int(other)
+        return Offset.of(int(self) + other, self.external, self.spoilt, self.more + other)
+
+    __radd__ = __add__
+
+    def _spoil(self, value: Any) -> Any:
+        self.spoilt.add(self.external)
+        return value
+
+    def __sub__(self, other: int) -> int:
+        return self.__add__(-other)
+
+    def __rsub__(self, other: int) -> Any:
+        return self._spoil(other - int(self))
+
+    def __mul__(self, other: int) -> Any:
+        return self._spoil(int(self) * other)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: int) -> Any:
+        return self._spoil(int(self) // other)
+
+    def __mod__(self, other: int) -> Any:
+        return self._spoil(int(self) % other)
+
+    def __divmod__(self, other: int) -> Any:
+        return self._spoil(divmod(int(self), other))
+
+    def __neg__(self) -> Any:
+        return self._spoil(-int(self))
+
+
+def _argument_key(a: Any) -> Any:
+    if isinstance(a, Offset):
+        return Offset, a.external, a.more
+    if hasattr(a, "source"):
+        return id(a.source), a.key
+    if hasattr(a, "generator"):
+        return type(a), id(a.generator), a.word, getattr(a, "relative", 0)
+    # NaN is equal to itself here.
+    return type(a), repr(a)
+
+
+def forms_in(form: Form) -> Iterator[Facts]:
+    """Iterate over the slots in what a call gives."""
+    if type(form) is Facts:
+        yield form
+    elif form[0] == "parts":
+        for part in form[1][1]:
+            yield from forms_in(part)
+
+
+Home = weakref.ref[Storage] | Node
