@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import weakref
+from threading import get_ident
 from types import CodeType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -21,11 +22,18 @@ _made: tuple[str, ...] = ()
 # would hold what lives as long as it does, as the graphs do that PyTorch compiled for it.
 _internal: dict[int, tuple[bool, weakref.ref[CodeType]]] = {}
 
+# Thread -> the line of a call that it makes again, for the one that a script left out.
+made_again: dict[int, tuple[CodeType, int]] = {}
+
 
 def user_line() -> tuple[CodeType, int] | None:
     """Return (code, instruction) of the user's innermost frame; `describe` turns it
     into text.
     """
+    if made_again:
+        line = made_again.get(get_ident())
+        if line is not None:
+            return line
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code

@@ -23,7 +23,7 @@ from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.hook import Hook, RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.runtime.interrupt import whole
-from webtorch.tensors.host import bindings, host_scalar, make_before, tracing
+from webtorch.tensors.host import Varying, bindings, host_scalar, make_before, tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import kept_value, realize
@@ -355,10 +355,7 @@ class Optimizer:
         return loss
 
     def _watched(self, *args: Any, **kwargs: Any) -> list[Any] | None:
-        """Return what a step depends on, in order; None where it does more than changing parameters and state.
-
-        Learning rates are read anew whenever a step's program runs (`Hyper`): only whether one is 0 counts.
-        """
+        """Return what a step depends on, in order; None where it does more than changing parameters and state."""
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
             return None
@@ -366,9 +363,9 @@ class Optimizer:
             return None
         found: list[Any] = []
         for group in self.param_groups:
-            lr = group.get("lr")
-            found.append(lr == 0.0 if type(lr) is float else lr)
-            found += [v for name, v in group.items() if name not in ("lr", "params")]
+            found += [
+                Varying(v) if type(v) is float else v for name, v in group.items() if name != "params"
+            ]
             for param in group["params"]:
                 found += (param, param._grad)
                 state = self.state.get(param)

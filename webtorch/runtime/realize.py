@@ -611,10 +611,10 @@ class Runtime:
     def _run(self, owners: Sequence[Value]) -> None:
         self.counters.realized += 1
         if not self.debug:
-            if owners[0].node.kind == "call":
-                if self._run_call(owners):
-                    return
-            elif len(owners) == 1 and self._run_single(owners[0]):
+            one = owners[0].node.kind == "call"
+            if self._run_call(owners) if one else len(owners) == 1 and self._run_single(owners[0]):
+                if listener is not None:
+                    listener.ran(self, None, None)
                 return
         frozen = freeze(owners)
         if (
@@ -622,6 +622,8 @@ class Runtime:
             and frozen.key not in self.programs
             and self._run_in_parts(frozen)
         ):
+            if listener is not None:
+                listener.ran(self, None, None)
             return
         self._run_frozen(frozen, self.program(frozen.key, frozen))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted
 from webtorch.ir.graph import Node
-from webtorch.ir.lines import user_line
+from webtorch.ir.lines import made_again, user_line
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
@@ -25,6 +25,7 @@ from webtorch.scripts.script import (
     OBJECT,
     SEQUENCE,
     SLOT,
+    VARYING,
     ZERO,
     Facts,
     Form,
@@ -403,15 +404,25 @@ class Follower:
     ) -> dict[int, Storage]:
         """Put what a program gave where it belongs; return the storages of slots, by number."""
         fresh: dict[int, Storage] = {}
+        # Storages that get one value hold it together, until one of them is written.
+        first: dict[int, Storage] = {}
         for buffer, (kind, value, shape) in zip(buffers, program.outputs, strict=False):
+            known = first.get(id(buffer))
             if kind == "slot":
                 if value in holders:
-                    node = Node.in_memory(shape, buffer.dtype, buffer)
-                    fresh[value] = Storage(node, program.runtime)
+                    if known is None:
+                        node = Node.in_memory(shape, buffer.dtype, buffer)
+                    else:
+                        node = known.share()
+                    storage = fresh[value] = Storage(node, program.runtime)
+                    first.setdefault(id(buffer), storage)
                 continue
             storage = run.externals[value]._storage
-            if storage.node.buffer is not buffer:
+            if known is not None:
+                storage.settle(storage.node, known.share())
+            elif storage.node.buffer is not buffer:
                 storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
+            first.setdefault(id(buffer), storage)
         last = run.at
         if last.kind == "step":
             for j, counted, version in last.writes:
@@ -446,6 +457,7 @@ class Follower:
         self.counts["left"] += 1
         run.left = True
         path = run.at.path()
+        run.taken = [step.anew(run) for step in path]
         run.runtime = run.externals[0]._storage.runtime if run.externals else None
         run.facts = []
         for storage, node in run.undo.items():
@@ -459,13 +471,14 @@ class Follower:
             if leaf._grad is promised:
                 leaf._grad = before
         run.gradients = []
-        mine = threading.get_ident() == self.thread
+        thread = threading.get_ident()
+        mine = thread == self.thread
         before_modes = mode.grad, mode.inference
         if mine:
             self.depth += 1
         run.made = []
         try:
-            for step in path:
+            for step, taken in zip(path, run.taken, strict=True):
                 assert step.callee is not None
                 for j, counted, version in step.writes:
                     if step.kind != "step":
@@ -476,8 +489,10 @@ class Follower:
                 args = tuple([_value(p, run) for p in step.args])
                 kwargs = {n: _value(p, run) for n, p in zip(step.names, step.kwargs)}
                 mode.grad, mode.inference = step.grad
-                for p in (*step.args, *step.kwargs, *step.watched):
-                    _note_offsets(p, run)
+                made_again[thread] = step.line
+                for p in taken.patterns():
+                    if p.form == NEW:
+                        run.note_offset(run.externals[p.number], p)
                 if step.kind == "backward":
                     run.used_up.update(graph_of(args[0]))
                 out = interpreted(step.callee, args, kwargs)
@@ -489,6 +504,7 @@ class Follower:
                         leaf._grad = run.made[-1]
         finally:
             mode.grad, mode.inference = before_modes
+            made_again.pop(thread, None)
             if mine:
                 self.depth -= 1
             run.made = []
@@ -544,6 +560,7 @@ class Follower:
             known = step
             run.at.following.append(step)
             self.steps += 1
+        run.taken.append(step)
         run.at = known
         if self.computed:
             self.read()
@@ -565,22 +582,31 @@ class Follower:
         """Keep what the calls of a run became. The second time that it is the same it is followed from then on."""
         step = run.at
         old = step.program
-        if step.ready and old is not None:
-            return
-        if old is not None and os.environ.get("SCRIPT_LOG"):
-            for name in ("executable", "inputs", "outputs", "draws"):
-                if getattr(old, name) != getattr(program, name):
-                    print(name, getattr(old, name), getattr(program, name))
-            print([x for x in zip(old.key()[-1], program.key()[-1]) if x[0] != x[1]][:5])
+        pairs = [
+            (known, p)
+            for s, taken in zip(step.path(), run.taken, strict=True)
+            for known, p in zip(s.patterns(), taken.patterns(), strict=True)
+            if p.form in (NEW, VARYING)
+        ]
         if old is None or old.key() != program.key():
+            for known, p in pairs:
+                if known.value != p.value and not known.loose:
+                    # What the programs from here on were recorded with is not so any more.
+                    _forget_programs(step)
+                    break
+            for known, p in pairs:
+                known.value = p.value
             step.program = program
             return
-        exact = {p.number for _, p in run.noted if p.exact}
+        for known, p in pairs:
+            if p.form == NEW:
+                known.loose = bool(p.loose) and known.loose is not False
+            elif known.value != p.value:
+                # What differed came to the program's arguments, and to nothing else.
+                known.loose = True
         up: Step | None = step
         while up is not None:
             up.ready = True
-            for p in (*up.args, *up.kwargs, *up.watched):
-                _set_exact(p, exact)
             up = up.parent
         self.counts["scripts"] += 1
 
@@ -642,18 +668,14 @@ def _value(p: Pattern, run: Run) -> Any:
     return float(p.value) if p.form == ZERO else p.value
 
 
-def _note_offsets(p: Pattern, run: Run) -> None:
-    if p.form == NEW:
-        run.note_offset(run.externals[p.number], p)
-    for part in p.parts:
-        _note_offsets(part, run)
-
-
-def _set_exact(p: Pattern, exact: set[int]) -> None:
-    if p.form == NEW:
-        p.exact = p.number in exact
-    for part in p.parts:
-        _set_exact(part, exact)
+def _forget_programs(step: Step) -> None:
+    """Drop the programs of all scripts that share a call with this one."""
+    first = step.path()[0]
+    pending = [first]
+    while pending:
+        found = pending.pop()
+        found.program, found.ready = None, False
+        pending += found.following
 
 
 def _take_over(form: Form, out: Any, run: Run) -> None:
@@ -721,5 +743,9 @@ def stop_to_look() -> None:
     _listener.follower = None
 
 
-if os.environ.get("WEBTORCH_SCRIPTS", "1") != "0":
+_setting = os.environ.get("WEBTORCH_SCRIPTS", "1")
+if _setting == "always":
+    # For tests: whatever is computed twice.
+    _REPEATS, _FEWEST, _PATIENCE = 1, 1, 1 << 60
+if _setting != "0":
     begin_to_look()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.ir.dtype import DType
+from webtorch.ir.lines import user_line
 from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
 from webtorch.runtime.backend import Executable
 from webtorch.scripts.run import Run, facts_of, has_hooks
@@ -18,6 +18,7 @@ from webtorch.scripts.script import (
     SEQUENCE,
     SLOT,
     STATIC,
+    VARYING,
     ZERO,
     Facts,
     Form,
@@ -26,8 +27,10 @@ from webtorch.scripts.script import (
     Program,
     Step,
     forms_in,
+    patterns_in,
 )
 from webtorch.tensors.device import device
+from webtorch.tensors.host import Varying
 from webtorch.tensors.modes import mode
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
@@ -50,7 +53,7 @@ class Note:
         self.run = run
         self.step = step = Step(run.at)
         step.callee, step.kind = callee, callee.role
-        step.grad = mode.grad, mode.inference
+        step.grad, step.line = (mode.grad, mode.inference), user_line()
         step.args = [pattern_of(a, run) for a in args]
         step.names = tuple(kwargs)
         step.kwargs = [pattern_of(a, run) for a in kwargs.values()]
@@ -151,6 +154,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
         run.nodes.setdefault(storage.node, p.number)
         run.note_offset(value, p)
         return p
+    if type(value) is Varying:
+        return Pattern(VARYING, value.number)
     if type(value) is float and value == 0.0:
         return Pattern(ZERO, repr(value))
     if isinstance(value, _STATIC):
@@ -162,13 +167,6 @@ def pattern_of(value: Any, run: Run) -> Pattern:
     if hasattr(value, "param_groups") or hasattr(value, "initial_seed"):
         return Pattern(OBJECT, weakref.ref(value))
     raise Refused(f"it is given a {type(value).__name__}")
-
-
-def patterns_in(patterns: Iterable[Pattern]) -> Iterator[Pattern]:
-    """Iterate over patterns and their parts."""
-    for p in patterns:
-        yield p
-        yield from patterns_in(p.parts)
 
 
 def form_of(out: Any, run: Run) -> Form:
@@ -300,7 +298,7 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
             raise Refused("it leaves a value that no result has")
     seen = {a.external for a in frozen.args if isinstance(a, Offset)}
     for t, p in run.noted:
-        p.exact = p.number not in seen or p.number in run.spoilt
+        p.loose = p.number in seen and p.number not in run.spoilt
     draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
     dynamic = [i for i, a in enumerate(frozen.args) if hasattr(a, "read") or isinstance(a, Offset)]
     made = frozenset([place for kind, place, _ in outputs if kind == "slot"])

@@ -15,6 +15,7 @@ from webtorch.scripts.script import (
     SEQUENCE,
     SLOT,
     STATIC,
+    VARYING,
     ZERO,
     Facts,
     Form,
@@ -22,6 +23,7 @@ from webtorch.scripts.script import (
     Pattern,
     Step,
 )
+from webtorch.tensors.host import Varying
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
@@ -82,6 +84,8 @@ class Run:
         self.spoilt: set[int] = set()
         # What slots are, while their calls are made in the usual way after all.
         self.made: list[Tensor] = []
+        # The calls as they were this time.
+        self.taken: list[Step] = []
 
     # ---- what tensors are
 
@@ -113,6 +117,12 @@ class Run:
             if self.storages.get(t._storage, -1) >= count:
                 del self.storages[t._storage]
         del self.externals[count:]
+        if self.nodes:
+            self.nodes = {node: number for node, number in self.nodes.items() if number < count}
+        for t, p in self.noted:
+            if p.number >= count:
+                t._offset = int(t._offset)
+        self.noted = [(t, p) for t, p in self.noted if p.number < count]
 
     def holds(self, t: Tensor) -> bool:
         """Whether a tensor was promised here and not looked at."""
@@ -155,6 +165,11 @@ class Run:
             if type(value) is not p.value or len(value) != len(p.parts):
                 return False
             return all([self.fits(q, v) for q, v in zip(p.parts, value)])
+        if form == VARYING:
+            if type(value) is not Varying:
+                return False
+            number = value.number
+            return number == p.value or bool(p.loose and number and p.value)
         if form == ZERO:
             return type(value) is float and repr(value) == p.value
         return form == OBJECT and p.value() is value
@@ -165,7 +180,7 @@ class Run:
         if facts_of(t) != p.facts:
             return False
         offset = t._offset
-        if offset != p.value and (p.exact or not offset or not p.value):
+        if offset != p.value and not (p.loose and offset and p.value):
             return False
         storage = t._storage
         if self.storages.get(storage, -1) != p.alias:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "grad", "key", "kind", "kwargs", "leaves", "names", "parent", "program", "ready",
+        "args", "callee", "following", "grad", "key", "kind", "kwargs", "leaves", "line", "names", "parent", "program", "ready",
         "results", "watched", "writes",
     )  # fmt: skip
 
@@ -56,7 +56,9 @@ class Step:
         self.following: list[Step] = []
         self.callee: Callee | None = None
         self.kind = ""
-        # The gradient mode.
+        # The user's line, as (code, instruction).
+        self.line: Any = None
+        # Whether gradients are recorded, and inference mode.
         self.grad: tuple[bool, bool] = (True, False)
         self.args: list[Pattern] = []
         self.names: tuple[str, ...] = ()
@@ -74,6 +76,18 @@ class Step:
         self.program: Program | None = None
         self.ready = False
 
+    def anew(self, run: Any) -> Step:
+        """Return the call as it is in a run."""
+        out = Step(self.parent)
+        out.args, out.kwargs, out.watched = (
+            [p.anew(run) for p in part] for part in (self.args, self.kwargs, self.watched)
+        )
+        return out
+
+    def patterns(self) -> Iterator[Pattern]:
+        """Iterate over all that a call is compared with."""
+        return patterns_in([*self.args, *self.kwargs, *self.watched])
+
     def path(self) -> list[Step]:
         """Return the calls from the first to this one."""
         found: list[Step] = []
@@ -85,7 +99,7 @@ class Step:
 
 
 # Forms of patterns.
-STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO = range(7)
+STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING = range(8)
 
 
 class Pattern:
@@ -93,7 +107,7 @@ class Pattern:
     if NEW), or a sequence of such.
     """
 
-    __slots__ = ("alias", "exact", "facts", "form", "number", "parts", "reference", "value")
+    __slots__ = ("alias", "facts", "form", "loose", "number", "parts", "reference", "value")
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
@@ -102,8 +116,19 @@ class Pattern:
         self.facts: Any = None
         self.alias = -1
         self.reference: Callable[[], Any] = _nothing
-        # Whether its offset must be equal.
-        self.exact = True
+        # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
+        # None until a program is known.
+        self.loose: bool | None = None
+
+    def anew(self, run: Any) -> Pattern:
+        """Return the pattern of the argument as it is in a run."""
+        if self.form not in (NEW, SEQUENCE):
+            return self
+        out = Pattern(self.form, self.value, self.number)
+        out.parts = [p.anew(run) for p in self.parts]
+        if self.form == NEW:
+            out.value = int(run.externals[self.number]._offset)
+        return out
 
     def key(self) -> Any:
         """Return what tells patterns apart."""
@@ -111,6 +136,8 @@ class Pattern:
             return self.form, self.value, tuple([p.key() for p in self.parts])
         if self.form == NEW:
             return self.form, self.number, self.alias, self.facts, bool(self.value)
+        if self.form == VARYING:
+            return self.form, self.value == 0.0
         if self.form == OBJECT:
             return self.form, id(self.value())
         return self.form, type(self.value), self.value, self.number
@@ -205,6 +232,13 @@ def _argument_key(a: Any) -> Any:
         return type(a), id(a.generator), a.word, getattr(a, "relative", 0)
     # NaN is equal to itself here.
     return type(a), repr(a)
+
+
+def patterns_in(patterns: Iterable[Pattern]) -> Iterator[Pattern]:
+    """Iterate over patterns and their parts."""
+    for p in patterns:
+        yield p
+        yield from patterns_in(p.parts)
 
 
 def forms_in(form: Form) -> Iterator[Facts]:

@@ -244,6 +244,15 @@ class _Computed(Mapping[str, float]):
         return 1
 
 
+class Varying:
+    """A number on which an optimizer's step depends, and which its program may read anew (`host_scalar`)."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: float) -> None:
+        self.number = number
+
+
 def host_scalar(source: Mapping[Any, Any], key: Any, name: str | None = None) -> HostScalar:
     """Return `source[key]` as a number that replays read anew; `name` is what an exported program
     calls it.
