@@ -16,6 +16,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, int32, int64
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Node
+from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import line_text
 from webtorch.onnx.graph import TO_THE_END, ExportError, Graph, Ints, Step
@@ -672,20 +673,18 @@ def _philox(
 @rule("_reduce")
 def _reduce(w: Writer, call: Call, x: Value, combine: str, dims: Any) -> Name:
     name = w.name(x)
-    if combine in ("argmax", "argmin"):
-        op = "ArgMax" if combine == "argmax" else "ArgMin"
+    reducer = REDUCERS[combine]
+    if reducer.is_position:
         assert len(dims) == 1
         name = w.cast(name, x.dtype, int32) if x.dtype is bool_ else name
-        return w.node(op, name, axis=dims[0], keepdims=1)
-    if combine in ("any", "all"):
+        return w.node(reducer.onnx, name, axis=dims[0], keepdims=1)
+    if reducer.is_logical:
         wide = name if x.dtype.name in ("int32", "float32") else w.node("Cast", name, to="int32")
         if x.dtype is not bool_:
             zero = w.number(0, x.dtype)
             wide = w.node("Cast", w.node("Not", w.node("Equal", name, zero)), to="int32")
-        op = "ReduceMax" if combine == "any" else "ReduceMin"
-        return w.node("Cast", w.reduce(op, wide, dims, True), to="bool")
-    op = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}[combine]
-    return w.reduce(op, name, dims, True)
+        return w.node("Cast", w.reduce(reducer.onnx, wide, dims, True), to="bool")
+    return w.reduce(reducer.onnx, name, dims, True)
 
 
 @rule("_scan")
@@ -725,7 +724,8 @@ def _scatter(
     last = len(indices[0].shape)
     rows = [w.unsqueeze(i, [last]) for i in index]
     where = rows[0] if len(rows) == 1 else w.node("Concat", *rows, axis=last)
-    reduction = {"set": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}[combine]
+    # Other combinations are ONNX's words too.
+    reduction = None if combine == "set" else combine
     if (reduction in ("max", "min") and w.opset < 18) or (reduction and w.opset < 16):
         raise ExportError(f"export: {name} with {combine} needs opset 18; this is {w.opset}")
     return w.node("ScatterND", w.name(base), where, w.name(values), reduction=reduction)

@@ -65,8 +65,8 @@ def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) 
 
 @_primitive("_reduce")
 def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
-    """Combine over `dims` (a sorted tuple), which stay as size 1. combine: sum prod max min any all
-    argmax argmin. Not empty. Differentiable (sum, max, min).
+    """Combine over `dims` (a sorted tuple), which stay as size 1. combine: a name of `REDUCERS`.
+    Not empty. Differentiable (sum, max, min).
     """
 
 
