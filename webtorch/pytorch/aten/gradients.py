@@ -29,7 +29,8 @@ from webtorch.pytorch.aten.losses import class_weights
 from webtorch.pytorch.aten.norms import per_channel
 from webtorch.pytorch.aten.table import FUNCTIONS, aten, op
 from webtorch.tensors import recorders
-from webtorch.tensors.tape import enable_grad, grad
+from webtorch.tensors.engine import grad
+from webtorch.tensors.modes import enable_grad
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
