@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 _ROOT = Path(__file__).parents[2]
-_BLOCKS = re.findall(r"```diff\n(.*?)```", (_ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL)
+_BLOCKS = re.findall(
+    r"```diff\n(.*?)```", (_ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.DOTALL
+)
 
 
 @pytest.fixture(scope="module")
