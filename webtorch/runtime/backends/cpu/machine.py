@@ -461,6 +461,7 @@ class LlvmMachine:
         return made[root]
 
     def node(self, node: Expr, args: list[Value], inputs: Sequence[Value]) -> Value:
+        """Write the instruction of one node, of its operands' values."""
         match node.op:
             case "input":
                 return inputs[node.value]

@@ -154,6 +154,7 @@ def _by_number(function: ScalarFunction) -> Any:
     """Return a function of arrays that computes one number after the other."""
 
     def apply(*args: Array) -> Array:
+        """Compute arrays of one form, element by element."""
         arrays = np.broadcast_arrays(*args)
         numbers = map(function.of_floats, *(a.ravel().tolist() for a in arrays))
         first = arrays[0]
