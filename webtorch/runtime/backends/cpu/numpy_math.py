@@ -7,13 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.expr import FUNCTIONS, ScalarFunction
 from webtorch.ir.reducer import REDUCERS
 from webtorch.runtime.backends.cpu import philox as random_bits
-
-Array = npt.NDArray[Any]
+from webtorch.runtime.backends.cpu.memory import Array
 
 _MACHINE = random_bits.Arrays()
 
