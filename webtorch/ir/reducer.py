@@ -19,6 +19,8 @@ class Reducer:
     # The scalar function that combines two values; of bools, `bools` does.
     combine: str
     bools: str
+    # The node that ONNX has for it; of bools, there are none.
+    onnx: str
     # Whether the result is the position of the extreme; NaN is one, and the first wins.
     is_position: bool = False
 
@@ -44,13 +46,13 @@ class Reducer:
 REDUCERS: dict[str, Reducer] = {
     r.name: r
     for r in (
-        Reducer(name="sum", combine="add", bools="or"),
-        Reducer(name="prod", combine="mul", bools="and"),
-        Reducer(name="max", combine="max", bools="or"),
-        Reducer(name="min", combine="min", bools="and"),
-        Reducer(name="any", combine="or", bools="or"),
-        Reducer(name="all", combine="and", bools="and"),
-        Reducer(name="argmax", combine="max", bools="or", is_position=True),
-        Reducer(name="argmin", combine="min", bools="and", is_position=True),
+        Reducer(name="sum", combine="add", bools="or", onnx="ReduceSum"),
+        Reducer(name="prod", combine="mul", bools="and", onnx="ReduceProd"),
+        Reducer(name="max", combine="max", bools="or", onnx="ReduceMax"),
+        Reducer(name="min", combine="min", bools="and", onnx="ReduceMin"),
+        Reducer(name="any", combine="or", bools="or", onnx="ReduceMax"),
+        Reducer(name="all", combine="and", bools="and", onnx="ReduceMin"),
+        Reducer(name="argmax", combine="max", bools="or", onnx="ArgMax", is_position=True),
+        Reducer(name="argmin", combine="min", bools="and", onnx="ArgMin", is_position=True),
     )
 }
