@@ -58,11 +58,12 @@ def _gather_nd(c: Context, a: Attrs, n: int, x: Tensor, index: Tensor) -> Tensor
     return x[tuple(places)]
 
 
-def _reduction(a: Attrs) -> str | None:
-    """Return what `scatter_reduce` calls the reduction that a node asks for; None for none."""
-    word = a.get("reduction", "none")
-    name = next((r.name for r in REDUCERS.values() if r.combine == word), None)
-    return f"a{name}" if name in ("max", "min") else name
+# ONNX's words for how old and new values become one -> PyTorch's.
+_REDUCTIONS = {
+    r.combine: f"a{r.name}" if r.is_extreme else r.name
+    for r in REDUCERS.values()
+    if r.gives is None
+}
 
 
 @op("ScatterElements", "Scatter")
@@ -71,7 +72,7 @@ def _scatter_elements(
 ) -> Tensor:
     axis = a.get("axis", 0) % x.ndim
     place = _wrapped(index, x.shape[axis])
-    reduce = _reduction(a)
+    reduce = _REDUCTIONS.get(a.get("reduction", "none"))
     if reduce is None:
         return x.scatter(axis, place, updates)
     return x.scatter_reduce(axis, place, updates, reduce)
@@ -88,7 +89,7 @@ def _scatter_nd(c: Context, a: Attrs, n: int, x: Tensor, index: Tensor, updates:
     values = updates.reshape((-1, rows.shape[1]))
     assert flat is not None
     flat = flat.reshape(-1)
-    reduce = _reduction(a)
+    reduce = _REDUCTIONS.get(a.get("reduction", "none"))
     if reduce is None:
         out = rows.index_copy(0, flat, values)
     else:

@@ -81,7 +81,7 @@ def _reduce(w: Writer, call: Call, x: Value, combine: str, dims: Sequence[int]) 
         assert len(dims) == 1
         name = w.cast(name, x.dtype, int32) if x.dtype is bool_ else name
         return w.node(reducer.onnx, name, axis=dims[0], keepdims=1)
-    if combine in ("any", "all"):
+    if reducer.is_logical:
         wide = name if x.dtype.name in ("int32", "float32") else w.node("Cast", name, to="int32")
         if x.dtype is not bool_:
             zero = w.number(0, x.dtype)
@@ -133,6 +133,7 @@ def _scatter(
     last = len(indices[0].shape)
     rows = [w.unsqueeze(i, [last]) for i in index]
     where = rows[0] if len(rows) == 1 else w.node("Concat", *rows, axis=last)
+    # Other combinations are ONNX's words too.
     reduction = None if combine == "set" else combine
     if (reduction in ("max", "min") and w.opset < 18) or (reduction and w.opset < 16):
         raise ExportError(f"export: {name} with {combine} needs opset 18; this is {w.opset}")
