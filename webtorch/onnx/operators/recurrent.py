@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
@@ -18,7 +18,7 @@ def _clipped(x: Tensor, clip: float | None) -> Tensor:
 # What one direction of a layer computes element by element, and what one step gives: the states h and, of an LSTM, c.
 Activation: TypeAlias = Callable[[Tensor], Tensor]
 States: TypeAlias = tuple[Tensor, Tensor | None]
-_ACTIVATIONS: dict[str, Callable[[Tensor, float | None, float | None], Tensor]] = {
+_ACTIVATIONS: dict[str, Callable[[Tensor, Any, Any], Tensor]] = {
     "Relu": lambda x, a, b: webtorch.relu(x), "Tanh": lambda x, a, b: webtorch.tanh(x),
     "Sigmoid": lambda x, a, b: webtorch.sigmoid(x),
     "Affine": lambda x, a, b: x * (1.0 if a is None else a) + (0.0 if b is None else b),
