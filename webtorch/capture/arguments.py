@@ -14,12 +14,13 @@ from webtorch.capture.outside import attributes, parts_of, rebuilt
 from webtorch.nn import Module
 from webtorch.ops import primitive
 from webtorch.tensors.host import HostScalar, host_scalar
-from webtorch.tensors.primitives import rebase
-from webtorch.tensors.tape import continue_graph, end_of, no_grad
+from webtorch.tensors.modes import no_grad
+from webtorch.tensors.tape import continue_graph, end_of
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import rebase
 
 
-def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
+def argument_names(function: Any, args: tuple[object, ...]) -> list[str]:
     """Return the names of a call's positional arguments."""
     try:
         signature = inspect.signature(
@@ -69,7 +70,7 @@ class Arguments:
             "",
         )
 
-    def given_back(self, result: Any, taken: list[Tensor], given: list[Tensor]) -> Any:
+    def given_back(self, result: object, taken: list[Tensor], given: list[Tensor]) -> Any:
         """Return `result` with what was given in place of what the function got, and change the
         containers that were given as the function has changed its own.
         """

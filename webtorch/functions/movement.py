@@ -58,7 +58,9 @@ from webtorch.ops.purity import warn_once
 from webtorch.ops.record import TABLE, Autocast, Example, composite
 from webtorch.tensors import tape
 from webtorch.tensors.formats import memory_format as MemoryFormat
-from webtorch.tensors.tensor import Tensor, several_views
+from webtorch.tensors.made_by import several_views
+from webtorch.tensors.modes import unrecorded
+from webtorch.tensors.tensor import Tensor
 
 METHOD: tuple[str, ...] = ("Tensor",)
 
@@ -1233,7 +1235,7 @@ def join(tensors: Sequence[Tensor], dim: int) -> Tensor:
         total += shape[dim]
     out = empty((*first[:dim], total, *first[dim + 1 :]), dtype, device, tensors)
     starts: list[int | None] = [None] * len(tensors)
-    with tape.unrecorded():
+    with unrecorded():
         start = 0
         for i, part in parts:
             starts[i] = start

@@ -21,7 +21,7 @@ from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.nn import Module
 from webtorch.tensors.creation import from_bytes
-from webtorch.tensors.tape import no_grad
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
 INDEX = "model.safetensors.index.json"
@@ -78,7 +78,7 @@ def shards(path: FilePath) -> dict[str, list[str] | None]:
 
 def stream_safetensors(
     path: FilePath,
-    device: Any = None,
+    device: object = None,
     *,
     keys: Collection[str] | None = None,
     dtype: DType | None = None,
@@ -113,7 +113,7 @@ def stream_safetensors(
 
 def load_safetensors(
     path: FilePath,
-    device: Any = None,
+    device: object = None,
     *,
     keys: Collection[str] | None = None,
     dtype: DType | None = None,
