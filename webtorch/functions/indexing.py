@@ -747,22 +747,23 @@ def scatter_reduce(
     with tape.no_grad():
         out = _scatter_reduced(input, dim, index, src, reduce, include_self)
     saved = [tape.SavedTensor(t) for t in (input, src, index)]
-    shape, src_shape = input._shape, src._shape
+    args = (dim, reduce, include_self)
+    return tape.attach(out, "ScatterReduce", (input, src), _scatter_reduce_back, saved, args)
 
-    def rule(g: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cotangents of input and src."""
-        x, values, where = (s.unpack() for s in saved)
-        to_x, to_src = _reduce_rule(g, x, dim, where, values, reduce, include_self)
-        if not include_self:
-            none = fill(where._shape, 0, g.dtype, g.device)
-            to_x = _scatter_along("scatter_reduce", to_x, dim, where, none, "set")
-        if to_src._shape != src_shape:
-            after = tuple(a - b for a, b in zip(src_shape, to_src._shape, strict=True))
-            for d, n in enumerate(after):
-                to_src = movement.pad_dim(to_src, d, 0, n)
-        return movement.reshape(to_x, shape), to_src
 
-    return tape.attach(out, "ScatterReduce", (input, src), rule, saved)
+def _scatter_reduce_back(
+    g: Tensor, x: Tensor, src: Tensor, index: Tensor, dim: int, reduce: str, include_self: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the cotangents of input and src."""
+    to_x, to_src = _reduce_rule(g, x, dim, index, src, reduce, include_self)
+    if not include_self:
+        none = fill(index._shape, 0, g.dtype, g.device)
+        to_x = _scatter_along("scatter_reduce", to_x, dim, index, none, "set")
+    if to_src._shape != src._shape:
+        after = tuple(a - b for a, b in zip(src._shape, to_src._shape, strict=True))
+        for d, n in enumerate(after):
+            to_src = movement.pad_dim(to_src, d, 0, n)
+    return movement.reshape(to_x, x._shape), to_src
 
 
 def _first_part(x: Tensor, shape: Shape) -> Tensor:
@@ -1073,24 +1074,27 @@ def embedding(
         return _take(weight, [input], "embedding")
     with tape.no_grad():
         out = _take(weight, [input], "embedding")
-    saved = tape.SavedTensor(input)
+    saved = (tape.SavedTensor(input),)
+    args = (count, width, padding_idx, scale_grad_by_freq)
+    return tape.attach(out, "Embedding", (weight,), _rows_back, saved, args)
 
-    def rule(g: Tensor) -> tuple[Tensor]:
-        """Return the cotangent of the weight: rows added where they were read."""
-        flat = _flat(saved.unpack())
-        n = flat.numel()
-        rows = movement.reshape(g, (n, width))
-        if scale_grad_by_freq:
-            ones = fill((n,), 1, g.dtype, g.device)
-            used = _scatter(fill((count,), 0, g.dtype, g.device), [flat], ones, "add", "embedding")
-            rows = rows / movement.reshape(_take(used, [flat], "embedding"), (n, 1))
-        if padding_idx is not None:
-            dropped = movement.reshape(elementwise.eq(flat, padding_idx), (n, 1))
-            rows = pointwise.where(dropped, 0.0, rows)
-        table = fill((count, width), 0, g.dtype, g.device)
-        return (_scatter(table, [flat], rows, "add", "embedding"),)
 
-    return tape.attach(out, "Embedding", (weight,), rule, (saved,))
+def _rows_back(
+    g: Tensor, input: Tensor, count: int, width: int, padding_idx: int | None, by_frequency: bool
+) -> tuple[Tensor]:
+    """Return the cotangent of an embedding's weight: rows added where they were read."""
+    flat = _flat(input)
+    n = flat.numel()
+    rows = movement.reshape(g, (n, width))
+    if by_frequency:
+        ones = fill((n,), 1, g.dtype, g.device)
+        used = _scatter(fill((count,), 0, g.dtype, g.device), [flat], ones, "add", "embedding")
+        rows = rows / movement.reshape(_take(used, [flat], "embedding"), (n, 1))
+    if padding_idx is not None:
+        dropped = movement.reshape(elementwise.eq(flat, padding_idx), (n, 1))
+        rows = pointwise.where(dropped, 0.0, rows)
+    table = fill((count, width), 0, g.dtype, g.device)
+    return (_scatter(table, [flat], rows, "add", "embedding"),)
 
 
 def counted(
