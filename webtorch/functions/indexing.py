@@ -401,7 +401,13 @@ def _with_none_of(base: Any, source: Tensor) -> Tensor:
     return copy(base)
 
 
-@composite(family="index", inplace=True, gradient_name="IndexAddBackward0", aten=("index_add",))
+@composite(
+    family="index",
+    inplace=True,
+    gradient_name="IndexAddBackward0",
+    aten=("index_add",),
+    overlap="first",
+)
 def index_add(
     input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1
 ) -> Tensor:
@@ -417,6 +423,7 @@ def index_add(
 
 
 @composite(
+    overlap="first",
     family="index",
     inplace=True,
     autocast=Autocast(cpu="promote"),
@@ -476,7 +483,7 @@ def index_reduce(
     return movement.reshape(out, input._shape)
 
 
-@composite(family="index", inplace=True, gradient_name="PutBackward0")
+@composite(family="index", inplace=True, gradient_name="PutBackward0", overlap="first")
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
     _check_index("put_", index)

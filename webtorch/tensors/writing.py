@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
-from webtorch.ir.view import Shape, contiguous_strides, numel
+from webtorch.ir.view import OVERWRITTEN, Place, Shape, contiguous_strides, is_overwritten, numel
 from webtorch.ops import primitive
 from webtorch.ops.bits import WHOLE, reinterpreted
 from webtorch.tensors.batching import Levels, batch, levels_of, physical
@@ -76,6 +76,20 @@ def check_places(x: Tensor) -> None:
             "single memory location. Please "
             "clone() the tensor before performing the operation."
         )
+
+
+def check_whole(out: Tensor, operands: Iterable[object]) -> None:
+    """Raise RuntimeError if what is written is a part of an operand, or the reverse: it may be a whole one."""
+    for x in operands:
+        # The dimensions that vmap hides lie between those that are seen.
+        shared = isinstance(x, Tensor) and x._storage is out._storage and not x._levels
+        if shared and is_overwritten(_place(x), _place(out), whole=True):
+            raise RuntimeError(OVERWRITTEN)
+
+
+def _place(x: Tensor) -> Place:
+    size = x.dtype.itemsize
+    return x._offset * size, x._shape, x._strides, numel(x._shape) * size
 
 
 def leave_hooks(x: Tensor) -> None:
