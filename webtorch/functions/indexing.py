@@ -38,6 +38,7 @@ from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import BOOL, Autocast, Example, Operand, composite
 from webtorch.tensors import tape
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
@@ -751,7 +752,7 @@ def scatter_reduce(
         return _scatter_along("scatter_reduce", input, dim, index, src, "add")
     if not tape.needs_grad((input, src)):
         return _scatter_reduced(input, dim, index, src, reduce, include_self)
-    with tape.no_grad():
+    with no_grad():
         out = _scatter_reduced(input, dim, index, src, reduce, include_self)
     saved = [tape.SavedTensor(t) for t in (input, src, index)]
     args = (dim, reduce, include_self)
@@ -1075,11 +1076,11 @@ def embedding(
                 "embedding: max_norm: norm(): input dtype should be either floating point or complex. "
                 f"Got {weight.dtype} instead. Convert the weight with .float()."
             )
-        with tape.no_grad():
+        with no_grad():
             _renormalize(weight, _flat(input), max_norm, norm_type)
     if padding_idx is None and not scale_grad_by_freq:
         return _take(weight, [input], "embedding")
-    with tape.no_grad():
+    with no_grad():
         out = _take(weight, [input], "embedding")
     saved = (tape.SavedTensor(input),)
     args = (count, width, padding_idx, scale_grad_by_freq)

@@ -27,7 +27,7 @@ from webtorch.ir.dtype import (
     legacy_name,
     uint8,
 )
-from webtorch.ir.view import numel
+from webtorch.ir.view import OVERWRITTEN, numel
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap, in_old_order
@@ -381,15 +381,12 @@ def takes_out(op: Op, place: str) -> bool:
     return place in ("torch", "linalg", "special", "fft") or op.takes_out
 
 
-def _check_apart(name: str, places: Sequence[Tensor], given: Sequence[Any]) -> None:
-    """Raise RuntimeError if an `out=` shares memory with an input."""
+def _check_apart(places: Sequence[Tensor], given: Sequence[object]) -> None:
+    """Raise RuntimeError if what is written shares memory with an input."""
     for place in places:
         for x in given:
             if isinstance(x, Tensor) and x._storage is place._storage and _meet(x, place):
-                raise RuntimeError(
-                    f"{name}: unsupported operation: the input tensor and the written-to tensor refer to "
-                    "the same memory. Please clone() one of them before the operation."
-                )
+                raise RuntimeError(OVERWRITTEN)
 
 
 def _meet(x: Tensor, y: Tensor) -> bool:
@@ -437,7 +434,7 @@ def accept_out(op: Op) -> Run:
             check_places(place)
         if op.overlap in ("first", "none"):
             read = args if op.overlap == "none" else args[1:]
-            _check_apart(op.name, places, (*read, *kwargs.values()))
+            _check_apart(places, (*read, *kwargs.values()))
         if op.overlap == "whole":
             check_whole(out, (*args, *kwargs.values()))
         rule = op.out(*args, **kwargs) if callable(op.out) else op.out
@@ -494,7 +491,7 @@ def bind_inplace(
         if overlap == "whole":
             check_whole(x, (*args[1:], *kwargs.values()) if kwargs else args[1:])
         elif overlap == "first":
-            _check_apart(name, (x,), (*args[1:], *kwargs.values()))
+            _check_apart((x,), (*args[1:], *kwargs.values()))
         if not mode.grad:
             return write_result(x, function(*args, **kwargs), name)
         if x._base is not None:

@@ -82,8 +82,9 @@ def check_whole(out: Tensor, operands: Iterable[object]) -> None:
     """Raise RuntimeError if what is written is a part of an operand, or the reverse: it may be a whole one."""
     for x in operands:
         # The dimensions that vmap hides lie between those that are seen.
-        shared = isinstance(x, Tensor) and x._storage is out._storage and not x._levels
-        if shared and is_overwritten(_place(x), _place(out), whole=True):
+        if not isinstance(x, Tensor) or x._storage is not out._storage or x._levels:
+            continue
+        if is_overwritten(_place(x), _place(out), whole=True):
             raise RuntimeError(OVERWRITTEN)
 
 
