@@ -28,6 +28,7 @@ def _primitive(name: str, **fields: Any) -> Callable[[Callable[P, R]], Composite
     """Declare a primitive of a function's types; `webtorch.tensors` gives it the body."""
 
     def declare(function: Callable[P, R]) -> Composite[P, R]:
+        """Put the entry of a function into the table."""
         op: Composite[P, R] = Composite(
             name=name, family="composite", signature=signature_of(inspect.signature(function)),
             doc=inspect.getdoc(function) or "", function_in=(), **fields,
