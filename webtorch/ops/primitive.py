@@ -45,10 +45,11 @@ def as_view(
     shape: Sequence[int],
     strides: Sequence[int],
     offset: int,
-    vjp: Callable[[Tensor], Tensor] | None = None,
+    vjp: Callable[..., Tensor] | None = None,
+    args: tuple[Any, ...] = (),
     name: str = "AsStrided",
 ) -> Tensor:
-    """A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp`
+    """A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp(g, *args)`
     maps the view's cotangent to x's (shape of x); None uses the general, slower rule for any
     strides. `name` is the printed name of the gradient function.
     """
