@@ -1,7 +1,7 @@
 """Every fact of an operation is a field of its entry: nothing else in the package lists operations by name.
 
-Read from the source text. The rooms of entries, `ops/` and `functions/`, may list what they declare, and `ir/` its scalar
-functions, which have records and a test of their own (test_scalar_functions.py).
+Read from the source text. The rooms of entries, `ops/` and `functions/`, may list what they declare, and `ir/`
+its scalar functions, which have records and a test of their own (test_scalar_functions.py).
 """
 
 from __future__ import annotations
