@@ -100,7 +100,7 @@ class _Call:
     inputs: list[Input]
     reason: str
 
-    def again(self, function: Callable[..., Any]) -> Callable[[], Any]:
+    def again(self, function: Callable[..., object]) -> Callable[[], object]:
         """Return what calls a function with the arguments."""
         return functools.partial(function, *self.args, **self.kwargs)
 
@@ -121,7 +121,7 @@ class CompiledFunction:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         *,
         device: str | None = None,
         captures: bool | Iterable[str] = (),
@@ -138,24 +138,24 @@ class CompiledFunction:
         self.named: dict[str, Tensor] = {}
         self.captures: OrderedDict[Any, list[tuple[Capture, dict[str, Any]]]] = OrderedDict()
         # Signatures that cannot be replayed.
-        self.usual: set[Any] = set()
-        self.refusals: dict[Any, int] = {}
+        self.usual: set[object] = set()
+        self.refusals: dict[object, int] = {}
         self.compiler: Compiler | None = None if self.runs else compile_for_nothing
         if memory_budget is not None:
             self.compiler = self._budgeted(bytes_of(memory_budget))
         # Number arguments of a signature that only enter as arguments of the program, and those
         # whose value decided what was computed.
         self.free: dict[Any, set[str]] = {}
-        self.fixed: dict[Any, set[str]] = {}
+        self.fixed: dict[object, set[str]] = {}
         # Signatures in which a tensor that is a part of another is written: taken as it is.
         self.written: set[Any] = set()
         # Tensors, by their number in the arguments, with dimensions of any size.
         self.marks: dict[int, frozenset[int]] = {}
         # Signatures with sizes that are captured by themselves.
-        self.apart: set[Any] = set()
+        self.apart: set[object] = set()
         # Whether marks were given up.
         self.static = False
-        self.signatures: dict[Any, list[Input]] = {}
+        self.signatures: dict[object, list[Input]] = {}
         self.warned: set[str] = set()
         # What has been captured, and why.
         self.compilations: deque[Compilation] = deque(maxlen=_MAX_REMEMBERED)
@@ -170,14 +170,14 @@ class CompiledFunction:
             # program no longer has.
             return self.function(*args, **kwargs)
         tensors: list[Tensor] = []
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, object] = {}
         holders: dict[int, int] = {}
         sizes: dict[int, int] = {}
         signature = self._flatten((args, kwargs), tensors, numbers, sizes)
         if sizes and (signature, tuple(sizes)) in self.apart:
             tensors, numbers, sizes = [], {}, {}
             signature = self._flatten((args, kwargs), tensors, numbers, None)
-        key: Any = (
+        key: object = (
             signature,
             mode.grad,
             mode.inference,
@@ -239,7 +239,7 @@ class CompiledFunction:
             run = self._capture(call)
         return run()
 
-    def _capture(self, call: _Call) -> Callable[[], Any]:
+    def _capture(self, call: _Call) -> Callable[[], object]:
         """Capture the function for a signature; return what runs its program, or what else is to be
         done for this call.
         """
@@ -278,7 +278,7 @@ class CompiledFunction:
         self._keep(call, captured, live)
         return functools.partial(self._replay, chosen, call.tensors, call.given)
 
-    def _recorded(self, call: _Call, live: dict[str, Any]) -> Capture | Callable[[], Any]:
+    def _recorded(self, call: _Call, live: dict[str, object]) -> Capture | Callable[[], object]:
         """Record a call with the numbers `live`; where no program can repeat it, return what gives its
         result.
         """
@@ -319,7 +319,7 @@ class CompiledFunction:
             return call.again(self.function)
         return captured
 
-    def _refuse(self, key: Any, reason: str) -> None:
+    def _refuse(self, key: object, reason: str) -> None:
         """Note that a call of a signature could not be repeated; after some in a row none is tried."""
         count = self.refusals[key] = self.refusals.get(key, 0) + 1
         if count >= _MAX_REFUSALS:
@@ -327,7 +327,7 @@ class CompiledFunction:
         else:
             self._note(reason, ran_as_usual=True)
 
-    def _keep(self, call: _Call, captured: Capture, live: dict[str, Any]) -> None:
+    def _keep(self, call: _Call, captured: Capture, live: dict[str, object]) -> None:
         """Keep a capture, and drop the oldest signature beyond those that are kept."""
         self.captures.setdefault(call.key, []).insert(0, (captured, live))
         self.captures.move_to_end(call.key)
@@ -337,7 +337,7 @@ class CompiledFunction:
             self.signatures.pop(gone, None)
             self.dropped.add(hash(gone))
 
-    def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> Any:
+    def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> object:
         if not self.runs:
             return _without_values(captured.result)
         # All of a step, or nothing of it.
@@ -352,7 +352,7 @@ class CompiledFunction:
             """Return the most bytes that a run takes."""
             return memory_plan(program).peak
 
-        def compiler(runtime: Runtime, key: Any, graph: Graph) -> Executable:
+        def compiler(runtime: Runtime, key: object, graph: Graph) -> Executable:
             """Return the graph's program within the budget; warn if there is none."""
             key = (key, "budget", budget, self.runs)
             found = runtime.programs.get(key)
@@ -388,10 +388,10 @@ class CompiledFunction:
         self,
         captured: Capture,
         sizes: tuple[int, ...],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         tensors: list[Tensor],
-        live: dict[str, Any],
+        live: dict[str, object],
     ) -> Template:
         """Capture at other sizes of the marked dimensions too, and find what they have in common."""
         if len(sizes) > MAX_VARIABLES:
@@ -411,7 +411,7 @@ class CompiledFunction:
     def _probe(
         self,
         sizes: Point,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
         live: dict[str, Any],
@@ -460,13 +460,13 @@ class CompiledFunction:
 
     # ---- numbers
 
-    def _proven(self, key: Any, live: dict[str, Any], numbers: dict[str, Any]) -> bool:
+    def _proven(self, key: object, live: dict[str, Any], numbers: dict[str, Any]) -> bool:
         """Whether the numbers that differ from those of the capture are known to be free."""
         free = self.free.get(key, ())
         return all(n in free or _equal(live[n], value) for n, value in numbers.items())
 
     def _settle(
-        self, key: Any, captured: Capture, numbers: dict[str, Any], sizes: tuple[int, ...]
+        self, key: object, captured: Capture, numbers: dict[str, Any], sizes: tuple[int, ...]
     ) -> bool:
         """Compare a capture with one for other numbers: is a program all that they need?
 
@@ -489,11 +489,11 @@ class CompiledFunction:
 
     def _flatten(
         self,
-        x: Any,
+        x: object,
         tensors: list[Tensor],
-        numbers: dict[str, Any],
+        numbers: dict[str, object],
         sizes: dict[int, int] | None,
-    ) -> Any:
+    ) -> object:
         """Return the signature of arguments, collecting tensors and floats, which may change
         without another capture, and the sizes of marked dimensions, which may too (None: no marks).
         """
@@ -505,11 +505,11 @@ class CompiledFunction:
                 self.marks[number] = self.marks.get(number, frozenset()) | marked
             dims = self.marks.get(number)
             if dims is not None and sizes is not None:
-                shape: Any = tuple(
+                shape: object = tuple(
                     ("size", sizes.setdefault(s, len(sizes))) if d in dims and s > 1 else s
                     for d, s in enumerate(x._shape)
                 )
-                layout: Any = x._whole
+                layout: object = x._whole
             else:
                 shape, layout = x._shape, x._whole or x._strides
             return ("tensor", shape, x.dtype, x._storage.runtime, _graph_of(x), layout, type(x))
@@ -521,7 +521,7 @@ class CompiledFunction:
         if isinstance(x, dict) or is_record(x):
             items = x.items() if isinstance(x, dict) else attributes(x).items()
             return (type(x), *[(k, self._flatten(v, tensors, numbers, sizes)) for k, v in items])
-        hashed: Any = type(x).__hash__
+        hashed: object = type(x).__hash__
         if hashed is object.__hash__:
             # An object with contents, which are watched.
             return _Itself(x)
@@ -538,9 +538,9 @@ class CompiledFunction:
 
     def _reason(
         self,
-        key: Any,
+        key: object,
         inputs: list[Input],
-        numbers: dict[str, Any],
+        numbers: dict[str, object],
         given: list[Tensor],
         in_place: bool,
     ) -> str:
@@ -573,7 +573,7 @@ class CompiledFunction:
         self.compilations.append(entry)
         note(entry, debug_level() > 0)
 
-    def _note_signature(self, key: Any, inputs: list[Input]) -> None:
+    def _note_signature(self, key: object, inputs: list[Input]) -> None:
         """Remember what a signature looks like; name the argument that changes all the time."""
         if key in self.signatures:
             return
@@ -600,7 +600,7 @@ class CompiledFunction:
                     stacklevel=user_depth(),
                 )
 
-    def _give_up(self, key: Any, reason: str) -> None:
+    def _give_up(self, key: object, reason: str) -> None:
         self.usual.add(key)
         self._note(f"{reason}, and so will calls like it", ran_as_usual=True)
         warnings.warn(
@@ -609,7 +609,7 @@ class CompiledFunction:
             stacklevel=user_depth(),
         )
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Return the function as a method of an object."""
         return self if instance is None else MethodType(self, instance)
 
@@ -717,7 +717,7 @@ class _Itself:
 
     __slots__ = ("object",)
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: object) -> None:
         self.object = thing
 
     def __hash__(self) -> int:
@@ -729,7 +729,7 @@ class _Itself:
 
 def read_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors on the CPU, read in one transfer for each device and type."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[object, list[str]] = {}
     for name, t in tensors.items():
         groups.setdefault((t._storage.runtime, t.dtype), []).append(name)
     out: dict[str, Tensor] = {}
@@ -745,7 +745,7 @@ def read_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: out[name] for name in tensors}
 
 
-def _without_values(x: Any) -> Any:
+def _without_values(x: object) -> object:
     """Return a structure like the one that a call returns, with tensors that have no values."""
     if isinstance(x, Returned):
         return without_values(x.shape, x.dtype)
@@ -760,7 +760,7 @@ def _alike(a: Capture, b: Capture) -> bool:
     """Whether two captures differ in nothing but what is read anew at each replay."""
     fixed = [[x for i, x in enumerate(c.args) if i not in set(c.dynamic)] for c in (a, b)]
     # A capture for many sizes has no program of its own.
-    mine: Any = a.executable
+    mine: object = a.executable
     return (
         (a.graph == b.graph if mine is None else mine is b.executable)
         and a.dynamic == b.dynamic
@@ -770,12 +770,12 @@ def _alike(a: Capture, b: Capture) -> bool:
     )
 
 
-def _free(captured: Capture, live: dict[str, Any]) -> set[str]:
+def _free(captured: Capture, live: dict[str, object]) -> set[str]:
     """Return the numbers of a call that are known to enter the program only as its arguments."""
     if captured.watched is None or captured.watched.calculates:
         return set()
     met: set[str] = set()
-    stack: list[Any] = [captured.args[i] for i in captured.dynamic]
+    stack: list[object] = [captured.args[i] for i in captured.dynamic]
     while stack:
         x = stack.pop()
         if not isinstance(x, HostScalar):
@@ -800,7 +800,7 @@ def _one_source(other: Capture, x: Any, y: Any) -> bool:
     return bytes(backend.download(x.node.buffer)) == bytes(backend.download(y.node.buffer))
 
 
-def _shape_of(x: Any) -> Any:
+def _shape_of(x: object) -> object:
     """Return a returned structure without the identities of its tensors."""
     if isinstance(x, Returned):
         return (x.number, x.shape, x.strides, x.offset, x.history)
@@ -824,6 +824,6 @@ def _graph_of(t: Tensor) -> str:
     )
 
 
-def _title(function: Any) -> str:
+def _title(function: object) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__name__
     return str(name).rsplit("<locals>.", 1)[-1]

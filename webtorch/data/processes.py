@@ -41,7 +41,7 @@ class _Sent:
     dtype: str
 
 
-def pack(x: Any) -> Any:
+def pack(x: object) -> Any:
     """Return a batch with what can cross in place of its tensors."""
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
@@ -54,7 +54,7 @@ def pack(x: Any) -> Any:
     return _each(pack, x)
 
 
-def unpack(x: Any) -> Any:
+def unpack(x: object) -> Any:
     """Return a batch as it was before `pack`."""
     if isinstance(x, _Sent):
         return from_bytes(x.data, x.shape, getattr(webtorch, x.dtype), "cpu")
@@ -141,7 +141,8 @@ class Processes(Workers):
 
     def start(self, loader: DataLoader[Any], seed: int) -> None:
         """Start the processes. Raises what pickling raises where they are not forked."""
-        context = loader.multiprocessing_context
+        # The type of all contexts lacks their processes.
+        context: Any = loader.multiprocessing_context
         if isinstance(context, str):
             known = multiprocessing.get_all_start_methods()
             if context not in known:

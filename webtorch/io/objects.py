@@ -25,19 +25,19 @@ from webtorch.version import PACKAGE
 
 _NAMED = (type, FunctionType)
 # Classes without a name in their module, by their only object.
-_ONLY: dict[Any, object] = {type(x): x for x in (None, NotImplemented, Ellipsis)}
+_ONLY: dict[object, object] = {type(x): x for x in (None, NotImplemented, Ellipsis)}
 
 # "module.name" -> the class or function that the user allows in files.
-_safe: dict[str, Any] = {}
+_safe: dict[str, object] = {}
 
 
-def _full_name(one: Any) -> tuple[str, Any]:
+def _full_name(one: Any) -> tuple[str, object]:
     if isinstance(one, tuple):
         return str(one[1]), one[0]
     return f"{one.__module__}.{one.__qualname__}", one
 
 
-def add_safe_globals(safe_globals: Sequence[Any]) -> None:
+def add_safe_globals(safe_globals: Sequence[object]) -> None:
     """Allow `load(weights_only=True)` to make objects of these classes and to call these functions.
 
     An entry is a class or function, or a pair of it and its full name in files.
@@ -45,7 +45,7 @@ def add_safe_globals(safe_globals: Sequence[Any]) -> None:
     _safe.update(map(_full_name, safe_globals))
 
 
-def get_safe_globals() -> list[Any]:
+def get_safe_globals() -> list[object]:
     """Return what `add_safe_globals` was given."""
     return list(_safe.values())
 
@@ -58,7 +58,7 @@ def clear_safe_globals() -> None:
 class safe_globals:
     """Allow classes and functions in files within a block, as `add_safe_globals` does."""
 
-    def __init__(self, safe_globals: Sequence[Any]) -> None:
+    def __init__(self, safe_globals: Sequence[object]) -> None:
         self.given = safe_globals
         self.before: dict[str, Any] = {}
 
@@ -81,7 +81,7 @@ def allowed() -> dict[str, Name]:
     return {name: Given(name, one) for name, one in _safe.items()}
 
 
-def build(target: Any, state: Any) -> bool:
+def build(target: object, state: object) -> bool:
     """Set the state of an object whose class the user allows; whether it is one."""
     if not any(type(target) is one for one in _safe.values()):
         return False
@@ -100,7 +100,7 @@ def build(target: Any, state: Any) -> bool:
 # ---- writing
 
 
-def write(w: Writer, value: Any, path: tuple[object, ...]) -> None:
+def write(w: Writer, value: object, path: tuple[object, ...]) -> None:
     """Write a value of any class. Raises PicklingError for one that has no name or does not pickle."""
     if isinstance(value, type) and value in _ONLY:
         w.name("builtins", "type")
@@ -141,8 +141,8 @@ def write(w: Writer, value: Any, path: tuple[object, ...]) -> None:
         w.out += b"b"
 
 
-def _write_name(w: Writer, value: Any, module: str, name: str) -> None:
-    found: Any = sys.modules.get(module)
+def _write_name(w: Writer, value: object, module: str, name: str) -> None:
+    found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not value:
@@ -163,7 +163,7 @@ def _write_name(w: Writer, value: Any, module: str, name: str) -> None:
 
 # ---- reading what is trusted
 
-_CLASSES: dict[str, Any] = {
+_CLASSES: dict[str, object] = {
     "torch.Tensor": Tensor, "torch._tensor.Tensor": Tensor, "torch.nn.Parameter": Parameter,
     "torch.nn.parameter.Parameter": Parameter,
 }  # fmt: skip
@@ -178,11 +178,11 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(data))
         self.names, self.persistent = names, persistent
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> object:
         """Return the storage that a persistent id names."""
         return self.persistent(pid)
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Return what a global name of the pickle stands for: PyTorch's names mean ours."""
         full = f"{module}.{name}"
         if full in _CLASSES:
@@ -204,13 +204,13 @@ def of_class(tensor: Any, kind: type[Any]) -> Any:
     return Tensor._make_subclass(kind, tensor.detach(), tensor.requires_grad)
 
 
-def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: Any) -> Any:
+def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: object) -> object:
     made = of_class(make(*args), kind)
     vars(made).update((state[0] if isinstance(state, tuple) else state) or {})
     return made
 
 
-def _counterpart(module: str, name: str) -> Any:
+def _counterpart(module: str, name: str) -> object:
     """Return webtorch's class or function for one of PyTorch's, of that module or one around it."""
     parts = module.split(".")[1:]
     if parts[:2] == ["nn", "modules"]:

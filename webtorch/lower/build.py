@@ -14,7 +14,7 @@ from webtorch.ir.dtype import bool_, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
-from webtorch.ir.kernel import Access, BufferSlot, Combine, Kernel, Level, Reduce, Store
+from webtorch.ir.kernel import Access, BufferSlot, Kernel, Level, Reduce, Store
 from webtorch.ir.program import Site
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import numel
@@ -81,7 +81,7 @@ class _Form:
 
 # Form -> kernel, its nodes and arguments by their numbers in the form, and its sites.
 _BUILT: OrderedDict[
-    tuple[Any, ...], tuple[Kernel, tuple[int, ...], tuple[int, ...], tuple[Site, ...]]
+    tuple[object, ...], tuple[Kernel, tuple[int, ...], tuple[int, ...], tuple[Site, ...]]
 ] = OrderedDict()
 _MAX_BUILT = 2048
 
@@ -93,7 +93,7 @@ def _form(graph: Graph, group: Group, stored: set[int], needed: set[int]) -> _Fo
     inside = set(members)
     numbers: dict[int, int] = {}
     args: dict[int, int] = {}
-    parts: list[Any] = []
+    parts: list[object] = []
     for member in members:
         stack = [member]
         while stack:
@@ -226,12 +226,12 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
     for number in sorted(group.members):
         node = graph.nodes[number]
         level: Level = "outer"
-        combine: Combine = "set"
+        combine = "set"
         inside: Expr | None = None
         if node.kind == "reduce":
             op, _ = node.attrs
             value = body.value(node.srcs[0], body.loops.inner_flat)
-            if op in ("any", "all"):
+            if REDUCERS[op].is_logical:
                 value = ex.cast(value, bool_)
             elif not REDUCERS[op].is_position:
                 value = ex.cast(value, node.dtype.compute)
@@ -314,6 +314,7 @@ def _merge_loops(
     first = {run[0] for run in runs}
 
     def mapping(dim: int, size: int) -> Index:
+        """Return the position along an old loop."""
         r, step = place[dim]
         whole = ix.loop(r, new_sizes[r]) // step
         return whole if dim in first else whole % size

@@ -68,12 +68,12 @@ class Families:
     """The families of a device, found by text. Bounded: the least recently used goes first."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Any, Family] = OrderedDict()
+        self._known: OrderedDict[object, Family] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, text: str, key: Any) -> tuple[Family, tuple[str, ...]]:
+    def find(self, text: str, key: object) -> tuple[Family, tuple[str, ...]]:
         """Return the family of a text and the text's numbers, which the family has then seen.
 
         Texts of different `key` are of different families.

@@ -24,13 +24,13 @@ def set_sharing_strategy(new_strategy: str) -> None:
 
 
 def spawn(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
+    fn: Callable[..., object],
+    args: tuple[object, ...] = (),
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
-) -> Any:
+) -> object:
     """Run fn(i, *args) in `nprocs` processes; with `join`, wait for them.
 
     Returns the processes, or None after `join`. Raises RuntimeError if one of them failed.

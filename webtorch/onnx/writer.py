@@ -1,33 +1,30 @@
-"""Writes recorded values as nodes of a file: the frame of it, elementwise formulas, primitives. Floor 6.
+"""Writes recorded values as nodes of a file: the frame of it. Floor 6.
 
 A value is written by the rule of the outermost call that gave it; a rule that cannot write a call
 returns None, and then the calls inside it are tried. So an operation without a rule is written with
 its parts, and an elementwise one from its formula in the op table: a new operation needs nothing
-here. Rules of composites are in `rules`.
+here. The rules are in `rules`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias, TypeVar
 
 from webtorch.functions import public as webtorch
-from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bool_, int32, int64
-from webtorch.ir.expr import Expr
-from webtorch.ir.graph import Node
+from webtorch.ir.dtype import DType, Scalar, int64
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import line_text
-from webtorch.onnx.graph import TO_THE_END, ExportError, Graph, Ints, Step
+from webtorch.onnx.graph import TO_THE_END, Attr, ExportError, Graph, Ints, Step
 from webtorch.onnx.recording import Call, Recording, Value, contents, value_of_node
-from webtorch.ops.record import TABLE, Elementwise
-from webtorch.tensors.promotion import result_type
-from webtorch.tensors.storage import Storage
+from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
 
 Name = str
-Rule = Callable[..., Any]
-RULES: dict[str, Rule] = {}
+# The names of a call's results; None where a rule cannot write it, or does not name one of them.
+Written: TypeAlias = Name | tuple[Name | None, ...] | None
+Rule = TypeVar("Rule", bound=Callable[..., Written])
+RULES: dict[str, Callable[..., Written]] = {}
 # Larger constants are computed in the file where they can be.
 _FOLD_BYTES = 64 << 20
 
@@ -66,7 +63,7 @@ class Writer:
         self.parameters = names
         self.call: Call | None = None
         self.trying: set[int] = set()
-        self.interned: dict[Any, Name] = {}
+        self.interned: dict[Hashable, Name] = {}
         self._by_nodes: dict[int, list[Value]] | None = None
 
     # -- values ---------------------------------------------------------------------------------
@@ -104,11 +101,12 @@ class Writer:
             for one, name in zip(call.results, results, strict=False):
                 if name is not None:
                     self.known.setdefault(one, name)
-            if number < len(results) and results[number] is not None:
-                return results[number]
+            wanted = results[number] if number < len(results) else None
+            if wanted is not None:
+                return wanted
         return self._by_node(v)
 
-    def _constant(self, v: Value, calls: Any) -> Name | None:
+    def _constant(self, v: Value, calls: Sequence[tuple[Call, int]]) -> Name | None:
         node = v.node
         call = calls[-1][0] if calls else None
         unfolded = any(c.place in self.unfolded for c, _ in calls)
@@ -293,8 +291,12 @@ class Writer:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    def node(self, op: str, *inputs: Name | None, outputs: int = 1, **attrs: Any) -> Any:
-        """Write a node; return the name of its output, or of its `outputs`."""
+    def node(self, op: str, *inputs: Name | None, **attrs: Attr) -> Name:
+        """Write a node; return the name of its output."""
+        return self.outputs(1, op, *inputs, **attrs)[0]
+
+    def outputs(self, count: int, op: str, *inputs: Name | None, **attrs: Attr) -> tuple[Name, ...]:
+        """Write a node; return the names of its first outputs, as many as `count`."""
         given = ["" if x is None else x for x in inputs]
         while given and not given[-1]:
             given.pop()
@@ -303,11 +305,11 @@ class Writer:
         if call is not None and call.name == "apply" and call.op is not None:
             title = call.op.name.strip("_")
         base = f"{call.scope}.{title}" if call is not None and call.scope else title
-        names = [self.graph.fresh(base) for _ in range(outputs)]
+        names = [self.graph.fresh(base) for _ in range(count)]
         attrs = {k: a for k, a in attrs.items() if a is not None}
         scope = call.scope if call is not None else ""
         self.graph.steps.append(Step(op, given, names, attrs, scope, title))
-        return names[0] if outputs == 1 else tuple(names)
+        return tuple(names)
 
     def ints(
         self,
@@ -321,7 +323,7 @@ class Writer:
         self.graph.ints[name] = Ints(tuple(int(v) for v in values), tuple(near), scalar, use)
         return name
 
-    def number(self, value: Any, dtype: DType) -> Name:
+    def number(self, value: Scalar, dtype: DType) -> Name:
         """Return the name of one number of a type."""
         name = self.graph.fresh("number")
         self.graph.numbers[name] = (value, dtype)
@@ -353,7 +355,7 @@ class Writer:
         """Write a conversion."""
         return x if source is dtype else self.node("Cast", x, to=dtype.name)
 
-    def full(self, shape: Sequence[int], value: Any, dtype: DType) -> Name:
+    def full(self, shape: Sequence[int], value: Scalar, dtype: DType) -> Name:
         """Write a tensor of one value."""
         scalar = self.number(value, dtype)
         return scalar if not shape else self.node("Expand", scalar, self.ints(shape))
@@ -425,339 +427,3 @@ def _window(shape: tuple[int, ...], v: Value) -> list[tuple[int, int, int, int]]
             return None
         window.append((start, count, step, k))
     return window if rest == 0 else None
-
-
-# ---- elementwise ----------------------------------------------------------------------------------
-
-# Entries that ONNX has, and those that are one scalar function with a node.
-_NODES = {
-    **{op.name: op.onnx for op in TABLE.values() if isinstance(op, Elementwise) and op.onnx},
-    **{f.name: f.onnx for f in ex.FUNCTIONS.values() if isinstance(f.onnx, str) and f.onnx},
-}
-_SINCE = {"HardSwish": 14, "Mish": 18}
-# Nodes that take no integers, or no booleans.
-_FLOAT_ONLY = frozenset((
-    "Floor", "Ceil", "Round", "Reciprocal", "Sqrt", "Exp", "Log", "Sigmoid", "Tanh", "Erf", "Softsign",
-    "Selu", "HardSwish", "Mish", "IsNaN", "IsInf",
-))  # fmt: skip
-
-
-@rule("apply")
-def _apply(
-    w: Writer, call: Call, op: Elementwise, operands: Any, numbers: Any = (), **_: Any
-) -> Any:
-    out = call.results[0]
-    types = [_typed(w, o) for o in operands]
-    compute = result_type(*types)
-    if op.promotion == "float" and compute.kind != "float":
-        compute = out.dtype
-    names: list[Name] = []
-    for i, o in enumerate(operands):
-        if isinstance(o, Value):
-            kept = op.name == "_where" and i == 0 and o.dtype is bool_
-            names.append(w.cast(w.name(o), o.dtype, o.dtype if kept else compute))
-        else:
-            names.append(w.number(o, compute))
-    result, dtype = _named(w, op, names, numbers, compute)
-    if result is None:
-        result, dtype = _formula(w, op, names, [w.number(n, compute) for n in numbers], compute)
-        if dtype is None:
-            # A formula that does not look at its inputs.
-            return w.expand(result, (), out.shape)
-    result = w.cast(result, dtype, out.dtype)
-    shapes = [o.shape for o in operands if isinstance(o, Value)]
-    if not shapes and out.shape:
-        return w.expand(result, (), out.shape)
-    return result
-
-
-def _typed(w: Writer, o: Any) -> Any:
-    """Return a tensor of the type and shape of a value, for the rules of promotion."""
-    if not isinstance(o, Value):
-        return o
-    node = Node.in_memory(o.shape, o.dtype)
-    storage = Storage(node, w.recording.runtime)
-    return Tensor._from_storage(storage, o.shape, contiguous_strides(o.shape), 0, True)
-
-
-def _named(w: Writer, op: Elementwise, x: list[Name], numbers: Any, dtype: DType) -> Any:
-    """Write an entry that ONNX has as a node. Returns (None, ...) for others."""
-    kind = dtype.kind
-    match op.name:
-        case "_gelu_erf" | "_gelu_tanh" if w.opset >= 20:
-            return w.node(
-                "Gelu", x[0], approximate="none" if op.name == "_gelu_erf" else "tanh"
-            ), dtype
-        case "silu":
-            return w.node("Mul", x[0], w.node("Sigmoid", x[0])), dtype
-        case "leaky_relu":
-            return w.node("LeakyRelu", x[0], alpha=float(numbers[0])), dtype
-        case "elu":
-            return w.node("Elu", x[0], alpha=float(numbers[0])), dtype
-        case "celu" if dtype.name == "float32":
-            return w.node("Celu", x[0], alpha=float(numbers[0])), dtype
-        case "softplus" if numbers[0] == 1:
-            return w.node("Softplus", x[0]), dtype
-        case "hardsigmoid":
-            return w.node("HardSigmoid", x[0], alpha=1 / 6, beta=0.5), dtype
-        case "hardtanh":
-            low, high = (w.number(n, dtype) for n in numbers)
-            return w.node("Clip", x[0], low, high), dtype
-        case "relu6":
-            return w.node("Clip", x[0], w.number(0, dtype), w.number(6, dtype)), dtype
-        case "rsqrt" if kind == "float":
-            return w.node("Reciprocal", w.node("Sqrt", x[0])), dtype
-        case "_square":
-            return w.node("Mul", x[0], x[0]), dtype
-        case "positive":
-            return x[0], dtype
-        case "_where":
-            return w.node("Where", *x), dtype
-        case "_clamp" if kind == "float":
-            return w.node("Min", w.node("Max", x[0], x[1]), x[2]), dtype
-        case "ne":
-            return w.node("Not", w.node("Equal", *x)), bool_
-        case "logical_and" | "logical_or" | "logical_xor" if dtype is bool_:
-            return w.node(op.name[8:].capitalize(), *x), bool_
-        case "logical_not" if dtype is bool_:
-            return w.node("Not", x[0]), bool_
-        case "fmax" | "fmin":
-            return None, dtype
-    node = _NODES.get(op.name)
-    if node is None or w.opset < _SINCE.get(node, 0):
-        return None, dtype
-    if kind != "float" and node in _FLOAT_ONLY:
-        return (x[0], dtype) if node in ("Floor", "Ceil", "Round") else (None, dtype)
-    if dtype is bool_ and node not in ("Equal",):
-        # ONNX's arithmetic and comparisons have no booleans.
-        wide = [w.cast(one, bool_, int32) for one in x]
-        result = w.node(node, *wide)
-        return result, bool_ if op.promotion == "bool" else int32
-    return w.node(node, *x), bool_ if op.promotion == "bool" else dtype
-
-
-def _formula(w: Writer, op: Elementwise, x: list[Name], numbers: list[Name], dtype: DType) -> Any:
-    """Write an entry from its formula."""
-    names = [*x, *numbers]
-    kinds = [bool_ if op.name == "_where" and i == 0 else dtype for i in range(len(names))]
-    root = op.build(tuple(ex.input_(i, t) for i, t in enumerate(kinds)))
-    found = written(w, root, names, op.name)
-    if not any(e.op == "input" for e in ex.walk(root)):
-        return found, None
-    return found, root.dtype
-
-
-def written(w: Writer, root: Expr, inputs: Sequence[Name], title: str) -> Name:
-    """Write a scalar expression over tensors."""
-    made: dict[Expr, Name] = {}
-    for e in ex.walk(root):
-        args = [made[a] for a in e.args]
-        if e.op == "input":
-            made[e] = inputs[e.value]
-        elif e.op == "const":
-            key = (e.value if e.value == e.value else "nan", e.dtype.name, str(e.value))
-            if ("expr", key) not in w.interned:
-                w.interned["expr", key] = w.number(e.value, e.dtype)
-            made[e] = w.interned["expr", key]
-        else:
-            made[e] = _written(w, e, args, title)
-    return made[root]
-
-
-def _written(w: Writer, e: Expr, args: list[Name], title: str) -> Name:
-    """Write one scalar function: as a node, or by the formula of nodes in its record."""
-    special = _EXPRESSIONS.get(e.op)
-    if special is not None:
-        return special(w, e, *args)
-    function = ex.FUNCTIONS.get(e.op)
-    if e.op == "mod" and e.dtype.kind != "float":
-        return w.node("Mod", *args)
-    if function is None or not function.onnx:
-        raise ExportError(
-            f"export: {title.strip('_')} computes with {e.op}, which ONNX does not have. Move it out "
-            "of the exported function, or write it with other operations."
-        )
-    if isinstance(function.onnx, str):
-        return w.node(function.onnx, *args)
-    formula = function.onnx(*(ex.input_(i, a.dtype) for i, a in enumerate(e.args)))
-    return written(w, formula, args, title)
-
-
-def _logical(word: str) -> Callable[..., Name]:
-    def write(w: Writer, e: Expr, x: Name, y: Name) -> Name:
-        """Write the node: logical for bools, bitwise for integers (opset 18 and later)."""
-        if e.args[0].dtype is bool_:
-            return w.node(word, x, y)
-        return _of_bits(w, word, x, y)
-
-    return write
-
-
-def _of_bits(w: Writer, word: str, *x: Name) -> Name:
-    if w.opset < 18:
-        raise ExportError(f"export: bitwise_{word.lower()} needs opset 18; this is {w.opset}")
-    return w.node(f"Bitwise{word}", *x)
-
-
-# What is more than a node or a formula of nodes: attributes, and nodes of later opsets.
-_EXPRESSIONS: dict[str, Callable[..., Name]] = {
-    "cast": lambda w, e, x: w.node("Cast", x, to=e.dtype.name),
-    "truncmod": lambda w, e, x, y: w.node("Mod", x, y, fmod=1),
-    "and": _logical("And"), "or": _logical("Or"), "xor": _logical("Xor"),
-    "bitnot": lambda w, e, x: _of_bits(w, "Not", x),
-}  # fmt: skip
-
-
-# ---- primitives -----------------------------------------------------------------------------------
-
-
-@rule("_cast")
-def _cast(w: Writer, call: Call, x: Value, dtype: DType) -> Name:
-    return w.cast(w.name(x), x.dtype, dtype)
-
-
-@rule("_copy", "clone", "contiguous", "alias_copy")
-def _copy(w: Writer, call: Call, **args: Any) -> Name:
-    return w.name(args.get("x") or args["input"])
-
-
-@rule("_write")
-def _write(w: Writer, call: Call, x: Value, values: Value, fresh: bool = False) -> Name:
-    # Seen through the window that was written, the new value is what was written there.
-    return w.name(values)
-
-
-@rule("_fill")
-def _fill(w: Writer, call: Call, shape: Any, value: Any, dtype: DType, device: Any) -> Name:
-    return w.full(tuple(shape), value, dtype)
-
-
-@rule("_empty")
-def _empty(w: Writer, call: Call, shape: Any, dtype: DType, device: Any, like: Any = ()) -> Name:
-    return w.full(tuple(shape), 0, dtype)
-
-
-@rule("_iota")
-def _iota(
-    w: Writer, call: Call, count: int, start: Any, step: Any, dtype: DType, device: Any
-) -> Name:
-    steps = w.node(
-        "Range", w.ints([0], scalar=True), w.ints([count], scalar=True), w.ints([1], scalar=True)
-    )
-    if step == 1 and start == 0:
-        return w.cast(steps, int64, dtype)
-    scaled = w.node("Mul", w.cast(steps, int64, dtype), w.number(step, dtype))
-    return w.node("Add", scaled, w.number(start, dtype))
-
-
-@rule("_philox")
-def _philox(
-    w: Writer,
-    call: Call,
-    shape: Any,
-    seed: Any,
-    offset: Any,
-    dtype: DType,
-    device: Any,
-    kind: str = "uniform",
-    low: Any = 0,
-) -> Name | None:
-    if kind not in ("uniform", "normal"):
-        raise ExportError("export: random integers have no form in ONNX: pass them as an input")
-    op = "RandomUniformLike" if kind == "uniform" else "RandomNormalLike"
-    like = w.full(tuple(shape), 0, dtype)
-    return w.node(op, like)
-
-
-@rule("_reduce")
-def _reduce(w: Writer, call: Call, x: Value, combine: str, dims: Any) -> Name:
-    name = w.name(x)
-    if combine in ("argmax", "argmin"):
-        op = "ArgMax" if combine == "argmax" else "ArgMin"
-        assert len(dims) == 1
-        name = w.cast(name, x.dtype, int32) if x.dtype is bool_ else name
-        return w.node(op, name, axis=dims[0], keepdims=1)
-    if combine in ("any", "all"):
-        wide = name if x.dtype.name in ("int32", "float32") else w.node("Cast", name, to="int32")
-        if x.dtype is not bool_:
-            zero = w.number(0, x.dtype)
-            wide = w.node("Cast", w.node("Not", w.node("Equal", name, zero)), to="int32")
-        op = "ReduceMax" if combine == "any" else "ReduceMin"
-        return w.node("Cast", w.reduce(op, wide, dims, True), to="bool")
-    op = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}[combine]
-    return w.reduce(op, name, dims, True)
-
-
-@rule("_scan")
-def _scan(w: Writer, call: Call, x: Value, combine: str, dim: int) -> Name | None:
-    if combine != "sum":
-        raise ExportError(
-            f"export: a running {combine} (cum{combine}) has no form in ONNX: compute it outside"
-        )
-    return w.node("CumSum", w.name(x), w.ints([dim], scalar=True))
-
-
-@rule("_take")
-def _take(
-    w: Writer, call: Call, x: Value, indices: Any, name: str, wrap: bool = False, dims: Any = ()
-) -> Name:
-    index = [w.cast(w.name(i), i.dtype, int64) for i in indices]
-    if len(index) == 1:
-        return w.node("Gather", w.name(x), index[0], axis=0)
-    last = len(indices[0].shape)
-    rows = [w.unsqueeze(i, [last]) for i in index]
-    return w.node("GatherND", w.name(x), w.node("Concat", *rows, axis=last))
-
-
-@rule("_scatter")
-def _scatter(
-    w: Writer,
-    call: Call,
-    base: Value,
-    indices: Any,
-    values: Value,
-    combine: str,
-    name: str,
-    wrap: bool = False,
-    dims: Any = (),
-) -> Name:
-    index = [w.cast(w.name(i), i.dtype, int64) for i in indices]
-    last = len(indices[0].shape)
-    rows = [w.unsqueeze(i, [last]) for i in index]
-    where = rows[0] if len(rows) == 1 else w.node("Concat", *rows, axis=last)
-    reduction = {"set": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}[combine]
-    if (reduction in ("max", "min") and w.opset < 18) or (reduction and w.opset < 16):
-        raise ExportError(f"export: {name} with {combine} needs opset 18; this is {w.opset}")
-    return w.node("ScatterND", w.name(base), where, w.name(values), reduction=reduction)
-
-
-@rule("_matmul")
-def _matmul(w: Writer, call: Call, a: Value, b: Value) -> Name:
-    return w.node("MatMul", w.name(a), w.name(b))
-
-
-@rule("_conv2d")
-def _conv2d(
-    w: Writer,
-    call: Call,
-    kind: str,
-    a: Value,
-    b: Value,
-    input_shape: Any,
-    weight_shape: Any,
-    output_shape: Any,
-    geometry: Any = (),
-) -> Name | None:
-    stride, padding, dilation, groups = geometry
-    if kind != "forward":
-        raise ExportError("export: gradients of convolutions have no form in ONNX")
-    low = list(padding[:2]) if len(padding) == 4 else list(padding)
-    return w.node(
-        "Conv", w.name(a), w.name(b), strides=list(stride), pads=[*low, *low],
-        dilations=list(dilation), group=groups,
-    )  # fmt: skip
-
-
-@rule("_pad")
-def _pad(w: Writer, call: Call, x: Value, low: Any, high: Any, value: Any) -> Name:
-    return w.node("Pad", w.name(x), w.ints([*low, *high]), w.number(value, x.dtype))

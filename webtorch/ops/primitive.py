@@ -28,6 +28,7 @@ def _primitive(name: str, **fields: Any) -> Callable[[Callable[P, R]], Composite
     """Declare a primitive of a function's types; `webtorch.tensors` gives it the body."""
 
     def declare(function: Callable[P, R]) -> Composite[P, R]:
+        """Put the entry of a function into the table."""
         op: Composite[P, R] = Composite(
             name=name, family="composite", signature=signature_of(inspect.signature(function)),
             doc=inspect.getdoc(function) or "", function_in=(), **fields,
@@ -44,10 +45,11 @@ def as_view(
     shape: Sequence[int],
     strides: Sequence[int],
     offset: int,
-    vjp: Callable[[Tensor], Tensor] | None = None,
+    vjp: Callable[..., Tensor] | None = None,
+    args: tuple[Any, ...] = (),
     name: str = "AsStrided",
 ) -> Tensor:
-    """A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp`
+    """A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp(g, *args)`
     maps the view's cotangent to x's (shape of x); None uses the general, slower rule for any
     strides. `name` is the printed name of the gradient function.
     """
@@ -65,8 +67,8 @@ def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) 
 
 @_primitive("_reduce")
 def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
-    """Combine over `dims` (a sorted tuple), which stay as size 1. combine: sum prod max min any all
-    argmax argmin. Not empty. Differentiable (sum, max, min).
+    """Combine over `dims` (a sorted tuple), which stay as size 1. combine: a name of `REDUCERS`.
+    Not empty. Differentiable (sum, max, min).
     """
 
 
@@ -103,7 +105,7 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
 
 
 @_primitive("_unrounded")
-def unrounded(multiply: Callable[..., Tensor], *args: Any) -> Tensor:
+def unrounded(multiply: Callable[..., Tensor], *args: object) -> Tensor:
     """multiply(*args), a product or a convolution; that of 16-bit floats is the float32 sums."""
 
 
@@ -135,7 +137,7 @@ def attention(
     causal: bool,
     scale: Scalar,
     dropout: tuple[float, int, int] | None,
-    again: Callable[..., Any],
+    again: Callable[..., object],
 ) -> Tensor:
     """softmax(query key^T scale + mask) value without scores in memory: query (B, H, L, E), key (B, G,
     S, E), value (B, G, S, V), H a multiple of G; mask (B, H, L, S), bool or float, or None;
@@ -281,7 +283,7 @@ def conjugate(x: Tensor) -> Tensor:
 def host(
     name: str,
     inputs: Sequence[Tensor],
-    params: tuple[Any, ...],
+    params: tuple[object, ...],
     shapes: Sequence[tuple[int, ...]],
 ) -> tuple[Tensor, ...]:
     """The results, of `shapes` and the first input's type, of a function of whole arrays that only the

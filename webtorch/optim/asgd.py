@@ -27,7 +27,7 @@ class ASGD(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: object,
         lr: float | Tensor = 1e-2,
         lambd: float = 1e-4,
         alpha: float = 0.75,
@@ -53,7 +53,7 @@ class ASGD(Optimizer):
         check_options(defaults, "weight_decay")
         super().__init__(params, defaults)
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: dict[str, object]) -> None:
         """Change the parameters of one group."""
         hyper, rate = self._hyper(group), self._scalar(group, "lr")
         for step, members in self._advanced(group):

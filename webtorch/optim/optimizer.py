@@ -77,14 +77,14 @@ def register_optimizer_step_post_hook(hook: Hook) -> RemovableHandle:
     return _add(_global_post_hooks, hook)
 
 
-class _Begun(dict[str, Any]):
+class _Begun(StateDict):
     """The state of a parameter that begins while a step is captured.
 
     What begins as a constant exists then as if it had been made before: the captured program is
     that of every step, not that of the first.
     """
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         """Set an entry; a constant is computed at once."""
         if isinstance(value, Tensor):
             make_before(value)
@@ -125,11 +125,11 @@ class Hyper(Mapping[str, float]):
         return host_scalar(self, name)
 
 
-def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
+def _hooked(step: Callable[..., object]) -> Callable[..., object]:
     """Return a class's `step` with hooks around it, without autograd unless differentiable."""
 
     @functools.wraps(step)
-    def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Optimizer, *args: object, **kwargs: object) -> Any:
         """Call the hooks around the class's own step."""
         if "_optimizer_step_pre_hooks" not in self.__dict__:
             # A wrapper of another optimizer that never called __init__: the step inside has its hooks.
@@ -207,7 +207,7 @@ class Optimizer:
         """Whether the next step can be taken back."""
         return self._takes_back
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Put the hooks around a `step` that the subclass defines."""
         super().__init_subclass__(**kwargs)
         if "step" in cls.__dict__ and not getattr(cls.step, "hooked", False):
@@ -216,7 +216,7 @@ class Optimizer:
             # Another update may keep numbers on the host.
             cls._takes_back = cls.__dict__.get("_takes_back", False)
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Any, defaults: Group) -> None:
         """Take the parameters into groups."""
         self.defaults = defaults
         self._make_hook_tables()
@@ -225,7 +225,7 @@ class Optimizer:
                 "params argument given to the optimizer should be an iterable of Tensors or "
                 f"dicts, but got {typename(params)}"
             )
-        self.state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        self.state: defaultdict[Any, StateDict] = defaultdict(dict)
         self.param_groups: list[Group] = []
         groups = list(params)
         if not groups:
@@ -248,7 +248,7 @@ class Optimizer:
             self.__dict__.setdefault(name, OrderedDict())
         self.__dict__.setdefault("_hypers", {})
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what is pickled: options, state and groups, not the hooks."""
         return {
             "defaults": self.defaults,
@@ -256,7 +256,7 @@ class Optimizer:
             "param_groups": self.param_groups,
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Take back what `__getstate__` returned, or part of it."""
         self.__dict__.update(state)
         self._make_hook_tables()
@@ -344,7 +344,7 @@ class Optimizer:
 
     # -- stepping -------------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Change the parameters once; `closure`, if given, recomputes the loss and is returned."""
         loss = None
         if closure is not None:
@@ -364,7 +364,9 @@ class Optimizer:
         found: list[Any] = []
         for group in self.param_groups:
             found += [
-                Varying(v) if type(v) is float else v for name, v in group.items() if name != "params"
+                Varying(v) if type(v) is float else v
+                for name, v in group.items()
+                if name != "params"
             ]
             for param in group["params"]:
                 found += (param, param._grad)
@@ -491,7 +493,7 @@ class Optimizer:
 
     def _new_steps(self, params: Iterable[Tensor]) -> None:
         """Give parameters without a step count one that starts at 0, shared by device."""
-        fresh: dict[Any, Tensor] = {}
+        fresh: dict[object, Tensor] = {}
         for param in params:
             state = self.state[param]
             if "step" not in state:
@@ -618,14 +620,14 @@ class Optimizer:
                 "loaded state dict contains a parameter group that doesn't match the size of "
                 "optimizer's group"
             )
-        together: dict[Any, list[tuple[dict[str, Any], Any, dict[str, Any]]]] = {}
+        together: dict[Any, list[tuple[StateDict, Any, StateDict]]] = {}
         # Copies of one count share their value, and reading it waits for the device.
         counts: dict[int, tuple[Any, float]] = {}
         params: dict[Any, tuple[int, Tensor]] = {}
         for position, (group, new) in enumerate(zip(groups, saved, strict=True)):
             for number, param in zip(new["params"], group["params"], strict=True):
                 params[number] = (position, param)
-        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        state: defaultdict[Any, StateDict] = defaultdict(dict)
         for key, value in state_dict["state"].items():
             if key not in params:
                 state[key] = value
@@ -666,19 +668,19 @@ Optimizer.step = _hooked(Optimizer.step)  # type: ignore[method-assign]
 _count_of: WeakKeyDictionary[Storage, Tensor] = WeakKeyDictionary()
 
 
-def _counted(step: Any) -> Any:
+def _counted(step: object) -> Any:
     """Return the step count of which a saved one is a copy, or that itself."""
     return _count_of.get(step._storage, step) if isinstance(step, Tensor) else step
 
 
-def _is_count(step: Any, device: Any) -> bool:
+def _is_count(step: object, device: object) -> bool:
     """Whether a saved step count can be an optimizer's own."""
     if not isinstance(step, Tensor) or step.dtype is not webtorch.float32:
         return False
     return step.device == device and step.ndim == 0
 
 
-def _moved(param: Tensor, value: Any) -> Any:
+def _moved(param: Tensor, value: object) -> Any:
     """Return a loaded value with its tensors on the parameter's device, floats in its dtype."""
     if isinstance(value, Tensor):
         if param.is_floating_point() and value.is_floating_point():
@@ -691,7 +693,7 @@ def _moved(param: Tensor, value: Any) -> Any:
     return value
 
 
-def check_flags(options: Mapping[str, Any]) -> None:
+def check_flags(options: Mapping[str, object]) -> None:
     """Raise RuntimeError on the combinations of foreach, fused and differentiable that PyTorch refuses.
 
     All three are accepted otherwise, and change nothing but `differentiable`: updates of all
@@ -709,14 +711,14 @@ def check_at_least_zero(what: str, value: Any) -> None:
         raise ValueError(f"Invalid {what}: {value}")
 
 
-def check_lr(lr: Any) -> None:
+def check_lr(lr: object) -> None:
     """Raise ValueError unless `lr` is a number, or a tensor of one, of at least 0."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
     check_at_least_zero("learning rate", lr)
 
 
-def check_options(options: Mapping[str, Any], *names: str) -> None:
+def check_options(options: Group, *names: str) -> None:
     """Raise ValueError, in PyTorch's words, unless lr and the options of these names may be so.
 
     betas are at least 0 and under 1; all others at least 0.

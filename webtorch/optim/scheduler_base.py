@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from webtorch.ir.lines import user_depth
-from webtorch.optim.optimizer import Optimizer
+from webtorch.optim.optimizer import Group, Optimizer, StateDict
 from webtorch.tensors.host import host_scalar, tracing
 from webtorch.tensors.tensor import Tensor
 
@@ -48,7 +48,7 @@ def read_option(optimizer: Optimizer, key: str) -> list[Rate]:
     return [one.clone() if isinstance(one, Tensor) else one for one in found]
 
 
-def write_option(group: dict[str, Any], key: str, value: Rate) -> None:
+def write_option(group: Group, key: str, value: Rate) -> None:
     """Set an option; a tensor keeps its identity."""
     if isinstance(group[key], Tensor):
         if isinstance(value, Tensor):
@@ -58,7 +58,7 @@ def write_option(group: dict[str, Any], key: str, value: Rate) -> None:
         group[key] = value
 
 
-def write_momentum(group: dict[str, Any], use_beta1: bool, momentum: Rate) -> None:
+def write_momentum(group: Group, use_beta1: bool, momentum: Rate) -> None:
     """Set a group's momentum, which is its first beta in the Adam family."""
     if use_beta1:
         group["betas"] = (momentum, *group["betas"][1:])
@@ -66,11 +66,11 @@ def write_momentum(group: dict[str, Any], use_beta1: bool, momentum: Rate) -> No
         group["momentum"] = momentum
 
 
-def noted(step: Callable[..., Any]) -> Callable[..., Any]:
+def noted(step: Callable[..., object]) -> Callable[..., Any]:
     """Return a schedule's `step` that a running capture takes down: each replay does it again."""
 
     @functools.wraps(step)
-    def run(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+    def run(self: LRScheduler, *args: object, **kwargs: object) -> Any:
         """Do the step; while a capture runs, note it, so that each replay does it again."""
         if not tracing.active or tracing.acting:
             return step(self, *args, **kwargs)
@@ -125,7 +125,7 @@ class LRScheduler:
     _get_lr_called_within_step = False
     _is_initial = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Have captures take down the `step` that a subclass defines."""
         super().__init_subclass__(**kwargs)
         if "step" in cls.__dict__ and not getattr(cls.step, "noted", False):
@@ -161,11 +161,11 @@ class LRScheduler:
         finally:
             self._is_initial = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return every attribute but the optimizer."""
         return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Take back what `state_dict` returned."""
         self.__dict__.update(state_dict)
 
@@ -254,7 +254,7 @@ class LRScheduler:
         return [group["lr"] * factor for group in self.optimizer.param_groups]
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Raise TypeError unless it is an optimizer."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
@@ -268,7 +268,7 @@ def _watch_steps(optimizer: Optimizer) -> None:
     owner, function = weakref.ref(optimizer), optimizer.step.__func__  # type: ignore[attr-defined]
 
     @functools.wraps(function)
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(*args: object, **kwargs: object) -> Any:
         """Note that the optimizer has stepped, and step."""
         alive = owner()
         assert alive is not None

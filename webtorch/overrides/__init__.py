@@ -31,29 +31,34 @@ __all__ = [
     "wrap_torch_function",
 ]
 
+Function = Callable[..., Any]
+
 # Users look functions up by the module that they find them in. Whoever reads this has loaded it.
 _PACKAGE = sys.modules["webtorch"]
 
 
-def has_torch_function(relevant_args: Iterable[Any]) -> bool:
+def has_torch_function(relevant_args: Iterable[object]) -> bool:
     """Whether a mode is on, or an argument's class has a `__torch_function__` that is to be asked."""
     if state.modes and state.modes_asked:
         return True
     return state.classes and any(override.asks(type(x)) for x in relevant_args)
 
 
-def has_torch_function_unary(arg: Any) -> bool:
+def has_torch_function_unary(arg: object) -> bool:
     """`has_torch_function` of one argument."""
     return has_torch_function((arg,))
 
 
-def has_torch_function_variadic(*args: Any) -> bool:
+def has_torch_function_variadic(*args: object) -> bool:
     """`has_torch_function` of several arguments."""
     return has_torch_function(args)
 
 
 def handle_torch_function(
-    public_api: Callable[..., Any], relevant_args: Iterable[Any], *args: Any, **kwargs: Any
+    public_api: Callable[..., object],
+    relevant_args: Iterable[object],
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Ask the innermost mode, then the classes of `relevant_args`, what to make of a call.
 
@@ -63,17 +68,17 @@ def handle_torch_function(
 
 
 def wrap_torch_function(
-    dispatcher: Callable[..., Iterable[Any]],
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    dispatcher: Callable[..., Iterable[object]],
+) -> Callable[[Function], Function]:
     """Decorate a function that classes and modes may replace; `dispatcher` has its parameters and
     gives those that are asked.
     """
 
-    def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(func: Callable[..., object]) -> Callable[..., object]:
         """Return the function that asks the dispatcher's arguments first."""
 
         @functools.wraps(func)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: object, **kwargs: object) -> object:
             """Ask `__torch_function__` of the relevant arguments, else call the function."""
             relevant = tuple(dispatcher(*args, **kwargs))
             if has_torch_function(relevant):
@@ -85,23 +90,23 @@ def wrap_torch_function(
     return decorate
 
 
-def is_tensor_like(inp: Any) -> bool:
+def is_tensor_like(inp: object) -> bool:
     """Whether something is a tensor or offers `__torch_function__`."""
     return type(inp) is Tensor or hasattr(inp, "__torch_function__")
 
 
-def is_tensor_method_or_property(func: Callable[..., Any]) -> bool:
+def is_tensor_method_or_property(func: Callable[..., object]) -> bool:
     """Whether what `__torch_function__` was given is a method, or the getter of a property, of Tensor."""
     return func.__name__ == "__get__" or func in get_overridable_functions()[Tensor]
 
 
 @functools.cache
-def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
+def get_overridable_functions() -> dict[Any, list[Function]]:
     """Return the functions that ask classes, by module or class."""
     found: dict[Any, list[Any]] = {}
     for p in override.public_functions():
         if not p.only_modes:
-            owner: Any = _PACKAGE
+            owner: object = _PACKAGE
             for part in p.name.split(".")[1 : 2 if "Tensor." in p.name else -1]:
                 owner = getattr(owner, part)
             found.setdefault(owner, []).append(p.func)
@@ -109,7 +114,7 @@ def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
 
 
 @functools.cache
-def get_ignored_functions() -> set[Callable[..., Any]]:
+def get_ignored_functions() -> set[Function]:
     """Return the functions of `webtorch` and methods of Tensor that ask no class."""
     asked = {f for functions in get_overridable_functions().values() for f in functions}
     public: list[Any] = [
@@ -121,12 +126,12 @@ def get_ignored_functions() -> set[Callable[..., Any]]:
     return set(public) - asked
 
 
-def get_default_nowrap_functions() -> set[Callable[..., Any]]:
+def get_default_nowrap_functions() -> set[Function]:
     """Return the functions whose results `Tensor.__torch_function__` leaves as they are."""
     return override.nowrap()
 
 
-def resolve_name(f: Callable[..., Any]) -> str | None:
+def resolve_name(f: Callable[..., object]) -> str | None:
     """Return the public name of a function that asks ("torch.Tensor.add"), None of others."""
     return override.names().get(f)
 
@@ -140,8 +145,8 @@ class TorchFunctionMode:
         """Take nothing."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Callable[..., object], types: object, args: object = (), kwargs: object = None
+    ) -> object:
         """Return what the call gives. A mode defines this."""
         raise NotImplementedError
 
@@ -156,7 +161,7 @@ class TorchFunctionMode:
         active.add(-1)
 
     @classmethod
-    def push(cls, *args: Any, **kwargs: Any) -> Any:
+    def push(cls, *args: object, **kwargs: object) -> Any:
         """Make a mode: `with Mode()` does the same."""
         return cls(*args, **kwargs)
 
@@ -165,24 +170,24 @@ class BaseTorchFunctionMode(TorchFunctionMode):
     """A mode that changes nothing."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Function, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         """Call the function."""
         return func(*args, **(kwargs or {}))
 
 
-def _get_current_function_mode() -> Any:
+def _get_current_function_mode() -> object:
     """Return the innermost mode, or None."""
     return state.modes[-1] if state.modes else None
 
 
-def _get_current_function_mode_stack() -> list[Any]:
+def _get_current_function_mode_stack() -> list[object]:
     """Return the modes that are on, outermost first."""
     return list(state.modes)
 
 
 @contextmanager
-def _pop_mode_temporarily() -> Generator[Any, None, None]:
+def _pop_mode_temporarily() -> Generator[object, None, None]:
     """A block without the innermost mode."""
     before = state.modes
     state.modes = before[:-1]

@@ -73,7 +73,7 @@ def key_of(graph: Graph, backend: Backend) -> str | None:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
 
 
-def _text(x: Any) -> str:
+def _text(x: object) -> str:
     if isinstance(x, tuple):
         return f"({' '.join([_text(v) for v in x])})"
     if isinstance(x, DType):
@@ -83,10 +83,10 @@ def _text(x: Any) -> str:
     raise _NoKey
 
 
-_FORMULAS: dict[tuple[Any, ...], str] = {}
+_FORMULAS: dict[tuple[object, ...], str] = {}
 
 
-def _formula(op: Any, pattern: str, compute: DType) -> str:
+def _formula(op: object, pattern: str, compute: DType) -> str:
     """Return the hash of what an operation computes."""
     key = (op, pattern, compute)
     found = _FORMULAS.get(key)

@@ -38,7 +38,7 @@ from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn, anomaly, looks_at_each
+from webtorch.tensors.tape import GradFn, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -81,7 +81,9 @@ class Follower:
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed, by one program or otherwise."""
         if self.on:
-            self.computed.append(None if frozen is None or executable is None else (runtime, frozen, executable))
+            self.computed.append(
+                None if frozen is None or executable is None else (runtime, frozen, executable)
+            )
             if not self.depth:
                 self.read()
         elif frozen is not None and len(frozen.order) >= _FEWEST:
@@ -196,7 +198,12 @@ class Follower:
         grad = mode.grad, mode.inference
         if not run.left:
             for step in at.following:
-                if step.callee is callee and step.ready and step.grad == grad and run.matches(step, args, kwargs):
+                if (
+                    step.callee is callee
+                    and step.ready
+                    and step.grad == grad
+                    and run.matches(step, args, kwargs)
+                ):
                     with self.lock:
                         if not run.left and self.run is run:
                             return self.follow(run, step)
@@ -332,7 +339,9 @@ class Follower:
                 storage.node = node
             try:
                 with whole:
-                    inputs = [self._buffer(storage, node, donated) for storage, node, donated in found]
+                    inputs = [
+                        self._buffer(storage, node, donated) for storage, node, donated in found
+                    ]
                     args = self._arguments(run, program)
                     buffers = program.executable.run(inputs, args)
                     fresh = self._settle(run, program, buffers, holders)
@@ -358,9 +367,7 @@ class Follower:
         writes.guard = _guard
         self.leave(run)
 
-    def _inputs(
-        self, run: Run, program: Program
-    ) -> list[tuple[Storage | None, Node, bool]] | None:
+    def _inputs(self, run: Run, program: Program) -> list[tuple[Storage | None, Node, bool]] | None:
         """Find the values that a program reads; None where one is not there any more."""
         found: list[tuple[Storage | None, Node, bool]] = []
         undo = run.undo
@@ -555,7 +562,9 @@ class Follower:
             if self.computed:
                 self.begin()
             return out
-        known = next((s for s in run.at.following if s.callee is callee and s.key == step.key), None)
+        known = next(
+            (s for s in run.at.following if s.callee is callee and s.key == step.key), None
+        )
         if known is None:
             known = step
             run.at.following.append(step)
@@ -571,7 +580,12 @@ class Follower:
         run, computed = self.run, self.computed
         if run.promised:
             return
-        if run.at is not self.root and not run.refused and len(computed) == 1 and computed[0] is not None:
+        if (
+            run.at is not self.root
+            and not run.refused
+            and len(computed) == 1
+            and computed[0] is not None
+        ):
             try:
                 self.keep(run, program_of(run, *computed[0]))
             except Refused as reason:

@@ -8,8 +8,8 @@ from typing import Any
 from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_line
-from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
 from webtorch.runtime.backend import Executable
+from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
 from webtorch.scripts.run import Run, facts_of, has_hooks
 from webtorch.scripts.script import (
     KNOWN,
@@ -220,8 +220,9 @@ def _facts(t: Tensor, run: Run) -> Facts:
             raise Refused("it gives a view of a tensor that nobody has")
         base = ("external", known) if known is not None else ("slot", slot or 0)
     fn, offset = t._grad_fn, t._offset
+    place_in_memory = (offset.external, offset.more) if isinstance(offset, Offset) else offset
     return Facts(
-        t._shape, t._strides, (offset.external, offset.more) if isinstance(offset, Offset) else offset, t._whole, t.dtype, t._requires_grad, t._inference,
+        t._shape, t._strides, place_in_memory, t._whole, t.dtype, t._requires_grad, t._inference,
         "" if fn is None else fn.title, place, base, t._made_by,
     )  # fmt: skip
 
@@ -286,7 +287,9 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
             origin = ("constant", node)
         inputs.append((origin, id(node) in donated))
     outputs: list[tuple[str, Any, Any]] = []
-    written = {run.storages[run.externals[j]._storage] for s in run.at.path() for j, _, _ in s.writes}
+    written = {
+        run.storages[run.externals[j]._storage] for s in run.at.path() for j, _, _ in s.writes
+    }
     for taken in frozen.owners:
         storage: Any = taken.owner if isinstance(taken, Taken) else taken
         place = places.get(storage)
@@ -297,7 +300,7 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
         else:
             raise Refused("it leaves a value that no result has")
     seen = {a.external for a in frozen.args if isinstance(a, Offset)}
-    for t, p in run.noted:
+    for _, p in run.noted:
         p.loose = p.number in seen and p.number not in run.spoilt
     draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
     dynamic = [i for i, a in enumerate(frozen.args) if hasattr(a, "read") or isinstance(a, Offset)]

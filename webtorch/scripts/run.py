@@ -164,7 +164,7 @@ class Run:
         if form == SEQUENCE:
             if type(value) is not p.value or len(value) != len(p.parts):
                 return False
-            return all([self.fits(q, v) for q, v in zip(p.parts, value)])
+            return all(map(self.fits, p.parts, value))
         if form == VARYING:
             if type(value) is not Varying:
                 return False
@@ -204,7 +204,7 @@ class Run:
             found = values
         if len(found) != len(step.watched):
             return False
-        return all([self.fits(p, v) for p, v in zip(step.watched, found)])
+        return all(map(self.fits, step.watched, found))
 
     # ---- promising
 

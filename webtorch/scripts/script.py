@@ -16,7 +16,6 @@ from webtorch.runtime.realize import Runtime
 from webtorch.tensors.made_by import MadeBy
 from webtorch.tensors.storage import Storage
 
-
 # What a result is, where it is no new tensor: ("external" or "slot", its number), ("none", 0), or
 # ("parts", (class, what its items are)).
 Form = Any
@@ -47,8 +46,8 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "grad", "key", "kind", "kwargs", "leaves", "line", "names", "parent", "program", "ready",
-        "results", "watched", "writes",
+        "args", "callee", "following", "grad", "key", "kind", "kwargs", "leaves", "line", "names", "parent", "program",
+        "ready", "results", "watched", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:

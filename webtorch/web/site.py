@@ -16,11 +16,11 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from webtorch.io.safetensors import RawTensor, dump, save_file
 from webtorch.runtime.backends import webassembly
 from webtorch.show.theme import style
+from webtorch.web.program_json import Json
 
 HERE = Path(__file__).parent
 PAGE_FILES = ("runtime.d.ts", "page/page.js")
@@ -47,11 +47,11 @@ import(module(text("page.js").replace('"./runtime.js"', JSON.stringify(runtime))
 
 def write_site(
     path: Path,
-    program: Mapping[str, Any],
+    program: Json,
     weights: Mapping[str, RawTensor],
     examples: Mapping[str, RawTensor],
-    native: Mapping[str, Any],
-    software: Mapping[str, Any],
+    native: Mapping[str, object],
+    software: Mapping[str, object],
     *,
     code: bytes = b"",
     constants: bytes = b"",
@@ -120,7 +120,7 @@ def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _text(data: Mapping[str, Any]) -> str:
+def _text(data: Mapping[str, object]) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

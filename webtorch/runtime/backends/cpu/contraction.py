@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.dtype import DType, bfloat16, float16, uint8
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.ir.kernel import Convolution, Matmul, Scan
 from webtorch.ir.reducer import REDUCERS
-from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
+from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.numpy_math import from_bfloat16, to_bfloat16, ufunc, view
 
-Array = npt.NDArray[Any]
 Run = Callable[..., None]
 
 # Scratch for unfolded images, in bytes: large enough for BLAS, small enough to stay in cache.
@@ -154,7 +152,7 @@ class _Conv:
         out[:, :, self.ph : self.ph + self.h, self.pw : self.pw + self.w] = view
         return out
 
-    def blank(self, count: int, dtype: Any, scratch: _Scratch) -> Array:
+    def blank(self, count: int, dtype: object, scratch: _Scratch) -> Array:
         """Return zeros (c, b, h, w) with room for the padding, in the order that makes windows long runs of memory."""
         height, width = max(self.reach_h, self.ph + self.h), max(self.reach_w, self.pw + self.w)
         shape = (

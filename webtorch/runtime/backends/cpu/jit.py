@@ -93,7 +93,7 @@ class _Engine:
             if found:
                 self.symbols[name] = found
 
-    def new_machine(self) -> Any:
+    def new_machine(self) -> object:
         """Return what writes object code; a thread needs its own."""
         return self.llvm.Target.from_triple(self.triple).create_target_machine(
             cpu=self.cpu,
@@ -149,18 +149,18 @@ def _object_code(
     return _emitted(machine, module), optimised
 
 
-def _unlocked(name: str) -> Callable[..., Any]:
+def _unlocked(name: str) -> Callable[..., object]:
     """Return a function of LLVM's that threads may run side by side, on modules and machines of their
     own: llvmlite lets only one in at a time.
     """
     from llvmlite.binding import ffi
 
     wrapped = getattr(ffi.lib, name)
-    found: Callable[..., Any] = getattr(wrapped, "_cfn", wrapped)
+    found: Callable[..., object] = getattr(wrapped, "_cfn", wrapped)
     return found
 
 
-def _emitted(machine: Any, module: Any) -> bytes:
+def _emitted(machine: object, module: object) -> bytes:
     from llvmlite.binding import ffi
 
     with ffi.OutputString() as error:
@@ -182,7 +182,7 @@ _WASM_TRIPLE = "wasm32-unknown-unknown"
 
 
 @cache
-def _wasm_machine() -> Any:
+def _wasm_machine() -> object:
     import llvmlite.binding as llvm
 
     _engine()
@@ -245,7 +245,7 @@ class Native:
 
     __slots__ = ("__weakref__", "address", "call", "library")
 
-    def __init__(self, address: int, library: Any = None) -> None:
+    def __init__(self, address: int, library: object = None) -> None:
         self.address, self.library = address, library
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
         self.call: Callable[[int, int, bytes], None] = prototype(address)
@@ -260,7 +260,7 @@ _LATEST: deque[Native] = deque(maxlen=256)
 # Those that a thread is compiling.
 _WAITING: dict[str, Future[Native]] = {}
 # Functions that are never dropped, as few as there are of them.
-_KEPT: list[Any] = []
+_KEPT: list[object] = []
 _COUNTS = {"hits": 0, "misses": 0}
 
 

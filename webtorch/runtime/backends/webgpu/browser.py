@@ -47,7 +47,7 @@ def can_wait() -> bool:
     return bool(_ffi().can_run_sync())
 
 
-def wait(promise: Any, doing: str) -> Any:
+def wait(promise: object, doing: str) -> Any:
     """Return what a promise resolves to. Raises DeviceError where Python cannot pause."""
     check_wait(doing)
     if on_pause is None:
@@ -136,14 +136,14 @@ def enumerate_adapters() -> list[Adapter]:
     return [_adapter]
 
 
-def _adapter_of(waiting: Any, script: Any) -> Any:
+def _adapter_of(waiting: Any, script: Any) -> object:
     try:
         return waiting(script.adapter(), "look for a WebGPU adapter")
     except _ffi().JsException as error:
         raise DeviceError(f"WebGPU: {_reason(error)}") from None
 
 
-def _reason(error: Any) -> str:
+def _reason(error: object) -> str:
     return str(error).removeprefix("Error: ")
 
 
