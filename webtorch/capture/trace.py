@@ -51,6 +51,7 @@ from webtorch.capture.outside import (
     rebuilt,
     same,
 )
+from webtorch.dispatch.call import refuse_scripts
 from webtorch.errors import CaptureError
 from webtorch.ir.graph import Graph, Node
 from webtorch.ir.lines import is_internal
@@ -114,6 +115,7 @@ def capture(
     `reading`, where reads are allowed, that is called, the call goes on as usual from there, and
     NotReplayable is raised at its end.
     """
+    refuse_scripts("a function is captured")
     rest = careful, runtime, compiler, wanted, reading
     if not one_at_a_time.acquire(timeout=_PATIENCE if careful else -1):
         # Another thread captures, and may be waiting for this one.

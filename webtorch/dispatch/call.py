@@ -100,6 +100,9 @@ class _Active:
 
     def add(self, number: int) -> None:
         """Count interpreters that come, or that go."""
+        if number > 0 and self.follower is not None:
+            # It sees nothing of what was called before.
+            self.follower.refuse("somebody begins to look at each operation")
         with self._lock:
             self.count += number
 
@@ -123,6 +126,12 @@ def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     if follower is not None and follower.thread == threading.get_ident():
         return follower.call(callee, args, kwargs)
     return interpreted(callee, args, kwargs)
+
+
+def settle_scripts(why: str) -> None:
+    """Compute what a script has promised, or record it."""
+    if active.follower is not None:
+        active.follower.settle(why)
 
 
 def refuse_scripts(why: str) -> None:

@@ -37,8 +37,9 @@ from webtorch.tensors.above import give
 from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
+from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn, looks_at_each
+from webtorch.tensors.tape import GradFn, anomaly, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -96,8 +97,8 @@ class Follower:
     def start(self) -> None:
         """Begin to look at calls."""
         self.on, self.in_vain = True, 0
-        active.follower = self
         active.add(1)
+        active.follower = self
         self.begin()
 
     def stop(self) -> None:
@@ -196,7 +197,7 @@ class Follower:
             at = run.at
         count = len(run.externals)
         grad = mode.grad, mode.inference
-        if not run.left:
+        if not run.left and at.following:
             for step in at.following:
                 if (
                     step.callee is callee
@@ -205,7 +206,7 @@ class Follower:
                     and run.matches(step, args, kwargs)
                 ):
                     with self.lock:
-                        if not run.left and self.run is run:
+                        if self.run is run and self.may_follow(run):
                             return self.follow(run, step)
                     run.forget_externals(count)
                     break
@@ -229,14 +230,21 @@ class Follower:
             return out
         return self.record(run, callee, args, kwargs, beside=True)
 
+    @staticmethod
+    def may_follow(run: Run) -> bool:
+        """Whether no other thread has ended the run's promises meanwhile."""
+        return not run.left
+
     def is_looked_at(self) -> bool:
         """Whether somebody else sees operations, so that none may be left out."""
+        runtime = self.run.runtime
         return (
             active.count > 1
             or tracing.active
             or looks_at_each()
             or watch.before is not None
             or watch.listener is not None
+            or (runtime is not None and (runtime.debug >= 4 or bool(runtime.lent)))
         )
 
     def refuse(self, why: str) -> None:
@@ -413,7 +421,7 @@ class Follower:
         fresh: dict[int, Storage] = {}
         # Storages that get one value hold it together, until one of them is written.
         first: dict[int, Storage] = {}
-        for buffer, (kind, value, shape) in zip(buffers, program.outputs, strict=False):
+        for buffer, (kind, value, shape, version) in zip(buffers, program.outputs, strict=False):
             known = first.get(id(buffer))
             if kind == "slot":
                 if value in holders:
@@ -422,6 +430,7 @@ class Follower:
                     else:
                         node = known.share()
                     storage = fresh[value] = Storage(node, program.runtime)
+                    storage.version = version
                     first.setdefault(id(buffer), storage)
                 continue
             storage = run.externals[value]._storage
@@ -480,7 +489,10 @@ class Follower:
         run.gradients = []
         thread = threading.get_ident()
         mine = thread == self.thread
-        before_modes = mode.grad, mode.inference
+        # What is on now was not on then.
+        modes, looking = dict(mode.__dict__), anomaly.enabled
+        mode.__dict__.clear()
+        mode.overwriting, anomaly.enabled = None, False
         if mine:
             self.depth += 1
         run.made = []
@@ -510,7 +522,9 @@ class Follower:
                         _take_over(form, leaf._grad, run)
                         leaf._grad = run.made[-1]
         finally:
-            mode.grad, mode.inference = before_modes
+            mode.__dict__.clear()
+            mode.__dict__.update(modes)
+            anomaly.enabled = looking
             made_again.pop(thread, None)
             if mine:
                 self.depth -= 1
@@ -740,6 +754,18 @@ class _Listener:
 
 
 _listener = _Listener()
+
+
+def _forget() -> None:
+    """A setting has changed that operations read: scripts of before do not hold any more."""
+    follower = _listener.follower
+    if follower is not None and follower.on:
+        follower.settle("a setting changes")
+        follower.root, follower.steps = Step(None), 0
+        follower.begin()
+
+
+depending.append(_forget)
 
 
 def begin_to_look() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.ir.dtype import DType
+from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
+from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
 from webtorch.scripts.run import Run, facts_of, has_hooks
@@ -68,26 +70,31 @@ class Note:
             if values is None:
                 raise Refused("the optimizer's step does more than changing parameters")
             step.watched = [pattern_of(v, run) for v in values]
-        self.before = [
-            (t._storage, t._storage.node, t._counter.version, t._storage.version, t._grad_fn)
-            for t in run.externals
-        ]
+        # Only an argument can be written, or what it is a view of, or what a step looks at beside them.
+        self.read = sorted({j for p in step.patterns() if (j := _external(p, run)) is not None})
+        for j in self.read:
+            storage = run.externals[j]._storage
+            if run.versions.get(storage, storage.version) != storage.version:
+                raise Refused("a tensor from outside was written by what is no call")
+        self.before = [_state(run.externals[j]) for j in self.read]
 
     def made(self, out: Any) -> Step:
         """Return the step of the call, which gave `out`. Raises Refused where that cannot be promised."""
         run, step = self.run, self.step
-        for t, (storage, *_, fn) in zip(run.externals, self.before):
+        writes = []
+        counted: set[Storage] = set()
+        for j, before in zip(self.read, self.before, strict=True):
+            t = run.externals[j]
+            storage, node, counts, version, fn = before
             if t._storage is not storage or t._grad_fn is not fn:
                 raise Refused("it gives a tensor from outside another history or memory")
-        step.writes = tuple(
-            [
-                (j, t._counter.version - counted, storage.version - version)
-                for j, (t, (storage, node, counted, version, _)) in enumerate(
-                    zip(run.externals, self.before)
-                )
-                if storage.node is not node or storage.version != version
-            ]
-        )
+            run.versions[storage] = storage.version
+            if storage.node is not node or storage.version != version:
+                # Tensors of one storage count its writes once.
+                more = 0 if storage in counted else storage.version - version
+                counted.add(storage)
+                writes.append((j, t._counter.version - counts, more))
+        step.writes = tuple(writes)
         step.results = form_of(out, run)
         if any(f.requires_grad for f in forms_in(step.results)):
             for p in patterns_in([*step.args, *step.kwargs]):
@@ -114,6 +121,19 @@ class Note:
             step.results, step.writes, step.leaves,
         )  # fmt: skip
         return step
+
+
+def _external(p: Pattern, run: Run) -> int | None:
+    """Return the external tensor in whose storage an argument lies."""
+    if p.form == SLOT:
+        place = run.facts[p.number].storage
+        return -1 - place if place < 0 else None
+    return p.number if p.form in (NEW, KNOWN) else None
+
+
+def _state(t: Tensor) -> tuple[Storage, Node, int, int, GradFn | None]:
+    """Return what shows that a call has written a tensor, or given it another history."""
+    return t._storage, t._storage.node, t._counter.version, t._storage.version, t._grad_fn
 
 
 def begin(run: Run) -> None:
@@ -275,6 +295,8 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
         if t._base_history or t._history:
             raise Refused("a result was written in place with gradients")
         places[t._storage] = run.facts[k].storage
+    if any(storage.version != version for storage, version in run.versions.items()):
+        raise Refused("a tensor from outside was written by what is no call")
     donated = {id(d) for d in frozen.donors if d is not None}
     inputs: list[tuple[tuple[str, Any], bool]] = []
     for node in frozen.inputs:
@@ -286,7 +308,7 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
         else:
             origin = ("constant", node)
         inputs.append((origin, id(node) in donated))
-    outputs: list[tuple[str, Any, Any]] = []
+    outputs: list[tuple[str, int, Shape, int]] = []
     written = {
         run.storages[run.externals[j]._storage] for s in run.at.path() for j, _, _ in s.writes
     }
@@ -294,9 +316,9 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
         storage: Any = taken.owner if isinstance(taken, Taken) else taken
         place = places.get(storage)
         if place is not None and place >= 0:
-            outputs.append(("slot", place, taken.node.shape))
+            outputs.append(("slot", place, taken.node.shape, storage.version))
         elif run.storages.get(storage) in written:
-            outputs.append(("external", run.storages[storage], taken.node.shape))
+            outputs.append(("external", run.storages[storage], taken.node.shape, 0))
         else:
             raise Refused("it leaves a value that no result has")
     seen = {a.external for a in frozen.args if isinstance(a, Offset)}
@@ -304,7 +326,7 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
         p.loose = p.number in seen and p.number not in run.spoilt
     draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
     dynamic = [i for i, a in enumerate(frozen.args) if hasattr(a, "read") or isinstance(a, Offset)]
-    made = frozenset([place for kind, place, _ in outputs if kind == "slot"])
+    made = frozenset([place for kind, place, *_ in outputs if kind == "slot"])
     missing = {p for p in places.values() if p >= 0} - made
     if missing:
         raise Refused("a result was computed before")

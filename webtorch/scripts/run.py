@@ -86,6 +86,8 @@ class Run:
         self.made: list[Tensor] = []
         # The calls as they were this time.
         self.taken: list[Step] = []
+        # The writes that external storages had counted after the last call that read them.
+        self.versions: dict[Storage, int] = {}
 
     # ---- what tensors are
 
@@ -237,15 +239,22 @@ class Run:
         """Give what was noted for recording its usual form back."""
         for t, _ in self.noted:
             t._offset = int(t._offset)
+        if self.noted:
+            for reference in self.slots:
+                slot = reference()
+                if slot is not None:
+                    slot._offset = int(slot._offset)
         self.noted = []
 
 
 def dress(t: Tensor, f: Facts, run: Run) -> None:
     """Give a tensor what is known of a slot."""
     offset = f.offset
-    if type(offset) is tuple:
-        offset = int(run.externals[offset[0]]._offset) + offset[1]
-    t._shape, t._strides, t._offset, t._whole = f.shape, f.strides, offset, f.whole
+    if isinstance(offset, tuple):
+        t._offset = int(run.externals[offset[0]]._offset) + offset[1]
+    else:
+        t._offset = offset
+    t._shape, t._strides, t._whole = f.shape, f.strides, f.whole
     t.dtype, t._requires_grad, t._inference = f.dtype, f.requires_grad, f.inference
     t._grad = t._hooks = t._post_accumulate = None
     t._retains = False

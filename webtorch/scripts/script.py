@@ -157,8 +157,9 @@ class Program:
     args: list[Scalar]
     # Places of arguments that are read anew.
     dynamic: list[int]
-    # ("slot", number of a storage) or ("external", number), and the shape of its memory.
-    outputs: list[tuple[str, int, Shape]]
+    # ("slot", number of a storage) or ("external", number), the shape of its memory, and how often a new one
+    # has been written.
+    outputs: list[tuple[str, int, Shape, int]]
     # Generators, and how many counters are used up.
     draws: list[tuple[Any, int]]
     # The storages of slots that are computed.

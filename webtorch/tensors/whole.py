@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from webtorch.dispatch.call import dispatched
+from webtorch.dispatch.call import dispatched, settle_scripts
 from webtorch.errors import ShapeError
 from webtorch.runtime.realize import open_runtimes
 from webtorch.tensors.size import Size
@@ -98,6 +98,7 @@ def realize(*tensors: Tensor) -> None:
     """Compute what is pending, on the devices of `tensors` or on all: a hint, no value depends on
     it. Does not wait.
     """
+    settle_scripts("what is pending is computed")
     runtimes = {t._storage.runtime for t in tensors} if tensors else open_runtimes()
     for runtime in runtimes:
         runtime.flush()
@@ -105,6 +106,7 @@ def realize(*tensors: Tensor) -> None:
 
 def synchronize() -> None:
     """Compute everything pending on every device and wait for it."""
+    settle_scripts("what is pending is computed")
     for runtime in open_runtimes():
         runtime.flush()
         runtime.backend.synchronize()
