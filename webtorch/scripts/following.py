@@ -774,6 +774,12 @@ def begin_to_look() -> None:
     realizing.listener = _listener
 
 
+def follower() -> Follower:
+    """Return who follows scripts, for reports."""
+    found = _listener.follower
+    return Follower() if found is None else found
+
+
 def stop_to_look() -> None:
     """Let no step follow a script."""
     realizing.listener = None

@@ -27,12 +27,13 @@ from webtorch.scripts.script import (
     Offset,
     Pattern,
     Program,
+    Reading,
     Step,
     forms_in,
     patterns_in,
 )
 from webtorch.tensors.device import device
-from webtorch.tensors.host import Varying
+from webtorch.tensors.host import HostScalar, Varying
 from webtorch.tensors.modes import mode
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
@@ -325,12 +326,13 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
     for _, p in run.noted:
         p.loose = p.number in seen and p.number not in run.spoilt
     draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
-    dynamic = [i for i, a in enumerate(frozen.args) if hasattr(a, "read") or isinstance(a, Offset)]
+    args = [Reading(a) if isinstance(a, HostScalar) else a for a in frozen.args]
+    dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
     made = frozenset([place for kind, place, *_ in outputs if kind == "slot"])
     missing = {p for p in places.values() if p >= 0} - made
     if missing:
         raise Refused("a result was computed before")
-    return Program(runtime, executable, inputs, list(frozen.args), dynamic, outputs, draws, made)
+    return Program(runtime, executable, inputs, args, dynamic, outputs, draws, made)
 
 
 def facts_along(step: Step) -> list[Facts]:

@@ -13,6 +13,7 @@ from webtorch.ir.graph import Node
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime
+from webtorch.tensors.host import HostScalar
 from webtorch.tensors.made_by import MadeBy
 from webtorch.tensors.storage import Storage
 
@@ -223,11 +224,25 @@ class Offset(int):
         return self._spoil(-int(self))
 
 
+class Reading:
+    """A number of a program that is read anew: an option of an optimizer, which the script does not keep alive."""
+
+    __slots__ = ("key", "source")
+
+    def __init__(self, number: HostScalar) -> None:
+        self.source: Callable[[], Any] = weakref.ref(number.source)
+        self.key = number.key
+
+    def read(self) -> float:
+        """Return the number as it is now."""
+        return float(self.source()[self.key])
+
+
 def _argument_key(a: Any) -> Any:
     if isinstance(a, Offset):
         return Offset, a.external, a.more
-    if hasattr(a, "source"):
-        return id(a.source), a.key
+    if isinstance(a, Reading):
+        return id(a.source()), a.key
     if hasattr(a, "generator"):
         return type(a), id(a.generator), a.word, getattr(a, "relative", 0)
     # NaN is equal to itself here.

@@ -1,0 +1,22 @@
+"""Whether scripts are followed, for a test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+from webtorch.scripts import begin_to_look, following, stop_to_look
+
+
+@contextlib.contextmanager
+def scripts(on: bool, repeats: int = 1) -> Iterator[Callable[[], following.Follower]]:
+    """Look for steps that come again, from the first repetition on, or do not; return who follows."""
+    stop_to_look()
+    limits = {"_REPEATS": repeats, "_FEWEST": 1, "_PATIENCE": 1 << 30}
+    with mock.patch.multiple(following, **limits):
+        if on:
+            begin_to_look()
+        yield following.follower
+        stop_to_look()
+    begin_to_look()

@@ -1,0 +1,401 @@
+"""Random training loops: the same program in webtorch, with scripts and without, and in PyTorch.
+
+`python -m tests.scripts.loops --count 2000 --seed 0` runs many. A loop branches, writes in place, changes sizes, raises,
+keeps tensors, reads between, registers hooks, and looks at what it kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import math
+import random
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+STEPS = 14
+
+
+class Loop:
+    """One random program. `run` gives the same numbers in every library that has PyTorch's names."""
+
+    def __init__(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.seed = seed
+        self.width = rng.choice([3, 4, 6])
+        self.batches = rng.choice([[5], [5], [4, 2], [3, 5, 2]])
+        self.kind = rng.choice(["linear", "deep", "norm", "conv", "attention", "own"])
+        self.optimizer = rng.choice(
+            ["SGD", "momentum", "Adam", "AdamW", "RMSprop", "Adagrad", "none"]
+        )
+        self.zero = rng.choice(["before", "between", "after", "fill"])
+        self.micro = rng.choice([1, 1, 1, 2, 3])
+        self.loss = rng.choice(["mse", "sum", "cross", "l1"])
+        # What happens beside the step, at which steps: each a name, a first step and a period.
+        names = [
+            "read", "read-early", "keep", "keep-graph", "lr", "schedule", "decay", "freeze", "hook", "hook-result",
+            "write", "data", "raise", "clip", "clamp", "evaluate", "evaluate-graph", "view", "twice", "print", "copy",
+            "load", "average", "alias", "set-gradient", "drop-gradient", "buffer", "double", "number", "grad", "slice",
+        ]  # fmt: skip
+        self.events = [
+            (rng.choice(names), rng.randrange(STEPS), rng.choice([1, 2, 3, 5, 100]))
+            for _ in range(rng.choice([0, 1, 2, 3, 4]))
+        ]
+
+    def __repr__(self) -> str:
+        return f"Loop({self.seed}): {vars(self)}"
+
+    def happens(self, name: str, step: int) -> bool:
+        """Whether an event is due."""
+        return any(
+            n == name and step >= first and (step - first) % period == 0
+            for n, first, period in self.events
+        )
+
+    def run(self, torch: ModuleType) -> list[Any]:
+        """Run the program, and return the numbers that it saw."""
+        return list(_Running(self, torch).numbers())
+
+
+class _Running:
+    def __init__(self, loop: Loop, torch: ModuleType) -> None:
+        self.loop, self.torch = loop, torch
+        self.rng = random.Random(loop.seed + 1)
+        self.seen: list[Any] = []
+        self.kept: list[Any] = []
+        self.handles: list[Any] = []
+        self.model = self.make_model()
+        self.parameters = list(self.model.parameters())
+        self.optimizer = self.make_optimizer()
+        self.buffer = self.data(2, 3)
+        self.average = [p.detach().clone() for p in self.parameters]
+        self.table = self.data(40, loop.width)
+        self.schedule: Any = None
+        if self.optimizer is not None and any(n == "schedule" for n, *_ in loop.events):
+            self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
+
+    def data(self, *shape: int) -> Any:
+        """Return a tensor of numbers that are the same in every library."""
+        values = [round(self.rng.uniform(-1, 1), 3) for _ in range(math.prod(shape))]
+        return self.torch.tensor(values).reshape(shape)
+
+    def make_model(self) -> Any:
+        torch, nn, w = self.torch, self.torch.nn, self.loop.width
+        kind = self.loop.kind
+        if kind == "linear":
+            model = nn.Linear(w, 3)
+        elif kind == "deep":
+            model = nn.Sequential(nn.Linear(w, 5), nn.GELU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        elif kind == "norm":
+            model = nn.Sequential(
+                nn.Linear(w, 4), nn.LayerNorm(4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 3)
+            )
+        elif kind == "conv":
+            model = nn.Sequential(
+                nn.Unflatten(1, (1, w)), nn.Conv1d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2 * w, 3)
+            )  # fmt: skip
+        elif kind == "attention":
+            model = _attention(torch, w)
+        else:
+            model = _own(torch, w)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(self.data(*p.shape))
+        return model
+
+    def make_optimizer(self) -> Any:
+        optim, name = self.torch.optim, self.loop.optimizer
+        if name == "none":
+            return None
+        if name == "momentum":
+            return optim.SGD(self.parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+        if name == "SGD":
+            return optim.SGD(self.parameters, lr=0.05)
+        # Gradients that are 0 but for rounding stay small.
+        return getattr(optim, name)(self.parameters, lr=0.05, eps=0.05)
+
+    def numbers(self) -> Iterator[Any]:
+        """Run all steps."""
+        for step in range(STEPS):
+            self.step(step)
+        for p in self.parameters:
+            self.see(p)
+            if p.grad is not None:
+                self.see(p.grad)
+        for t in (*self.kept, self.buffer, *self.average, *self.model.buffers()):
+            self.see(t)
+        yield from self.seen
+
+    def see(self, t: Any) -> None:
+        """Note the values of a tensor."""
+        self.seen.append(t.detach().flatten().tolist())
+
+    def loss_of(self, out: Any, target: Any) -> Any:
+        F, name = self.torch.nn.functional, self.loop.loss
+        if name == "mse":
+            return ((out - target) ** 2).mean()
+        if name == "l1":
+            return F.l1_loss(out, target)
+        if name == "cross":
+            return F.cross_entropy(out, target.argmax(1))
+        return (out * target).sum().sin()
+
+    def forget_gradients(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=self.loop.zero != "fill")
+        else:
+            for p in self.parameters:
+                p.grad = None
+
+    def step(self, step: int) -> None:
+        """Do one step, and what happens beside it."""
+        torch, loop, happens = self.torch, self.loop, self.loop.happens
+        if loop.zero == "before":
+            self.forget_gradients()
+        if happens("freeze", step):
+            self.parameters[0].requires_grad_(not self.parameters[0].requires_grad)
+        for micro in range(loop.micro):
+            size = loop.batches[(step + micro) % len(loop.batches)]
+            x, target = self.data(size, loop.width), self.data(size, 3)
+            if happens("slice", step):
+                x = self.table[step : step + size]
+            out = self.model(x)
+            if happens("hook-result", step):
+                out.register_hook(lambda g: g * 0.5)
+            if happens("number", step):
+                out = out * (1 + step / 10)
+            loss = self.loss_of(out, target)
+            if happens("read-early", step):
+                self.seen.append(loss.item())
+            if happens("raise", step):
+                with contextlib.suppress(RuntimeError):
+                    out @ self.data(7, 2)
+            if happens("view", step):
+                view = out.detach().view(-1)
+                view[0] = 2.0
+                self.see(out)
+            if loop.zero == "between" and micro == 0:
+                self.forget_gradients()
+            if happens("grad", step):
+                (g,) = torch.autograd.grad(loss, [out], retain_graph=True)
+                self.see(g)
+            self.backward(step, loss)
+        self.around(step, out, loss)
+        self.update(step)
+        self.after(step, out, loss)
+
+    def backward(self, step: int, loss: Any) -> None:
+        if self.loop.happens("twice", step):
+            loss.backward(retain_graph=True)
+            loss.backward()
+            return
+        loss.backward()
+        if self.loop.happens("double", step):
+            try:
+                loss.backward()
+                self.seen.append("again")
+            except RuntimeError:
+                self.seen.append("freed")
+
+    def around(self, step: int, out: Any, loss: Any) -> None:
+        """What happens between the backward pass and the update."""
+        torch, happens = self.torch, self.loop.happens
+        if happens("hook", step):
+            if self.handles:
+                self.handles.pop().remove()
+            elif self.parameters[-1].requires_grad:
+                self.handles.append(self.parameters[-1].register_hook(lambda g: g * 2))
+        with_gradient = [p for p in self.parameters if p.grad is not None]
+        if happens("clip", step) and with_gradient:
+            self.seen.append(torch.nn.utils.clip_grad_norm_(with_gradient, 0.3).item())
+        if happens("clamp", step):
+            for p in with_gradient:
+                p.grad.clamp_(-0.1, 0.1)
+        if happens("set-gradient", step):
+            for p in with_gradient:
+                p.grad = p.grad * 0.5
+        if happens("drop-gradient", step):
+            self.parameters[-1].grad = None
+        if happens("read", step):
+            self.seen.append(loss.item())
+        if happens("keep", step):
+            self.kept.append(out.detach())
+        if happens("keep-graph", step):
+            self.kept.append(out)
+        if happens("alias", step):
+            self.kept.append(self.parameters[0].detach())
+        if happens("print", step):
+            self.seen.append(len(str(loss)) > 0)
+
+    def update(self, step: int) -> None:
+        happens, torch = self.loop.happens, self.torch
+        if self.optimizer is None:
+            with torch.no_grad():
+                for p in self.parameters:
+                    if p.grad is not None:
+                        p -= 0.05 * p.grad
+        else:
+            group = self.optimizer.param_groups[0]
+            if happens("lr", step):
+                group["lr"] = 0.05 / (step + 1)
+            if happens("decay", step) and "weight_decay" in group:
+                group["weight_decay"] = 0.1 - group["weight_decay"]
+            self.optimizer.step()
+            if self.schedule is not None:
+                self.schedule.step()
+        if self.loop.zero == "after":
+            self.forget_gradients()
+
+    def after(self, step: int, out: Any, loss: Any) -> None:
+        """What happens after the update."""
+        torch, happens = self.torch, self.loop.happens
+        if happens("write", step):
+            with torch.no_grad():
+                self.parameters[0].mul_(0.9)
+                self.parameters[0].view(-1)[0] = 0.25
+        if happens("data", step):
+            self.parameters[-1].data.add_(0.01)
+        if happens("evaluate", step):
+            self.model.eval()
+            with torch.no_grad():
+                self.see(self.model(self.table[step : step + 3]).softmax(-1))
+            self.model.train()
+        if happens("evaluate-graph", step):
+            self.model.eval()
+            self.see(self.model(self.table[step : step + 3]))
+            self.model.train()
+        if happens("copy", step):
+            self.model = copy.deepcopy(self.model)
+            self.parameters = list(self.model.parameters())
+            self.optimizer = self.make_optimizer()
+            self.schedule = None
+        if happens("load", step):
+            state = {k: v * 0.5 if v.dtype.is_floating_point else v for k, v in self.model.state_dict().items()}
+            self.model.load_state_dict(state)
+        if happens("average", step):
+            with torch.no_grad():
+                for a, p in zip(self.average, self.parameters, strict=True):
+                    a.mul_(0.9).add_(p, alpha=0.1)
+        if happens("buffer", step):
+            self.buffer[step % 2] += loss.detach()
+            self.buffer.t()[0].mul_(0.5)
+
+
+def _attention(torch: ModuleType, width: int) -> Any:
+    class Attention(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = torch.nn.Linear(1, 12)
+            self.out = torch.nn.Linear(4 * width, 3)
+
+        def forward(self, x: Any) -> Any:
+            q, k, v = self.qkv(x.unsqueeze(-1)).chunk(3, -1)
+            y = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.out(y.flatten(1))
+
+    return Attention()
+
+
+def _own(torch: ModuleType, width: int) -> Any:
+    class Own(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = torch.nn.Parameter(torch.zeros(width, 4))
+            self.b = torch.nn.Parameter(torch.zeros(4, 3))
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x: Any) -> Any:
+            self.count += 1
+            h = (x @ self.a).tanh()
+            h = torch.cat([h[:, :2], h[:, 2:].exp() * 0.1], 1)
+            y = torch.where(h > 0, h, h * 0.3) @ self.b
+            return y + y.mean(0, keepdim=True)
+
+    return Own()
+
+
+def differ(a: list[Any], b: list[Any], tolerance: float) -> str:
+    """Say where two runs differ; "" where they do not."""
+    if len(a) != len(b):
+        return f"{len(a)} and {len(b)} values"
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        one = x if isinstance(x, list) else [x]
+        two = y if isinstance(y, list) else [y]
+        if len(one) != len(two):
+            return f"value {i}: {len(one)} and {len(two)} numbers"
+        for p, q in zip(one, two, strict=True):
+            equal = p == q or (
+                isinstance(p, (int, float))
+                and isinstance(q, (int, float))
+                and (abs(p - q) <= tolerance * max(1.0, abs(q)) or (p != p and q != q))
+            )
+            if not equal:
+                return f"value {i}: {p} and {q}"
+    return ""
+
+
+@contextlib.contextmanager
+def in_float64(*libraries: ModuleType) -> Iterator[None]:
+    """Make float64 the default type: what differs then is wrong, and no rounding that a long loop makes large."""
+    before = [library.get_default_dtype() for library in libraries]
+    for library in libraries:
+        library.set_default_dtype(library.float64)
+    try:
+        yield
+    finally:
+        for library, dtype in zip(libraries, before, strict=True):
+            library.set_default_dtype(dtype)
+
+
+def check(seed: int) -> tuple[str, dict[str, int]]:
+    """Run one program in three ways. Return what differs, and what became of its runs."""
+    import torch
+
+    import webtorch
+
+    with in_float64(torch, webtorch):
+        return _checked(Loop(seed), torch, webtorch)
+
+
+def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, dict[str, int]]:
+    from tests.scripts.following import scripts
+
+    with scripts(False):
+        plain = loop.run(webtorch)
+    with scripts(True) as follower:
+        followed = loop.run(webtorch)
+        counts = dict(follower().counts)
+    found = differ(followed, plain, 1e-10)
+    if found:
+        return f"{loop}\n  with scripts and without: {found}", counts
+    found = differ(plain, loop.run(torch), 1e-8)
+    return (f"{loop}\n  without scripts and PyTorch: {found}" if found else ""), counts
+
+
+def main() -> None:
+    """Run many programs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    total: dict[str, int] = {}
+    bad = 0
+    for seed in range(given.seed, given.seed + given.count):
+        try:
+            found, counts = check(seed)
+        except Exception as error:
+            found, counts = f"{Loop(seed)}\n  {type(error).__name__}: {error}", {}
+        for name, number in counts.items():
+            total[name] = total.get(name, 0) + number
+        if found:
+            bad += 1
+            sys.stdout.write(found + "\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"{given.count} programs, {bad} differ; {total}\n")
+
+
+if __name__ == "__main__":
+    main()

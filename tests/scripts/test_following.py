@@ -1,0 +1,233 @@
+"""What a script promises, when it is computed, and what ends it."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import webtorch as torch
+from tests.scripts.following import scripts
+from webtorch import nn
+from webtorch.scripts.following import Follower
+
+
+@pytest.fixture
+def follower() -> Iterator[Any]:
+    with scripts(True) as found:
+        yield found
+
+
+class Training:
+    """A model that is trained step by step, on batches that are equal for equal seeds."""
+
+    def __init__(self, device: str = "cpu", *layers: nn.Module) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.model = nn.Sequential(nn.Linear(4, 8), *layers, nn.Linear(8, 3)).to(device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+        self.data = torch.randn(100, 4).to(device)
+        self.count = 0
+
+    def forward(self, rows: int = 4) -> Any:
+        x = self.data[self.count : self.count + rows]
+        self.count += rows
+        return self.model(x)
+
+    def step(self, rows: int = 4) -> Any:
+        loss = self.forward(rows).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def until_followed(self, follower: Any) -> Follower:
+        """Train until steps follow a script."""
+        for _ in range(8):
+            self.step()
+            if follower().counts["followed"] > 1:
+                return follower()
+        raise AssertionError(f"no step followed a script: {follower().reasons}")
+
+
+def values(training: Training) -> list[Any]:
+    return [p.tolist() for p in training.model.parameters()]
+
+
+def test_a_step_follows_from_its_fourth_time_on(device: str, follower: Any) -> None:
+    training = Training(device)
+    for _ in range(9):
+        training.step()
+    # Once to see that it comes again, and twice to know it.
+    assert follower().counts["followed"] >= 5
+    assert follower().counts["left"] == 0
+    with scripts(False):
+        plain = Training(device)
+        for _ in range(9):
+            plain.step()
+    for p, q in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_nothing_is_recorded_while_a_script_is_followed(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    out = training.forward()
+    runtime = training.data._storage.runtime
+    assert not [r for r in runtime.pending if r() is not None]
+    assert out.shape == (4, 3)
+    assert out.requires_grad
+    assert not out.is_leaf
+    assert out.device == training.data.device
+    assert follower().run.promised
+
+
+def test_a_promised_tensor_that_is_read_has_its_value(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    state = copy.deepcopy(training.model)
+    x = training.data[training.count : training.count + 4]
+    out = training.forward()
+    torch.testing.assert_close(out.detach(), state(x).detach())
+    assert out.grad_fn is not None
+    assert out.grad_fn.name() == "AddmmBackward0"
+
+
+def test_a_hook_on_a_promised_tensor_sees_its_gradient(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    seen = []
+    out = training.forward()
+    out.register_hook(lambda g: seen.append(g.tolist()))
+    out.sum().backward()
+    assert seen == [[[1.0] * 3] * 4]
+
+
+def test_an_error_in_the_middle_loses_nothing(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    out = training.forward()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        out @ torch.ones(2, 2)
+    loss = out.square().mean()
+    training.optimizer.zero_grad()
+    loss.backward()
+    before = values(training)
+    training.optimizer.step()
+    assert values(training) != before
+
+
+def test_another_thread_may_read_what_is_promised(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    plain = copy.deepcopy(training.model)
+    x = training.data[training.count : training.count + 4]
+    out = training.forward()
+    read = []
+    thread = threading.Thread(target=lambda: read.append(out.tolist()))
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(torch.tensor(read[0]), plain(x).detach())
+
+
+def test_a_write_from_elsewhere_comes_after_what_was_called_before(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    x = training.data[training.count : training.count + 4].clone()
+    expected = training.model(x).tolist()
+    out = training.forward()
+    training.data.zero_()
+    torch.testing.assert_close(out.detach(), torch.tensor(expected))
+
+
+def test_random_numbers_come_in_the_order_of_the_calls(follower: Any) -> None:
+    def run(training: Training) -> list[Any]:
+        torch.manual_seed(5)
+        out = []
+        for i in range(9):
+            loss = training.step()
+            if i == 6:
+                training.forward()
+                out.append(torch.rand(2).tolist())
+            out.append(loss.item())
+        return out
+
+    found = run(Training("cpu", nn.Dropout(0.5)))
+    assert follower().counts["followed"] > 2
+    with scripts(False):
+        plain = run(Training("cpu", nn.Dropout(0.5)))
+    for a, b in zip(found, plain, strict=True):
+        torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
+
+
+def test_a_schedule_leaves_no_script(follower: Any) -> None:
+    training = Training()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.9)
+    for _ in range(12):
+        training.step()
+        schedule.step()
+    # Once, to learn that the rate comes to an argument of the program.
+    assert follower().counts["left"] <= 1
+    assert follower().counts["followed"] >= 6
+
+
+def test_each_size_has_its_script(follower: Any) -> None:
+    training = Training()
+    for i in range(16):
+        training.step(4 if i % 2 else 3)
+    counts = follower().counts
+    assert counts["scripts"] == 2
+    assert counts["followed"] >= 10
+
+
+def test_setting_a_default_type_ends_scripts(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    found = follower()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert not found.root.following
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_memory_does_not_grow(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    step = iter(range(10**6))
+
+    def again() -> None:
+        training.count = next(step) % 50
+        training.step()
+
+    for _ in range(20):
+        again()
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(300):
+        again()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 200
+    assert follower().counts["left"] == 0
+
+
+def test_a_model_that_is_dropped_is_freed(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    weight = weakref.ref(training.model[0].weight)
+    del training
+    gc.collect()
+    assert weight() is None
+
+
+def test_steps_are_not_followed_where_they_are_switched_off() -> None:
+    with scripts(False) as follower:
+        training = Training()
+        for _ in range(6):
+            training.step()
+        assert not follower().counts
