@@ -88,7 +88,8 @@ def remembering(function: Callable[..., Any]) -> Run:
         if failures >= _MOST_FAILURES or look.watching:
             return function(*args, **kwargs)
         nodes: list[Node] = []
-        parts: list[Any] = []
+        # What products of 16-bit floats give is not told by their arguments.
+        parts: list[Any] = [mode.keeps_sums]
         if not _kinds(args, parts, nodes):
             return function(*args, **kwargs)
         for name, value in kwargs.items():

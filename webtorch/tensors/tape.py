@@ -20,6 +20,7 @@ from webtorch.dispatch.call import Args, Kwargs, Run
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import legacy_name
 from webtorch.ir.lines import is_internal, user_depth
+from webtorch.ops import primitive
 from webtorch.tensors.above import ask
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.modes import mode, no_grad, transforms
@@ -548,6 +549,11 @@ def _of_view(gs: Cotangents, _saved: Sequence[SavedTensor], static: Any) -> Cota
     """The rule of a view, as `attach_view` is given it."""
     rule, args = static
     return (rule(gs[0], *args),)
+
+
+def zeros_of(g: Tensor, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The rule, as `attach` is given it, of what has no part in a result: zeros of the shapes of the inputs."""
+    return tuple([primitive.fill(shape, 0, g.dtype, g.device) for shape in shapes])
 
 
 def pass_on(gs: Cotangents, _saved: Sequence[SavedTensor], _static: Any) -> Cotangents:
