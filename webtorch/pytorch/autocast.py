@@ -9,7 +9,8 @@ import torch
 from webtorch.pytorch.aten.table import (
     AUTOCAST,
 )
-from webtorch.pytorch.kernels import Kernel, dispatched, overloads, tensors_of
+from webtorch.pytorch.device import on_device
+from webtorch.pytorch.kernels import AUTOCAST_KEYS, Kernel, dispatched, overloads, tensors_of
 from webtorch.tensors.autocast import UNSAFE
 from webtorch_autoload.device import libraries
 
@@ -36,7 +37,7 @@ def _writes(operator: Any) -> bool:
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
-        cast = value.is_floating_point() and value.dtype is not dtype and value.is_webgpu
+        cast = value.is_floating_point() and value.dtype is not dtype and on_device(value)
         return value.to(dtype) if cast else value
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(v, dtype) for v in value)
@@ -45,7 +46,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 def _widest_of(values: Any, found: torch.dtype) -> torch.dtype:
     for v in tensors_of(values):
-        if v.is_webgpu and v.dtype is torch.float32:
+        if on_device(v) and v.dtype is torch.float32:
             found = torch.float32
     return found
 
@@ -60,9 +61,7 @@ def _under_autocast(operator: Any, rule: str) -> Kernel:
         """Run the operator below autocast, on the operands that the rule gives it."""
         if rule == "refuse":
             raise RuntimeError(UNSAFE)
-        guard = torch._C._ExcludeDispatchKeyGuard(
-            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-        )
+        guard = torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS)
         if dtype_at is not None:
             given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
             if given is None and args[0].is_floating_point():

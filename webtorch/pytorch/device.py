@@ -13,7 +13,7 @@ import itertools
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,10 @@ TO_TORCH: dict[DType, torch.dtype] = {v: k for k, v in TO_WEBTORCH.items()}
 HELD: dict[torch.dtype, DType] = {k: v.to_real() for k, v in TO_WEBTORCH.items()}
 # Types that WebGPU lacks.
 UNSUPPORTED = frozenset(d for d in TO_TORCH if not d.webgpu)
+
+
+# A tensor's offset in its storage. PyTorch's type allows for a symbol, which tensors that are traced have.
+offset_of: Callable[[torch.Tensor], int] = vars(torch._C.TensorBase)["storage_offset"]
 
 
 # ---- the device ---------------------------------------------------------------------------------
@@ -138,16 +142,16 @@ def _take_back(optimizer: Any, before: dict[Any, Any]) -> None:
     """
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if not param.is_webgpu:
+            if not on_device(param):
                 continue
             state = optimizer.state.get(param, {})
             _hold_the_last_computed(param, before)
-            there = [v for v in state.values() if isinstance(v, torch.Tensor) and v.is_webgpu]
+            there = [v for v in state.values() if isinstance(v, torch.Tensor) and on_device(v)]
             computed = [_hold_the_last_computed(v, before) for v in there]
             if False in computed:
                 # The step made it.
                 del optimizer.state[param]
-            elif isinstance(state.get("step"), torch.Tensor) and not state["step"].is_webgpu:
+            elif isinstance(state.get("step"), torch.Tensor) and not on_device(state["step"]):
                 state["step"] -= 1
 
 
@@ -185,6 +189,11 @@ def set_random_state(state: Sequence[int]) -> None:
     """Go back to a state of the device's generator, given as its bytes."""
     contents = from_contents(bytes(state), (len(state),), dtypes.uint8, resolve("cpu"))
     generator().set_state(contents)
+
+
+def on_device(x: torch.Tensor) -> bool:
+    """Whether a tensor is on the device."""
+    return x.device.type == "webgpu"
 
 
 def webtorch_dtype(dtype: torch.dtype) -> DType:
@@ -358,7 +367,7 @@ def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[Any, Memory]:
     """Return a new PyTorch storage on the device, and its memory."""
     # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
     address = next(_addresses) << 32
-    storage = _construct(address, DEVICE, nbytes)
+    storage: Any = _construct(address, DEVICE, nbytes)
     storage._webgpu = memory = Memory(nbytes, dtype)
     found = _memories.found
     found[address] = _reference(memory)
@@ -501,7 +510,7 @@ def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
         _check_reach(x, memory)
     # A view can be of a type that is not available.
     kind = TO_WEBTORCH.get(x.dtype) or webtorch_dtype(x.dtype)
-    shape, strides, offset = tuple(x.shape), x.stride(), x.storage_offset()
+    shape, strides, offset = tuple(x.shape), x.stride(), offset_of(x)
     if kind.is_complex:
         storage = memory.typed(kind.to_real())
         out = Tensor._from_storage(storage, shape, strides, offset, False, kind)
@@ -532,7 +541,7 @@ def _reach(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
 
 def _check_reach(x: torch.Tensor, memory: Memory) -> None:
     """Raise RuntimeError for a tensor that reaches beyond the end of its memory."""
-    need = _reach(x.shape, x.stride(), x.storage_offset()) * x.element_size()
+    need = _reach(x.shape, x.stride(), offset_of(x)) * x.element_size()
     if need > memory.nbytes:
         raise RuntimeError(
             f"webgpu: a tensor of shape {tuple(x.shape)} and type {x.dtype} on '{x.device}' needs a storage of {need} "
@@ -594,7 +603,7 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
     shape = tuple(out.shape)
     if result._shape != shape:
         result, fresh = result.expand(shape), False
-    strides, offset = out.stride(), out.storage_offset()
+    strides, offset = out.stride(), offset_of(out)
     if dtype.is_complex:
         if out.is_conj():
             result, fresh = primitive.conjugate(result), True
@@ -721,12 +730,7 @@ def download(x: torch.Tensor) -> torch.Tensor:
 
 def _is_raw(x: torch.Tensor) -> bool:
     """Whether a tensor is all bytes of a storage of another type: how PyTorch copies storages."""
-    if (
-        x.dtype is not torch.uint8
-        or x.device.type != "webgpu"
-        or x.dim() != 1
-        or x.storage_offset()
-    ):
+    if x.dtype is not torch.uint8 or x.device.type != "webgpu" or x.dim() != 1 or offset_of(x):
         return False
     memory = memory_of(x)
     kind = memory.dtype if memory.storage is None else memory.storage.dtype
@@ -879,7 +883,7 @@ def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) 
     if memory_format is None and tuple(x.shape) == tuple(size):
         return x
     strides = _strides(tuple(size), memory_format)
-    storage, offset, width = x.untyped_storage(), x.storage_offset(), x.element_size()
+    storage, offset, width = x.untyped_storage(), offset_of(x), x.element_size()
     had, need = storage.nbytes(), (offset + numel(tuple(size))) * width
     if need > had:
         # Older versions of PyTorch: other views of the tensor keep the old memory.
@@ -909,7 +913,7 @@ def _fills_empty() -> bool:
     """Whether memory that nothing has been written to is to be filled with NaN or the largest number."""
     return (
         torch._C._get_deterministic_algorithms()
-        and torch.utils.deterministic.fill_uninitialized_memory
+        and torch._C._get_deterministic_fill_uninitialized_memory()
     )
 
 
@@ -932,7 +936,7 @@ def resize_to(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int] | No
             )
         resize_(x, shape)
         if strides is not None:
-            _set(CPU, x, x.untyped_storage(), x.storage_offset(), shape, strides)
+            _set(CPU, x, x.untyped_storage(), offset_of(x), shape, strides)
 
 
 def set_to_nothing(x: torch.Tensor) -> torch.Tensor:

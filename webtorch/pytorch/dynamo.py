@@ -26,7 +26,7 @@ from webtorch.ir.view import is_contiguous, memory_order
 from webtorch.ops.primitive import copy
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch.aten.table import op
-from webtorch.pytorch.device import upload, webtorch_dtype
+from webtorch.pytorch.device import on_device, upload, webtorch_dtype
 from webtorch.pytorch.graphs import meaning
 from webtorch.pytorch.origin import Origin, origin_of
 from webtorch.pytorch.partition import Partition, is_called
@@ -86,12 +86,13 @@ def _count_steps_on_the_device() -> None:
         """Make groups of new parameters on the device capturable."""
         for group in self.value.param_groups:
             params = group.get("params", [])
-            new = all(p.is_webgpu and p not in self.value.state for p in params)
+            new = all(on_device(p) and p not in self.value.state for p in params)
             if "capturable" in group and params and new:
                 group["capturable"] = True
         original(self, tx)
 
-    OptimizerVariable._set_capturable = set_capturable
+    variable: Any = OptimizerVariable
+    variable._set_capturable = set_capturable
 
 
 _count_steps_on_the_device()

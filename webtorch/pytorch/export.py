@@ -26,7 +26,7 @@ from webtorch.capture.trace import capture, compile_never
 from webtorch.errors import CaptureError
 from webtorch.functions import public as webtorch
 from webtorch.pytorch import device as bridge
-from webtorch.pytorch.device import flat, memory_of, wrap
+from webtorch.pytorch.device import flat, memory_of, on_device, wrap
 from webtorch.tensors.storage import Storage
 
 # What the first step finds where an optimizer's state is not there yet, if not zero.
@@ -132,7 +132,7 @@ def _callable(
             args, kwargs = what.example_inputs
             call = {**dict(zip(_input_names(what), args)), **kwargs}
         program = what
-        if any(not t.is_webgpu for t in program.state_dict.values()):
+        if any(not on_device(t) for t in program.state_dict.values()):
             with warnings.catch_warnings():
                 # Of PyTorch about its own exported programs.
                 warnings.simplefilter("ignore", FutureWarning)
@@ -151,7 +151,7 @@ def _callable(
             )
         return what, call, None
     tensors = [*what.parameters(), *what.buffers()]
-    if any(not t.is_webgpu for t in tensors):
+    if any(not on_device(t) for t in tensors):
         # A copy, so that the caller's model stays where it is.
         if id(what) not in moved:
             moved[id(what)] = copy.deepcopy(what).to("webgpu")
@@ -227,7 +227,7 @@ def _capture(
 def _detached(x: Any) -> Any:
     """Return a structure with PyTorch's tensors as the engine's, and without what is neither."""
     if isinstance(x, torch.Tensor):
-        if not x.is_webgpu:
+        if not on_device(x):
             raise CaptureError(
                 "export: the function returns a tensor on the CPU: return it on the device, since a "
                 "program cannot read values"
@@ -261,7 +261,7 @@ class _Before:
         self.tensors = list({id(t): t for t in tensors}.values())
         self.known = {id(t) for t in self.tensors}
         self.named = {id(v): repr(k) for k, v in referred.items()}
-        self.on_host = [(t, t.detach().clone()) for t in self.tensors if not t.is_webgpu]
+        self.on_host = [(t, t.detach().clone()) for t in self.tensors if not on_device(t)]
         self.gradients = self.grads()
         self.stateful = [(o, set(o.state)) for o in self.optimizers]
         self.options = [
@@ -361,7 +361,7 @@ class _Before:
         found = [(self.named.get(id(t), "a tensor"), t) for t in self.tensors]
         for optimizer in self.optimizers:
             found += [(f"'{k}' of the optimizer", t) for _, k, t in _states(optimizer)]
-        return [(n, t) for n, t in found if not t.is_webgpu]
+        return [(n, t) for n, t in found if not on_device(t)]
 
     def host_versions(self) -> dict[int, int]:
         """Return how often each tensor on the CPU has been written."""
@@ -399,7 +399,7 @@ def _on_device(optimizers: list[Any]) -> Iterator[None]:
         (o.state[p], key, value)
         for o in optimizers
         for p, key, value in _states(o)
-        if key == "step" and not value.is_webgpu
+        if key == "step" and not on_device(value)
     ]
     for group in changed:
         group["capturable"] = True
@@ -463,7 +463,7 @@ def _check_devices(name: str, referred: Mapping[str, Any]) -> None:
             parameters = [p for g in value.param_groups for p in g["params"]]
         else:
             continue
-        if any(not p.is_webgpu for p in parameters):
+        if any(not on_device(p) for p in parameters):
             raise CaptureError(
                 f"export: {name} uses {key!r}, whose tensors are on the CPU: move the model first, "
                 "as in model.to('webgpu')"
@@ -476,7 +476,7 @@ def _add_names(out: Captured, referred: Mapping[str, Any]) -> None:
 
     def add(name: str, x: torch.Tensor) -> None:
         """Name a tensor's storage, if neither the storage nor the name is taken."""
-        if not x.is_webgpu:
+        if not on_device(x):
             return
         storage: Storage = memory_of(x).typed(bridge.HELD[x.dtype])
         if id(storage) not in names and name not in taken:
@@ -500,7 +500,7 @@ def _add_names(out: Captured, referred: Mapping[str, Any]) -> None:
             }
             for p, key, x in _states(value):
                 shown = str(numbers.get(id(p), 0))
-                if p.is_webgpu:
+                if on_device(p):
                     storage = memory_of(p).typed(bridge.HELD[p.dtype])
                     shown = names.get(id(storage), (shown, ()))[0]
                 add(f"{prefix}.{key}.{shown}", x)

@@ -39,6 +39,8 @@ from webtorch.tensors.tensor import Tensor
 Kernel = Callable[..., Any]
 
 
+# What a kernel that runs below autocast leaves out.
+AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
 

@@ -20,6 +20,7 @@ from webtorch.pytorch.device import (
     copy_from,
     here,
     new_tensor,
+    offset_of,
     resize_to,
     store,
     tensor_on,
@@ -166,7 +167,7 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
 
 def _matrix(x: torch.Tensor, memory: device.Memory) -> Tensor:
     """Return a matrix that is not empty as a batch of one."""
-    kind, (row, column), offset = TO_WEBTORCH[x.dtype], x.stride(), x.storage_offset()
+    kind, (row, column), offset = TO_WEBTORCH[x.dtype], x.stride(), offset_of(x)
     m, n = x.shape
     found = memory.storage
     if memory.laid is not None:

@@ -26,6 +26,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import fallback, graphs
 from webtorch.pytorch.programs import Programs, uploaded
+from webtorch.pytorch.saved import nodes_of
 from webtorch.runtime.trace import debug_level
 
 # What makes programs of a graph of which nothing is called: the graph, numbers of inputs that are parameters,
@@ -66,13 +67,14 @@ def is_called(node: Node) -> bool:
 
 def _puts_as_many_as_a_mask_has(node: Node) -> bool:
     """Whether a node is the gradient of `x[mask]`, or alike: it writes as many values as a mask says."""
-    if "index_put" not in node.target.__name__:
+    if not isinstance(node.target, OpOverload) or "index_put" not in node.target.__name__:
         return False
-    _, indices, values = (n.meta.get("val") if isinstance(n, Node) else n for n in node.args[:3])
+    _, indices, put = node.args[:3]
+    values: Any = put.meta.get("val") if isinstance(put, Node) else put
     if free_unbacked_symbols(values):
         return True
     # One value for all places is chosen by the mask where they lie.
-    found = [n.meta["val"].dtype for n in indices if isinstance(n, Node)]
+    found = [n.meta["val"].dtype for n in nodes_of(indices) if isinstance(n, Node)]
     return values.numel() != 1 and (torch.bool in found or torch.uint8 in found)
 
 

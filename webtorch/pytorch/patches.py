@@ -26,7 +26,8 @@ def _flexible() -> None:
 
 def _traced_convolutions() -> None:
     """Let traces give convolutions the strides that the kernel gives them; else they take them for row-major."""
-    original = torch._C._conv_determine_backend_memory_format
+    module: Any = torch._C
+    original = module._conv_determine_backend_memory_format
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def determine(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
@@ -37,7 +38,7 @@ def _traced_convolutions() -> None:
         last = any(map(suggests_channels_last, forms_of((x, weight))))
         return formats.get(x.dim(), found) if last else found
 
-    torch._C._conv_determine_backend_memory_format = determine
+    module._conv_determine_backend_memory_format = determine
 
 
 def _checked_traces() -> None:
@@ -85,7 +86,7 @@ class _Reciprocal:
 
 def _scaling() -> None:
     """Let `GradScaler` work without float64."""
-    scaler = torch.amp.GradScaler
+    scaler: Any = torch.amp.GradScaler
     original = scaler.unscale_
 
     def unscale_(self: Any, optimizer: Any) -> None:

@@ -257,6 +257,7 @@ class Programs:
         given = args if self.plain else self._given(args, source)
         ready, storages, known = self._inputs(given, args, source)
         outputs, fresh = self._run(ready, storages, known, args)
+        results: list[Any]
         if ready.simple is not None:
             results = [tensor_on(fresh[n], *form) for n, form in ready.simple]
         else:

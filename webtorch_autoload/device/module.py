@@ -398,7 +398,7 @@ class Stream(torch.Stream):
     def wait_event(self, event: Any) -> None:
         """Do nothing: the event lies before what follows in the same queue."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Event:
         """Record an event, a new one if none is given."""
         event = event or Event()
         event.record(self)
@@ -464,7 +464,7 @@ class Event(torch.Event):
         if self._time is not None:
             synchronize()
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: Any) -> float:
         """Return the milliseconds from this event to another. Raises ValueError for events without times."""
         if not (self._timing and end_event._timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
