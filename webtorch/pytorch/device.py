@@ -13,7 +13,7 @@ import itertools
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from webtorch import errors
 from webtorch.errors import DTypeError
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir import dtype as dtypes
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, Number
+from webtorch.ir.graph import Node
 from webtorch.ir.lines import pass_over, user_depth
 from webtorch.ir.view import (
     OVERWRITTEN,
@@ -126,7 +127,7 @@ def _flush() -> None:
         _open.runtime.flush()
 
 
-def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program."""
     try:
         _flush()
@@ -135,7 +136,7 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         raise
 
 
-def _take_back(optimizer: Any, before: dict[Any, Any]) -> None:
+def _take_back(optimizer: torch.optim.Optimizer, before: Mapping[Storage, Node]) -> None:
     """Undo a step for which there was no memory: PyTorch, which is not lazy, would not have come to it.
 
     `before` are the values that storages had last.
@@ -155,7 +156,7 @@ def _take_back(optimizer: Any, before: dict[Any, Any]) -> None:
                 state["step"] -= 1
 
 
-def _hold_the_last_computed(x: torch.Tensor, before: dict[Any, Any]) -> bool:
+def _hold_the_last_computed(x: torch.Tensor, before: Mapping[Storage, Node]) -> bool:
     """Drop writes that are not computed yet; return whether the tensor has a computed value."""
     storage = memory_of(x).held
     if storage is None:
@@ -363,7 +364,7 @@ _create = torch._C._acc.create_empty_tensor
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
-def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[Any, Memory]:
+def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedStorage, Memory]:
     """Return a new PyTorch storage on the device, and its memory."""
     # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
     address = next(_addresses) << 32
@@ -389,7 +390,7 @@ def check_device(device: torch.device | None) -> None:
         )
 
 
-def untyped_storage(size: Any = 0, *, device: torch.device) -> Any:
+def untyped_storage(size: int | Iterable[int] = 0, *, device: torch.device) -> torch.UntypedStorage:
     """Return `torch.UntypedStorage(size, device="webgpu")`."""
     check_device(device)
     runtime()
@@ -407,7 +408,7 @@ def untyped_storage(size: Any = 0, *, device: torch.device) -> Any:
 _swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 
 
-def resize_storage(storage: Any, nbytes: int) -> Any:
+def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:
     """`torch.UntypedStorage.resize_`: all tensors that share the storage see it; the bytes that fit are kept.
 
     Raises NotImplementedError with a PyTorch that cannot exchange what storages hold.
@@ -427,11 +428,12 @@ def resize_storage(storage: Any, nbytes: int) -> Any:
     if old and nbytes:
         _swap(storage, new_storage(0)[0])
     _swap(storage, taken)
-    storage._webgpu = memory
+    carrier: Any = storage
+    carrier._webgpu = memory
     return storage
 
 
-def _resized(memory: Memory, nbytes: int) -> tuple[Any, Memory]:
+def _resized(memory: Memory, nbytes: int) -> tuple[torch.UntypedStorage, Memory]:
     """Return a new storage of another size with as much of the contents as fits, and zeros."""
     storage, new = new_storage(nbytes, memory.dtype)
     new.is_cut = memory.is_cut or nbytes < memory.nbytes
@@ -792,12 +794,12 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
 def to_copy(
     x: torch.Tensor,
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
     non_blocking: bool = False,
-    memory_format: Any = None,
+    memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """`aten::_to_copy` from or to the device. Results keep the strides where these have no gaps."""
     interrupt.check()
@@ -827,7 +829,7 @@ def to_copy(
     return copy_from(x, allocate(x.shape, strides, dtype))
 
 
-def item(x: torch.Tensor) -> Any:
+def item(x: torch.Tensor) -> Number:
     """Return the value of a tensor with one element. Waits for the device."""
     interrupt.check()
     return wrap(x).item()
@@ -837,7 +839,11 @@ def item(x: torch.Tensor) -> Any:
 
 
 def empty(
-    size: Sequence[int], dtype: Any, layout: Any, device: Any, memory_format: Any
+    size: Sequence[int],
+    dtype: torch.dtype | None,
+    layout: torch.layout | None,
+    device: torch.device | None,
+    memory_format: torch.memory_format | None,
 ) -> torch.Tensor:
     """`aten::empty.memory_format`."""
     check_device(device)
@@ -847,7 +853,7 @@ def empty(
     return _fill_empty(out) if _fills_empty() else out
 
 
-def _strides(size: tuple[int, ...], memory_format: Any) -> tuple[int, ...]:
+def _strides(size: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
     """Return the strides of a tensor without gaps in a memory format; None is row-major order."""
     if memory_format not in (torch.channels_last, torch.channels_last_3d):
         return contiguous_strides(size)
@@ -860,7 +866,11 @@ def _strides(size: tuple[int, ...], memory_format: Any) -> tuple[int, ...]:
 
 
 def empty_strided(
-    size: Sequence[int], stride: Sequence[int], dtype: Any, layout: Any, device: Any
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None,
+    layout: torch.layout | None,
+    device: torch.device | None,
 ) -> torch.Tensor:
     """`aten::empty_strided`."""
     check_device(device)
@@ -869,14 +879,16 @@ def empty_strided(
     return _fill_empty(out) if _fills_empty() else out
 
 
-def _check_layout(layout: Any) -> None:
+def _check_layout(layout: torch.layout | None) -> None:
     if layout not in (None, torch.strided):
         raise NotImplementedError(
             f"webgpu: layout {layout} is not available: tensors are dense; use .to_dense() first"
         )
 
 
-def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+def resize_(
+    x: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
     """`aten::resize_`. Memory grows for all tensors that share it."""
     if memory_format is torch.preserve_format:
         raise RuntimeError(f"Unsupported memory format {memory_format}")
@@ -897,7 +909,11 @@ def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) 
 
 
 def set_(
-    x: torch.Tensor, source: Any, offset: int, size: Sequence[int], stride: Sequence[int] = ()
+    x: torch.Tensor,
+    source: torch.UntypedStorage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
 ) -> torch.Tensor:
     """`aten::set_`: the storage grows to what the geometry reaches."""
     stride = tuple(stride) or contiguous_strides(tuple(size))

@@ -19,13 +19,12 @@ from webtorch.ops.record import TABLE
 from webtorch.pytorch import attention
 from webtorch.pytorch import library as library  # operators are registered, the table is full
 from webtorch.pytorch.aten.elementwise import filled
-from webtorch.pytorch.aten.table import FUNCTIONS, Dims, Sizes, op
+from webtorch.pytorch.aten.table import FUNCTIONS, Dims, Function, Sizes, op
 from webtorch.pytorch.aten.table import meaning as declared_meaning
 from webtorch.pytorch.device import here, webtorch_dtype
 from webtorch.pytorch.fallback import unsupported
 from webtorch.tensors.tensor import Tensor
 
-Function = Callable[..., Any]
 GRAPH: dict[str, Function] = {}
 
 
@@ -424,7 +423,7 @@ def find_meaning(target: object) -> Function | None:
     return found
 
 
-def meaning(target: Tensor) -> Function:
+def meaning(target: object) -> Function:
     """Return what a node's target means on webtorch tensors. Raises NotImplementedError when it has no meaning here."""
     found = find_meaning(target)
     if found is None:

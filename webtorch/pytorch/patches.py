@@ -16,7 +16,7 @@ def _flexible() -> None:
     module: Any = importlib.import_module("torch.nn.attention.flex_attention")
     original = module._validate_device
 
-    def validate(query: Any, key: Any, value: Any) -> None:
+    def validate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Check operands of other devices as PyTorch does."""
         if query.device.type != "webgpu":
             original(query, key, value)
@@ -47,7 +47,7 @@ def _checked_traces() -> None:
     original = module._check_trace
     widened: Any = torch.Tensor.double
 
-    def double(x: torch.Tensor, **options: Any) -> Any:
+    def double(x: torch.Tensor, **options: Any) -> torch.Tensor:
         """Return the tensor in float64, on the CPU if it was on the device."""
         return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
 
@@ -89,7 +89,7 @@ def _scaling() -> None:
     scaler: Any = torch.amp.GradScaler
     original = scaler.unscale_
 
-    def unscale_(self: Any, optimizer: Any) -> None:
+    def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> None:
         """Unscale the gradients with a float32 scale."""
         # One that is not enabled has no scale at all.
         scale = getattr(self, "_scale", None)

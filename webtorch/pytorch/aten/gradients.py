@@ -7,7 +7,7 @@ computed except what the gradient reads. Normalisations and softmax use the resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions.pooling import max_pool_backward
@@ -27,13 +27,11 @@ from webtorch.pytorch.aten.images import (
 )
 from webtorch.pytorch.aten.losses import class_weights
 from webtorch.pytorch.aten.norms import per_channel
-from webtorch.pytorch.aten.table import FUNCTIONS, Sizes, aten, op
+from webtorch.pytorch.aten.table import FUNCTIONS, Function, Sizes, aten, op
 from webtorch.tensors import recorders
 from webtorch.tensors.engine import grad
 from webtorch.tensors.modes import enable_grad
 from webtorch.tensors.tensor import Tensor
-
-Function = Callable[..., Any]
 
 
 def pullback(
@@ -194,7 +192,7 @@ def _through(g: Tensor, unit: Tensor, rstd: Tensor, dims: tuple[int, ...]) -> Te
 
 
 def _sums(
-    g: Tensor, unit: Tensor, dims: tuple[int, ...], shape: Sizes, like: Any, mask: Sequence[bool]
+    g: Tensor, unit: Tensor, dims: tuple[int, ...], shape: Sizes, like: Tensor, mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the cotangents of weight and bias."""
 

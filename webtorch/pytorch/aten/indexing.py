@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import indexing
@@ -15,7 +14,7 @@ from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.tensor import Tensor
 
 
-def index_tensors(x: Tensor, indices: Sequence[Any]) -> dict[int, Any]:
+def index_tensors(x: Tensor, indices: Sequence[Tensor | None]) -> dict[int, Tensor]:
     """Return index tensors by dimension, masks expanded (which reads them)."""
     for index in indices:
         if index is not None and index.dtype not in (int64, int32, bool_, uint8):
@@ -26,7 +25,7 @@ def index_tensors(x: Tensor, indices: Sequence[Any]) -> dict[int, Any]:
 
 
 @aten("index", "_unsafe_index", direct=("index.Tensor",))
-def _index(x: Tensor, indices: Sequence[Any]) -> Tensor:
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     tensors = index_tensors(x, indices)
     return indexing.take_at(x, tensors) if tensors else copy(x)
 
@@ -34,7 +33,7 @@ def _index(x: Tensor, indices: Sequence[Any]) -> Tensor:
 @aten("index_put", "_index_put_impl_", "_unsafe_index_put", direct=("_index_put_impl_",))
 def _index_put(
     x: Tensor,
-    indices: Sequence[Any],
+    indices: Sequence[Tensor | None],
     values: Tensor,
     accumulate: bool = False,
     unsafe: bool = False,

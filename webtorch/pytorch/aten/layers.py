@@ -5,7 +5,7 @@ Each calls the op table or `webtorch.nn.functional`, and its gradient is that of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
@@ -14,11 +14,8 @@ from webtorch.nn import functional as F
 from webtorch.nn import recurrence
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
 from webtorch.pytorch.aten.gradients import pullback, table_gradient, to_maxima
-from webtorch.pytorch.aten.table import FUNCTIONS, REDUCTIONS, Sizes, aten, op, ruled_as
+from webtorch.pytorch.aten.table import FUNCTIONS, REDUCTIONS, Function, Sizes, aten, op, ruled_as
 from webtorch.tensors.tensor import Tensor
-
-Function = Callable[..., Any]
-
 
 # ---- bags of embeddings -------------------------------------------------------------------------
 
@@ -391,7 +388,7 @@ def _histogram(
     x: Tensor,
     bins: Any = 100,
     *,
-    range: Any = None,
+    range: Sequence[float] | None = None,
     weight: Tensor | None = None,
     density: bool = False,
 ) -> tuple[Tensor, ...]:
@@ -403,7 +400,7 @@ def _histogramdd_edges(
     x: Tensor,
     bins: Sequence[int],
     *,
-    range: Any = None,
+    range: Sequence[float] | None = None,
     weight: Tensor | None = None,
     density: bool = False,
 ) -> list[Tensor]:
@@ -412,7 +409,12 @@ def _histogramdd_edges(
 
 @aten("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors")
 def _histogramdd(
-    x: Tensor, bins: Any, *, range: Any = None, weight: Tensor | None = None, density: bool = False
+    x: Tensor,
+    bins: Any,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
 ) -> Tensor:
     return op.histogramdd(x, list(bins), range=range, weight=weight, density=density)[0]
 

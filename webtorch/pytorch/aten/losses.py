@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import indexing
 from webtorch.ir.dtype import int64, uint8
@@ -64,14 +62,14 @@ def _nll_loss(
 
 
 def _pair(name: str) -> Function:
-    def run(x: Tensor, y: Tensor, reduction: int = 1, *numbers: Any) -> Tensor:
+    def run(x: Tensor, y: Tensor, reduction: int = 1, *numbers: float) -> Tensor:
         """Return the loss of two tensors; `reduction` is PyTorch's number."""
         return TABLE[name].function(x, y, **_extra(name, numbers), reduction=REDUCTIONS[reduction])
 
     return run
 
 
-def _extra(name: str, numbers: tuple[Any, ...]) -> dict[str, Any]:
+def _extra(name: str, numbers: tuple[float, ...]) -> dict[str, float]:
     names = {"smooth_l1_loss": "beta", "huber_loss": "delta"}
     return {names[name]: numbers[0]} if numbers else {}
 
