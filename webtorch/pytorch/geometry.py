@@ -81,7 +81,10 @@ def view_of(storage: Storage, form: Geometry) -> Tensor:
 
 
 def torch_tensor(
-    storage: Storage, form: Geometry, made: dict[Storage, Any], like: torch.Tensor | None = None
+    storage: Storage,
+    form: Geometry,
+    made: dict[Storage, torch.UntypedStorage],
+    like: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return a PyTorch tensor on a webtorch storage; one that shares the version of `like`."""
     holder = made.get(storage)
