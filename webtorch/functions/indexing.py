@@ -38,6 +38,7 @@ from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import BOOL, Autocast, Example, Operand, composite
 from webtorch.tensors import tape
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
@@ -401,7 +402,13 @@ def _with_none_of(base: Any, source: Tensor) -> Tensor:
     return copy(base)
 
 
-@composite(family="index", inplace=True, gradient_name="IndexAddBackward0", aten=("index_add",))
+@composite(
+    family="index",
+    inplace=True,
+    gradient_name="IndexAddBackward0",
+    aten=("index_add",),
+    overlap="first",
+)
 def index_add(
     input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1
 ) -> Tensor:
@@ -417,6 +424,7 @@ def index_add(
 
 
 @composite(
+    overlap="first",
     family="index",
     inplace=True,
     autocast=Autocast(cpu="promote"),
@@ -476,7 +484,7 @@ def index_reduce(
     return movement.reshape(out, input._shape)
 
 
-@composite(family="index", inplace=True, gradient_name="PutBackward0")
+@composite(family="index", inplace=True, gradient_name="PutBackward0", overlap="first")
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
     _check_index("put_", index)
@@ -744,25 +752,26 @@ def scatter_reduce(
         return _scatter_along("scatter_reduce", input, dim, index, src, "add")
     if not tape.needs_grad((input, src)):
         return _scatter_reduced(input, dim, index, src, reduce, include_self)
-    with tape.no_grad():
+    with no_grad():
         out = _scatter_reduced(input, dim, index, src, reduce, include_self)
     saved = [tape.SavedTensor(t) for t in (input, src, index)]
-    shape, src_shape = input._shape, src._shape
+    args = (dim, reduce, include_self)
+    return tape.attach(out, "ScatterReduce", (input, src), _scatter_reduce_back, saved, args)
 
-    def rule(g: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cotangents of input and src."""
-        x, values, where = (s.unpack() for s in saved)
-        to_x, to_src = _reduce_rule(g, x, dim, where, values, reduce, include_self)
-        if not include_self:
-            none = fill(where._shape, 0, g.dtype, g.device)
-            to_x = _scatter_along("scatter_reduce", to_x, dim, where, none, "set")
-        if to_src._shape != src_shape:
-            after = tuple(a - b for a, b in zip(src_shape, to_src._shape, strict=True))
-            for d, n in enumerate(after):
-                to_src = movement.pad_dim(to_src, d, 0, n)
-        return movement.reshape(to_x, shape), to_src
 
-    return tape.attach(out, "ScatterReduce", (input, src), rule, saved)
+def _scatter_reduce_back(
+    g: Tensor, x: Tensor, src: Tensor, index: Tensor, dim: int, reduce: str, include_self: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the cotangents of input and src."""
+    to_x, to_src = _reduce_rule(g, x, dim, index, src, reduce, include_self)
+    if not include_self:
+        none = fill(index._shape, 0, g.dtype, g.device)
+        to_x = _scatter_along("scatter_reduce", to_x, dim, index, none, "set")
+    if to_src._shape != src._shape:
+        after = tuple(a - b for a, b in zip(src._shape, to_src._shape, strict=True))
+        for d, n in enumerate(after):
+            to_src = movement.pad_dim(to_src, d, 0, n)
+    return movement.reshape(to_x, x._shape), to_src
 
 
 def _first_part(x: Tensor, shape: Shape) -> Tensor:
@@ -1067,30 +1076,33 @@ def embedding(
                 "embedding: max_norm: norm(): input dtype should be either floating point or complex. "
                 f"Got {weight.dtype} instead. Convert the weight with .float()."
             )
-        with tape.no_grad():
+        with no_grad():
             _renormalize(weight, _flat(input), max_norm, norm_type)
     if padding_idx is None and not scale_grad_by_freq:
         return _take(weight, [input], "embedding")
-    with tape.no_grad():
+    with no_grad():
         out = _take(weight, [input], "embedding")
-    saved = tape.SavedTensor(input)
+    saved = (tape.SavedTensor(input),)
+    args = (count, width, padding_idx, scale_grad_by_freq)
+    return tape.attach(out, "Embedding", (weight,), _rows_back, saved, args)
 
-    def rule(g: Tensor) -> tuple[Tensor]:
-        """Return the cotangent of the weight: rows added where they were read."""
-        flat = _flat(saved.unpack())
-        n = flat.numel()
-        rows = movement.reshape(g, (n, width))
-        if scale_grad_by_freq:
-            ones = fill((n,), 1, g.dtype, g.device)
-            used = _scatter(fill((count,), 0, g.dtype, g.device), [flat], ones, "add", "embedding")
-            rows = rows / movement.reshape(_take(used, [flat], "embedding"), (n, 1))
-        if padding_idx is not None:
-            dropped = movement.reshape(elementwise.eq(flat, padding_idx), (n, 1))
-            rows = pointwise.where(dropped, 0.0, rows)
-        table = fill((count, width), 0, g.dtype, g.device)
-        return (_scatter(table, [flat], rows, "add", "embedding"),)
 
-    return tape.attach(out, "Embedding", (weight,), rule, (saved,))
+def _rows_back(
+    g: Tensor, input: Tensor, count: int, width: int, padding_idx: int | None, by_frequency: bool
+) -> tuple[Tensor]:
+    """Return the cotangent of an embedding's weight: rows added where they were read."""
+    flat = _flat(input)
+    n = flat.numel()
+    rows = movement.reshape(g, (n, width))
+    if by_frequency:
+        ones = fill((n,), 1, g.dtype, g.device)
+        used = _scatter(fill((count,), 0, g.dtype, g.device), [flat], ones, "add", "embedding")
+        rows = rows / movement.reshape(_take(used, [flat], "embedding"), (n, 1))
+    if padding_idx is not None:
+        dropped = movement.reshape(elementwise.eq(flat, padding_idx), (n, 1))
+        rows = pointwise.where(dropped, 0.0, rows)
+    table = fill((count, width), 0, g.dtype, g.device)
+    return (_scatter(table, [flat], rows, "add", "embedding"),)
 
 
 def counted(

@@ -59,7 +59,7 @@ from webtorch.ops.record import TABLE, Autocast, Example, composite
 from webtorch.tensors import tape
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.made_by import several_views
-from webtorch.tensors.modes import unrecorded
+from webtorch.tensors.modes import mode, unrecorded
 from webtorch.tensors.tensor import Tensor
 
 METHOD: tuple[str, ...] = ("Tensor",)
@@ -982,7 +982,7 @@ def as_strided(
 
 def _become(name: str, x: Tensor, seen: Any) -> Tensor:
     """Make `x` the view `seen` of its own storage."""
-    if tape.mode.grad and x.requires_grad and x.is_leaf:
+    if mode.grad and x.requires_grad and x.is_leaf:
         raise RuntimeError(
             f"{name}: a leaf Variable that requires grad is being used in an in-place operation."
         )
