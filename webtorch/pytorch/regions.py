@@ -41,7 +41,8 @@ def _picture(g: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _roi_align_backward(
-    g: Tensor, rois: Tensor, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int, ratio: int, aligned: bool
+    g: Tensor, rois: Tensor, scale: float, high: int, wide: int,
+    n: int, c: int, h: int, w: int, ratio: int, aligned: bool
 ) -> Tensor:  # fmt: skip
     # Linear in the picture: its gradient is that at any picture.
     rois = _plain(rois)
@@ -51,7 +52,8 @@ def _roi_align_backward(
 
 
 def _ps_roi_align_backward(
-    g: Tensor, rois: Tensor, mapping: Tensor, scale: float, high: int, wide: int, ratio: int, n: int, c: int, h: int, w: int
+    g: Tensor, rois: Tensor, mapping: Tensor, scale: float, high: int, wide: int,
+    ratio: int, n: int, c: int, h: int, w: int
 ) -> Tensor:  # fmt: skip
     rois = _plain(rois)
     return pullback(
