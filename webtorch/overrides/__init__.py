@@ -31,6 +31,8 @@ __all__ = [
     "wrap_torch_function",
 ]
 
+Function = Callable[..., Any]
+
 # Users look functions up by the module that they find them in. Whoever reads this has loaded it.
 _PACKAGE = sys.modules["webtorch"]
 
@@ -67,16 +69,16 @@ def handle_torch_function(
 
 def wrap_torch_function(
     dispatcher: Callable[..., Iterable[object]],
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Function], Function]:
     """Decorate a function that classes and modes may replace; `dispatcher` has its parameters and
     gives those that are asked.
     """
 
-    def decorate(func: Callable[..., object]) -> Callable[..., Any]:
+    def decorate(func: Callable[..., object]) -> Callable[..., object]:
         """Return the function that asks the dispatcher's arguments first."""
 
         @functools.wraps(func)
-        def wrapped(*args: object, **kwargs: object) -> Any:
+        def wrapped(*args: object, **kwargs: object) -> object:
             """Ask `__torch_function__` of the relevant arguments, else call the function."""
             relevant = tuple(dispatcher(*args, **kwargs))
             if has_torch_function(relevant):
@@ -99,12 +101,12 @@ def is_tensor_method_or_property(func: Callable[..., object]) -> bool:
 
 
 @functools.cache
-def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
+def get_overridable_functions() -> dict[Any, list[Function]]:
     """Return the functions that ask classes, by module or class."""
     found: dict[Any, list[Any]] = {}
     for p in override.public_functions():
         if not p.only_modes:
-            owner: Any = _PACKAGE
+            owner: object = _PACKAGE
             for part in p.name.split(".")[1 : 2 if "Tensor." in p.name else -1]:
                 owner = getattr(owner, part)
             found.setdefault(owner, []).append(p.func)
@@ -112,7 +114,7 @@ def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
 
 
 @functools.cache
-def get_ignored_functions() -> set[Callable[..., Any]]:
+def get_ignored_functions() -> set[Function]:
     """Return the functions of `webtorch` and methods of Tensor that ask no class."""
     asked = {f for functions in get_overridable_functions().values() for f in functions}
     public: list[Any] = [
@@ -124,7 +126,7 @@ def get_ignored_functions() -> set[Callable[..., Any]]:
     return set(public) - asked
 
 
-def get_default_nowrap_functions() -> set[Callable[..., Any]]:
+def get_default_nowrap_functions() -> set[Function]:
     """Return the functions whose results `Tensor.__torch_function__` leaves as they are."""
     return override.nowrap()
 
@@ -144,7 +146,7 @@ class TorchFunctionMode:
 
     def __torch_function__(
         self, func: Callable[..., object], types: object, args: object = (), kwargs: object = None
-    ) -> Any:
+    ) -> object:
         """Return what the call gives. A mode defines this."""
         raise NotImplementedError
 
@@ -168,24 +170,24 @@ class BaseTorchFunctionMode(TorchFunctionMode):
     """A mode that changes nothing."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        self, func: Function, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
         """Call the function."""
         return func(*args, **(kwargs or {}))
 
 
-def _get_current_function_mode() -> Any:
+def _get_current_function_mode() -> object:
     """Return the innermost mode, or None."""
     return state.modes[-1] if state.modes else None
 
 
-def _get_current_function_mode_stack() -> list[Any]:
+def _get_current_function_mode_stack() -> list[object]:
     """Return the modes that are on, outermost first."""
     return list(state.modes)
 
 
 @contextmanager
-def _pop_mode_temporarily() -> Generator[Any, None, None]:
+def _pop_mode_temporarily() -> Generator[object, None, None]:
     """A block without the innermost mode."""
     before = state.modes
     state.modes = before[:-1]

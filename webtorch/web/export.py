@@ -137,7 +137,7 @@ def export(
     )  # fmt: skip
 
 
-def _functions(what: Function | Mapping[str, Function], name: str | None) -> dict[str, Any]:
+def _functions(what: Function | Mapping[str, Function], name: str | None) -> dict[str, object]:
     """Return the functions by their names in the page."""
     if not isinstance(what, Mapping):
         return {name or _name(what): function_of(what)}
@@ -150,7 +150,7 @@ def _functions(what: Function | Mapping[str, Function], name: str | None) -> dic
 
 def _each(
     functions: Mapping[str, object], several: bool, given: object, absent: object, parameter: str
-) -> dict[str, Any]:
+) -> Json:
     """Return one value of a parameter for each function: the same, those of a dict, or `absent`."""
     if not several:
         return dict.fromkeys(functions, absent if given is None else given)
@@ -339,8 +339,8 @@ def _captured(what: object, name: str, call: object) -> CompiledFunction | Captu
         raise TypeError(f"export: {name} must be a function or a Module, got {type(what).__name__}")
     compiled = CompiledFunction(function, device="meta")
     compiled.compiler = compile_never
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = {}
     if isinstance(call, Mapping):
         kwargs = dict(call)
     elif isinstance(call, (tuple, list)):
@@ -460,11 +460,11 @@ def _argument_names(step: CompiledFunction) -> tuple[list[tuple[str, Shape]], li
     return tensors, numbers
 
 
-def _referred(function: Any) -> dict[str, Any]:
+def _referred(function: Any) -> Json:
     """Return the modules, optimizers and tensors that a function refers to by name."""
     if isinstance(function, Module):
         return {"": function}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     owner = getattr(function, "__self__", None)
     if isinstance(owner, Module):
         found[""] = owner
