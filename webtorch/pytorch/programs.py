@@ -37,14 +37,7 @@ from webtorch.capture.trace import capture, compile_never, compile_varying
 from webtorch.ir.view import numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt
-from webtorch.pytorch.device import (
-    TO_TORCH,
-    Memory,
-    changes,
-    flat,
-    memory_of,
-    tensor_on,
-)
+from webtorch.pytorch.device import TO_TORCH, Memory, changes, flat, memory_of, tensor_on
 from webtorch.pytorch.geometry import (
     NOWHERE,
     Geometry,
