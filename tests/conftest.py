@@ -73,10 +73,14 @@ def _warnings_are_said_each_time() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _free_blocks_go_back() -> Iterator[None]:
-    """What a file's tests leave free in the CPU's pool is not kept beside the next file's memory."""
+def _files_leave_no_work_to_others() -> Iterator[None]:
+    """What a file's tests leave free in the CPU's pool is not kept beside the next file's memory, and what
+    they leave in caches is not searched for garbage again.
+    """
     yield
     MEMORY.release()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -409,6 +409,23 @@ def test_what_depends_on_a_size_in_python_is_captured_for_each(device: str) -> N
         webtorch.mark_dynamic(x, 1)
 
 
+def test_a_number_that_is_no_polynomial_of_a_size_is_captured_for_each() -> None:
+    """Sizes near the first one have all the same number; one that lies further off has another."""
+
+    @webtorch.compile
+    def cut(x: Any) -> Any:
+        return x[: max(2, x.shape[0] - 8)] * 2
+
+    for size in (5, 13, 7):
+        x = webtorch.ones(size, device="cpu")
+        webtorch.mark_dynamic(x, 0)
+        if size == 5:
+            with pytest.warns(UserWarning, match="captured anew for each size"):
+                assert cut(x).tolist() == [2.0] * 2
+        else:
+            assert cut(x).tolist() == [2.0] * max(2, size - 8)
+
+
 @pytest.mark.long
 def test_an_argument_that_churns_is_named(device: str) -> None:
     @webtorch.compile

@@ -16,7 +16,7 @@ import pytest
 import webtorch
 from webtorch import Tensor, nn
 from webtorch.nn import functional as F
-from webtorch.onnx.rules import _GATES
+from webtorch.onnx.rules.recurrent import _GATES
 from webtorch.onnx.writer import RULES
 from webtorch.ops.record import TABLE
 

@@ -68,7 +68,7 @@ def test_import_opens_no_device_and_loads_no_binding() -> None:
         import sys, torch
         torch.manual_seed(0)
         torch.ones(2) + 1
-        loaded = [m for m in sys.modules if m.split(".")[0] in ("wgpu", "wgpudawn") or m == "webtorch.pytorch.kernels"]
+        loaded = [m for m in sys.modules if m.split(".")[0] in ("wgpu", "wgpudawn") or m == "webtorch.pytorch.library"]
         print(torch.webgpu.is_initialized(), loaded)
         """
     )

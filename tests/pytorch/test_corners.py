@@ -281,18 +281,19 @@ def test_empty_storages_made_of_others(webgpu: str) -> None:
 
 def test_defaults_of_kernels_are_those_of_pytorchs_schemas(webgpu: str) -> None:
     """PyTorch leaves out arguments that equal the schema's default."""
-    from webtorch.pytorch import kernels
+    from webtorch.pytorch import kernels, library
+    from webtorch.pytorch.aten.table import meaning
 
     torch.ones(1, device=webgpu)
     known = set(torch._C._dispatch_get_all_op_names())
     same = {(): [], 0: [0], 1: [1], None: []}
     checked, wrong = 0, []
-    for packet in kernels._packets():
-        for overload, operator in kernels._overloads(packet):
+    for packet in library._packets():
+        for overload, operator in kernels.overloads(packet):
             name = packet if overload == "default" else f"{packet}.{overload}"
-            function = kernels.meaning(packet, overload)
+            function = meaning(packet, overload)
             # Where PyTorch composes an overload, the kernel is not asked.
-            if function is None or f"aten::{name}" not in known or not kernels._needs_kernel(name):
+            if function is None or f"aten::{name}" not in known or not library._needs_kernel(name):
                 continue
             given = list(inspect.signature(function).parameters.values())
             for place, argument in enumerate(operator._schema.arguments):

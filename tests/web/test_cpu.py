@@ -18,6 +18,7 @@ from webtorch import nn
 from webtorch.errors import DTypeError
 from webtorch.io.safetensors import loads
 from webtorch.nn import functional as F
+from webtorch.runtime.backends.wasm import link
 from webtorch.web.server import server
 
 RUN = """async ([names, options]) => {
@@ -330,13 +331,14 @@ const program = JSON.parse(readFileSync("program.json", "utf-8"));
 const weights = () => readSafetensors(bytes("weights.safetensors"));
 const files = { code: bytes("cpu.wasm"), constants: bytes("cpu.bin") };
 const m = await openCpu(program, weights(), files, { library });
-const { step, check, write } = m.functions;
+const { step, check, write, less } = m.functions;
 const said = (promise) => promise.then(() => "", (e) => e.message);
 const numbers = ({ out }) => Array.from(out.data);
 console.log(JSON.stringify([
   numbers(await step.call({ x: [1, 2, 3] })), numbers(await step.call({ x: [1, 1, 1] })),
   numbers(await check.call({ i: [3, 4] })), await said(check.call({ i: [0, 5] })),
   numbers(await write.call({ x: [3, -4] })), await said(write.call({ x: [3, 70000] })),
+  numbers(await less.call({ x: [1, 2] })),
   await said(openCpu(program, weights(), { ...files, constants: files.constants.slice(8) }, { library })),
 ]));
 """
@@ -357,10 +359,16 @@ def test_functions_of_any_name_and_numbers_beyond_32_bits(tmp_path: Path) -> Non
     def write(x: Any) -> Any:
         return x * x
 
-    examples = {"step": torch.ones(3), "check": torch.tensor([0, 1]), "write": torch.tensor([1, 2])}
-    torch.export({"step": step, "check": check, "write": write}, tmp_path, examples, cpu=True)
-    first, second, taken, index, squares, large, other = node(tmp_path, NAMED)
+    def less(x: Any) -> Any:
+        return x + (-3)
+
+    functions = {"step": step, "check": check, "write": write, "less": less}
+    two = torch.tensor([1, 2])
+    examples = {"step": torch.ones(3), "check": torch.tensor([0, 1]), "write": two, "less": two}
+    torch.export(functions, tmp_path, examples, cpu=True)
+    first, second, taken, index, squares, large, lower, other = node(tmp_path, NAMED)
     assert (first, second, taken, squares) == ([0, 0, 0], [1, 2, 3], [3, 4], [9, 16])
+    assert lower == [-2, -1]
     assert "index 5 is out of bounds for dimension 0 with size 5" in index
     assert "output out: element 1 is 4900000000, beyond the 32 bits" in large
     assert "cpu.bin: it has" in other and "one of another export" in other
@@ -399,6 +407,19 @@ def test_results_lie_in_any_order_are_drawn_anew_and_round_to_even(tmp_path: Pat
     assert turned == [2, 8, 4, 10, 6, 12]
     assert first != second
     assert brain == [1.0, 1.015625, -1.0, None]
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        # https://webassembly.github.io/spec/core/binary/values.html#integers, and the examples of LEB128.
+        (b"\x00", 0), (b"\x03", 3), (b"\x7e", -2), (b"\xfe\x7f", -2), (b"\xfe\xff\x7f", -2),
+        (b"\x3f", 63), (b"\xc0\x00", 64), (b"\x40", -64), (b"\xbf\x7f", -65), (b"\xc0\xbb\x78", -123456),
+    ],
+)  # fmt: skip
+def test_signed_numbers_of_webassembly(data: bytes, value: int) -> None:
+    assert link._Reader(data).signed() == value
+    assert link._Reader(link._signed(value, 5)).signed() == value
 
 
 def test_what_only_webgpu_does_is_said(tmp_path: Any) -> None:

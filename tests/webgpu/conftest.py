@@ -24,13 +24,6 @@ def shared_device() -> WebGPUBackend:
     return webgpu.open_backend(0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _earlier_objects_are_left_alone() -> None:
-    """Objects of other files are not looked at again, so that collecting is quick for each test."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture
 def device(shared_device: WebGPUBackend) -> Iterator[WebGPUBackend]:
     """The device; a test that leaves memory behind fails."""

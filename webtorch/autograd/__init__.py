@@ -4,15 +4,9 @@ from webtorch.autograd import forward_ad, function, functional, grad_mode, graph
 from webtorch.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 from webtorch.autograd.gradcheck import gradcheck, gradgradcheck
 from webtorch.tensors.absent import missing_names as _missing_names
+from webtorch.tensors.engine import backward, grad
 from webtorch.tensors.function import Function, FunctionCtx
-from webtorch.tensors.tape import (
-    backward,
-    enable_grad,
-    grad,
-    inference_mode,
-    no_grad,
-    set_grad_enabled,
-)
+from webtorch.tensors.modes import enable_grad, inference_mode, no_grad, set_grad_enabled
 from webtorch.tensors.tensor import Tensor as Variable
 
 __all__ = [

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from webtorch.tensors.forward import Level, dual, tangent_of
-from webtorch.tensors.tape import mode
+from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.tensors.function import Function, FunctionCtx
-from webtorch.tensors.tape import GradFn, gradient_edge, mode, no_grad, set_history
+from webtorch.tensors.modes import mode, no_grad
+from webtorch.tensors.tape import GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Function", "FunctionCtx", "once_differentiable"]

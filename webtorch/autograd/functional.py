@@ -11,7 +11,8 @@ from typing import Any
 
 from webtorch.functions.creation import ones_like, zeros, zeros_like
 from webtorch.functions.joining import stack
-from webtorch.tensors.tape import enable_grad, grad
+from webtorch.tensors.engine import grad
+from webtorch.tensors.modes import enable_grad
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]

@@ -1,6 +1,6 @@
 """`webtorch.autograd.grad_mode`: what is recorded for backward. May import floor 4."""
 
-from webtorch.tensors.tape import (
+from webtorch.tensors.modes import (
     enable_grad,
     inference_mode,
     is_grad_enabled,

@@ -17,7 +17,8 @@ from webtorch.ir.dtype import float64
 from webtorch.ir.lines import user_depth
 from webtorch.ops.primitive import paired, pairs
 from webtorch.tensors.batching import Vmap, batch, unbatch
-from webtorch.tensors.tape import enable_grad, grad, no_grad
+from webtorch.tensors.engine import grad
+from webtorch.tensors.modes import enable_grad, no_grad
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["GradcheckError", "gradcheck", "gradgradcheck"]

@@ -9,8 +9,10 @@ from typing import Any
 
 from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.device import device
+from webtorch.tensors.engine import will_run
+from webtorch.tensors.modes import mode
 from webtorch.tensors.tape import GradFn as Node
-from webtorch.tensors.tape import GradientEdge, gradient_edge, mode, will_run
+from webtorch.tensors.tape import GradientEdge, gradient_edge
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [

@@ -14,9 +14,10 @@ from webtorch.capture.outside import attributes, parts_of, rebuilt
 from webtorch.nn import Module
 from webtorch.ops import primitive
 from webtorch.tensors.host import HostScalar, host_scalar
-from webtorch.tensors.primitives import rebase
-from webtorch.tensors.tape import continue_graph, end_of, no_grad
+from webtorch.tensors.modes import no_grad
+from webtorch.tensors.tape import continue_graph, end_of
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import rebase
 
 
 def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:

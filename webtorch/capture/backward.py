@@ -22,18 +22,12 @@ from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import without_data
 from webtorch.tensors.device import device_of
-from webtorch.tensors.primitives import rebase
+from webtorch.tensors.engine import run_backward
+from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import (
-    AccumulateGrad,
-    GradFn,
-    gradient_edge,
-    mode,
-    no_grad,
-    run_backward,
-    set_history,
-)
+from webtorch.tensors.tape import AccumulateGrad, GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import rebase
 
 # A value of this cost (in additions) or less is computed again from what is kept anyway.
 _CHEAP = 4

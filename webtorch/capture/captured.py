@@ -22,8 +22,8 @@ from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import Decision, HostScalar, bindings
+from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 
 

@@ -11,8 +11,8 @@ from webtorch.ir.view import is_contiguous
 from webtorch.runtime.compilations import FIRST, Input, changes, grown, nearest, told
 from webtorch.tensors import autocast
 from webtorch.tensors.device import device_of, get_default_device
+from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
-from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 
 # Of a number it is found out from two captures whether it decides anything.

@@ -12,10 +12,11 @@ from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.tensors.host import HostScalar, bindings
-from webtorch.tensors.primitives import as_view
+from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, mode, set_history
+from webtorch.tensors.tape import GradFn, set_history
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import as_view
 
 
 def replay(

@@ -57,8 +57,9 @@ from webtorch.runtime.watch import watch
 from webtorch.tensors import autocast, override
 from webtorch.tensors.device import get_default_device
 from webtorch.tensors.host import HostScalar, RunAsUsual, tracing
+from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.promotion import get_default_dtype
-from webtorch.tensors.tape import looks_at_each, mode, no_grad
+from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # Signatures that one function keeps; the oldest is dropped beyond this.

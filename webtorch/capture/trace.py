@@ -70,8 +70,9 @@ from webtorch.tensors.host import (
     reads,
     tracing,
 )
+from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import AccumulateGrad, mark, mode
+from webtorch.tensors.tape import AccumulateGrad, mark
 from webtorch.tensors.tensor import Tensor
 
 # How many seconds a call waits for another thread's capture before it runs as usual.

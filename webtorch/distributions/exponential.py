@@ -9,7 +9,8 @@ from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.utils import broadcast_all
 from webtorch.functions import public as webtorch
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Exponential"]
 

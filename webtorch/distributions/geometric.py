@@ -11,7 +11,8 @@ from webtorch.distributions.utils import BinaryParameter, broadcast_all
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional import binary_cross_entropy_with_logits
 from webtorch.tensors.host import reads
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Geometric"]
 

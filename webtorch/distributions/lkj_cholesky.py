@@ -11,7 +11,8 @@ from webtorch.distributions.beta import Beta
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import broadcast_all
 from webtorch.functions import public as webtorch
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["LKJCholesky"]
 

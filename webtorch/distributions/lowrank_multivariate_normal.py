@@ -12,7 +12,8 @@ from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.multivariate_normal import _batch_mahalanobis, _batch_mv, _log_diagonal
 from webtorch.distributions.utils import _standard_normal, lazy_property, part
 from webtorch.functions import public as webtorch
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["LowRankMultivariateNormal"]
 

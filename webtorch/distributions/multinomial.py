@@ -11,7 +11,8 @@ from webtorch.distributions.binomial import Binomial
 from webtorch.distributions.categorical import Categorical, OfCategorical
 from webtorch.distributions.utils import broadcast_all
 from webtorch.functions import public as webtorch
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Multinomial"]
 

@@ -11,7 +11,8 @@ from webtorch.distributions.gamma import Gamma
 from webtorch.distributions.utils import BinaryParameter, lazy_property
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional import logsigmoid
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["NegativeBinomial"]
 

@@ -10,7 +10,8 @@ from webtorch.distributions.categorical import Categorical, OfCategorical
 from webtorch.distributions.utils import part
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional import one_hot
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["OneHotCategorical", "OneHotCategoricalStraightThrough"]
 

@@ -11,7 +11,8 @@ from webtorch.distributions.transformed_distribution import TransformedDistribut
 from webtorch.distributions.transforms import ExpTransform
 from webtorch.distributions.utils import broadcast_all, clamp_probs, part
 from webtorch.functions import public as webtorch
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["ExpRelaxedCategorical", "RelaxedOneHotCategorical"]
 

@@ -11,7 +11,8 @@ from webtorch.distributions.independent import Independent
 from webtorch.distributions.transforms import ComposeTransform, Transform
 from webtorch.distributions.utils import _sum_rightmost
 from webtorch.functions import public as webtorch
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["TransformedDistribution"]
 

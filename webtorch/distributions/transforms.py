@@ -17,7 +17,8 @@ from webtorch.distributions.utils import (
 )
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional import logsigmoid, pad, softplus
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "AbsTransform",

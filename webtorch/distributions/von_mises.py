@@ -12,7 +12,8 @@ from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.utils import broadcast_all, lazy_property, part
 from webtorch.functions import public as webtorch
 from webtorch.functions.sampling import _sample_von_mises
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 __all__ = ["VonMises"]
 

@@ -15,17 +15,10 @@ from typing import Any
 from webtorch.func.vmap import vmap
 from webtorch.ops.primitive import fill
 from webtorch.ops.record import TABLE
-from webtorch.tensors import tape
+from webtorch.tensors import engine
 from webtorch.tensors.forward import Level, dual, tangent_of
-from webtorch.tensors.tape import (
-    AccumulateGrad,
-    GradFn,
-    Source,
-    enable_grad,
-    gradient_edge,
-    mode,
-    set_history,
-)
+from webtorch.tensors.modes import enable_grad, mode
+from webtorch.tensors.tape import AccumulateGrad, GradFn, Source, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
@@ -133,7 +126,7 @@ def _gradients(
     pairs = [(o, g) for o, g in zip(outputs, cotangents, strict=True) if o.requires_grad]
     found: Sequence[Tensor | None] = [None] * len(inputs)
     if pairs and inputs:
-        found = tape.grad(
+        found = engine.grad(
             [o for o, _ in pairs],
             inputs,
             [g for _, g in pairs],

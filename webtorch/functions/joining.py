@@ -26,6 +26,7 @@ from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite
 from webtorch.tensors import tape
+from webtorch.tensors.modes import unrecorded
 from webtorch.tensors.tensor import Tensor
 
 
@@ -96,7 +97,7 @@ def join(tensors: Sequence[Tensor], dim: int) -> Tensor:
         total += shape[dim]
     out = empty((*first[:dim], total, *first[dim + 1 :]), dtype, device, tensors)
     starts: list[int | None] = [None] * len(tensors)
-    with tape.unrecorded():
+    with unrecorded():
         start = 0
         for i, part in parts:
             starts[i] = start

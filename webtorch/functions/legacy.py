@@ -9,7 +9,8 @@ from typing import Any
 from webtorch.functions import creation
 from webtorch.ir.dtype import TYPE_NAMES, DType
 from webtorch.tensors.device import DeviceLike
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 
 class _Typed(type):

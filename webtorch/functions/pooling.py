@@ -29,7 +29,8 @@ from webtorch.ops.record import (
     composite,
 )
 from webtorch.tensors.device import DeviceLike
-from webtorch.tensors.tape import attach, needs_grad, no_grad
+from webtorch.tensors.modes import no_grad
+from webtorch.tensors.tape import attach, needs_grad
 from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)

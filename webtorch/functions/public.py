@@ -39,8 +39,17 @@ from webtorch.tensors.formats import (
     strided,
 )
 from webtorch.tensors.limits import finfo, iinfo
+from webtorch.tensors.modes import (
+    enable_grad,
+    inference_mode,
+    is_grad_enabled,
+    is_inference_mode_enabled,
+    no_grad,
+    set_grad_enabled,
+)
 from webtorch.tensors.printing import get_printoptions, printoptions, set_printoptions
 from webtorch.tensors.promotion import can_cast, get_default_dtype, result_type, set_default_dtype
+from webtorch.tensors.size import Size
 from webtorch.tensors.switches import (
     are_deterministic_algorithms_enabled,
     get_deterministic_debug_mode,
@@ -68,15 +77,7 @@ from webtorch.tensors.symbolic import (
     sym_sqrt,
     sym_sum,
 )
-from webtorch.tensors.tape import (
-    enable_grad,
-    inference_mode,
-    is_grad_enabled,
-    is_inference_mode_enabled,
-    no_grad,
-    set_grad_enabled,
-)
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.threads import get_num_threads, set_num_threads
 from webtorch.tensors.whole import (
     broadcast_shapes,

@@ -69,6 +69,12 @@ from webtorch.tensors.formats import preserve_format as preserve_format
 from webtorch.tensors.formats import strided as strided
 from webtorch.tensors.limits import finfo as finfo
 from webtorch.tensors.limits import iinfo as iinfo
+from webtorch.tensors.modes import enable_grad as enable_grad
+from webtorch.tensors.modes import inference_mode as inference_mode
+from webtorch.tensors.modes import is_grad_enabled as is_grad_enabled
+from webtorch.tensors.modes import is_inference_mode_enabled as is_inference_mode_enabled
+from webtorch.tensors.modes import no_grad as no_grad
+from webtorch.tensors.modes import set_grad_enabled as set_grad_enabled
 from webtorch.tensors.printing import get_printoptions as get_printoptions
 from webtorch.tensors.printing import printoptions as printoptions
 from webtorch.tensors.printing import set_printoptions as set_printoptions
@@ -77,6 +83,7 @@ from webtorch.tensors.promotion import can_cast as can_cast
 from webtorch.tensors.promotion import get_default_dtype as get_default_dtype
 from webtorch.tensors.promotion import result_type as result_type
 from webtorch.tensors.promotion import set_default_dtype as set_default_dtype
+from webtorch.tensors.size import Size as Size
 from webtorch.tensors.switches import (
     are_deterministic_algorithms_enabled as are_deterministic_algorithms_enabled,
 )
@@ -104,13 +111,6 @@ from webtorch.tensors.symbolic import sym_min as sym_min
 from webtorch.tensors.symbolic import sym_not as sym_not
 from webtorch.tensors.symbolic import sym_sqrt as sym_sqrt
 from webtorch.tensors.symbolic import sym_sum as sym_sum
-from webtorch.tensors.tape import enable_grad as enable_grad
-from webtorch.tensors.tape import inference_mode as inference_mode
-from webtorch.tensors.tape import is_grad_enabled as is_grad_enabled
-from webtorch.tensors.tape import is_inference_mode_enabled as is_inference_mode_enabled
-from webtorch.tensors.tape import no_grad as no_grad
-from webtorch.tensors.tape import set_grad_enabled as set_grad_enabled
-from webtorch.tensors.tensor import Size as Size
 from webtorch.tensors.tensor import Tensor as Tensor
 from webtorch.tensors.tensor import Tensor as _Tensor
 from webtorch.tensors.threads import get_num_threads as get_num_threads

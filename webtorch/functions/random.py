@@ -51,7 +51,7 @@ from webtorch.tensors.device import device as device_type
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.host import reads, tracing
-from webtorch.tensors.tape import mode
+from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
 
 _MASK = 0xFFFFFFFF

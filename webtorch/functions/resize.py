@@ -25,7 +25,8 @@ from webtorch.ops.purity import warn
 from webtorch.ops.record import NOT_FLOATS, Autocast, Example, composite
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.device import DeviceLike
-from webtorch.tensors.tape import attach, no_grad
+from webtorch.tensors.modes import no_grad
+from webtorch.tensors.tape import attach
 from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from webtorch.functions.joining import cat
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import physical
+from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.printing import Nested, format_tensor
 from webtorch.tensors.promotion import get_default_dtype
-from webtorch.tensors.tape import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
 

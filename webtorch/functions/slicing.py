@@ -43,7 +43,8 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import Example, composite
-from webtorch.tensors.tensor import Tensor, several_views
+from webtorch.tensors.made_by import several_views
+from webtorch.tensors.tensor import Tensor
 
 # -- windows ---------------------------------------------------------------------------------------
 

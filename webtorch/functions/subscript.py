@@ -22,8 +22,8 @@ from webtorch.ops.primitive import cast_to, fill, write
 from webtorch.ops.purity import warn
 from webtorch.tensors import override
 from webtorch.tensors.host import tracing
-from webtorch.tensors.primitives import Picked, leave_hooks
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import Picked, leave_hooks
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
 _BAD_DTYPE = "tensors used as indices must be long, int, byte or bool tensors"

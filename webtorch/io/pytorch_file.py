@@ -24,8 +24,9 @@ from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import extent, is_contiguous, numel
 from webtorch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
+from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.tensor import Tensor
 
 # Places a flat tensor that was saved on a device: (element count, dtype, bytes, saved device).
 Place = Callable[[int, DType, memoryview, str], Tensor]

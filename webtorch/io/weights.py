@@ -21,7 +21,7 @@ from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.nn import Module
 from webtorch.tensors.creation import from_bytes
-from webtorch.tensors.tape import no_grad
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
 INDEX = "model.safetensors.index.json"

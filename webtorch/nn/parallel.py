@@ -17,7 +17,7 @@ from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.tensors.device import device as as_device
 from webtorch.tensors.function import Function
-from webtorch.tensors.tape import is_grad_enabled, no_grad
+from webtorch.tensors.modes import is_grad_enabled, no_grad
 from webtorch.tensors.tensor import Tensor
 
 _Network = TypeVar("_Network", bound=Module)

@@ -22,7 +22,8 @@ from webtorch.errors import DTypeError
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.nn import Module, Parameter
-from webtorch.onnx.operators import OPERATORS, Context, dtype_of, is_host
+from webtorch.onnx import operators as operators  # the table of operators is filled
+from webtorch.onnx.operators.table import OPERATORS, Context, dtype_of, is_host
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor
 

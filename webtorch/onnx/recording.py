@@ -27,8 +27,8 @@ from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.recording import one_at_a_time
 from webtorch.tensors.calls import NUMPY_NAMES
 from webtorch.tensors.host import tracing
+from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import mode
 from webtorch.tensors.tensor import Tensor
 
 

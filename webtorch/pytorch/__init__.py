@@ -8,22 +8,26 @@ why). Raises ImportError for a PyTorch that is too old.
 interrupt  Ctrl-C that cannot abort the process
 hooks      exceptions of hooks in a backward pass, which cannot either
 device     PyTorch storages that carry webtorch's, allocation, copies, views
-functions  what each aten operator means, in calls of the op table; so do the next six
-gradients  PyTorch's backward operators
-algebra    complex numbers, Fourier transforms, linear algebra, and what LAPACK computes on the CPU
+aten       what each aten operator means, in calls of the op table, family by family
 attention  scaled dot-product attention as one operator
 grouped    products of groups of rows: experts
-layers     rarer layers and losses
 regions    torchvision's compiled operators
-random     PyTorch's in-place random operators, from webtorch's generators
+kernels    how a meaning becomes a PyTorch kernel
+own        kernels with a form of their own: memory, creation
+compositions  operators that are written with others of PyTorch
 optimizer  fused optimizers
-kernels    those meanings as PyTorch kernels, and kernels with a form of their own
+autocast   what autocast does with operators
+patches    what of PyTorch's own Python is replaced for the device
+library    registers all of these
 fallback   operators without a kernel: an error, or the CPU when the user asks for it
 profiler   kernels as events of `torch.profiler`
 graphs     what operators mean that only traced graphs contain
 saved      what a compiled forward graph saves for its backward graph: one object
 origin     what PyTorch's compiler found in a function, and why it compiled
-programs   the programs of a compiled graph: inputs, sizes, results
+values     what is known of the inputs and results of a compiled graph
+geometry   how tensors lie in memory
+symbols    sizes that are symbols
+programs   the programs of a compiled graph: which one a call takes, its buffers, its results
 explained  `explain`: what a compiled function is made of, and why
 partition  compiled graphs with operators that no program can hold: programs, and calls between them
 dynamo     `torch.compile`: forward and backward graphs as programs

@@ -19,7 +19,7 @@ from webtorch.functions.attention import _by_groups, _safe_softmax, _scores, by_
 from webtorch.functions.contract import matmul
 from webtorch.ops.primitive import copy, reduce_dims
 from webtorch.pytorch import device
-from webtorch.pytorch.functions import aten, op
+from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries

@@ -41,6 +41,7 @@ from webtorch.pytorch import hooks, interrupt, profiler
 from webtorch.pytorch.strides import Laid
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
+from webtorch.tensors.device import device as Device
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -938,3 +939,8 @@ def set_to_nothing(x: torch.Tensor) -> torch.Tensor:
     """`aten::set_`: an empty tensor."""
     _set(CPU, x, new_storage(0, HELD[x.dtype])[0], 0, (0,), (1,))
     return x
+
+
+def here() -> Device:
+    """Return the device as webtorch has it."""
+    return device_of(runtime())

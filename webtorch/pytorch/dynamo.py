@@ -25,14 +25,15 @@ from torch.utils._pytree import tree_leaves
 from webtorch.ir.view import is_contiguous, memory_order
 from webtorch.ops.primitive import copy
 from webtorch.pytorch import device as bridge
+from webtorch.pytorch.aten.table import op
 from webtorch.pytorch.device import upload, webtorch_dtype
-from webtorch.pytorch.functions import op
 from webtorch.pytorch.graphs import meaning
 from webtorch.pytorch.origin import Origin, origin_of
 from webtorch.pytorch.partition import Partition, is_called
-from webtorch.pytorch.programs import NUMBERS, Programs, Value
+from webtorch.pytorch.programs import Programs
 from webtorch.pytorch.saved import contents, name_inputs, pack, title_of
 from webtorch.pytorch.saved import hooks as saving_hooks
+from webtorch.pytorch.values import NUMBERS, Value
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]

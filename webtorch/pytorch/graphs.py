@@ -15,12 +15,13 @@ import torch
 from webtorch.ir.view import numel
 from webtorch.ops.primitive import cast_to, copy, empty
 from webtorch.ops.record import TABLE
-from webtorch.pytorch import attention, kernels
-from webtorch.pytorch import device as bridge
-from webtorch.pytorch.device import webtorch_dtype
+from webtorch.pytorch import attention
+from webtorch.pytorch import library as library  # operators are registered, the table is full
+from webtorch.pytorch.aten.elementwise import filled
+from webtorch.pytorch.aten.table import FUNCTIONS, op
+from webtorch.pytorch.aten.table import meaning as declared_meaning
+from webtorch.pytorch.device import here, webtorch_dtype
 from webtorch.pytorch.fallback import unsupported
-from webtorch.pytorch.functions import FUNCTIONS, filled, op
-from webtorch.tensors.device import device_of
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -36,10 +37,6 @@ def graph(*names: str) -> Callable[[Function], Function]:
         return function
 
     return declare
-
-
-def _where() -> Any:
-    return device_of(bridge.runtime())
 
 
 @graph("view", "_unsafe_view", "reshape")
@@ -147,7 +144,7 @@ def _full(size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any)
             if isinstance(value, int)
             else default
         )
-    return filled(size, value, dtype, _where())
+    return filled(size, value, dtype, here())
 
 
 @graph("zeros", "empty", "new_zeros", "new_empty")
@@ -155,50 +152,50 @@ def _zeros(*args: Any, dtype: Any = None, **options: Any) -> Any:
     like, size = (
         (args[0], args[1]) if len(args) > 1 and isinstance(args[0], Tensor) else (None, args[0])
     )
-    return filled(size, 0, dtype or (like.dtype if like is not None else _dtype(None)), _where())
+    return filled(size, 0, dtype or (like.dtype if like is not None else _dtype(None)), here())
 
 
 @graph("empty_strided", "empty_permuted")
 def _empty_strided(size: Sequence[int], layout: Any, *, dtype: Any = None, **options: Any) -> Any:
-    return empty(tuple(size), _dtype(dtype), _where())
+    return empty(tuple(size), _dtype(dtype), here())
 
 
 @graph("ones", "new_ones")
 def _ones(*args: Any, dtype: Any = None, **options: Any) -> Any:
     like, size = (args[0], args[1]) if len(args) > 1 else (None, args[0])
-    return filled(size, 1, dtype or (like.dtype if like is not None else _dtype(None)), _where())
+    return filled(size, 1, dtype or (like.dtype if like is not None else _dtype(None)), here())
 
 
 @graph("new_full")
 def _new_full(
     x: Tensor, size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any
 ) -> Any:
-    return filled(size, value, dtype or x.dtype, _where())
+    return filled(size, value, dtype or x.dtype, here())
 
 
 @graph("full_like")
 def _full_like(x: Tensor, value: Any, *, dtype: Any = None, **options: Any) -> Any:
-    return filled(x._shape, value, dtype or x.dtype, _where())
+    return filled(x._shape, value, dtype or x.dtype, here())
 
 
 @graph("zeros_like", "empty_like")
 def _zeros_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
-    return filled(x._shape, 0, dtype or x.dtype, _where())
+    return filled(x._shape, 0, dtype or x.dtype, here())
 
 
 @graph("ones_like")
 def _ones_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
-    return filled(x._shape, 1, dtype or x.dtype, _where())
+    return filled(x._shape, 1, dtype or x.dtype, here())
 
 
 @graph("scalar_tensor")
 def _scalar_tensor(value: Any, *, dtype: Any = None, **options: Any) -> Any:
-    return filled((), value, _dtype(dtype), _where())
+    return filled((), value, _dtype(dtype), here())
 
 
 @graph("arange")
 def _arange(*args: Any, dtype: Any = None, **options: Any) -> Any:
-    return op.arange(*args, dtype=dtype, device=_where())
+    return op.arange(*args, dtype=dtype, device=here())
 
 
 @graph("linspace")
@@ -206,7 +203,7 @@ def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **options:
     dtype = _dtype(dtype)
     if isinstance(start, Tensor) or isinstance(end, Tensor):
         return cast_to(_between(start, end, steps, dtype), dtype)
-    return op.linspace(start, end, steps, dtype=dtype, device=_where())
+    return op.linspace(start, end, steps, dtype=dtype, device=here())
 
 
 def _between(start: Any, end: Any, steps: int, dtype: Any) -> Any:
@@ -217,7 +214,7 @@ def _between(start: Any, end: Any, steps: int, dtype: Any) -> Any:
         cast_to(cast_to(v, dtype), kind) if isinstance(v, Tensor) else float(v)
         for v in (start, end)
     )
-    at = op.arange(steps, dtype=kind, device=_where())
+    at = op.arange(steps, dtype=kind, device=here())
     step = op.div(op.sub(last, first), max(steps - 1, 1))
     # From both ends, so that both are exact.
     near = op.lt(at, max(steps // 2, 1))
@@ -231,52 +228,52 @@ def _logspace(
     dtype = _dtype(dtype)
     if isinstance(start, Tensor) or isinstance(end, Tensor):
         return cast_to(op.pow(base, _between(start, end, steps, dtype)), dtype)
-    return op.logspace(start, end, steps, base, dtype=dtype, device=_where())
+    return op.logspace(start, end, steps, base, dtype=dtype, device=here())
 
 
 @graph("eye")
 def _eye(n: int, m: int | None = None, *, dtype: Any = None, **options: Any) -> Any:
-    return op.eye(n, n if m is None else m, dtype=_dtype(dtype), device=_where())
+    return op.eye(n, n if m is None else m, dtype=_dtype(dtype), device=here())
 
 
 @graph("rand")
 def _rand(size: Sequence[int], *, dtype: Any = None, **options: Any) -> Any:
-    return op.rand(tuple(size), dtype=_dtype(dtype), device=_where())
+    return op.rand(tuple(size), dtype=_dtype(dtype), device=here())
 
 
 @graph("randn")
 def _randn(size: Sequence[int], *, dtype: Any = None, **options: Any) -> Any:
-    return op.randn(tuple(size), dtype=_dtype(dtype), device=_where())
+    return op.randn(tuple(size), dtype=_dtype(dtype), device=here())
 
 
 @graph("rand_like")
 def _rand_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
-    return op.rand(x._shape, dtype=dtype or x.dtype, device=_where())
+    return op.rand(x._shape, dtype=dtype or x.dtype, device=here())
 
 
 @graph("randn_like")
 def _randn_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
-    return op.randn(x._shape, dtype=dtype or x.dtype, device=_where())
+    return op.randn(x._shape, dtype=dtype or x.dtype, device=here())
 
 
 @graph("normal.float_float")
 def _normal(
     mean: float, std: float, size: Sequence[int], *, dtype: Any = None, **options: Any
 ) -> Any:
-    return FUNCTIONS["normal_"](empty(tuple(size), _dtype(dtype), _where()), mean, std)
+    return FUNCTIONS["normal_"](empty(tuple(size), _dtype(dtype), here()), mean, std)
 
 
 @graph("randint")
 def _randint(*args: Any, dtype: Any = None, **options: Any) -> Any:
     low, high, size = (0, *args) if len(args) == 2 else args
     return op.randint(
-        low, high, tuple(size), dtype=dtype or webtorch_dtype(torch.int64), device=_where()
+        low, high, tuple(size), dtype=dtype or webtorch_dtype(torch.int64), device=here()
     )
 
 
 @graph("bernoulli")
 def _bernoulli(x: Tensor, p: Any = None, **options: Any) -> Any:
-    draw = op.rand(x._shape, dtype=webtorch_dtype(torch.float32), device=_where())
+    draw = op.rand(x._shape, dtype=webtorch_dtype(torch.float32), device=here())
     return cast_to(op.lt(draw, x if p is None else p), x.dtype)
 
 
@@ -397,7 +394,7 @@ def find_meaning(target: Any) -> Function | None:
     declared = GRAPH.get(f"{packet}.{overload}") or GRAPH.get(packet)
     if declared is not None:
         return declared
-    found = kernels.meaning(packet, overload)
+    found = declared_meaning(packet, overload)
     entry = TABLE.get(packet)
     if found is None and entry is not None and entry.traced:
         found = entry.function

@@ -15,7 +15,7 @@ import torch
 from webtorch.errors import ShapeError
 from webtorch.ir.dtype import float32, int64
 from webtorch.ops.primitive import cast_to, fill, iota
-from webtorch.pytorch.functions import aten, op
+from webtorch.pytorch.aten.table import aten, op
 from webtorch_autoload.device import hide, libraries
 
 # Rows of one group that share a copy of their matrix, and bytes of such copies that are in memory at once.

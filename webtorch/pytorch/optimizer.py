@@ -15,8 +15,8 @@ import torch
 from webtorch.ops.optimize import adam_step, square_average
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import copy
+from webtorch.pytorch.aten.table import op
 from webtorch.pytorch.device import store, wrap
-from webtorch.pytorch.functions import op
 
 Kernel = Callable[..., None]
 

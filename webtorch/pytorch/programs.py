@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import eq, itemgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -34,22 +34,30 @@ from webtorch.capture.dynamic import (
 )
 from webtorch.capture.replay import read_arguments, settle
 from webtorch.capture.trace import capture, compile_never, compile_varying
-from webtorch.ir.graph import Node
-from webtorch.ir.view import is_contiguous, numel
+from webtorch.ir.view import numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt
 from webtorch.pytorch.device import (
-    HELD,
     TO_TORCH,
-    TO_WEBTORCH,
     Memory,
     changes,
     flat,
     memory_of,
     tensor_on,
 )
+from webtorch.pytorch.geometry import (
+    NOWHERE,
+    Geometry,
+    look,
+    own_storage,
+    storage_of,
+    torch_tensor,
+    view_of,
+)
 from webtorch.pytorch.origin import Origin
 from webtorch.pytorch.saved import Saved, hooks
+from webtorch.pytorch.symbols import Sizes
+from webtorch.pytorch.values import NUMBERS, Again, Evaluates, Fresh, Itself, OfInput
 from webtorch.runtime.compilations import Input, nearest, told
 from webtorch.runtime.trace import debug_level
 from webtorch.tensors.host import host_scalar
@@ -58,124 +66,12 @@ from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide
 
 _ADDRESS = torch.Tensor.data_ptr
-# Python's numbers are traced as tensors of these types, which the device lacks; it computes with those.
-NUMBERS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+
+
 # Programs that one graph keeps, for other shapes, strides or offsets of its inputs.
 _MAX_PROGRAMS = 16
 # The same where sizes are symbols: further sizes cost no capture.
 _MAX_SIZES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Value:
-    """What a trace knows of an input or a result of a graph."""
-
-    # A tensor, as PyTorch traced it; or a number, which may be a symbol; or None.
-    fake: Any
-    # The number of the input that a result is.
-    origin: int | None
-    # Whether a float reaches tensors only, as a value.
-    is_free: bool = False
-    # Whether it must not be overwritten before a backward graph has used it.
-    is_watched: bool = True
-    # The number of the result that it is a second time.
-    again: int | None = None
-
-    @staticmethod
-    def of(node: Any, origin: int | None, again: int | None = None) -> Value:
-        """Return what there is to know of a node, or of a constant result."""
-        if not isinstance(node, torch.fx.Node):
-            return Value(node, origin)
-        makes_tensor = torch.ops.aten.scalar_tensor.default
-        value = node.meta.get("val")
-        free = isinstance(value, (float, torch.SymFloat)) and node.op == "placeholder"
-        free = free and all(u.target is makes_tensor for u in node.users)
-        watched = not node.meta.get("saved_tensor_with_no_vc_check")
-        return Value(value, origin, free, watched, again)
-
-    @property
-    def is_tensor(self) -> bool:
-        """Whether it is a tensor."""
-        return isinstance(self.fake, torch.Tensor)
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether the trace has it in the CPU's memory."""
-        return self.is_tensor and self.fake.device.type == "cpu"
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether its memory holds its conjugate, or its negative."""
-        return self.is_tensor and (self.fake.is_conj() or self.fake.is_neg())
-
-
-class Evaluates(Protocol):
-    """A graph that can be run on webtorch tensors."""
-
-    inputs: list[Value]
-    # What people call them; a number: as the input of that number of the forward graph.
-    titles: list[str | int]
-    results: list[Value]
-    written: frozenset[int]
-    # Inputs that one `Saved` brings, and results that one takes.
-    taken: range
-    packed: range
-
-    def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
-        """Return the graph's results."""
-
-
-class Geometry(NamedTuple):
-    """How a tensor lies in its storage of `elements`."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    elements: int
-    dtype: torch.dtype
-
-    def facts(self) -> dict[str, object]:
-        """Return what there is to say of it to people."""
-        contiguous = is_contiguous(self.shape, self.strides)
-        facts: dict[str, object] = {
-            "shape": self.shape,
-            "dtype": str(self.dtype),
-            "strides": "contiguous" if contiguous else self.strides,
-            "storage_offset": self.offset,
-        }
-        if self.elements != numel(self.shape):
-            facts["number of elements in memory"] = self.elements
-        return facts
-
-
-_NOWHERE = Geometry((), (), 0, 0, torch.uint8)
-
-
-class OfInput(NamedTuple):
-    """A result that is a view of the storage of input `number`: what a forward saves for its backward often is."""
-
-    number: int
-    geometry: Geometry
-
-
-class Itself(NamedTuple):
-    """A result that is argument `number`."""
-
-    number: int
-
-
-class Again(NamedTuple):
-    """A result that is result `number`, the same tensor: autograd, and later writes, see one."""
-
-    number: int
-
-
-class Fresh(NamedTuple):
-    """A result that the program computes, as output `number`, or that only the capture holds."""
-
-    number: int | None
-    storage: Storage | None
-    geometry: Geometry
 
 
 @dataclass(slots=True)
@@ -428,7 +324,7 @@ class Programs:
         """Return the storages of a call whose loose tensors alone have moved; None if they lie in another way."""
         storages = last.storages.copy()
         for i in last.loose:
-            storages[i], form = _look(given[i])
+            storages[i], form = look(given[i])
             if form != last.geometry[i] or storages[i] in last.stable:
                 return None
         if len(last.loose) > 1 and len({storages[i] for i in last.loose}) < len(last.loose):
@@ -456,12 +352,12 @@ class Programs:
             unknown = list(itertools.compress(range(len(given)), moved))
         else:
             storages = [None] * len(given)
-            geometry = [_NOWHERE] * len(given)
+            geometry = [NOWHERE] * len(given)
             if source is not None and source.keeps is not None:
                 geometry = source.keeps.geometry + geometry
             unknown = list(range(len(given)))
         for i in unknown:
-            storages[i], form = _look(given[i])
+            storages[i], form = look(given[i])
             if form != geometry[start + i]:
                 if ready is not None:
                     geometry, ready = geometry.copy(), None
@@ -539,7 +435,7 @@ class Programs:
             self.programs.move_to_end(key)
             return found
         started = time.perf_counter()
-        storages = [_storage(s, g) for s, g in zip(storages, geometry, strict=True)]
+        storages = [storage_of(s, g) for s, g in zip(storages, geometry, strict=True)]
         live = {f"n{i}": args[i] for i in self.free}
         call = Call(storages, geometry, aliases, args, live)
         captured = self._at_sizes(call) if self.sizes.symbols else None
@@ -603,7 +499,7 @@ class Programs:
         def run(*tensors: Tensor) -> list[Any]:
             """Run the graph on inputs of these memories."""
             for i, t, form in zip(self.tensors, tensors, forms):
-                whole[i] = _view_of(t._storage, form)
+                whole[i] = view_of(t._storage, form)
             numbers = {t._storage: n for n, t in enumerate(tensors)}
             return [_mark(x, numbers) for x in self.graph.evaluate(whole)]
 
@@ -844,20 +740,20 @@ class Programs:
                 before = first.get(storage) if i in self.saved else None
                 if before is not None:
                     seen, x = before
-                    out.append(x if seen == form else _torch_tensor(storage, form, made, x))
+                    out.append(x if seen == form else torch_tensor(storage, form, made, x))
                     continue
-                x = _torch_tensor(storage, form, made)
+                x = torch_tensor(storage, form, made)
                 first.setdefault(storage, (form, x))
             elif kind is OfInput:
                 storage, form = storages[found.number], found.geometry
                 # What a `Saved` brought comes first, and belongs to no tensor here.
                 at = found.number - (len(storages) - len(given))
                 if at < 0:
-                    x = _torch_tensor(_shared(storage, form), form, made)
+                    x = torch_tensor(own_storage(storage, form), form, made)
                 else:
                     owner = given[at]
                     made[storage] = owner.untyped_storage()
-                    x = _torch_tensor(storage, form, made, owner if i in self.saved else None)
+                    x = torch_tensor(storage, form, made, owner if i in self.saved else None)
             else:
                 out.append(found)
                 continue
@@ -895,7 +791,7 @@ class Programs:
         wanted = hooks()
         if wanted is not None:
             tensors = [
-                _torch_tensor(_storage(v, form), form, {})
+                torch_tensor(storage_of(v, form), form, {})
                 if (n := self.graph.results[i].origin) is None
                 else args[n].detach()
                 for i, v, form in zip(self.graph.packed, values, keeps.geometry, strict=True)
@@ -918,15 +814,6 @@ def _target(ready: Ready, found: Fresh, storages: list[Storage]) -> Storage:
     return target if n is None else storages[n]
 
 
-def _look(x: torch.Tensor) -> tuple[Storage, Geometry]:
-    """Return the storage of an input and how the input lies there."""
-    dtype = x.dtype
-    storage = memory_of(x).typed(HELD[dtype])
-    return storage, Geometry(
-        tuple(x.shape), x.stride(), x.storage_offset(), storage.elements, dtype
-    )
-
-
 def _picks(places: list[int]) -> Callable[[Any], Sequence[Any]]:
     """Return a function that takes elements of a sequence."""
     if len(places) > 1:
@@ -934,141 +821,8 @@ def _picks(places: list[int]) -> Callable[[Any], Sequence[Any]]:
     return lambda values: [values[i] for i in places]
 
 
-def _storage(value: Any, form: Geometry) -> Storage:
-    """Return what was saved as a storage: memory gets one, of which others may have the value too."""
-    if type(value) is Storage:
-        return value
-    node = Node.in_memory((form.elements,), value.dtype, value)
-    node.shared = True
-    return Storage(node, bridge.runtime())
-
-
-def _shared(value: Any, form: Geometry) -> Storage:
-    """Return a storage of its own with a saved value."""
-    if type(value) is Storage:
-        return Storage(value.share(), value.runtime)
-    return _storage(value, form)
-
-
-def _view_of(storage: Storage, form: Geometry) -> Tensor:
-    kind = TO_WEBTORCH[form.dtype]
-    whole = (
-        form.offset == 0
-        and not kind.is_complex
-        and numel(form.shape) == storage.elements
-        and is_contiguous(form.shape, form.strides)
-    )
-    return Tensor._from_storage(storage, form.shape, form.strides, form.offset, whole, kind)
-
-
 def _mark(x: Any, numbers: dict[Storage, int]) -> Any:
     if isinstance(x, Tensor) and x._storage in numbers:
         form = Geometry(x._shape, x._strides, x._offset, 0, TO_TORCH[x.dtype])
         return OfInput(numbers[x._storage], form)
     return x
-
-
-def _torch_tensor(
-    storage: Storage, form: Geometry, made: dict[Storage, Any], like: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return a PyTorch tensor on a webtorch storage; one that shares the version of `like`."""
-    holder = made.get(storage)
-    if holder is None:
-        holder, memory = bridge.new_storage(
-            storage.elements * storage.dtype.itemsize, storage.dtype
-        )
-        memory.storage = storage
-        made[storage] = holder
-    out: torch.Tensor
-    if like is not None and like.dtype is form.dtype:
-        out = like.detach()
-    else:
-        out = bridge._create((0,), form.dtype)
-    bridge._set(bridge.CPU, out, holder, form.offset, form.shape, form.strides)
-    return out
-
-
-# ---- sizes that are symbols ---------------------------------------------------------------------
-
-
-class Sizes:
-    """The symbols of a graph's sizes, and how they give the geometry of its inputs."""
-
-    def __init__(self, tensors: list[Value], others: list[int], inputs: list[Value]) -> None:
-        self.forms = [_form(v.fake) for v in tensors]
-        self.numbers = {i: _expression(inputs[i].fake) for i in others}
-        # Where a symbol's value is found: tensor and dim, or the number of an argument and -1.
-        places: dict[Any, tuple[int, int]] = {}
-        every: set[Any] = set()
-        for n, (shape, *_) in enumerate(self.forms):
-            for d, e in enumerate(shape):
-                if getattr(e, "is_symbol", False):
-                    places.setdefault(e, (n, d))
-            every.update(*(e.free_symbols for e in self._parts(n) if not isinstance(e, int)))
-        for i, e in self.numbers.items():
-            if getattr(e, "is_symbol", False) and e.is_integer:
-                places.setdefault(e, (i, -1))
-            every.update(getattr(e, "free_symbols", ()))
-        self.places = {s: places[s] for s in sorted(every, key=str) if s in places}
-        # None where some cannot be found from the arguments.
-        self.symbols = list(self.places) if len(self.places) == len(every) else []
-        self.fixed = [all(isinstance(e, int) for e in self._parts(n)) for n in range(len(tensors))]
-
-    def _parts(self, n: int) -> Sequence[Any]:
-        shape, strides, offset, elements = self.forms[n]
-        return (*shape, *strides, offset, elements)
-
-    def point(self, geometry: list[Geometry], args: Sequence[Any]) -> Point | None:
-        """Return the sizes of a call; None where its inputs do not lie as the trace has them."""
-        point = tuple(
-            [int(args[n]) if d < 0 else geometry[n].shape[d] for n, d in self.places.values()]
-        )
-        if not all(n > 1 for n in point):
-            return None
-        lies = all(self.geometry(n, point, form) == form for n, form in enumerate(geometry))
-        return point if lies else None
-
-    def geometry(self, n: int, point: Point, now: Geometry) -> Geometry:
-        """Return how tensor `n` lies at other sizes than now; `now` itself where it has no symbol."""
-        if self.fixed[n]:
-            return now
-        values = dict(zip(self.symbols, point, strict=True))
-        shape, strides, offset, elements = self.forms[n]
-        return Geometry(
-            tuple([_value(e, values) for e in shape]),
-            tuple([_value(e, values) for e in strides]),
-            _value(offset, values),
-            _value(elements, values) << now.dtype.is_complex,
-            now.dtype,
-        )
-
-    def number(self, i: int, point: Point, now: Any) -> Any:
-        """Return number argument `i` at other sizes than now."""
-        e = self.numbers[i]
-        if not hasattr(e, "free_symbols"):
-            return now
-        return _value(e, dict(zip(self.symbols, point, strict=True)))
-
-
-def _form(fake: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, Any]:
-    """Return shape, strides, offset and the elements of the storage of a traced tensor, with symbols."""
-    elements = _expression(fake.untyped_storage().nbytes() // fake.dtype.itemsize)
-    return (
-        tuple(map(_expression, fake.shape)),
-        tuple(map(_expression, fake.stride())),
-        _expression(fake.storage_offset()),
-        elements,
-    )
-
-
-def _expression(size: Any) -> Any:
-    """Return an int, or a symbolic size as SymPy has it."""
-    node = getattr(size, "node", None)
-    if node is None:
-        return size
-    e = node.expr
-    return int(e) if e.is_Integer else e
-
-
-def _value(e: Any, values: dict[Any, int]) -> int:
-    return e if isinstance(e, int) else int(e.xreplace(values))

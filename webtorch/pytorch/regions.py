@@ -15,7 +15,7 @@ import torch
 from webtorch.functions.public import arange, int64, where
 from webtorch.nn.regions import deform_conv2d, ps_roi_align, ps_roi_pool, roi_align
 from webtorch.ops.primitive import fill, scatter
-from webtorch.pytorch.gradients import pullback
+from webtorch.pytorch.aten.gradients import pullback
 from webtorch_autoload.device import hide, libraries
 
 Function = Callable[..., Any]

@@ -20,9 +20,11 @@ from webtorch.lower.templates.attention import fits
 from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import random_words
-from webtorch.tensors.primitives import as_view, cast_to, copy, record, reduce_dims
-from webtorch.tensors.tape import SavedTensor, attach, mode, needs_grad
+from webtorch.tensors.modes import mode
+from webtorch.tensors.primitives import cast_to, copy, record, reduce_dims
+from webtorch.tensors.tape import SavedTensor, attach, needs_grad
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import as_view
 
 # Bytes of scores from which they are not stored where there is no fast kernel without: on a CPU for other
 # types than float32 or without a compiler, and by an adapter that runs on a CPU. There it was at best

@@ -23,7 +23,8 @@ from webtorch.ops import primitive
 from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask, give
 from webtorch.tensors.formats import contiguous_format
-from webtorch.tensors.tape import GradFn, gradient_edge, mode, set_history, unrecorded
+from webtorch.tensors.modes import mode, unrecorded
+from webtorch.tensors.tape import GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
 # The number of a vmap, and the size of the dimension that it maps over.

@@ -32,18 +32,15 @@ from webtorch.ops import primitive
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, in_old_order
 from webtorch.tensors import override
-from webtorch.tensors.primitives import (
-    check_places,
-    check_writable,
-    leave_hooks,
-)
+from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_two
 from webtorch.tensors.remember import remembering
 from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import SavedTensor, composed, mode
+from webtorch.tensors.tape import SavedTensor, composed
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import check_places, check_writable, leave_hooks
 
 
 def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tensor:

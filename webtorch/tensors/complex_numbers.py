@@ -13,25 +13,12 @@ from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.tensors import recorders
 from webtorch.tensors.above import give
 from webtorch.tensors.forward import transposed
-from webtorch.tensors.primitives import (
-    cast_to,
-    complex_of,
-    conjugate,
-    fill,
-    map_pairs,
-    pairs,
-    real_part,
-)
+from webtorch.tensors.modes import forward, mode
+from webtorch.tensors.primitives import cast_to, conjugate, fill, map_pairs
 from webtorch.tensors.promotion import result_type
-from webtorch.tensors.tape import (
-    GradFn,
-    SavedTensor,
-    forward,
-    gradient_edge,
-    mode,
-    set_history,
-)
+from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import complex_of, pairs, real_part
 
 Operand = Any
 

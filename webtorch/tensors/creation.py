@@ -13,9 +13,9 @@ from webtorch.ir.view import is_contiguous, numel
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.above import give
 from webtorch.tensors.device import DeviceLike, resolve
-from webtorch.tensors.primitives import complex_of
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.views import complex_of
 
 Bytes = bytes | bytearray | memoryview
 

@@ -22,8 +22,9 @@ from webtorch.ir.view import overlaps
 from webtorch.ops import primitive
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import batch, levels_of, logical, physical, sizes_of
+from webtorch.tensors.engine import run_backward
+from webtorch.tensors.modes import enable_grad, forward, mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import enable_grad, forward, mode, run_backward
 from webtorch.tensors.tensor import Tensor
 
 

@@ -8,20 +8,15 @@ from typing import Any, NamedTuple
 
 from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, unbatch
+from webtorch.tensors.engine import FREED
 from webtorch.tensors.forward import fitted, transposed_call
-from webtorch.tensors.primitives import fill, rebase
+from webtorch.tensors.made_by import made_by_function
+from webtorch.tensors.modes import forward, mode, unrecorded
+from webtorch.tensors.primitives import fill
 from webtorch.tensors.recorders import sum_to
-from webtorch.tensors.tape import (
-    FREED,
-    GradFn,
-    SavedTensor,
-    forward,
-    gradient_edge,
-    mode,
-    set_history,
-    unrecorded,
-)
-from webtorch.tensors.tensor import Tensor, made_by_function
+from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, set_history
+from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import rebase
 
 
 class FunctionCtx:

@@ -10,9 +10,10 @@ from webtorch.ir.view import contiguous_strides, numel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import runtime_for
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
-from webtorch.tensors.primitives import as_view, copy, device_mismatch, fill, record
-from webtorch.tensors.tape import unrecorded
+from webtorch.tensors.modes import unrecorded
+from webtorch.tensors.primitives import copy, device_mismatch, fill, record
 from webtorch.tensors.tensor import Tensor, _transfer
+from webtorch.tensors.views import as_view
 
 
 class _Settings:

@@ -18,7 +18,7 @@ from webtorch.lower.body import line_text
 from webtorch.ops.record import TABLE, Op
 from webtorch.runtime.realize import Owner, Runtime, open_runtimes
 from webtorch.runtime.watch import watch
-from webtorch.tensors.tape import no_grad
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["check_numerics"]

@@ -46,7 +46,8 @@ def know(tensor: type[Any], size: type[Any]) -> None:
     global Tensor, Size
     Tensor, Size = tensor, size
     plain.add(tensor)
-    dispatch_methods(tensor, _IGNORED)
+    for cls in tensor.__mro__[:-1]:
+        dispatch_methods(cls, _IGNORED)
 
 
 def disabled(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -338,7 +339,8 @@ def public_functions() -> Iterator[Public]:
                 yield Public(value, value, title, name in factories)
     # Operators that arrive as the method of another name.
     methods = {o: op.name + "_" * o.startswith("__i") for op in TABLE.values() for o in op.asks}
-    for name, value in list(vars(Tensor).items()):
+    own = [one for cls in Tensor.__mro__[:-1] for one in vars(cls).items()]
+    for name, value in own:
         hidden = name.startswith("_") and not name.startswith("__")
         if hidden or name in _IGNORED:
             continue

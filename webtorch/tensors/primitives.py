@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.errors import CaptureError, DeviceError, DTypeError
+from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
 from webtorch.ir.graph import IN_MEMORY, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     Shape,
-    contiguous_strides,
     is_contiguous,
     memory_order,
-    numel,
-    overlaps,
     strides_like,
 )
 from webtorch.ops import primitive
-from webtorch.ops.bits import WHOLE, reinterpreted
+from webtorch.ops.bits import reinterpreted
 from webtorch.ops.pairs import COMPLEX, CONJ, FILL, TIMES_I, WIDEN, recorded
 from webtorch.ops.primitive import COUNT, IDENTITY, IOTA, RANDOM
 from webtorch.ops.purity import warn
@@ -27,35 +24,32 @@ from webtorch.ops.record import Elementwise
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import (
-    Levels,
-    batch,
     levels_of,
     logical,
     physical,
     record_batched,
     sizes_of,
-    unbatch,
 )
 from webtorch.tensors.device import DeviceLike, resolve
-from webtorch.tensors.forward import write_tangents, write_twins
-from webtorch.tensors.host import random_words, tracing
-from webtorch.tensors.storage import Storage
+from webtorch.tensors.host import random_words
+from webtorch.tensors.modes import mode, no_grad, unrecorded
 from webtorch.tensors.tape import (
-    GradFn,
     SavedTensor,
     attach,
-    forward,
-    gradient_edge,
-    mode,
     needs_grad,
-    no_grad,
-    retain,
-    set_history,
-    unrecorded,
 )
-from webtorch.tensors.tensor import Tensor, made_in_mode, unsupported_text
-
-Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
+from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.views import (
+    as_view,
+    complex_of,
+    imag_part,
+    paired,
+    pairs,
+    real_part,
+    seen_as,
+    strided_gradient,
+)
+from webtorch.tensors.writing import check_own_storage, write
 
 
 def record(
@@ -102,173 +96,8 @@ def check_int64(name: str, value: Scalar, runtime: Runtime) -> None:
         )
 
 
-# ---- views
+# ---- entries over positions
 # --------------------------------------------------------------------------------------------------------------
-
-
-def as_view(
-    x: Tensor,
-    shape: Sequence[int],
-    strides: Sequence[int],
-    offset: int,
-    vjp: Callable[[Tensor], Tensor] | None = None,
-    name: str = "AsStrided",
-    dtype: DType | None = None,
-) -> Tensor:
-    """Return a view of x's storage. `dtype`: a complex type for real x, or the reverse; the geometry is
-    in its elements.
-    """
-    shape, strides = tuple(shape), tuple(strides)
-    storage = x._storage
-    whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
-    out = Tensor._from_storage(storage, shape, strides, offset, whole)
-    source = x.dtype
-    if dtype is not None or source is not out.dtype:
-        out.dtype = source if dtype is None else dtype
-        out._whole = whole and out.dtype is storage.dtype
-    if x._levels:
-        out._levels, out._whole = _scaled_levels(x, out.dtype), False
-    # A view that the user made a leaf stands for itself: writes through its views are refused.
-    leaf = x._requires_grad and x._grad_fn is None
-    base = x if x._base is None or leaf else x._base
-    out._base, out._base_history = base, base._history
-    out._counter, out._inference = x._counter, x._inference
-    if not mode.grad:
-        out._made_by = made_in_mode()
-    elif x._made_by is not None and x._base is not None:
-        out._made_by = x._made_by._replace(number=0) if x._made_by.number else x._made_by
-    if mode.grad and x.requires_grad:
-        rule = (
-            vjp
-            if vjp is not None
-            else _general_view_rule(
-                (x._shape, x._strides, x._offset), (shape, strides, offset), _elements(x, x.dtype)
-            )
-        )
-        fn = GradFn(f"{name}Backward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),))
-        set_history(out, fn)
-    return out
-
-
-def _scaled_levels(x: Tensor, dtype: DType) -> tuple[tuple[int, int, int], ...]:
-    """Return x's hidden dimensions with their strides in elements of `dtype`, complex or a part of it."""
-    if dtype.is_complex is x.dtype.is_complex:
-        return x._levels
-    if dtype.is_complex:
-        return tuple([(n, size, stride // 2) for n, size, stride in x._levels])
-    return tuple([(n, size, stride * 2) for n, size, stride in x._levels])
-
-
-def _elements(x: Tensor, dtype: DType) -> int:
-    """Return how many elements of a type the storage of x holds."""
-    return x._storage.nbytes // dtype.itemsize
-
-
-def _geometry(x: Tensor, dtype: DType) -> Geometry:
-    """Return the geometry of x in elements of `dtype`: of its parts, where x is complex and that is not."""
-    if x.dtype.is_complex and not dtype.is_complex:
-        x = x._pairs()
-    return x._shape, x._strides, x._offset
-
-
-def _mixed_view_rule(view: Tensor, base: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the cotangent rule from a view to its base, of which one may be complex."""
-    if view.dtype is base.dtype:
-        return _general_view_rule(
-            _geometry(base, base.dtype), _geometry(view, base.dtype), _elements(base, base.dtype)
-        )
-    part, complex_base = base.dtype.to_real(), base.dtype.is_complex
-    real_rule = _general_view_rule(
-        _geometry(base, part), _geometry(view, part), _elements(base, part)
-    )
-
-    def rule(g: Tensor) -> Tensor:
-        """Return the cotangent by way of pairs of real numbers."""
-        found = real_rule(pairs(g) if g.dtype.is_complex else g)
-        return paired(found) if complex_base else found
-
-    return rule
-
-
-def strided_gradient(view: Tensor, base: Tensor) -> None:
-    """Give `view` a new gradient function as a view of `base`, after an in-place write to the base."""
-    extra = _hidden_beyond(view, base)
-    inner = _mixed_view_rule(physical(view, extra) if extra else view, base)
-    rule = (lambda g: inner(_shown_dims(g, extra))) if extra else inner
-    fn = GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
-    set_history(view, fn)
-    view._base_history = base._history
-
-
-def _hidden_beyond(view: Tensor, base: Tensor) -> Levels:
-    """Return the levels that a view has and its base lacks: it was made inside a vmap."""
-    if not view._levels:
-        return ()
-    kept = {n for n, _, _ in base._levels}
-    return tuple([(n, size) for n, size, _ in view._levels if n not in kept])
-
-
-def _shown_dims(x: Tensor, extra: Levels) -> Tensor:
-    for number, size in reversed(extra):
-        x = unbatch(x, 0, number, size)
-    return x
-
-
-def _positions(
-    shape: tuple[int, ...], strides: tuple[int, ...], offset: int, like: Tensor
-) -> Tensor:
-    """Return the storage position of every element of a view, as an int64 tensor of that shape."""
-    where = like.device
-    total = fill((1,) * len(shape), offset, int64, where)
-    for d, (size, stride) in enumerate(zip(shape, strides, strict=True)):
-        steps = iota(size, 0, stride, int64, where)
-        total = total + steps.reshape((1,) * d + (size,) + (1,) * (len(shape) - d - 1))
-    return total.expand(shape)
-
-
-def _spread(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
-    """Return a flat tensor of `elements` zeros with g added at the places of a view.
-
-    It is the whole of its storage, so that further views may be taken by offset and strides.
-    """
-    shape, strides, offset = geometry
-    levels = levels_of((g,))
-    flat = fill((*sizes_of(levels), elements), 0, g.dtype, g.device)
-    flat = logical(flat, levels) if levels else flat
-    if g.numel() == 0:
-        return flat
-    if overlaps(shape, strides):
-        return scatter(
-            flat,
-            [_positions(shape, strides, offset, g).reshape(-1)],
-            g.reshape(-1),
-            "add",
-            "as_strided",
-        )
-    if contiguous_strides(shape) == strides and offset == 0 and numel(shape) == elements:
-        flat = g.reshape(-1)
-        # A cotangent may be part of another tensor, or one element expanded.
-        return flat if flat._whole else flat.clone()
-    write(as_view(flat, shape, strides, offset), g)
-    return flat
-
-
-def _general_view_rule(
-    source: Geometry, view: Geometry, elements: int
-) -> Callable[[Tensor], Tensor]:
-    """Return the cotangent rule from a view to its source, where both are any views of one storage.
-
-    Elements of the source that share memory share the cotangent.
-    """
-
-    def rule(g: Tensor) -> Tensor:
-        """Return the cotangent spread over the storage, and seen as the source."""
-        flat = _spread(g, view, elements)
-        if overlaps(*source[:2]):
-            flat = flat / _spread(fill(source[0], 1, g.dtype, g.device), source, elements)
-        return as_view(flat, *source)
-
-    return rule
 
 
 def formula(
@@ -287,85 +116,6 @@ def formula(
 
 # ---- complex tensors as pairs of real numbers
 # ------------------------------------------------------------------------------------------------------------
-
-
-def pairs(x: Tensor) -> Tensor:
-    """Return the parts of a complex tensor along a last dim: a real view of it."""
-    seen = x._pairs()
-    return as_view(
-        x, seen._shape, seen._strides, seen._offset, lambda g: paired(g), "ViewAsReal", seen.dtype
-    )
-
-
-def seen_as(
-    x: Tensor, shape: Sequence[int], strides: Sequence[int], offset: int, dtype: DType
-) -> Tensor:
-    """Return x's memory as elements of `dtype`; the geometry is in these. Outside autograd, as PyTorch's
-    `view(dtype)` is.
-
-    Raises DTypeError where the device has no such type, or holds int64 in 32 bits.
-    """
-    storage = x._storage
-    runtime = storage.runtime
-    if dtype in runtime.unsupported:
-        raise DTypeError(unsupported_text(dtype, runtime))
-    if runtime.kind == "webgpu" and dtype is not x.dtype and int64 in (dtype, x.dtype):
-        raise DTypeError(
-            f"view: {x.dtype} cannot be seen as {dtype} on {x.device}, which holds int64 in 32 bits. "
-            "Take the view on the CPU, as in x.cpu().view(dtype)"
-        )
-    shape, strides = tuple(shape), tuple(strides)
-    whole = (
-        dtype is storage.dtype
-        and offset == 0
-        and numel(shape) == storage.elements
-        and is_contiguous(shape, strides)
-        and not x._levels
-    )
-    scaled = [(n, size, st * x.dtype.itemsize, dtype.itemsize) for n, size, st in x._levels]
-    levels = tuple([(n, size, nbytes // width) for n, size, nbytes, width in scaled])
-    out = Tensor._from_storage(storage, shape, strides, offset, whole, dtype, levels)
-    out._counter, out._inference = x._counter, x._inference
-    return out
-
-
-def paired(x: Tensor) -> Tensor:
-    """Return the complex tensor whose parts are along the last dim of x: a view where it can be."""
-    outer = (*x._strides[:-1], *(stride for _, _, stride in x._levels))
-    if x._strides[-1] != 1 or x._offset % 2 or any(st % 2 for st in outer):
-        x = copy(x)
-    strides = tuple([st // 2 for st in x._strides[:-1]])
-    dtype = x.dtype.to_complex()
-    return as_view(
-        x, x._shape[:-1], strides, x._offset // 2, lambda g: pairs(g), "ViewAsComplex", dtype
-    )
-
-
-def complex_of(x: Tensor) -> Tensor:
-    """Return `paired(x)` of a new tensor that nobody else sees: no view."""
-    out = paired(x)
-    out._base = None
-    return out
-
-
-def real_part(x: Tensor) -> Tensor:
-    """Return the real part of a complex tensor, a view."""
-    return _part(x, 0)
-
-
-def imag_part(x: Tensor) -> Tensor:
-    """Return the imaginary part of a complex tensor, a view."""
-    return _part(x, 1)
-
-
-def _part(x: Tensor, which: int) -> Tensor:
-    def rule(g: Tensor) -> Tensor:
-        """Return the cotangent as a complex one, whose other part is 0."""
-        zero = fill(g._shape, 0, g.dtype, g.device)
-        return join(zero, g) if which else join(g, zero)
-
-    strides = tuple([2 * s for s in x._strides])
-    return as_view(x, x._shape, strides, 2 * x._offset + which, rule, "Select", x.dtype.to_real())
 
 
 def _part_node(x: Tensor, which: int, shape: Shape, both: bool) -> Node:
@@ -456,280 +206,6 @@ def conjugate(x: Tensor) -> Tensor:
 def _on_pairs(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
     """Return the complex result of a function that treats both parts of its inputs alike."""
     return complex_of(function(*map(pairs, tensors), **options))
-
-
-# ---- writing
-# ------------------------------------------------------------------------------------------------------------
-
-
-def check_writable(x: Tensor) -> None:
-    """Raise RuntimeError where PyTorch refuses an in-place operation."""
-    if x._inference and not mode.inference:
-        raise RuntimeError(
-            "Inplace update to inference tensor outside InferenceMode is not allowed. You can make "
-            "a clone to get a normal tensor before doing inplace update. See "
-            "https://github.com/pytorch/rfcs/pull/17 for more details."
-        )
-    if mode.grad:
-        base = x._base
-        if base is not None and x._made_by is not None and x.requires_grad:
-            x._refuse_write()
-        if base is None and x.requires_grad and x.is_leaf:
-            raise RuntimeError(
-                "a leaf Variable that requires grad is being used in an in-place operation."
-            )
-        if base is not None and any(t.requires_grad and t.is_leaf for t in (x, base)):
-            raise RuntimeError(
-                "a view of a leaf Variable that requires grad is being used in an in-place "
-                "operation."
-            )
-    check_places(x)
-
-
-def check_places(x: Tensor) -> None:
-    """Raise RuntimeError if several elements of x share one place, so that none can be written alone."""
-    if (
-        0 in x._strides
-        and any(stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True))
-    ) or (x._levels and any(stride == 0 and size > 1 for _, size, stride in x._levels)):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a "
-            "single memory location. Please "
-            "clone() the tensor before performing the operation."
-        )
-
-
-def leave_hooks(x: Tensor) -> None:
-    """Before x is overwritten by what is computed from it: as in PyTorch, gradients of a view then go to its
-    base past the hooks that are on views.
-    """
-    base = x._base
-    if base is None or not mode.grad or not x.requires_grad:
-        return
-    end, fn = gradient_edge(base), x._grad_fn
-    while fn is not None and (end is None or fn is not end[0]) and len(fn.edges) == 1:
-        if fn.pre_hooks or fn.post_hooks or fn.retained:
-            strided_gradient(x, base)
-            return
-        edge = fn.edges[0]
-        fn = None if edge is None else edge[0]
-
-
-def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
-    """Overwrite x's elements with `values` (same shape, dtype and device).
-
-    `fresh`: the values were made for this call only and no one else holds them.
-    """
-    check_writable(x)
-    storage = x._storage
-    history = mode.grad and (x.requires_grad or values.requires_grad)
-    if history and x._made_by is not None and x._base is not None:
-        x._refuse_write()
-    if (
-        values._storage is storage
-        and (values._shape, values._strides, values._offset) == (x._shape, x._strides, x._offset)
-        and values._levels == x._levels
-        and not history
-    ):
-        # What x[i] += 1 ends with: the window was written before.
-        x._counter.version += 1
-        return x
-    if x.dtype.is_complex:
-        return _write_complex(x, values, fresh, history)
-    target, given = (x, values)
-    if x._levels or values._levels:
-        target, given = _shown_operands(x, values)
-    node = given._node()
-    if 0 in target._shape and (storage.elements or x.dtype is not storage.dtype):
-        if history:
-            rebase(x, values)
-        return x
-    if x.dtype is not storage.dtype:
-        storage.replace(_with_bits(storage.node, target, node))
-    elif target._whole:
-        if not fresh and node is values._storage.node:
-            node = values._storage.share()
-        storage.replace(node)
-    else:
-        old = storage.node
-        storage.replace(
-            Node(
-                "update",
-                (old, node),
-                (target._shape, target._strides),
-                (x._offset,),
-                old.shape,
-                x.dtype,
-                user_line(),
-            )
-        )
-    changed = [storage]
-    if forward.levels and mode.forward:
-        write_tangents(x, values)
-        changed += write_twins(storage)
-    if x._counter is not storage:
-        storage.version -= 1
-        x._counter.version += 1
-    if history:
-        rebase(x, values)
-    if tracing.picked:
-        if history:
-            for one in changed:
-                spread(one)
-        else:
-            # What is detached is written without gradients, wherever else that is seen.
-            with no_grad():
-                for one in changed:
-                    spread(one)
-    return x
-
-
-class Picked:
-    """While a capture runs: a copy that stands for a view, which follows from numbers on the device."""
-
-    __slots__ = ("out", "put", "take", "view")
-
-    def __init__(
-        self, view: Tensor, out: Tensor, take: Callable[[], Tensor], put: Callable[[], object]
-    ) -> None:
-        self.view, self.out, self.take, self.put = view, out, take, put
-
-
-def spread(storage: Storage, origin: Picked | None = None) -> None:
-    """After a write: put back what stands for a view of something, and take again what stands for views of it."""
-    picked = tracing.picked
-    for p in picked:
-        if p is origin or not (p.out._storage is storage or p.view._storage is storage):
-            continue
-        tracing.picked = []
-        try:
-            if p.out._storage is storage:
-                p.put()
-                other = p.view._storage
-            else:
-                write(p.out, p.take(), fresh=True)
-                other = p.out._storage
-        finally:
-            tracing.picked = picked
-        spread(other, p)
-
-
-def _check_own_storage(x: Tensor) -> None:
-    if any(p.out._storage is x._storage for p in tracing.picked):
-        raise CaptureError(
-            "as_strided: in a captured function the storage of x[i] of a 0-d tensor i is not that of x, since "
-            "nobody may read i there: use x.select(0, i) with an int, or as_strided of x"
-        )
-
-
-def _with_bits(old: Node, target: Tensor, values: Node) -> Node:
-    """Return the value of a storage after a write to a view of it that has another element type."""
-    dtype, line = values.dtype, user_line()
-    window = (target._shape, target._strides)
-
-    def seen_as(node: Node, kind: DType) -> Node:
-        """Return a value as elements of another type."""
-        if node.dtype is kind:
-            return node
-        flat = reinterpreted(node, kind)
-        whole = (contiguous_strides(node.shape), 0)
-        same = numel(flat.shape) == numel(node.shape)
-        return Node("view", (flat,), whole, (), node.shape, kind) if same else flat
-
-    if dtype.itemsize == old.dtype.itemsize:
-        values = seen_as(values, old.dtype)
-        return Node("update", (old, values), window, (target._offset,), old.shape, old.dtype, line)
-    # What is not written must come back as it was: integers hold every pattern of bits.
-    whole = WHOLE[dtype.itemsize]
-    flat = seen_as(old, whole)
-    values = seen_as(values, whole)
-    new = Node("update", (flat, values), window, (target._offset,), flat.shape, whole, line)
-    back = seen_as(new, old.dtype)
-    if back.shape == (numel(old.shape),):
-        return Node("view", (back,), (contiguous_strides(old.shape), 0), (), old.shape, old.dtype)
-    # Bytes at the end that make no element of the view.
-    return Node("update", (old, back), (back.shape, (1,)), (0,), old.shape, old.dtype, line)
-
-
-def _write_complex(x: Tensor, values: Tensor, fresh: bool, history: bool) -> Tensor:
-    with no_grad():
-        write(x._pairs(), values._pairs(), fresh)
-    if history:
-        rebase(x, values)
-    return x
-
-
-def _shown_operands(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what is written and the values with the dims that vmap hides."""
-    levels = levels_of((x,))
-    if levels_of((x, values)) != levels:
-        if not numel(x._shape):
-            # A result without elements may lack a level that its operands have; nothing is written.
-            nothing = physical(x, levels)
-            return nothing, nothing
-        raise RuntimeError(
-            "vmap: inplace arithmetic(self, *extra_args) is not possible because there exists a "
-            "Tensor `other` in extra_args that has more elements than `self`. This happened due to "
-            "`other` being vmapped over but `self` not being vmapped over in a vmap. Please try to "
-            "use out-of-place operators instead of inplace arithmetic. If said operator is being "
-            "called inside the PyTorch framework, please file a bug report instead."
-        )
-    return physical(x, levels), physical(values, levels)
-
-
-def rebase(x: Tensor, values: Tensor) -> None:
-    """Give x, which was overwritten with `values`, their history; a view's base gets it too."""
-    base = x._base
-    if tracing.active:
-        tracing.touch_history(x if base is None else base)
-    if base is None:
-        edge = gradient_edge(values) if values.requires_grad else None
-        before = gradient_edge(x)
-        x._history += 1
-        x._accumulate = None
-        if edge is None:
-            # Nothing of the old value is left; it still has a gradient, of zeros.
-            shape, dtype, where = x._shape, x.dtype, x.device
-            zeros = lambda gs: (fill(shape, 0, dtype, where),)  # noqa: E731
-            set_history(x, GradFn("CopyBackwards", (before,), zeros))
-        elif values._grad_fn is None:
-            # A leaf was copied: the copy has a function of its own.
-            set_history(x, GradFn("CopyBackwards", (edge,), lambda gs: (gs[0],)))
-        else:
-            x._grad_fn, x._output_nr = edge
-            x._requires_grad = True
-            if x._retains:
-                retain(x)
-        return
-    # Where one of the two is complex, both are seen as real numbers.
-    dtype = base.dtype if base.dtype is x.dtype else base.dtype.to_real()
-    extra = _hidden_beyond(x, base)
-    window = _geometry(physical(x, extra) if extra else x, dtype)
-    outer = _geometry(base, dtype)
-    elements = _elements(base, dtype)
-    base_pairs, x_pairs = base.dtype is not dtype, x.dtype is not dtype
-
-    def rule(gs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """Return the cotangents of what was there before, 0 where it was overwritten, and of the values."""
-        (g,) = gs
-        assert g is not None
-        if base_pairs:
-            g = pairs(g)
-        flat = _spread(g, outer, elements)
-        inside = as_view(flat, *window)
-        rest = flat.clone()
-        # Not x._shape: holding x would close a cycle through its base, which holds this rule.
-        write(as_view(rest, *window), fill(window[0], 0, g.dtype, g.device), fresh=True)
-        outside, inside = as_view(rest, *outer), inside.clone()
-        inside = paired(inside) if x_pairs else inside
-        for number, _ in extra:
-            inside = batch(inside, 0, number)
-        return paired(outside) if base_pairs else outside, inside
-
-    fn = GradFn("CopySlices", (gradient_edge(base), gradient_edge(values)), rule)
-    set_history(base, fn)
-    base._history += 1
-    x._refresh_view()
 
 
 # ---- data
@@ -1285,7 +761,7 @@ for entry, function in (
     (primitive.join, join), (primitive.conjugate, conjugate),
     (primitive.each, _each),
     (primitive.differentiated, lambda x: needs_grad((x,))),
-    (primitive.check_own_storage, _check_own_storage),
+    (primitive.check_own_storage, check_own_storage),
     (primitive.in_memory, lambda x: x._storage.node.kind == "buffer"),
     (primitive.shown, lambda x: physical(x, levels_of((x,))) if x._levels else x),
 ):  # fmt: skip

@@ -32,8 +32,8 @@ from webtorch.runtime.realize import Runtime
 from webtorch.tensors.above import ask
 from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
 from webtorch.tensors.forward import propagate
+from webtorch.tensors.modes import forward, mode
 from webtorch.tensors.primitives import (
-    as_view,
     check_int64,
     device_mismatch,
     fill,
@@ -43,17 +43,9 @@ from webtorch.tensors.primitives import (
 )
 from webtorch.tensors.promotion import Operand, depending, get_default_dtype, result_type
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import (
-    Cotangents,
-    Edge,
-    GradFn,
-    SavedTensor,
-    forward,
-    gradient_edge,
-    mode,
-    set_history,
-)
+from webtorch.tensors.tape import Cotangents, Edge, GradFn, SavedTensor, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
+from webtorch.tensors.views import as_view
 
 
 @lru_cache(maxsize=65536)

@@ -20,10 +20,11 @@ from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import is_seen
 from webtorch.tensors import autocast, override
+from webtorch.tensors.modes import forward, mode
 from webtorch.tensors.promotion import depending
+from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import forward, mode
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.tensor import Tensor
 
 # Kinds of calls that an operation remembers; a program that makes kinds without end starts anew.
 _MOST_KINDS = 512

@@ -14,7 +14,9 @@ from typing import Any, cast
 
 from webtorch.dispatch.call import Args, Run
 from webtorch.ops.record import Op, gradient_title, used_arguments
+from webtorch.tensors.engine import run_backward
 from webtorch.tensors.forward import transposed_call
+from webtorch.tensors.modes import enable_grad, forward, mode, unrecorded
 from webtorch.tensors.primitives import conjugate
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.remember import remembered
@@ -23,14 +25,9 @@ from webtorch.tensors.tape import (
     Edge,
     GradFn,
     SavedTensor,
-    enable_grad,
-    forward,
     gradient_edge,
     looks_at_each,
-    mode,
-    run_backward,
     set_history,
-    unrecorded,
 )
 from webtorch.tensors.tensor import Tensor
 

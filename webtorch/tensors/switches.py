@@ -11,8 +11,8 @@ from typing import Any
 from webtorch.ir.dtype import float16, float32, float64
 from webtorch.ir.lines import user_depth
 from webtorch.ops.purity import Said
+from webtorch.tensors.base import UntypedStorage
 from webtorch.tensors.promotion import set_default_dtype
-from webtorch.tensors.tensor import UntypedStorage
 
 # What the debug mode is: "default", "warn" or "error".
 _MODES = ("default", "warn", "error")

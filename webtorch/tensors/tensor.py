@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import functools
-import importlib
-import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64, legacy_name
@@ -20,9 +17,7 @@ from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     contiguous_strides,
-    format_order,
     is_contiguous,
-    lies_in,
     memory_order,
     numel,
     strides_like,
@@ -34,21 +29,20 @@ from webtorch.ops.record import TABLE
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.tensors import override
 from webtorch.tensors.above import ask, give
+from webtorch.tensors.arrays import as_numpy, nest, see
+from webtorch.tensors.base import TensorBase
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
-from webtorch.tensors.formats import strided
+from webtorch.tensors.engine import backward, checked
 from webtorch.tensors.host import bindings, tracing
-from webtorch.tensors.methods import TensorMethods
+from webtorch.tensors.made_by import NO_GRAD
+from webtorch.tensors.modes import forward, in_transform, mode
+from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import (
     GradFn,
     RemovableHandle,
     Source,
     attach,
-    backward,
-    checked,
-    forward,
-    in_transform,
-    mode,
     retain,
     set_history,
     shown,
@@ -58,145 +52,12 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Size(tuple[int, ...]):
-    """A shape, as PyTorch has it: a tuple that prints as torch.Size([...])."""
-
-    __slots__ = ()
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return numel(tuple(self))
-
-    def __repr__(self) -> str:
-        return f"torch.Size([{', '.join(map(str, self))}])"
-
-    def __getitem__(self, key: Any) -> Any:
-        found = tuple.__getitem__(self, key)
-        return Size(found) if isinstance(key, slice) else found
-
-    def __add__(self, other: Any) -> Size:
-        return Size(tuple.__add__(self, tuple(other)))
-
-    def __radd__(self, other: Any) -> Size:
-        return Size((*other, *self))
-
-    def __mul__(self, count: Any) -> Size:
-        return Size(tuple.__mul__(self, count))
-
-    __rmul__ = __mul__
-
-
-class UntypedStorage:
-    """The memory that a tensor and its views share, as PyTorch shows it. Sizes are in bytes."""
-
-    __slots__ = ("_storage",)
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def nbytes(self) -> int:
-        """Return the size in bytes, as PyTorch counts it."""
-        return self._storage.nbytes
-
-    size = __len__ = nbytes
-
-    def element_size(self) -> int:
-        """Return 1: a storage without a type counts bytes."""
-        return 1
-
-    @property
-    def device(self) -> device:
-        """The device that holds the memory."""
-        return device_of(self._storage.runtime)
-
-    def data_ptr(self) -> int:
-        """Return the address where NumPy sees the memory, else a number that stands for it."""
-        node = self._storage.node
-        return id(self._storage) if node.host is None else int(node.buffer.address)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UntypedStorage) and other._storage is self._storage
-
-    def __hash__(self) -> int:
-        return hash(self._storage)
-
-    def __repr__(self) -> str:
-        return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
-
-
-class MadeBy(NamedTuple):
-    """How a view was made that gradients cannot follow through a write."""
-
-    # What PyTorch advises.
-    advice: str
-    # The mode in which it was made, and what is wrong with a write.
-    mode: str = ""
-    wrong: str = ""
-    # Which of several results it is.
-    number: int = 0
-
-
-_AMBIGUOUS = (
-    "Given that this use case is ambiguous and error-prone, it is forbidden. You can clarify your code by moving "
-    "both the view and the inplace either both inside the {0} block (if you don't want the inplace to be tracked) "
-    "or both outside (if you want the inplace to be tracked)."
-)
-_NO_GRAD = MadeBy(_AMBIGUOUS.format("no_grad"), "no_grad", "inplace with grad mode enabled")
-_INFERENCE = MadeBy(_AMBIGUOUS.format("inference_mode"), "inference", "inplace in normal mode")
-_SEVERAL = (
-    "This view is the output of a function that returns multiple views. Such functions do not allow the output "
-    "views to be modified inplace. You should replace the inplace operation by an out-of-place one."
-)
-
-
-_CUSTOM = (
-    "This view was created inside a custom Function (or because an input was returned as-is) and the autograd logic "
-    "to handle view+inplace would override the custom backward associated with the custom Function, leading to "
-    "incorrect gradients. This behavior is forbidden. You can fix this by cloning the output of the custom Function."
-)
-
-
-def made_in_mode() -> MadeBy:
-    """Return how a view is made while gradients are not recorded."""
-    return _INFERENCE if mode.inference else _NO_GRAD
-
-
-def made_by_function() -> MadeBy:
-    """Return how a view is made that a custom Function returns."""
-    return MadeBy(_CUSTOM)
-
-
-@functools.cache
-def _one_of_several(number: int) -> MadeBy:
-    return MadeBy(_SEVERAL, number=number)
-
-
-def several_views(views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return views of one tensor as the results of one function, which may not be written with gradients."""
-    if mode.grad:
-        for number, view in enumerate(views):
-            view._made_by = _one_of_several(number)
-    return views
-
-
-class Tensor(TensorMethods):
+class Tensor(TensorBase):
     """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of
     `webtorch` to make one.
     """
 
-    __slots__ = (
-        "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_counter", "_grad", "_grad_fn",
-        "_history", "_hooks", "_inference", "_offset",
-        "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
-        "_strides", "_whole", "dtype",
-    )  # fmt: skip
-    __array_priority__ = 1000
-    dtype: DType
-    # The dimensions that vmap hides: (number of the level, size, stride). Few tensors have any, and
-    # keep them in their `__dict__`: the others pay nothing.
-    _levels: tuple[tuple[int, int, int], ...] = ()
-    # Of a view that must not be overwritten where gradients are recorded: how it was made.
-    _made_by: MadeBy | None = None
+    __slots__ = ()
 
     def __new__(cls, data: Any = None, *sizes: Any, device: DeviceLike = None) -> Any:
         """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
@@ -229,39 +90,6 @@ class Tensor(TensorMethods):
         Returns NotImplemented where an argument's class is no base of this one.
         """
         return override.keep_class(cls, func, types, args, kwargs or {})
-
-    def _adopt(
-        self,
-        storage: Storage,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        offset: int,
-        whole: bool,
-    ) -> None:
-        self._storage = storage
-        # What counts the writes that backward must know of: the storage, but for `.data`.
-        self._counter: Storage | Counter = storage
-        self._shape = shape
-        self._strides = strides
-        self._offset = offset
-        # Whether the view is the whole storage in order, so that its value is the storage's node.
-        self._whole = whole
-        self.dtype = storage.dtype
-        self._requires_grad = False
-        self._grad_fn: GradFn | None = None
-        self._output_nr = 0
-        self._grad: Tensor | None = None
-        # For a differentiable view: the tensor it is a view of, and the history of that tensor when
-        # this view was made.
-        self._base: Tensor | None = None
-        self._base_history = 0
-        # Counts how often an in-place operation gave this tensor a new gradient function.
-        self._history = 0
-        self._hooks: dict[int, Callable[..., Any]] | None = None
-        self._post_accumulate: dict[int, Callable[..., Any]] | None = None
-        self._retains = False
-        self._accumulate: weakref.ref[Any] | None = None
-        self._inference = mode.inference
 
     @classmethod
     def _from_storage(
@@ -349,162 +177,10 @@ class Tensor(TensorMethods):
             )
         return window(node, self._shape, self._strides, self._offset, self.dtype)
 
-    # ---- what a tensor is
-    # ----------------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> Size:
-        """The sizes."""
-        return Size(self._shape)
-
-    def size(self, dim: int | None = None) -> Any:
-        """Return the sizes, or the size of one dimension."""
-        if dim is None:
-            return Size(self._shape)
-        rank = len(self._shape)
-        if not -max(rank, 1) <= dim < max(rank, 1) or rank == 0:
-            raise IndexError(
-                f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, "
-                f"{max(rank, 1) - 1}], but got {dim})"
-            )
-        return self._shape[dim]
-
-    def stride(self, dim: int | None = None) -> Any:
-        """Return the strides in elements, or one of them."""
-        return self._strides if dim is None else self._strides[dim]
-
-    def storage_offset(self) -> int:
-        """Return where the first element lies in the storage, in elements."""
-        return self._offset
-
-    def dim(self) -> int:
-        """Return the number of dimensions."""
-        return len(self._shape)
-
-    ndimension = dim
-
-    @property
-    def ndim(self) -> int:
-        """The number of dimensions."""
-        return len(self._shape)
-
-    def numel(self) -> int:
-        """Return the number of elements."""
-        return numel(self._shape)
-
-    nelement = numel
-
-    def element_size(self) -> int:
-        """Return the size of one element in bytes."""
-        return self.dtype.itemsize
-
-    @property
-    def itemsize(self) -> int:
-        """The size of one element in bytes."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """The size of all elements in bytes."""
-        return self.numel() * self.dtype.itemsize
-
-    def is_contiguous(self, memory_format: Any = None) -> bool:
-        """Return whether the elements lie in row-major order, or in that of a memory format."""
-        if memory_format is not None and "channels_last" in str(memory_format):
-            rank = len(self._shape)
-            order = format_order(memory_format, 5 if str(memory_format).endswith("3d") else 4)
-            return (
-                order is not None
-                and len(order) == rank
-                and lies_in(self._shape, self._strides, order)
-            )
-        return is_contiguous(self._shape, self._strides)
-
-    def is_floating_point(self) -> bool:
-        """Return whether the dtype is a floating-point type."""
-        return self.dtype.is_floating_point
-
-    def is_complex(self) -> bool:
-        """Return whether the dtype is a complex type."""
-        return self.dtype.is_complex
-
-    def is_signed(self) -> bool:
-        """Return whether the dtype can hold negative values."""
-        return self.dtype.is_signed
-
-    @property
-    def device(self) -> device:
-        """The device that holds the tensor."""
-        return device_of(self._storage.runtime)
-
-    def get_device(self) -> int:
-        """Return the device index; -1 on the CPU."""
-        return self._storage.runtime.index if self.is_webgpu else -1
-
-    @property
-    def is_webgpu(self) -> bool:
-        """Whether the tensor is on a WebGPU device."""
-        return self._storage.runtime.kind == "webgpu"
-
-    @property
-    def is_cpu(self) -> bool:
-        """Whether the tensor is on the CPU."""
-        return self._storage.runtime.kind == "cpu"
-
-    @property
-    def is_meta(self) -> bool:
-        """Whether the tensor has no values, only shape and type."""
-        return self._storage.runtime.kind == "meta"
-
-    is_cuda = is_sparse = is_quantized = is_mkldnn = False
-    is_ipu = is_maia = is_mps = is_mtia = is_vulkan = is_xla = is_xpu = False
-    layout = strided
-
-    def data_ptr(self) -> int:
-        """Return a number that is equal for tensors with the same first element in the same
-        storage.
-        """
-        return self.untyped_storage().data_ptr() + self._offset * self.dtype.itemsize
-
-    def is_neg(self) -> bool:
-        """Return False: no tensor is a lazily negated view."""
-        return False
-
-    def is_conj(self) -> bool:
-        """Return False: conj() makes a tensor of its own."""
-        return False
-
-    def untyped_storage(self) -> UntypedStorage:
-        """Return the memory that this tensor and its views share."""
-        return UntypedStorage(self._storage)
-
-    def is_set_to(self, tensor: Tensor) -> bool:
-        """Return whether both tensors are the same view of the same storage."""
-        return (self._storage, self._shape, self._strides, self._offset) == (
-            tensor._storage,
-            tensor._shape,
-            tensor._strides,
-            tensor._offset,
-        )
-
-    @property
-    def _version(self) -> int:
-        if self._inference:
-            raise RuntimeError("Inference tensors do not track version counter.")
-        return self._counter.version
-
-    def __len__(self) -> int:
-        if not self._shape:
-            raise TypeError("len() of a 0-d tensor")
-        return self._shape[0]
-
     def __iter__(self) -> Iterator[Tensor]:
         if not self._shape:
             raise TypeError("iteration over a 0-d tensor")
         return iter(self.unbind(0))
-
-    def __hash__(self) -> int:
-        return id(self)
 
     def __reversed__(self) -> Tensor:
         """Return the tensor with the elements of its first dimension in reverse order."""
@@ -582,10 +258,6 @@ class Tensor(TensorMethods):
         fn = self._grad_fn
         return fn is None or type(fn) is Source
 
-    def is_inference(self) -> bool:
-        """Return whether the tensor was made in inference mode."""
-        return self._inference
-
     @property
     def grad_fn(self) -> GradFn | None:
         """The gradient function that made this tensor, if any."""
@@ -593,11 +265,6 @@ class Tensor(TensorMethods):
             self._refresh_view()
         fn = self._grad_fn
         return None if fn is None or type(fn) is Source else shown(fn)
-
-    @property
-    def output_nr(self) -> int:
-        """Which output of its gradient function this tensor is."""
-        return self._output_nr
 
     @property
     def grad(self) -> Tensor | None:
@@ -658,9 +325,6 @@ class Tensor(TensorMethods):
         )
         self.dtype = value.dtype
 
-    def _is_view(self) -> bool:
-        return self._base is not None
-
     def _refuse_write(self, written: str = "is being") -> NoReturn:
         """Raise RuntimeError for a write, with gradients, of a view for which PyTorch has none."""
         made_by = self._made_by
@@ -671,7 +335,7 @@ class Tensor(TensorMethods):
             name = fn.name().rpartition("Backward")[0]
             source = f"Output {made_by.number} of {name} is a view"
         if made_by.mode or fn is None:
-            where = made_by if made_by.mode else _NO_GRAD
+            where = made_by if made_by.mode else NO_GRAD
             source += " of a view which" if fn is not None else ""
             text = (
                 f"{source} was created in {where.mode} mode and {written} modified {where.wrong}."
@@ -742,11 +406,6 @@ class Tensor(TensorMethods):
             return
         self._retains = True
         retain(self)
-
-    @property
-    def retains_grad(self) -> bool:
-        """Whether retain_grad was called."""
-        return self._retains
 
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call `hook(grad)` when the gradient of this tensor is computed; what it returns replaces
@@ -865,11 +524,11 @@ class Tensor(TensorMethods):
 
     def tolist(self) -> Any:
         """Return the values as nested lists (a number for a 0-d tensor)."""
-        return _nest(self._values(self._contents()), self._shape)
+        return nest(self._values(self._contents()), self._shape)
 
     async def tolist_async(self) -> Any:
         """Return the values as nested lists; other coroutines run meanwhile."""
-        return _nest(self._values(await self._contents_async()), self._shape)
+        return nest(self._values(await self._contents_async()), self._shape)
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """Return the values as a NumPy array. On the CPU, the two share their memory.
@@ -890,11 +549,11 @@ class Tensor(TensorMethods):
                     f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() "
                     "to copy the tensor to host memory first."
                 )
-        return _see(self) if self.is_cpu else _as_numpy(self._contents(), self)
+        return see(self) if self.is_cpu else as_numpy(self._contents(), self)
 
     async def numpy_async(self) -> np.ndarray:
         """Return the values as a NumPy array, from any device; other coroutines run meanwhile."""
-        return _as_numpy(await self._contents_async(), self)
+        return as_numpy(await self._contents_async(), self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         array = self.numpy()
@@ -1067,14 +726,6 @@ class Tensor(TensorMethods):
         """Return the tensor itself: host memory needs no pinning here."""
         return self
 
-    def is_pinned(self, device: Any = None) -> bool:
-        """Return False: host memory is never pinned."""
-        return False
-
-    def is_shared(self) -> bool:
-        """Return False: no tensor is in memory that processes share."""
-        return False
-
     def share_memory_(self) -> Tensor:
         """Return the tensor itself: threads share memory already."""
         return self
@@ -1143,6 +794,9 @@ class Tensor(TensorMethods):
             state,
         )
 
+    def __hash__(self) -> int:
+        return id(self)
+
     # Comparisons are elementwise; `bind` adds the operators of the table.
     def __eq__(self, other: object) -> Any:
         raise NotImplementedError
@@ -1163,62 +817,6 @@ def unsupported_text(dtype: DType, runtime: Runtime) -> str:
         "and packed smaller types. Use "
         f".to({'torch.float32' if dtype.is_floating_point else 'torch.int32'}) first, or keep the "
         "tensor on the CPU."
-    )
-
-
-def _nest(values: list[Scalar], shape: tuple[int, ...]) -> Any:
-    if not shape:
-        return values[0]
-    if 0 in shape:
-        return _empty(shape)
-    for size in reversed(shape[1:]):
-        values = [values[i : i + size] for i in range(0, len(values), size)]  # type: ignore[misc]
-    return values
-
-
-def _empty(shape: tuple[int, ...]) -> Any:
-    return [_empty(shape[1:]) for _ in range(shape[0])] if len(shape) > 1 else []
-
-
-_NO_BFLOAT16 = "Got unsupported ScalarType BFloat16: NumPy has no bfloat16; use .float() first"
-
-
-def _numpy() -> Any:
-    try:
-        return importlib.import_module("numpy")
-    except ImportError:
-        raise RuntimeError(
-            "Numpy is not available: it is not installed here (a page has none); use x.tolist()"
-        ) from None
-
-
-def _as_numpy(contents: bytes | bytearray | memoryview, tensor: Tensor) -> np.ndarray:
-    numpy = _numpy()
-    if tensor.dtype.name == "bfloat16":
-        raise TypeError(_NO_BFLOAT16)
-    data = numpy.frombuffer(contents, dtype=numpy.dtype(tensor.dtype.name), count=tensor.numel())
-    return data.reshape(tensor._shape).copy()
-
-
-def _see(tensor: Tensor) -> np.ndarray:
-    """Return the array that shares a CPU tensor's memory."""
-    numpy = _numpy()
-    as_strided = numpy.lib.stride_tricks.as_strided
-    if tensor.dtype.name == "bfloat16":
-        raise TypeError(_NO_BFLOAT16)
-    if not numel(tensor._shape):
-        return numpy.empty(tensor._shape, tensor.dtype.name)
-    flat = tensor._storage.lend()
-    if tensor.dtype is not tensor._storage.dtype:
-        # Parts of complex numbers, or a view of another type; bytes may be left over at the end.
-        kept = flat.nbytes // tensor.dtype.itemsize * tensor.dtype.itemsize
-        flat = flat.view("uint8")[:kept].view(tensor.dtype.name)
-    if is_contiguous(tensor._shape, tensor._strides):
-        found = flat[tensor._offset : tensor._offset + numel(tensor._shape)]
-        return found.reshape(tensor._shape)
-    itemsize = tensor.dtype.itemsize
-    return as_strided(
-        flat[tensor._offset :], tensor._shape, tuple([s * itemsize for s in tensor._strides])
     )
 
 

@@ -8,8 +8,9 @@ from typing import Any
 from webtorch.dispatch.call import dispatched
 from webtorch.errors import ShapeError
 from webtorch.runtime.realize import open_runtimes
+from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.tensor import Tensor
 
 
 def is_tensor(obj: Any) -> bool:

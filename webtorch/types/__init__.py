@@ -8,7 +8,8 @@ from typing import IO, Any
 
 from webtorch.functions import public as webtorch
 from webtorch.functions.public import dtype
-from webtorch.tensors.tensor import Size, Tensor
+from webtorch.tensors.size import Size
+from webtorch.tensors.tensor import Tensor
 
 Device = webtorch.device | str | int | None
 FileLike = str | os.PathLike[str] | IO[bytes]

@@ -14,10 +14,10 @@ from typing import Any
 from webtorch.autograd.graph import saved_tensors_hooks
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.lines import user_depth
-from webtorch.tensors import autocast, tape
+from webtorch.tensors import autocast, engine
 from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.function import Function
-from webtorch.tensors.tape import enable_grad, mode, no_grad
+from webtorch.tensors.modes import enable_grad, mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -276,7 +276,7 @@ class _Reentrant(Function):
             raise RuntimeError(
                 "none of output has requires_grad=True, this checkpoint() is not necessary"
             )
-        tape.backward([o for o, _ in pairs], [g for _, g in pairs])
+        engine.backward([o for o, _ in pairs], [g for _, g in pairs])
         return (None, None, *[a.grad if isinstance(a, Tensor) else None for a in args])
 
 

@@ -38,8 +38,8 @@ from webtorch.optim import Optimizer
 from webtorch.runtime.realize import freeze, open_runtimes, to_graph
 from webtorch.tensors.attention import for_pages
 from webtorch.tensors.device import device_of
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import no_grad
 from webtorch.tensors.tensor import Tensor
 from webtorch.web.exported import Exported, FunctionExport, Page, Variant, named_leaves
 from webtorch.web.program_json import BROWSER_LIMITS, SOFTWARE_LIMITS, Json

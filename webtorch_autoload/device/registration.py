@@ -17,7 +17,7 @@ from webtorch_autoload.device import NAME, hide, libraries, module, state
 
 def _engine() -> ModuleType:
     """Return the part that holds the engine, importing it and registering its kernels at the first call."""
-    return importlib.import_module("webtorch.pytorch.kernels")
+    return importlib.import_module("webtorch.pytorch.library")
 
 
 def register(torch: ModuleType) -> None:

@@ -15,8 +15,8 @@ from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import TABLE
+from webtorch.pytorch.aten.table import aten, op
 from webtorch.pytorch.device import generator as default
-from webtorch.pytorch.functions import aten, op
 
 
 def source(generator: Any, device: Any) -> Any:

@@ -13,8 +13,8 @@ from webtorch.ir.dtype import float32, int64
 from webtorch.nn import functional as F
 from webtorch.nn import recurrence
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
-from webtorch.pytorch.functions import FUNCTIONS, REDUCTIONS, aten, op, ruled_as
-from webtorch.pytorch.gradients import pullback, table_gradient, to_maxima
+from webtorch.pytorch.aten.gradients import pullback, table_gradient, to_maxima
+from webtorch.pytorch.aten.table import FUNCTIONS, REDUCTIONS, aten, op, ruled_as
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]

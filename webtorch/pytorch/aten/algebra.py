@@ -14,7 +14,7 @@ from webtorch.functions.fourier import complex_transform, half_transform, real_t
 from webtorch.ir.dtype import int32
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, conjugate
-from webtorch.pytorch.functions import aten, op
+from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.tensor import Tensor
 
 # ---- complex numbers ----------------------------------------------------------------------------
@@ -87,3 +87,29 @@ def _linear_backward(x: Tensor, g: Tensor, weight: Tensor, mask: Sequence[bool])
 @aten("_int_mm")
 def _int_mm(x: Tensor, y: Tensor) -> Any:
     return op.mm(cast_to(x, int32), cast_to(y, int32))
+
+
+@aten("_trilinear")
+def _trilinear(
+    x: Tensor,
+    y: Tensor,
+    z: Tensor,
+    expand_x: Sequence[int],
+    expand_y: Sequence[int],
+    expand_z: Sequence[int],
+    dims: Sequence[int],
+    unroll_dim: int = 1,
+) -> Any:
+    """The sum over `dims` of a product of three, each with dims of one in the places of its `expand`."""
+    for dim in sorted(expand_x):
+        x = op.unsqueeze(x, dim)
+    for dim in sorted(expand_y):
+        y = op.unsqueeze(y, dim)
+    for dim in sorted(expand_z):
+        z = op.unsqueeze(z, dim)
+    return op.sum(op.mul(op.mul(x, y), z), tuple(dims))
+
+
+@aten("linalg_cross")
+def _cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Any:
+    return op.linalg_cross(x, y, dim=dim)

@@ -17,10 +17,20 @@ from webtorch.ops.layout import channels_last_as, of_operands
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
 from webtorch.ops.record import TABLE, Elementwise, slope
-from webtorch.pytorch import functions as f
-from webtorch.pytorch.functions import FUNCTIONS, aten, op, per_channel
+from webtorch.pytorch.aten.images import (
+    RESIZES,
+    adaptive_avg_pool2d,
+    adaptive_avg_pool3d,
+    avg_pool,
+    convolution,
+    padding,
+)
+from webtorch.pytorch.aten.losses import class_weights
+from webtorch.pytorch.aten.norms import per_channel
+from webtorch.pytorch.aten.table import FUNCTIONS, aten, op
 from webtorch.tensors import recorders
-from webtorch.tensors.tape import enable_grad, grad
+from webtorch.tensors.engine import grad
+from webtorch.tensors.modes import enable_grad
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -336,7 +346,7 @@ def _convolution(
 ) -> Any:
     def run(a: Tensor, b: Tensor) -> Any:
         """Return the convolution of two operands."""
-        return f.convolution(
+        return convolution(
             a, b, None, stride, padding, dilation, transposed, output_padding, groups
         )
 
@@ -400,7 +410,7 @@ def to_maxima(rank: int) -> Function:
 
 
 def _avg_pool(rank: int) -> Function:
-    pool = f.avg_pool(rank)
+    pool = avg_pool(rank)
     return lambda g, x, *options: pullback(lambda y: pool(y, *options), (x,), g)[0]
 
 
@@ -413,16 +423,16 @@ for _rank in (2, 3):
 
 @aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward", layout=channels_last_as(1))
 def _adaptive_avg_pool2d(g: Tensor, x: Tensor) -> Any:
-    return pullback(lambda y: f.adaptive_avg_pool2d(y, g._shape[-2:]), (x,), g)[0]
+    return pullback(lambda y: adaptive_avg_pool2d(y, g._shape[-2:]), (x,), g)[0]
 
 
 @aten("_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward")
 def _adaptive_avg_pool3d(g: Tensor, x: Tensor) -> Any:
-    return pullback(lambda y: f.adaptive_avg_pool3d(y, g._shape[-3:]), (x,), g)[0]
+    return pullback(lambda y: adaptive_avg_pool3d(y, g._shape[-3:]), (x,), g)[0]
 
 
 def _padding(mode: str) -> Function:
-    run = f.padding(mode)
+    run = padding(mode)
     return lambda g, x, pad: pullback(lambda y: run(y, pad), (x,), g)[0]
 
 
@@ -444,7 +454,7 @@ def _resize(name: str) -> Function:
     return run
 
 
-for _name in f.RESIZES:
+for _name in RESIZES:
     FUNCTIONS[f"{_name}_backward"] = _resize(_name)
 
 
@@ -501,7 +511,7 @@ def _nll_loss(
     ignore_index: int,
     total: Any,
 ) -> Any:
-    safe, weights = f.class_weights(x, target, weight, ignore_index)
+    safe, weights = class_weights(x, target, weight, ignore_index)
     dim = 1 if x.ndim > 1 else 0
     each = -(weights * g)
     if reduction == 1:

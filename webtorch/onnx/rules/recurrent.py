@@ -1,0 +1,94 @@
+"""Recurrent layers as nodes. Floor 6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.functions import public as webtorch
+from webtorch.nn import recurrence
+from webtorch.onnx.recording import Call, Value
+from webtorch.onnx.writer import Name, Writer, rule
+
+# The order of the gates in ONNX, by their place in PyTorch's weights.
+_GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
+
+
+@rule("recurrence")
+def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any:
+    packed = "batch_sizes" in kwargs or (
+        len(args) > 2 and isinstance(args[1], Value) and not isinstance(args[3], bool)
+    )
+    names = (
+        "input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional",
+        "batch_first",
+    )  # fmt: skip
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if packed or (given["train"] and given["dropout"] > 0 and given["num_layers"] > 1):
+        return None
+    op = {
+        id(recurrence._LSTM): "LSTM", id(recurrence._GRU): "GRU", id(recurrence._TANH): "RNN",
+        id(recurrence._RELU): "RNN",
+    }[id(cell)]  # fmt: skip
+    params = [w.tensor(p) for p in given["params"]]
+    directions = 2 if given["bidirectional"] else 1
+    count = len(params) // (given["num_layers"] * directions)
+    if any(p is None for p in params) or count > (4 if given["has_biases"] else 2):
+        return None  # weights that are computed, or a projection
+    x_value = given["input"]
+    if len(x_value.shape) != 3:
+        return None
+    hx = given["hx"]
+    states = [hx] if isinstance(hx, Value) else list(hx)
+    x = w.name(x_value)
+    if given["batch_first"]:
+        x = w.transpose(x, [1, 0, 2])
+    batch, steps = (x_value.shape[0], x_value.shape[1])[:: 1 if given["batch_first"] else -1]
+    hidden = states[0].shape[2]
+    scope = call.scope or op.lower()
+    lasts: list[list[Name]] = [[] for _ in states]
+    initial = [w.name(s) for s in states]
+    for layer in range(given["num_layers"]):
+        place = layer * directions
+        rows = [params[(place + d) * count : (place + d + 1) * count] for d in range(directions)]
+
+        def joined(which: int, rows: Any = rows) -> Any:
+            """Return one parameter of all directions, gates in ONNX's order."""
+            return webtorch.stack([_reordered(r[which], op) for r in rows])
+
+        weight = w.constant(joined(0), f"{scope}.weight_ih_l{layer}.onnx", weight=True)
+        recurrent = w.constant(joined(1), f"{scope}.weight_hh_l{layer}.onnx", weight=True)
+        bias = None
+        if given["has_biases"]:
+            both = webtorch.cat([joined(2), joined(3)], 1)
+            bias = w.constant(both, f"{scope}.bias_l{layer}.onnx", weight=True)
+        starts = [
+            i if given["num_layers"] == 1 else w.slice(i, 0, place, place + directions)
+            for i in initial
+        ]
+        attrs: dict[str, Any] = {"hidden_size": hidden}
+        if directions == 2:
+            attrs["direction"] = "bidirectional"
+        if op == "GRU":
+            attrs["linear_before_reset"] = 1
+        if cell is recurrence._RELU:
+            attrs["activations"] = ["Relu"] * directions
+        found = w.node(
+            op, x, weight, recurrent, bias, None, *starts, outputs=1 + len(states), **attrs
+        )
+        # (T, directions, N, H) to (T, N, directions * H)
+        if directions == 1:
+            x = w.squeeze(found[0], [1])
+        else:
+            turned = w.transpose(found[0], [0, 2, 1, 3])
+            x = w.reshape(turned, (steps, batch, 2, hidden), (steps, batch, 2 * hidden))
+        for last, one in zip(lasts, found[1:], strict=True):
+            last.append(one)
+    finals = [last[0] if len(last) == 1 else w.node("Concat", *last, axis=0) for last in lasts]
+    if given["batch_first"]:
+        x = w.transpose(x, [1, 0, 2])
+    return (x, *finals)
+
+
+def _reordered(weight: Any, op: str) -> Any:
+    gates = weight.chunk(len(_GATES[op]), 0)
+    return webtorch.cat([gates[g] for g in _GATES[op]], 0)

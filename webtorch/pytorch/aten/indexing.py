@@ -1,0 +1,147 @@
+"""Indexing, gathering and scattering of aten. Floor 6; imports the engine, not PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from webtorch.errors import DTypeError
+from webtorch.functions import indexing
+from webtorch.ir.dtype import bool_, int32, int64, uint8
+from webtorch.ops.layout import of_operands
+from webtorch.ops.primitive import cast_to, copy, fill, iota
+from webtorch.pytorch.aten.elementwise import filled_as
+from webtorch.pytorch.aten.table import aten, op
+from webtorch.tensors.tensor import Tensor
+
+
+def index_tensors(x: Tensor, indices: Sequence[Any]) -> dict[int, Any]:
+    """Return index tensors by dimension, masks expanded (which reads them)."""
+    for index in indices:
+        if index is not None and index.dtype not in (int64, int32, bool_, uint8):
+            raise IndexError(
+                f"tensors used as indices must be long, int, byte or bool tensors, got {index.dtype}: use .long()"
+            )
+    return {d: i for d, i in enumerate(indexing.expand_masks(x._shape, indices)) if i is not None}
+
+
+@aten("index", "_unsafe_index", direct=("index.Tensor",))
+def _index(x: Tensor, indices: Sequence[Any]) -> Any:
+    tensors = index_tensors(x, indices)
+    return indexing.take_at(x, tensors) if tensors else copy(x)
+
+
+@aten("index_put", "_index_put_impl_", "_unsafe_index_put", direct=("_index_put_impl_",))
+def _index_put(
+    x: Tensor, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    masks = [i for i in indices if i is not None]
+    # A float64 number on the CPU comes as a number.
+    is_number = not isinstance(values, Tensor)
+    if (
+        len(masks) == 1
+        and masks[0].dtype is bool_
+        and (is_number or values.numel() == 1)
+        and indices[0] is not None
+        and not accumulate
+    ):
+        # No positions are needed, so nothing is read from the device.
+        mask = masks[0].reshape(masks[0]._shape + (1,) * (x.ndim - masks[0].ndim))
+        value = values if is_number else values.reshape(())
+        return op.where(mask, filled_as(x.new_empty(()), value), x)
+    if is_number or values.dtype is not x.dtype:
+        given = "torch.float64" if is_number else values.dtype
+        raise DTypeError(
+            "Index put requires the source and destination dtypes match, got "
+            f"{x.dtype} for the destination and {given} for the source: use values.to(x.dtype)"
+        )
+    out = copy(x)
+    indexing.put_at(out, index_tensors(x, indices), values, accumulate=accumulate)
+    return out
+
+
+@aten("where", layout=of_operands)
+def _where(condition: Any, x: Tensor, y: Tensor) -> Any:
+    # PyTorch still takes conditions of bytes.
+    return op.where(cast_to(condition, bool_) if condition.dtype is uint8 else condition, x, y)
+
+
+@aten("gather", direct=("gather",))
+def _gather(x: Tensor, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+    if not index.numel():
+        return fill(index._shape, 0, x.dtype, x.device)
+    return op.gather(x, dim, index)
+
+
+def _whole(index: Any) -> Any:
+    """Return an index of narrow integers, which PyTorch takes as well, as int64."""
+    return cast_to(index, int64) if index.dtype.is_integral and index.dtype.itemsize < 4 else index
+
+
+@aten("scatter_add")
+def _scatter_add(x: Tensor, dim: int, index: Any, src: Tensor) -> Any:
+    return op.scatter_add(x, dim, _whole(index), src)
+
+
+@aten(
+    "scatter",
+    "scatter.src",
+    "scatter.src_out",
+    "scatter.value",
+    "scatter.value_out",
+)
+def _scatter(x: Tensor, dim: int, index: Any, src: Tensor | None = None, value: Any = None) -> Any:
+    src = value if src is None else src
+    if isinstance(src, (bool, int, float)):
+        return op.scatter(x, dim, index, value=src)
+    return op.scatter(x, dim, index, src)
+
+
+@aten("scatter.reduce", "scatter.reduce_out", "scatter.value_reduce", "scatter.value_reduce_out")
+def _scatter_with(x: Tensor, dim: int, index: Any, src: Tensor, *, reduce: str) -> Any:
+    if isinstance(src, (bool, int, float)):
+        return op.scatter(x, dim, index, value=src, reduce=reduce)
+    return op.scatter(x, dim, index, src, reduce=reduce)
+
+
+@aten("scatter_reduce")
+def _scatter_reduce(
+    x: Tensor, dim: int, index: Any, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    return op.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
+
+
+@aten("embedding", direct=("embedding",))
+def _embedding(
+    weight: Tensor,
+    indices: Any,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    return op.embedding(indices, weight)
+
+
+@aten("put", "put_")
+def _put(x: Tensor, index: Any, source: Tensor, accumulate: bool = False) -> Any:
+    if index.dtype is not int64:
+        raise DTypeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
+    if source.dtype is not x.dtype:
+        raise DTypeError(
+            "put_(): self and source expected to have the same dtype, but got "
+            f"self.dtype = {x.dtype} and source.dtype = {source.dtype}"
+        )
+    if source.numel() != index.numel():
+        raise IndexError(
+            "put_(): Expected source and index to have the same number of elements, but got "
+            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
+        )
+    out = copy(x).reshape(-1)
+    indexing.put_at(out, {0: index.reshape(-1)}, source.reshape(-1), accumulate=accumulate)
+    return out.reshape(x._shape)
+
+
+@aten("repeat_interleave.Tensor")
+def _repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
+    positions = iota(repeats.numel(), 0, 1, int64, repeats.device)
+    return op.repeat_interleave(positions, repeats, 0, output_size=output_size)

@@ -1,0 +1,95 @@
+"""What autocast does with PyTorch's operators on the device, by the entries' rules for accelerators. Floor 6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from webtorch.pytorch.aten.table import (
+    AUTOCAST,
+)
+from webtorch.pytorch.kernels import Kernel, dispatched, overloads, tensors_of
+from webtorch.tensors.autocast import UNSAFE
+from webtorch_autoload.device import libraries
+
+
+def _ruled(base: str, known: set[str]) -> list[tuple[str, Any]]:
+    """Return the overloads that autocast looks at: those of PyTorch's own list for CUDA, or all that make tensors."""
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    found = [(base if o == "default" else f"{base}.{o}", f) for o, f in overloads(base)]
+    found = [
+        (n, f) for n, f in found if f"aten::{n}" in known and not _names_dims(f) and not _writes(f)
+    ]
+    return [(n, f) for n, f in found if has(f"aten::{n}", "AutocastCUDA")] or found
+
+
+def _names_dims(operator: Any) -> bool:
+    return any("Dimname" in str(a.type) for a in operator._schema.arguments)
+
+
+def _writes(operator: Any) -> bool:
+    return any(
+        a.alias_info is not None and a.alias_info.is_write for a in operator._schema.arguments
+    )
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        cast = value.is_floating_point() and value.dtype is not dtype and value.is_webgpu
+        return value.to(dtype) if cast else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(_cast(v, dtype) for v in value)
+    return value
+
+
+def _widest_of(values: Any, found: torch.dtype) -> torch.dtype:
+    for v in tensors_of(values):
+        if v.is_webgpu and v.dtype is torch.float32:
+            found = torch.float32
+    return found
+
+
+def _under_autocast(operator: Any, rule: str) -> Kernel:
+    """Return what an operator does under autocast: see `AutocastRule`."""
+    names = [a.name for a in operator._schema.arguments]
+    # The result's type is asked for where the operator has a word for it.
+    dtype_at = names.index("dtype") if rule == "fp32_result" and "dtype" in names else None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator below autocast, on the operands that the rule gives it."""
+        if rule == "refuse":
+            raise RuntimeError(UNSAFE)
+        guard = torch._C._ExcludeDispatchKeyGuard(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+        )
+        if dtype_at is not None:
+            given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
+            if given is None and args[0].is_floating_point():
+                args, kwargs = args[:dtype_at], {**kwargs, "dtype": torch.float32}
+            with guard:
+                return operator(*args, **kwargs)
+        dtype = torch.float32
+        if rule in ("lower", "promote"):
+            dtype = torch.get_autocast_dtype("webgpu")
+        if rule == "promote":
+            dtype = _widest_of((*args, *kwargs.values()), dtype)
+        with guard:
+            return operator(
+                *[_cast(a, dtype) for a in args],
+                **{k: _cast(v, dtype) for k, v in kwargs.items()},
+            )
+
+    return run
+
+
+def register() -> None:
+    """Register what autocast does: the entries' rules for accelerators."""
+    library = torch.library.Library("aten", "IMPL")
+    everything = torch.library.Library("_", "IMPL")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    libraries.extend((library, everything))
+    known = dispatched()
+    for base, rule in AUTOCAST.items():
+        for name, operator in _ruled(base, known) if rule != "whole" else ():
+            library.impl(name, _under_autocast(operator, rule), "AutocastPrivateUse1")

@@ -1,0 +1,148 @@
+"""Registers every kernel of the "webgpu" device with PyTorch's dispatcher. Floor 6; imports PyTorch and the engine.
+
+Importing this does it: `autoload` does so at the first tensor. Most operators need one registration: PyTorch makes
+the functional and in-place forms of structured ones from their out= form, with its own checks, broadcasting and
+promotion.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from webtorch.ops.record import TABLE
+from webtorch.pytorch import aten as aten  # its families declare themselves
+from webtorch.pytorch import (
+    attention,
+    autocast,
+    device,
+    fallback,
+    grouped,
+    optimizer,
+    patches,
+    regions,
+)
+from webtorch.pytorch.aten.table import (
+    DIRECT,
+    FUNCTIONS,
+    REMEMBERED,
+    load,
+    meaning,
+)
+from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
+from webtorch.pytorch.device import (
+    CPU,
+    empty,
+    empty_strided,
+    untyped_storage,
+)
+from webtorch.pytorch.kernels import (
+    COMPOSITIONS,
+    KERNELS,
+    dispatched,
+    functional,
+    kernel_for,
+    overloads,
+)
+from webtorch.pytorch.own import to_layout
+from webtorch.tensors.remember import remembered
+from webtorch_autoload.device import hide, libraries
+
+__all__ = ["empty", "empty_strided", "untyped_storage"]
+
+
+_COMPOSITE = (
+    "CompositeImplicitAutograd",
+    "CompositeExplicitAutograd",
+    "CompositeExplicitAutogradNonFunctional",
+)
+
+
+def _needs_kernel(name: str) -> bool:
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not any(has(f"aten::{name}", key) for key in _COMPOSITE)
+
+
+def _packets() -> Iterator[str]:
+    """Yield every operator that a meaning may belong to: its own name, and the in-place form."""
+    seen: set[str] = set()
+    for key in FUNCTIONS:
+        base = key.partition(".")[0]
+        for packet in (base, base + "_") if not base.endswith("_") else (base,):
+            if packet not in seen:
+                seen.add(packet)
+                yield packet
+
+
+def _register_meanings(library: Any) -> int:
+    count = 0
+    known = dispatched()
+    for packet in _packets():
+        for overload, operator in overloads(packet):
+            name = packet if overload == "default" else f"{packet}.{overload}"
+            if f"aten::{name}" not in known or not (_needs_kernel(name) or name in DIRECT):
+                continue
+            function = meaning(packet, overload)
+            if function is not None and name in REMEMBERED:
+                function = remembered(function)
+            if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
+                f"aten::{name}", "PrivateUse1"
+            ):
+                library.impl(name, hide(kernel_for(operator, function)), "PrivateUse1")
+                count += 1
+    return count
+
+
+def _operator(name: str) -> Any:
+    """Return one overload by its name: "mm" or "add.Tensor"."""
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _register_own(library: Any) -> None:
+    """Register what is about memory, geometry, creation and devices rather than arithmetic."""
+
+    for name in [n for entry in TABLE.values() for n in entry.geometry]:
+        # No frame of Python runs for a view.
+        view = functools.partial(_operator(name)._handle.redispatch_boxed, CPU)
+        library.impl(name, view, "PrivateUse1")
+    for name, kernel in (KERNELS | optimizer.KERNELS).items():
+        library.impl(name, hide(kernel), "PrivateUse1")
+    for name in [n for entry in TABLE.values() for n in entry.lapack]:
+        library.impl(name, hide(fallback.on_cpu(_operator(name))), "PrivateUse1")
+    # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
+    for key in ("Conjugate", "Negative"):
+        library.impl("_copy_from", torch.library.fallthrough_kernel, key)
+    # Above autograd only: below it, where graphs are traced, PyTorch's own composition must be seen.
+    library.impl("to.dtype_layout", hide(to_layout), "AutogradPrivateUse1")
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
+        library.impl("_has_compatible_shallow_copy_type", hide(lambda a, b: True), key)
+        for name, kernel in COMPOSITIONS.items():
+            library.impl(name, kernel, key)
+        for name, decomposition in RECURRENT.items():
+            library.impl(name, recurrent_layer(decomposition), key)
+        for name in ("lstm", "gru"):
+            library.impl(f"{name}_cell", recurrent_cell(name), key)
+
+
+def _register() -> None:
+    load()
+    device.runtime()
+    library = torch.library.Library("aten", "IMPL")
+    everything = torch.library.Library("_", "IMPL")
+    libraries.extend((library, everything))
+    everything.fallback(hide(fallback.fallback), "PrivateUse1")
+    _register_own(library)
+    _register_meanings(library)
+    attention.register(kernel_for)
+    regions.register(functional)
+    grouped.register(functional)
+    patches.apply()
+    autocast.register()
+
+
+_register()

@@ -1,0 +1,112 @@
+"""What of PyTorch's own Python is replaced for the device: checks and compositions that leave it out. Floor 6."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+from webtorch.ops.layout import suggests_channels_last
+from webtorch.pytorch.kernels import forms_of
+
+
+def _flexible() -> None:
+    """Let `flex_attention` take the device: what it is composed of runs here."""
+    module: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    original = module._validate_device
+
+    def validate(query: Any, key: Any, value: Any) -> None:
+        """Check operands of other devices as PyTorch does."""
+        if query.device.type != "webgpu":
+            original(query, key, value)
+
+    module._validate_device = validate
+
+
+def _traced_convolutions() -> None:
+    """Let traces give convolutions the strides that the kernel gives them; else they take them for row-major."""
+    original = torch._C._conv_determine_backend_memory_format
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+    def determine(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        """Return the memory format of a convolution's result."""
+        found: torch.memory_format = original(x, weight, backend)
+        if x.device.type != "webgpu":
+            return found
+        last = any(map(suggests_channels_last, forms_of((x, weight))))
+        return formats.get(x.dim(), found) if last else found
+
+    torch._C._conv_determine_backend_memory_format = determine
+
+
+def _checked_traces() -> None:
+    """Let `torch.jit.trace` compare what it traced with what the function returns: PyTorch does it in float64."""
+    module: Any = importlib.import_module("torch.jit._trace")
+    original = module._check_trace
+    widened: Any = torch.Tensor.double
+
+    def double(x: torch.Tensor, **options: Any) -> Any:
+        """Return the tensor in float64, on the CPU if it was on the device."""
+        return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
+
+    def check_trace(*args: Any, **kwargs: Any) -> Any:
+        """Compare the trace, with `double` as above meanwhile."""
+        # Not by a mode of functions: traces name the lines that called.
+        tensor: Any = torch.Tensor
+        tensor.double = double
+        try:
+            return original(*args, **kwargs)
+        finally:
+            tensor.double = widened
+
+    module._check_trace = check_trace
+
+
+class _Reciprocal:
+    """A gradient scaler's scale, of which PyTorch wants 1 / scale by way of float64: here float32 does it."""
+
+    def __init__(self, scale: torch.Tensor) -> None:
+        self.scale = scale
+        self.device = scale.device
+
+    def double(self) -> _Reciprocal:
+        """Return this."""
+        return self
+
+    def reciprocal(self) -> _Reciprocal:
+        """Return this."""
+        return self
+
+    def float(self) -> torch.Tensor:
+        """Return 1 / scale."""
+        return self.scale.reciprocal()
+
+
+def _scaling() -> None:
+    """Let `GradScaler` work without float64."""
+    scaler = torch.amp.GradScaler
+    original = scaler.unscale_
+
+    def unscale_(self: Any, optimizer: Any) -> None:
+        """Unscale the gradients with a float32 scale."""
+        # One that is not enabled has no scale at all.
+        scale = getattr(self, "_scale", None)
+        if scale is None or scale.device.type != "webgpu":
+            original(self, optimizer)
+            return
+        self._scale = _Reciprocal(scale)
+        try:
+            original(self, optimizer)
+        finally:
+            self._scale = scale
+
+    scaler.unscale_ = unscale_
+
+
+def apply() -> None:
+    """Replace them."""
+    _scaling()
+    _flexible()
+    _traced_convolutions()
+    _checked_traces()

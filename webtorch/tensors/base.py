@@ -1,0 +1,287 @@
+"""What a tensor is: shape, strides, type, place and memory, as PyTorch asks for them. Floor 4."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from webtorch.ir.dtype import DType
+from webtorch.ir.view import format_order, is_contiguous, lies_in, numel
+from webtorch.tensors.device import device, device_of
+from webtorch.tensors.formats import strided
+from webtorch.tensors.made_by import MadeBy
+from webtorch.tensors.methods import TensorMethods
+from webtorch.tensors.modes import mode
+from webtorch.tensors.size import Size
+from webtorch.tensors.storage import Counter, Storage
+from webtorch.tensors.tape import GradFn
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
+
+
+class UntypedStorage:
+    """The memory that a tensor and its views share, as PyTorch shows it. Sizes are in bytes."""
+
+    __slots__ = ("_storage",)
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def nbytes(self) -> int:
+        """Return the size in bytes, as PyTorch counts it."""
+        return self._storage.nbytes
+
+    size = __len__ = nbytes
+
+    def element_size(self) -> int:
+        """Return 1: a storage without a type counts bytes."""
+        return 1
+
+    @property
+    def device(self) -> device:
+        """The device that holds the memory."""
+        return device_of(self._storage.runtime)
+
+    def data_ptr(self) -> int:
+        """Return the address where NumPy sees the memory, else a number that stands for it."""
+        node = self._storage.node
+        return id(self._storage) if node.host is None else int(node.buffer.address)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UntypedStorage) and other._storage is self._storage
+
+    def __hash__(self) -> int:
+        return hash(self._storage)
+
+    def __repr__(self) -> str:
+        return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
+
+
+class TensorBase(TensorMethods):
+    """What a tensor is, without what is computed with it: a view on a storage, and its place in a graph."""
+
+    __slots__ = (
+        "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_counter", "_grad", "_grad_fn",
+        "_history", "_hooks", "_inference", "_offset",
+        "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
+        "_strides", "_whole", "dtype",
+    )  # fmt: skip
+
+    __array_priority__ = 1000
+
+    dtype: DType
+
+    # The dimensions that vmap hides: (number of the level, size, stride). Few tensors have any, and
+    # keep them in their `__dict__`: the others pay nothing.
+    _levels: tuple[tuple[int, int, int], ...] = ()
+
+    # Of a view that must not be overwritten where gradients are recorded: how it was made.
+    _made_by: MadeBy | None = None
+
+    def _adopt(
+        self,
+        storage: Storage,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        whole: bool,
+    ) -> None:
+        self._storage = storage
+        # What counts the writes that backward must know of: the storage, but for `.data`.
+        self._counter: Storage | Counter = storage
+        self._shape = shape
+        self._strides = strides
+        self._offset = offset
+        # Whether the view is the whole storage in order, so that its value is the storage's node.
+        self._whole = whole
+        self.dtype = storage.dtype
+        self._requires_grad = False
+        self._grad_fn: GradFn | None = None
+        self._output_nr = 0
+        self._grad: Tensor | None = None
+        # For a differentiable view: the tensor it is a view of, and the history of that tensor when
+        # this view was made.
+        self._base: Tensor | None = None
+        self._base_history = 0
+        # Counts how often an in-place operation gave this tensor a new gradient function.
+        self._history = 0
+        self._hooks: dict[int, Callable[..., Any]] | None = None
+        self._post_accumulate: dict[int, Callable[..., Any]] | None = None
+        self._retains = False
+        self._accumulate: weakref.ref[Any] | None = None
+        self._inference = mode.inference
+
+    @property
+    def shape(self) -> Size:
+        """The sizes."""
+        return Size(self._shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Return the sizes, or the size of one dimension."""
+        if dim is None:
+            return Size(self._shape)
+        rank = len(self._shape)
+        if not -max(rank, 1) <= dim < max(rank, 1) or rank == 0:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-max(rank, 1)}, "
+                f"{max(rank, 1) - 1}], but got {dim})"
+            )
+        return self._shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:
+        """Return the strides in elements, or one of them."""
+        return self._strides if dim is None else self._strides[dim]
+
+    def storage_offset(self) -> int:
+        """Return where the first element lies in the storage, in elements."""
+        return self._offset
+
+    def dim(self) -> int:
+        """Return the number of dimensions."""
+        return len(self._shape)
+
+    ndimension = dim
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self._shape)
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return numel(self._shape)
+
+    nelement = numel
+
+    def element_size(self) -> int:
+        """Return the size of one element in bytes."""
+        return self.dtype.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        """The size of one element in bytes."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all elements in bytes."""
+        return self.numel() * self.dtype.itemsize
+
+    def is_contiguous(self, memory_format: Any = None) -> bool:
+        """Return whether the elements lie in row-major order, or in that of a memory format."""
+        if memory_format is not None and "channels_last" in str(memory_format):
+            rank = len(self._shape)
+            order = format_order(memory_format, 5 if str(memory_format).endswith("3d") else 4)
+            return (
+                order is not None
+                and len(order) == rank
+                and lies_in(self._shape, self._strides, order)
+            )
+        return is_contiguous(self._shape, self._strides)
+
+    def is_floating_point(self) -> bool:
+        """Return whether the dtype is a floating-point type."""
+        return self.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        """Return whether the dtype is a complex type."""
+        return self.dtype.is_complex
+
+    def is_signed(self) -> bool:
+        """Return whether the dtype can hold negative values."""
+        return self.dtype.is_signed
+
+    @property
+    def device(self) -> device:
+        """The device that holds the tensor."""
+        return device_of(self._storage.runtime)
+
+    def get_device(self) -> int:
+        """Return the device index; -1 on the CPU."""
+        return self._storage.runtime.index if self.is_webgpu else -1
+
+    @property
+    def is_webgpu(self) -> bool:
+        """Whether the tensor is on a WebGPU device."""
+        return self._storage.runtime.kind == "webgpu"
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the tensor is on the CPU."""
+        return self._storage.runtime.kind == "cpu"
+
+    @property
+    def is_meta(self) -> bool:
+        """Whether the tensor has no values, only shape and type."""
+        return self._storage.runtime.kind == "meta"
+
+    is_cuda = is_sparse = is_quantized = is_mkldnn = False
+
+    is_ipu = is_maia = is_mps = is_mtia = is_vulkan = is_xla = is_xpu = False
+
+    layout = strided
+
+    def data_ptr(self) -> int:
+        """Return a number that is equal for tensors with the same first element in the same
+        storage.
+        """
+        return self.untyped_storage().data_ptr() + self._offset * self.dtype.itemsize
+
+    def is_neg(self) -> bool:
+        """Return False: no tensor is a lazily negated view."""
+        return False
+
+    def is_conj(self) -> bool:
+        """Return False: conj() makes a tensor of its own."""
+        return False
+
+    def untyped_storage(self) -> UntypedStorage:
+        """Return the memory that this tensor and its views share."""
+        return UntypedStorage(self._storage)
+
+    def is_set_to(self, tensor: Tensor) -> bool:
+        """Return whether both tensors are the same view of the same storage."""
+        return (self._storage, self._shape, self._strides, self._offset) == (
+            tensor._storage,
+            tensor._shape,
+            tensor._strides,
+            tensor._offset,
+        )
+
+    @property
+    def _version(self) -> int:
+        if self._inference:
+            raise RuntimeError("Inference tensors do not track version counter.")
+        return self._counter.version
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("len() of a 0-d tensor")
+        return self._shape[0]
+
+    def is_inference(self) -> bool:
+        """Return whether the tensor was made in inference mode."""
+        return self._inference
+
+    @property
+    def output_nr(self) -> int:
+        """Which output of its gradient function this tensor is."""
+        return self._output_nr
+
+    def _is_view(self) -> bool:
+        return self._base is not None
+
+    @property
+    def retains_grad(self) -> bool:
+        """Whether retain_grad was called."""
+        return self._retains
+
+    def is_pinned(self, device: Any = None) -> bool:
+        """Return False: host memory is never pinned."""
+        return False
+
+    def is_shared(self) -> bool:
+        """Return False: no tensor is in memory that processes share."""
+        return False

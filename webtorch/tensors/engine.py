@@ -1,0 +1,421 @@
+"""The backward pass: cotangents go through the gradient functions, newest first, each once. Floor 4.
+
+They are ordinary tensors, so with create_graph what computes them is recorded too. Nothing here calls itself: a graph
+may be as deep as memory allows.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from webtorch.dispatch.call import dispatched
+from webtorch.ir.lines import user_depth
+from webtorch.ops import primitive
+from webtorch.ops.purity import warn_once
+from webtorch.tensors.above import ask
+from webtorch.tensors.host import tracing
+from webtorch.tensors.modes import in_transform, mode
+from webtorch.tensors.tape import (
+    AccumulateGrad,
+    Cotangents,
+    Edge,
+    GradFn,
+    GradientEdge,
+    anomaly,
+    gradient_edge,
+)
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
+
+
+def _keep_retained(fn: GradFn, grads: Sequence[Tensor | None]) -> None:
+    for number, reference in (fn.retained or {}).items():
+        tensor, g = reference(), grads[number]
+        # An in-place operation since then gave the tensor another function, which keeps its gradient now.
+        if tensor is not None and g is not None and tensor._grad_fn is fn:
+            if tracing.active:
+                tracing.touch_grad(tensor)
+            tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
+
+
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
+
+
+def run_backward(
+    roots: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    *,
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Tensor] | None = None,
+    accumulate: bool = True,
+) -> list[Tensor | None]:
+    """Propagate `cotangents` of `roots`. With `inputs`, return their gradients (or accumulate only
+    into them).
+    """
+    ends = None if inputs is None else [_end(t) for t in inputs]
+    edges = [gradient_edge(t) for t in roots]
+    starts = [e[0] for e in edges if e is not None]
+    running = _Backward(starts, ends, retain_graph, create_graph, accumulate)
+    before = mode.grad, mode.whole_backward, mode.task
+    mode.grad, mode.whole_backward = create_graph, inputs is None
+    mode.task = (starts, running.needed)
+    try:
+        for edge, g in zip(edges, cotangents, strict=True):
+            if edge is not None:
+                running.send(edge, g)
+        running.run()
+    finally:
+        mode.grad, mode.whole_backward, mode.task = before
+    return running.found
+
+
+def _end(tensor: Tensor) -> Edge:
+    """Return where the cotangents of an input of a backward pass go. Raises RuntimeError if it has none."""
+    edge = gradient_edge(tensor)
+    if edge is None:
+        raise RuntimeError("One of the differentiated Tensors does not require grad")
+    return edge
+
+
+class _Backward:
+    """One backward pass: what waits for its functions, and the gradients that were asked for."""
+
+    __slots__ = (
+        "accumulate", "create_graph", "found", "heap", "needed", "order", "retain_graph", "targets",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        starts: list[GradFn],
+        ends: Sequence[Edge] | None,
+        retain_graph: bool,
+        create_graph: bool,
+        accumulate: bool,
+    ) -> None:
+        """`ends`: where the gradients that are asked for are; None: at every leaf."""
+        self.retain_graph = retain_graph
+        self.create_graph = create_graph
+        self.accumulate = accumulate
+        # function -> (which of its outputs, which of the inputs): one tensor may be asked for twice.
+        self.targets: dict[GradFn, list[tuple[int, int]]] = {}
+        for i, (fn, number) in enumerate(ends or ()):
+            self.targets.setdefault(fn, []).append((number, i))
+        self.found: list[Tensor | None] = [None] * len(ends or ())
+        # None: every function.
+        self.needed = None if ends is None else _reachable(starts, set(self.targets))
+        self.waiting: dict[GradFn, list[Tensor | None]] = {}
+        self.heap: list[tuple[int, int, GradFn]] = []
+        self.order = itertools.count()
+
+    def send(self, edge: Edge, g: Tensor) -> None:
+        """Add a cotangent to those that wait for a function."""
+        fn, number = edge
+        if self.needed is not None and fn not in self.needed:
+            return
+        parts = self.waiting.get(fn)
+        if parts is None:
+            parts = self.waiting[fn] = [None] * len(fn.metas)
+            heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+        if number >= len(parts):
+            parts += [None] * (number + 1 - len(parts))
+        previous = parts[number]
+        parts[number] = g if previous is None else previous + g
+
+    def run(self) -> None:
+        """Run the functions for which something waits, newest first, each once."""
+        heap, waiting, needed = self.heap, self.waiting, self.needed
+        while heap:
+            fn = heapq.heappop(heap)[2]
+            grads = waiting.pop(fn)
+            if fn.pre_hooks or fn.retained:
+                grads = _before(fn, grads)
+            if isinstance(fn, AccumulateGrad):
+                self._arrive(fn, grads[0])
+                continue
+            if needed is not None:
+                for number, i in self.targets.get(fn, ()):
+                    self.found[i] = grads[number]
+                if not any(e is not None and e[0] in needed for e in fn.edges):
+                    continue
+            for edge, g in zip(fn.edges, self._call(fn, grads), strict=True):
+                if edge is not None and g is not None:
+                    self.send(edge, _fit(g, edge))
+
+    def _call(self, fn: GradFn, grads: list[Tensor | None]) -> Cotangents:
+        """Return what a function gives, as its hooks leave it."""
+        if fn.rule is None:
+            raise RuntimeError(FREED)
+        result = anomaly.run(fn, grads) if anomaly.enabled else fn.rule(grads)
+        if fn.saves and not self.retain_graph:
+            fn.rule = None
+            # A user's function: what its context saved goes too.
+            context = getattr(fn, "ctx", None)
+            if context is not None:
+                context._saved = None
+        if fn.post_hooks:
+            for hook in list(fn.post_hooks.values()):
+                new = hook(tuple(result), tuple(grads))
+                if new is not None:
+                    result = new
+        return result
+
+    def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
+        """Take a cotangent at a leaf."""
+        if g is None:
+            return
+        g = _leaf_hooks(end.variable, g)
+        for _, i in self.targets.get(end, ()):
+            self.found[i] = g
+        if end.edges and end.edges[0] is not None:
+            self.send(end.edges[0], g)
+        elif self.accumulate:
+            _accumulate(end.variable, g, self.create_graph)
+
+
+def _before(fn: GradFn, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the cotangents of a function as its hooks leave them, and keep those that are to be kept."""
+    for hook in list((fn.pre_hooks or {}).values()):
+        new = hook(tuple(grads))
+        if new is not None:
+            grads = list(new) if isinstance(new, tuple) else [new]
+    if fn.retained:
+        _keep_retained(fn, grads)
+    return grads
+
+
+def will_run(fns: Iterable[GradFn]) -> list[bool]:
+    """Whether the running backward pass reaches each of the functions."""
+    assert mode.task is not None
+    pending, needed = list(mode.task[0]), mode.task[1]
+    if needed is not None:
+        return [fn in needed for fn in fns]
+    seen: set[GradFn] = set()
+    while pending:
+        fn = pending.pop()
+        if fn not in seen:
+            seen.add(fn)
+            pending.extend(e[0] for e in fn.edges if e is not None)
+    return [fn in seen for fn in fns]
+
+
+def _fit(g: Tensor, edge: Edge) -> Tensor:
+    """Bring a cotangent to the dtype of the tensor it belongs to, and to the examples that this has."""
+    fn, number = edge
+    if isinstance(fn, AccumulateGrad):
+        dtype, levels = fn.variable.dtype, fn.variable._levels
+    else:
+        _, dtype, _, levels = fn.metas[number]
+    if g._levels and not mode.keeps_levels:
+        g = ask("summed_over")(g, [n for n, _, _ in levels])
+    if g.dtype is dtype:
+        return g
+    # The cotangent of a real tensor is the real part.
+    return (primitive.real_part(g) if g.dtype.is_complex and not dtype.is_complex else g).to(dtype)
+
+
+def _reachable(roots: list[GradFn], wanted: set[GradFn]) -> set[GradFn]:
+    """Return the functions on a way from the roots to a wanted one (all of them need to run)."""
+    order: list[GradFn] = []
+    seen: set[GradFn] = set()
+    stack = list(roots)
+    while stack:
+        fn = stack.pop()
+        if fn in seen:
+            continue
+        seen.add(fn)
+        order.append(fn)
+        stack.extend(e[0] for e in fn.edges if e is not None)
+    needed = set(wanted)
+    # Edges lead to smaller sequence numbers, so sources first is one pass.
+    for fn in sorted(order, key=lambda f: f.sequence):
+        if any(e is not None and e[0] in needed for e in fn.edges):
+            needed.add(fn)
+    return needed
+
+
+def _leaf_hooks(variable: Tensor, g: Tensor) -> Tensor:
+    for hook in list((variable._hooks or {}).values()):
+        new = hook(g)
+        if new is not None:
+            g = checked(new, g, hook)
+    return g
+
+
+def checked(new: Tensor, g: Tensor, hook: Callable[..., Any]) -> Tensor:
+    """Return what a hook gave in place of g. Raises RuntimeError if it has another shape."""
+    if new._shape != g._shape:
+        name = getattr(hook, "__name__", repr(hook))
+        raise RuntimeError(f"hook '{name}' has changed the size of value")
+    return new
+
+
+def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
+    if tracing.active:
+        tracing.touch_grad(variable)
+    old = variable._grad
+    if old is None:
+        if create_graph:
+            variable._grad = g
+        else:
+            # A clone shares the value until one of the two is written.
+            variable._grad = g.detach().clone()
+    elif create_graph:
+        variable._grad = old + g
+    else:
+        old += g
+    for hook in list((variable._post_accumulate or {}).values()):
+        hook(variable)
+
+
+def backward(
+    tensors: Tensor | Sequence[Tensor],
+    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensor | Sequence[Tensor] | None = None,
+) -> None:
+    """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs`
+    only).
+    """
+    if in_transform():
+        raise RuntimeError(
+            "backward() called inside a functorch transform. This is not supported, please use "
+            "functorch.grad or functorch.vjp instead or call backward() outside of functorch "
+            "transforms."
+        )
+    roots = _listed(tensors)
+    cotangents = _cotangents(
+        roots, _listed(grad_tensors) if grad_tensors is not None else [None] * len(roots)
+    )
+    targets = None if inputs is None else _listed(inputs)
+    if targets is not None and not targets:
+        raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")
+    if create_graph:
+        warn_once(
+            "Using backward() with create_graph=True will create a reference cycle between the parameter and "
+            "its gradient which can cause a memory leak. We recommend using autograd.grad when creating the "
+            "graph to avoid this. If you have to use this function, make sure to reset the .grad fields of your "
+            "parameters to None after use to break the cycle and avoid the leak."
+        )
+    keep = create_graph if retain_graph is None else retain_graph
+    found = run_backward(
+        roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets
+    )
+    for t, g in zip(targets or (), found, strict=False):
+        if g is not None and not t.is_leaf and not t._retains:
+            _accumulate(t, g, create_graph)
+
+
+@dispatched()
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of `outputs` for `inputs`, without touching any `.grad`."""
+    if not only_inputs:
+        warnings.warn(
+            "only_inputs argument is deprecated and is ignored now (defaults to True). To "
+            "accumulate gradient for other parts of the graph, please use torch.autograd.backward.",
+            FutureWarning,
+            stacklevel=user_depth(),
+        )
+    if is_grads_batched:
+        given = _listed(grad_outputs)
+        size = next(g._shape[0] for g in given if g is not None)
+        batch, unbatch = ask("batch"), ask("unbatch")
+        with ask("Vmap")(size, "error") as level:
+            parts = [None if g is None else batch(g, 0, level.number) for g in given]
+            grads = grad(
+                outputs, inputs, parts, retain_graph, create_graph, True, allow_unused, False,
+                materialize_grads,
+            )  # fmt: skip
+            return tuple([None if g is None else unbatch(g, 0, level.number, size) for g in grads])
+    if materialize_grads and allow_unused is False:
+        raise ValueError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
+        )
+    roots, targets = _listed(outputs), _listed(inputs)
+    if not targets:
+        raise RuntimeError("`inputs` argument to `grad()` cannot be empty.")
+    cotangents = _cotangents(
+        roots, _listed(grad_outputs) if grad_outputs is not None else [None] * len(roots)
+    )
+    keep = create_graph if retain_graph is None else retain_graph
+    found = run_backward(
+        roots,
+        cotangents,
+        retain_graph=keep,
+        create_graph=create_graph,
+        inputs=targets,
+        accumulate=False,
+    )
+    if materialize_grads:
+        found = [
+            primitive.fill(t._shape, 0, t.dtype, t.device) if g is None else g
+            for t, g in zip(targets, found, strict=True)
+        ]
+    elif not allow_unused and any(g is None for g in found):
+        unused = next(i for i, g in enumerate(found) if g is None)
+        raise RuntimeError(
+            f"The differentiated Tensor at index {unused} appears to not have been used in the graph. "
+            "Set allow_unused=True if this is the desired behavior."
+        )
+    return tuple(found)
+
+
+def _listed(x: Any) -> list[Any]:
+    return list(x) if isinstance(x, (tuple, list)) and type(x) is not GradientEdge else [x]
+
+
+def _cotangents(roots: list[Tensor], given: list[Tensor | None]) -> list[Tensor]:
+    if len(given) != len(roots):
+        raise RuntimeError(
+            f"Mismatch in number of outputs: got {len(roots)} outputs and {len(given)} gradients"
+        )
+    out: list[Tensor] = []
+    for i, (root, g) in enumerate(zip(roots, given, strict=True)):
+        if not root.requires_grad:
+            raise RuntimeError(
+                f"element {i} of tensors does not require grad and does not have a grad_fn"
+            )
+        if g is None:
+            if root.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            if root.dtype.is_complex:
+                raise RuntimeError(
+                    "grad can be implicitly created only for real scalar outputs but got "
+                    f"{root.dtype}"
+                )
+            g = primitive.fill(root._shape, 1, root.dtype, root.device)
+        elif g._shape != root._shape:
+            raise RuntimeError(
+                f"Mismatch in shape: grad_output[{i}] has a shape of torch.Size({list(g._shape)}) "
+                f"and output[{i}] has a shape of torch.Size({list(root._shape)})."
+            )
+        elif g.dtype.is_complex is not root.dtype.is_complex:
+            raise RuntimeError(
+                "For complex Tensors, both grad_output and output are required to have the same dtype. "
+                f"Mismatch in dtype: grad_output[{i}] has a dtype of {g.dtype} and output[{i}] has a "
+                f"dtype of {root.dtype}."
+            )
+        out.append(g)
+    return out

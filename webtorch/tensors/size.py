@@ -1,0 +1,35 @@
+"""Shapes as PyTorch shows them. Floor 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.ir.view import numel
+
+
+class Size(tuple[int, ...]):
+    """A shape, as PyTorch has it: a tuple that prints as torch.Size([...])."""
+
+    __slots__ = ()
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return numel(tuple(self))
+
+    def __repr__(self) -> str:
+        return f"torch.Size([{', '.join(map(str, self))}])"
+
+    def __getitem__(self, key: Any) -> Any:
+        found = tuple.__getitem__(self, key)
+        return Size(found) if isinstance(key, slice) else found
+
+    def __add__(self, other: Any) -> Size:
+        return Size(tuple.__add__(self, tuple(other)))
+
+    def __radd__(self, other: Any) -> Size:
+        return Size((*other, *self))
+
+    def __mul__(self, count: Any) -> Size:
+        return Size(tuple.__mul__(self, count))
+
+    __rmul__ = __mul__
