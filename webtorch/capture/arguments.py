@@ -20,7 +20,7 @@ from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import rebase
 
 
-def argument_names(function: Any, args: tuple[Any, ...]) -> list[str]:
+def argument_names(function: Any, args: tuple[object, ...]) -> list[str]:
     """Return the names of a call's positional arguments."""
     try:
         signature = inspect.signature(
@@ -70,7 +70,7 @@ class Arguments:
             "",
         )
 
-    def given_back(self, result: Any, taken: list[Tensor], given: list[Tensor]) -> Any:
+    def given_back(self, result: object, taken: list[Tensor], given: list[Tensor]) -> Any:
         """Return `result` with what was given in place of what the function got, and change the
         containers that were given as the function has changed its own.
         """

@@ -66,7 +66,7 @@ def leaf_of(t: Tensor) -> Tensor:
     return edge[0].variable
 
 
-def tensors_in(x: Any) -> list[Tensor]:
+def tensors_in(x: object) -> list[Tensor]:
     """Return the tensors in a structure, each once."""
     found: dict[int, Tensor] = {}
     # A function that calls itself would be a cycle, and hold the tensors until it is collected.
@@ -157,7 +157,7 @@ class Backward:
     def split(
         self,
         graph: Graph,
-        key: Any,
+        key: object,
         count: int,
         sources: list[Any],
         overwritten: set[int],

@@ -444,7 +444,7 @@ def is_constant(storage: Storage) -> bool:
     return storage.elements == 0 and numel(storage.node.shape) > 0
 
 
-def leaves_of(x: Any) -> Iterator[Any]:
+def leaves_of(x: object) -> Iterator[Any]:
     if isinstance(x, Returned):
         yield x
         return
@@ -459,5 +459,5 @@ def leaves_of(x: Any) -> Iterator[Any]:
         yield from leaves_of(v)
 
 
-def returned_in(x: Any) -> Iterator[Returned]:
+def returned_in(x: object) -> Iterator[Returned]:
     return (leaf for leaf in leaves_of(x) if isinstance(leaf, Returned))

@@ -51,7 +51,7 @@ class OptimizedModule(Module):
         self.__dict__["_compile_options"] = options
         self._orig_mod = module
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Run the program of the arguments' signature."""
         compiled, module = self._compiled_function, self._orig_mod
         # The program is not that of a replica on another device, which lives for one call.
@@ -110,17 +110,17 @@ class OptimizedModule(Module):
         return functools.partial(type(self), **self._compile_options), (self._orig_mod,)
 
 
-def function_of(x: Any) -> Any:
+def function_of(x: object) -> Any:
     """Return the compiled function of a compiled Module; anything else as it is."""
     return x._compiled_function if isinstance(x, OptimizedModule) else x
 
 
 def compile(
-    model: Callable[..., Any] | None = None,
+    model: Callable[..., object] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: Any = "inductor",
+    backend: object = "inductor",
     mode: str | None = None,
     options: dict[str, Any] | None = None,
     disable: bool = False,

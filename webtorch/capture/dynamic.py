@@ -245,7 +245,7 @@ class _Fit:
         }
         return dataclasses.replace(first, **changed)
 
-    def _structure(self, values: Sequence[Any], where: str) -> Any:
+    def _structure(self, values: Sequence[object], where: str) -> Any:
         """Return a form of structures of the user's classes."""
         first = values[0]
         if len({tuple(v if isinstance(v, dict) else attributes(v)) for v in values}) != 1:
@@ -297,7 +297,7 @@ class _Fit:
         raise failed
 
 
-def _is_users_structure(x: Any) -> bool:
+def _is_users_structure(x: object) -> bool:
     """Whether a value is a dict or a record of the user's, not one that a graph is made of."""
     return isinstance(x, dict) or (is_record(x) and not type(x).__module__.startswith(_PACKAGE))
 
@@ -305,7 +305,7 @@ def _is_users_structure(x: Any) -> bool:
 Maker = Callable[[list[int]], Any]
 
 
-def _maker(x: Any) -> Maker | None:
+def _maker(x: object) -> Maker | None:
     """Return what makes a form's value where the monomials of the sizes are known; None where it is
     the form itself for all sizes.
     """
@@ -355,7 +355,7 @@ def _maker(x: Any) -> Maker | None:
     return None
 
 
-def _makers(items: Iterable[Any]) -> Callable[[list[int]], list[Any]] | None:
+def _makers(items: Iterable[object]) -> Callable[[list[int]], list[Any]] | None:
     whole = list(items)
     varied = [(i, m) for i, x in enumerate(whole) if (m := _maker(x)) is not None]
     if not varied:
@@ -520,7 +520,7 @@ def _order(point: Point) -> tuple[int, ...]:
     return tuple([(a > b) - (a < b) for a, b in itertools.combinations(point, 2)])
 
 
-def _after(x: Any) -> Any:
+def _after(x: object) -> Any:
     return x if isinstance(x, Returned) or x is None else _SAME
 
 

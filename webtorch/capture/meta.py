@@ -25,12 +25,14 @@ class MetaExecutable:
     def __init__(self, program: Program) -> None:
         self.program = program
 
-    def run(self, inputs: Sequence[Any], args: Sequence[Any], into: object = None) -> NoReturn:
+    def run(
+        self, inputs: Sequence[object], args: Sequence[object], into: object = None
+    ) -> NoReturn:
         """Raise NoValuesError."""
         raise NoValuesError(NOT_RUN)
 
 
-def compile_for_nothing(runtime: Runtime, key: Any, graph: Graph) -> MetaExecutable:
+def compile_for_nothing(runtime: Runtime, key: object, graph: Graph) -> MetaExecutable:
     """Return the program of a graph for a common GPU."""
     return MetaExecutable(compile_graph(graph, COMMON_GPU))
 

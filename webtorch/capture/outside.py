@@ -184,12 +184,12 @@ class Members(Length):
         return f"the set `{self.name}` holds other items"
 
 
-def is_record(x: Any) -> bool:
+def is_record(x: object) -> bool:
     """Whether a value is an instance of a dataclass, whose fields are taken apart like a dict's."""
     return dataclasses.is_dataclass(x) and not isinstance(x, type)
 
 
-def attributes(x: Any) -> dict[str, Any]:
+def attributes(x: object) -> dict[str, Any]:
     """Return the attributes of an object, those in slots too."""
     own = getattr(x, "__dict__", None)
     found = dict(own) if isinstance(own, dict) else {}
@@ -223,7 +223,7 @@ def rebuilt(x: Any, part: Callable[[Any], Any]) -> Any:
     return x
 
 
-def parts_of(x: Any) -> list[Any] | None:
+def parts_of(x: object) -> list[Any] | None:
     """Return what `rebuilt` takes apart; None for anything else."""
     if isinstance(x, dict):
         return list(x.values())
@@ -232,7 +232,7 @@ def parts_of(x: Any) -> list[Any] | None:
     return list(attributes(x).values()) if is_record(x) else None
 
 
-def same(a: Any, b: Any) -> bool:
+def same(a: object, b: object) -> bool:
     """Whether two plain values are equal, also in type."""
     return type(a) is type(b) and isinstance(a, _PLAIN) and bool(a == b or (a != a and b != b))
 
@@ -240,7 +240,7 @@ def same(a: Any, b: Any) -> bool:
 class Survey:
     """All places that a function reaches, before it is captured."""
 
-    def __init__(self, function: Callable[..., Any], objects: Sequence[Any] = ()) -> None:
+    def __init__(self, function: Callable[..., object], objects: Sequence[object] = ()) -> None:
         """`objects` are to be looked at too: arguments that are neither tensors nor numbers nor
         containers of those, and what an earlier capture of the call has met.
         """
@@ -301,7 +301,7 @@ class Survey:
             if not place.holds():
                 place.set(place.before)
 
-    def _draw(self, source: Any, name: str) -> None:
+    def _draw(self, source: object, name: str) -> None:
         """Watch what draws random numbers, and nothing else. (Other threads draw from the same as
         the function does only where it names it.)
         """
@@ -309,7 +309,7 @@ class Survey:
         if state:
             self.draws[name] = source, state
 
-    def _visit(self, value: Any, name: str) -> None:
+    def _visit(self, value: object, name: str) -> None:
         """Walk `value` later, once."""
         if isinstance(value, _PLAIN) or id(value) in self._seen:
             return
@@ -323,7 +323,7 @@ class Survey:
         self._waiting.append((value, name))
 
     def _place(
-        self, container: Any, key: Any, kind: Kind, name: str, *, slow: bool = False
+        self, container: object, key: object, kind: Kind, name: str, *, slow: bool = False
     ) -> None:
         known = (id(container), key)
         if known in self._known or len(self._known) > _MAX_PLACES:
@@ -333,7 +333,7 @@ class Survey:
         (self.slow if slow else self.quick).append(place)
         self._visit(place.before, name)
 
-    def _walk(self, value: Any, name: str) -> None:
+    def _walk(self, value: object, name: str) -> None:
         match value:
             case FunctionType():
                 self._function(value, name)
@@ -441,7 +441,7 @@ class Survey:
                 elif values and isinstance(value, (*_PLAIN, Tensor)) and not key.startswith("__"):
                     self._place(base, key, "attribute", f"{name}.{key}")
 
-    def _object(self, value: Any, name: str) -> None:
+    def _object(self, value: object, name: str) -> None:
         inner = (
             value.__dict__.get("function") if type(value).__name__ == "CompiledFunction" else None
         )
@@ -513,7 +513,7 @@ class Survey:
                     self.options.append(Option(group, key, shown))
 
 
-def _state(source: Any) -> bytes:
+def _state(source: object) -> bytes:
     """Return the state of Python's or NumPy's random numbers; b"" for anything else."""
     name = getattr(source, "__name__", type(source).__module__)
     if not isinstance(name, str) or name.split(".", maxsplit=1)[0] not in ("random", "numpy"):
@@ -525,7 +525,7 @@ def _state(source: Any) -> bytes:
     return b"" if generator is None else pickle.dumps(generator.state)
 
 
-def _is_mathematics(value: Any) -> bool:
+def _is_mathematics(value: object) -> bool:
     if isinstance(value, ModuleType):
         name: Any = value.__name__
     else:
@@ -567,7 +567,7 @@ def _is_users(module: str | None) -> bool:
     return file is None or not file.startswith(_LIBRARIES)
 
 
-def _is_library(value: Any) -> bool:
+def _is_library(value: object) -> bool:
     """Whether a global is a function or class of some library, which nobody rebinds."""
     if isinstance(value, (FunctionType, type)):
         return not _is_users(value.__module__)
@@ -660,7 +660,7 @@ def _only_added_to(name: str, codes: list[CodeType]) -> bool:
     return read == counted > 0
 
 
-def holds_tensor(value: Any, found: Callable[[Tensor], bool], depth: int = 4) -> bool:
+def holds_tensor(value: object, found: Callable[[Tensor], bool], depth: int = 4) -> bool:
     """Whether a value is or contains a tensor of which `found` holds."""
     if isinstance(value, Tensor):
         return found(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from webtorch.capture.captured import Capture
 from webtorch.capture.outside import attributes, is_record
@@ -20,7 +19,10 @@ _UNPROVEN = "; that is captured once, to see whether the number decides what is 
 
 
 def inputs_of(
-    names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
+    names: Sequence[str],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    tensors: Sequence[Tensor],
 ) -> list[Input]:
     """Return what a call's signature is made of: every leaf of the arguments, and what is around the call.
     `tensors` are those among the arguments.
@@ -46,7 +48,7 @@ def inputs_of(
     return [*found, Input("", around)]
 
 
-def _leaves(name: str, x: Any) -> Iterator[Input]:
+def _leaves(name: str, x: object) -> Iterator[Input]:
     if isinstance(x, Tensor):
         yield Input(name, _facts(x))
     elif isinstance(x, dict):
@@ -120,8 +122,8 @@ def _of(before: Sequence[Input], now: Sequence[Input], fact: str) -> list[str]:
 
 def why_again(
     captured: Capture,
-    live: Mapping[str, Any],
-    numbers: Mapping[str, Any],
+    live: Mapping[str, object],
+    numbers: Mapping[str, object],
     free: Iterable[str],
     names: Mapping[str, str],
     given: list[Tensor],

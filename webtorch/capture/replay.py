@@ -93,7 +93,7 @@ def settle(
     captured: Capture,
     buffers: list[Any],
     moved: dict[Any, Storage],
-    kept_by_backward: Sequence[Any] = (),
+    kept_by_backward: Sequence[object] = (),
     kept: Mapping[int, Storage] = MappingProxyType({}),
 ) -> dict[int, Storage]:
     """Put what a program returned where it belongs: into memory that it overwrote (where `moved` has

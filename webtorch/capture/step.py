@@ -100,7 +100,7 @@ class _Call:
     inputs: list[Input]
     reason: str
 
-    def again(self, function: Callable[..., Any]) -> Callable[[], Any]:
+    def again(self, function: Callable[..., object]) -> Callable[[], Any]:
         """Return what calls a function with the arguments."""
         return functools.partial(function, *self.args, **self.kwargs)
 
@@ -121,7 +121,7 @@ class CompiledFunction:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         *,
         device: str | None = None,
         captures: bool | Iterable[str] = (),
@@ -319,7 +319,7 @@ class CompiledFunction:
             return call.again(self.function)
         return captured
 
-    def _refuse(self, key: Any, reason: str) -> None:
+    def _refuse(self, key: object, reason: str) -> None:
         """Note that a call of a signature could not be repeated; after some in a row none is tried."""
         count = self.refusals[key] = self.refusals.get(key, 0) + 1
         if count >= _MAX_REFUSALS:
@@ -352,7 +352,7 @@ class CompiledFunction:
             """Return the most bytes that a run takes."""
             return memory_plan(program).peak
 
-        def compiler(runtime: Runtime, key: Any, graph: Graph) -> Executable:
+        def compiler(runtime: Runtime, key: object, graph: Graph) -> Executable:
             """Return the graph's program within the budget; warn if there is none."""
             key = (key, "budget", budget, self.runs)
             found = runtime.programs.get(key)
@@ -388,7 +388,7 @@ class CompiledFunction:
         self,
         captured: Capture,
         sizes: tuple[int, ...],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
         live: dict[str, Any],
@@ -411,7 +411,7 @@ class CompiledFunction:
     def _probe(
         self,
         sizes: Point,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
         live: dict[str, Any],
@@ -460,13 +460,13 @@ class CompiledFunction:
 
     # ---- numbers
 
-    def _proven(self, key: Any, live: dict[str, Any], numbers: dict[str, Any]) -> bool:
+    def _proven(self, key: object, live: dict[str, Any], numbers: dict[str, Any]) -> bool:
         """Whether the numbers that differ from those of the capture are known to be free."""
         free = self.free.get(key, ())
         return all(n in free or _equal(live[n], value) for n, value in numbers.items())
 
     def _settle(
-        self, key: Any, captured: Capture, numbers: dict[str, Any], sizes: tuple[int, ...]
+        self, key: object, captured: Capture, numbers: dict[str, Any], sizes: tuple[int, ...]
     ) -> bool:
         """Compare a capture with one for other numbers: is a program all that they need?
 
@@ -489,7 +489,7 @@ class CompiledFunction:
 
     def _flatten(
         self,
-        x: Any,
+        x: object,
         tensors: list[Tensor],
         numbers: dict[str, Any],
         sizes: dict[int, int] | None,
@@ -538,7 +538,7 @@ class CompiledFunction:
 
     def _reason(
         self,
-        key: Any,
+        key: object,
         inputs: list[Input],
         numbers: dict[str, Any],
         given: list[Tensor],
@@ -573,7 +573,7 @@ class CompiledFunction:
         self.compilations.append(entry)
         note(entry, debug_level() > 0)
 
-    def _note_signature(self, key: Any, inputs: list[Input]) -> None:
+    def _note_signature(self, key: object, inputs: list[Input]) -> None:
         """Remember what a signature looks like; name the argument that changes all the time."""
         if key in self.signatures:
             return
@@ -600,7 +600,7 @@ class CompiledFunction:
                     stacklevel=user_depth(),
                 )
 
-    def _give_up(self, key: Any, reason: str) -> None:
+    def _give_up(self, key: object, reason: str) -> None:
         self.usual.add(key)
         self._note(f"{reason}, and so will calls like it", ran_as_usual=True)
         warnings.warn(
@@ -609,7 +609,7 @@ class CompiledFunction:
             stacklevel=user_depth(),
         )
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Return the function as a method of an object."""
         return self if instance is None else MethodType(self, instance)
 
@@ -717,7 +717,7 @@ class _Itself:
 
     __slots__ = ("object",)
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: object) -> None:
         self.object = thing
 
     def __hash__(self) -> int:
@@ -745,7 +745,7 @@ def read_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: out[name] for name in tensors}
 
 
-def _without_values(x: Any) -> Any:
+def _without_values(x: object) -> Any:
     """Return a structure like the one that a call returns, with tensors that have no values."""
     if isinstance(x, Returned):
         return without_values(x.shape, x.dtype)
@@ -800,7 +800,7 @@ def _one_source(other: Capture, x: Any, y: Any) -> bool:
     return bytes(backend.download(x.node.buffer)) == bytes(backend.download(y.node.buffer))
 
 
-def _shape_of(x: Any) -> Any:
+def _shape_of(x: object) -> Any:
     """Return a returned structure without the identities of its tensors."""
     if isinstance(x, Returned):
         return (x.number, x.shape, x.strides, x.offset, x.history)
@@ -824,6 +824,6 @@ def _graph_of(t: Tensor) -> str:
     )
 
 
-def _title(function: Any) -> str:
+def _title(function: object) -> str:
     name = getattr(function, "__qualname__", None) or type(function).__name__
     return str(name).rsplit("<locals>.", 1)[-1]

@@ -85,15 +85,15 @@ Compiler = Callable[[Runtime, Any, Graph], Executable]
 class NotReplayable(Exception):
     """The call did what a program cannot repeat; it has run as usual, with this result."""
 
-    def __init__(self, result: Any, reason: str) -> None:
+    def __init__(self, result: object, reason: str) -> None:
         super().__init__(reason)
         self.result = result
         self.reason = reason
 
 
 def capture(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
+    function: Callable[..., object],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     tensors: list[Tensor],
     *,
@@ -101,7 +101,7 @@ def capture(
     runtime: Runtime | None = None,
     compiler: Compiler | None = None,
     wanted: bool | frozenset[str] = False,
-    objects: Sequence[Any] = (),
+    objects: Sequence[object] = (),
     reading: Callable[[], object] | None = None,
 ) -> Capture:
     """Capture `function(*args, **kwargs)`, whose tensor arguments are `tensors` (computed).
@@ -143,11 +143,11 @@ class _Capturing:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
-        objects: Sequence[Any],
+        objects: Sequence[object],
         careful: bool,
         runtime: Runtime | None,
         compiler: Compiler | None,
@@ -266,7 +266,9 @@ class _Capturing:
 
     # ---- what the call left
 
-    def _look_through(self, result: Any, recording: Recording) -> tuple[Frozen, Graph, list[Owner]]:
+    def _look_through(
+        self, result: object, recording: Recording
+    ) -> tuple[Frozen, Graph, list[Owner]]:
         """Freeze what the call would have computed; raise NotReplayable where no program repeats it."""
         self.named = dict(tracing.named)
         reason = tracing.refused
@@ -306,7 +308,7 @@ class _Capturing:
         self.replayable = True
         return frozen, graph, owners
 
-    def _refusal(self, survey: Survey, result: Any, reason: str | None) -> str | None:
+    def _refusal(self, survey: Survey, result: object, reason: str | None) -> str | None:
         """Say why a program cannot repeat the call, if so; record its backward pass if it can."""
         tensors = self.tensors
         reason = _effects(survey, self.runtime, self.effects, self.dropped) or reason
@@ -364,7 +366,9 @@ class _Capturing:
 
     # ---- the program
 
-    def _captured(self, result: Any, frozen: Frozen, graph: Graph, owners: list[Owner]) -> Capture:
+    def _captured(
+        self, result: object, frozen: Frozen, graph: Graph, owners: list[Owner]
+    ) -> Capture:
         """Return the program of the call, where its inputs come from and where its outputs go."""
         runtime, tensors, grads = self.runtime, self.tensors, self.grads
         storages = [o for o in owners if isinstance(o, Storage)]
@@ -479,7 +483,9 @@ def _garbage_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _called(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]
+) -> Any:
     """Call a function; an attempt to read a value in it names the line."""
     try:
         return function(*args, **kwargs)
@@ -502,17 +508,17 @@ def _place_of(frames: Iterable[tuple[FrameType, int]]) -> str | None:
     return places.get(True) or places.get(False)
 
 
-def compile_cached(runtime: Runtime, key: Any, graph: Graph) -> Executable:
+def compile_cached(runtime: Runtime, key: object, graph: Graph) -> Executable:
     """Return the program of a graph from the runtime's cache, which lazy runs use too."""
     return runtime.program(key, graph)
 
 
-def compile_varying(runtime: Runtime, key: Any, graph: Graph) -> Executable:
+def compile_varying(runtime: Runtime, key: object, graph: Graph) -> Executable:
     """Return the program of a graph whose sizes vary from one program to the next."""
     return runtime.program(("varying", graph), graph, varying=True)
 
 
-def compile_never(runtime: Runtime, key: Any, graph: Graph) -> Any:
+def compile_never(runtime: Runtime, key: object, graph: Graph) -> Any:
     """Stand in for a compiler where only the graph is wanted."""
     return None
 
@@ -572,7 +578,7 @@ def _began(optimizer: Optimizer, fresh: Callable[[Tensor], bool]) -> bool:
     return any(holds_tensor(state, fresh) for state in optimizer.state.values())
 
 
-def _unknown(result: Any, known: set[int]) -> str | None:
+def _unknown(result: object, known: set[int]) -> str | None:
     """Say what in a result cannot be made anew, if there is something. `known` are the tensors of
     before, by id.
     """
@@ -640,7 +646,7 @@ def _is_plain_structure(x: Any) -> bool:
     return _in_order(x) and all(map(_is_plain_structure, x))
 
 
-def _in_order(x: Any) -> bool:
+def _in_order(x: object) -> bool:
     return type(x) in (tuple, list)
 
 
@@ -659,7 +665,7 @@ def _part(runtime: Runtime) -> None:
 
 
 def _one_runtime(
-    function: Callable[..., Any], tensors: list[Tensor], survey: Survey | None
+    function: Callable[..., object], tensors: list[Tensor], survey: Survey | None
 ) -> Runtime:
     runtimes = {t._storage.runtime for t in tensors}
     outside: set[Runtime] = set()
@@ -709,7 +715,7 @@ class _Aliases:
     are views of: arguments, tensors of outside, or others that the call leaves.
     """
 
-    def __init__(self, left: Any = None, existing: Sequence[Tensor] = ()) -> None:
+    def __init__(self, left: object = None, existing: Sequence[Tensor] = ()) -> None:
         known = set(map(id, existing))
         home = {id(t._storage): t for t in existing}
         left = [t for t in tensors_in(left) if id(t) not in known]

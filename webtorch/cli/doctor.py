@@ -228,7 +228,7 @@ def _run(check: Check, device: str, outcome: Outcome) -> None:
         outcome.worst, outcome.error = check.name, error
 
 
-def _error(actual: Any, expected: Any) -> float:
+def _error(actual: Any, expected: object) -> float:
     """Return the largest error relative to 1 + |expected|; infinite where one is NaN and the other not."""
     import numpy as np
 

@@ -28,17 +28,17 @@ def is_exporting() -> bool:
     return False
 
 
-def disable(fn: Any = None, recursive: bool = True, *, reason: str | None = None) -> Any:
+def disable(fn: object = None, recursive: bool = True, *, reason: str | None = None) -> Any:
     """Return the function itself: nothing is compiled by being called."""
     return (lambda f: f) if fn is None else fn
 
 
-def allow_in_graph(fn: Any) -> Any:
+def allow_in_graph(fn: object) -> Any:
     """Return the function itself: every function may be part of a captured step."""
     return fn
 
 
-def assume_constant_result(fn: Any) -> Any:
+def assume_constant_result(fn: object) -> Any:
     """Return the function itself."""
     return fn
 
@@ -51,6 +51,6 @@ def reset() -> None:
     """Do nothing: what `compile` returned keeps its own programs."""
 
 
-def set_stance(stance: str = "default", **options: Any) -> contextlib.nullcontext[None]:
+def set_stance(stance: str = "default", **options: object) -> contextlib.nullcontext[None]:
     """Change nothing; usable as a context."""
     return contextlib.nullcontext()

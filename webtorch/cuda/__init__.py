@@ -77,12 +77,12 @@ def empty_cache() -> None:
     """Do nothing: no memory is held. See webtorch.webgpu.empty_cache."""
 
 
-def memory_allocated(device: Any = None) -> int:
+def memory_allocated(device: object = None) -> int:
     """Return 0."""
     return 0
 
 
-def max_memory_allocated(device: Any = None) -> int:
+def max_memory_allocated(device: object = None) -> int:
     """Return 0."""
     return 0
 
@@ -94,7 +94,7 @@ def _no_cuda(name: str) -> NoReturn:
     )
 
 
-def synchronize(device: Any = None) -> NoReturn:
+def synchronize(device: object = None) -> NoReturn:
     """Raise AssertionError, as PyTorch does without CUDA."""
     _no_cuda("synchronize")
 
@@ -104,12 +104,12 @@ def current_device() -> NoReturn:
     _no_cuda("current_device")
 
 
-def get_device_name(device: Any = None) -> NoReturn:
+def get_device_name(device: object = None) -> NoReturn:
     """Raise AssertionError, as PyTorch does without CUDA."""
     _no_cuda("get_device_name")
 
 
-def get_device_properties(device: Any = None) -> NoReturn:
+def get_device_properties(device: object = None) -> NoReturn:
     """Raise AssertionError, as PyTorch does without CUDA."""
     _no_cuda("get_device_properties")
 
@@ -133,17 +133,17 @@ def set_rng_state_all(new_states: Any) -> None:
         _no_cuda("set_rng_state_all")
 
 
-def memory_reserved(device: Any = None) -> int:
+def memory_reserved(device: object = None) -> int:
     """Return 0."""
     return 0
 
 
-def max_memory_reserved(device: Any = None) -> int:
+def max_memory_reserved(device: object = None) -> int:
     """Return 0."""
     return 0
 
 
-def reset_peak_memory_stats(device: Any = None) -> None:
+def reset_peak_memory_stats(device: object = None) -> None:
     """Do nothing."""
 
 
@@ -152,33 +152,33 @@ def init() -> None:
     _no_cuda("init")
 
 
-def set_device(device: Any) -> None:
+def set_device(device: object) -> None:
     """Raise: there is no CUDA."""
     _no_cuda("set_device")
 
 
-def get_device_capability(device: Any = None) -> tuple[int, int]:
+def get_device_capability(device: object = None) -> tuple[int, int]:
     """Raise: there is no CUDA."""
     _no_cuda("get_device_capability")
 
 
-def mem_get_info(device: Any = None) -> tuple[int, int]:
+def mem_get_info(device: object = None) -> tuple[int, int]:
     """Raise: there is no CUDA."""
     _no_cuda("mem_get_info")
 
 
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+def memory_summary(device: object = None, abbreviated: bool = False) -> str:
     """Raise: there is no CUDA."""
     _no_cuda("memory_summary")
 
 
-def current_stream(device: Any = None) -> Any:
+def current_stream(device: object = None) -> Any:
     """Raise: there is no CUDA."""
     _no_cuda("current_stream")
 
 
 @contextlib.contextmanager
-def stream(stream: Any) -> Iterator[None]:
+def stream(stream: object) -> Iterator[None]:
     """Do nothing for None, as PyTorch does; raise for a stream."""
     if stream is not None:
         _no_cuda("stream")

@@ -55,7 +55,7 @@ def custom_fwd(fwd: Callable[..., Any] | None = None, **kwargs: Any) -> Callable
     return functools.partial(amp.custom_fwd, device_type="webgpu")(fwd, **kwargs)
 
 
-def custom_bwd(bwd: Callable[..., Any]) -> Callable[..., Any]:
+def custom_bwd(bwd: Callable[..., object]) -> Callable[..., Any]:
     """`webtorch.amp.custom_bwd` for "webgpu", which is where programs for CUDA run here."""
     _deprecated("custom_bwd", "args...", "custom_bwd(args..., device_type='cuda')")
     return amp.custom_bwd(bwd, device_type="webgpu")

@@ -12,7 +12,7 @@ from webtorch.tensors.tensor import Tensor
 __all__ = ["default_collate", "default_convert"]
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     """Return whether `value` is a NumPy array or number; NumPy itself is not imported for it."""
     return type(value).__module__ == "numpy" and hasattr(value, "dtype")
 
@@ -91,7 +91,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
     raise _cannot(type(first))
 
 
-def _cannot(kind: Any) -> TypeError:
+def _cannot(kind: object) -> TypeError:
     """Return the error for a type that cannot be collated."""
     return TypeError(
         "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; "

@@ -89,7 +89,7 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
 class StackDataset(Dataset[Any]):
     """Examples put together from several datasets: tuples, or dicts of the names given."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: object) -> None:
         """Hold the datasets."""
         if args and kwargs:
             raise ValueError(
@@ -191,7 +191,7 @@ class Subset(Dataset[Any]):
         return len(self.indices)
 
 
-def batch_reader(dataset: Any) -> Any:
+def batch_reader(dataset: object) -> Any:
     """Return a function of indices that reads and collates a batch at once, or None.
 
     Only for the classes above as they are: a subclass may have changed what an example is.
@@ -206,7 +206,7 @@ def batch_reader(dataset: Any) -> Any:
 
 
 def random_split(
-    dataset: Any, lengths: Sequence[int | float], generator: Any = None
+    dataset: Any, lengths: Sequence[int | float], generator: object = None
 ) -> list[Subset]:
     """Return random subsets of the given lengths, or of the given fractions, which sum to 1.
 

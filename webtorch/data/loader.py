@@ -8,12 +8,15 @@ reading files and NumPy release the interpreter. Where Python itself is the work
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from webtorch.data.collate import default_collate, default_convert
 from webtorch.data.dataset import IterableDataset
 from webtorch.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from webtorch.data.workers import Reader, WorkerInfo, Workers, get_worker_info
+
+if TYPE_CHECKING:
+    from multiprocessing.context import BaseContext
 
 __all__ = ["DataLoader", "WorkerInfo", "get_worker_info"]
 
@@ -33,7 +36,7 @@ def _check_workers(
     timeout: float,
     prefetch_factor: int | None,
     persistent_workers: bool,
-    multiprocessing_context: object,
+    multiprocessing_context: str | BaseContext | None,
 ) -> None:
     """Raise ValueError where the options of workers contradict each other."""
     if num_workers < 0:
@@ -88,12 +91,12 @@ class DataLoader(Generic[Batch]):
         sampler: Any = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[Any], object] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
-        multiprocessing_context: Any = None,
+        multiprocessing_context: str | BaseContext | None = None,
         generator: Any = None,
         *,
         prefetch_factor: int | None = None,
@@ -152,7 +155,7 @@ class DataLoader(Generic[Batch]):
         self._workers: Workers | None = None
         self._frozen = True
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Set an attribute, unless the loader was made from its value."""
         fixed = (
             "batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers",

@@ -141,7 +141,8 @@ class Processes(Workers):
 
     def start(self, loader: DataLoader[Any], seed: int) -> None:
         """Start the processes. Raises what pickling raises where they are not forked."""
-        context = loader.multiprocessing_context
+        # The type of all contexts lacks their processes.
+        context: Any = loader.multiprocessing_context
         if isinstance(context, str):
             known = multiprocessing.get_all_start_methods()
             if context not in known:

@@ -169,7 +169,7 @@ class WeightedRandomSampler(Sampler[int]):
 class BatchSampler(Sampler[list[int]]):
     """The indices of another sampler in lists of `batch_size`; the last may be shorter."""
 
-    def __init__(self, sampler: Iterable[int], batch_size: Any, drop_last: Any) -> None:
+    def __init__(self, sampler: Iterable[int], batch_size: object, drop_last: object) -> None:
         """Take the sampler; `drop_last` leaves out a shorter last list."""
         if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size <= 0:
             raise ValueError(

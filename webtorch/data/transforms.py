@@ -20,7 +20,7 @@ from webtorch.tensors.tensor import Tensor
 Size = int | Sequence[int]
 
 
-def _check(x: Any, what: str) -> None:
+def _check(x: object, what: str) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(
             f"{what}: img should be Tensor Image. Got {type(x)}: apply ToTensor() before"
@@ -88,7 +88,7 @@ def convert_image_dtype(image: Tensor, dtype: Any = None) -> Tensor:
     return image.to(dtype) * ((target + 1) // (source + 1))
 
 
-def normalize(tensor: Tensor, mean: Any, std: Any, inplace: bool = False) -> Tensor:
+def normalize(tensor: Tensor, mean: object, std: Any, inplace: bool = False) -> Tensor:
     """Return (image - mean) / std, with one mean and one std for each channel."""
     _check(tensor, "normalize")
     if not tensor.dtype.is_floating_point:
@@ -99,7 +99,7 @@ def normalize(tensor: Tensor, mean: Any, std: Any, inplace: bool = False) -> Ten
             f"{tuple(tensor.shape)}"
         )
 
-    def made(v: Any) -> Tensor:
+    def made(v: object) -> Tensor:
         """Return a mean or deviation as a tensor that broadcasts over (C, H, W)."""
         t = webtorch.as_tensor(v, dtype=tensor.dtype, device=tensor.device)
         return t.reshape(-1, 1, 1) if t.ndim == 1 else t
@@ -394,7 +394,7 @@ class Transform:
 class Compose(Transform):
     """Several transforms, one after the other."""
 
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+    def __init__(self, transforms: Sequence[Callable[[Any], object]]) -> None:
         """Take the transforms."""
         self.transforms = transforms
 
@@ -427,7 +427,7 @@ class PILToTensor(Transform):
 class ConvertImageDtype(Transform):
     """Another element type, scaled."""
 
-    def __init__(self, dtype: Any) -> None:
+    def __init__(self, dtype: object) -> None:
         """Take the type."""
         self.dtype = dtype
 
@@ -439,7 +439,7 @@ class ConvertImageDtype(Transform):
 class Lambda(Transform):
     """A function."""
 
-    def __init__(self, lambd: Callable[[Any], Any]) -> None:
+    def __init__(self, lambd: Callable[[Any], object]) -> None:
         """Take it."""
         if not callable(lambd):
             raise TypeError(f"Argument lambd should be callable, got {type(lambd).__name__}")
@@ -453,7 +453,7 @@ class Lambda(Transform):
 class Normalize(Transform):
     """(image - mean) / std for each channel."""
 
-    def __init__(self, mean: Any, std: Any, inplace: bool = False) -> None:
+    def __init__(self, mean: object, std: object, inplace: bool = False) -> None:
         """Take one mean and one std for each channel."""
         self.mean, self.std, self.inplace = mean, std, inplace
 
@@ -622,7 +622,7 @@ class ColorJitter(Transform):
     """Random brightness, contrast, saturation and hue, in random order."""
 
     def __init__(
-        self, brightness: Any = 0, contrast: Any = 0, saturation: Any = 0, hue: Any = 0
+        self, brightness: object = 0, contrast: object = 0, saturation: object = 0, hue: object = 0
     ) -> None:
         """Take numbers x, for factors from 1 - x to 1 + x (hue: -x to x), or ranges."""
         self.brightness = self._range(brightness, "brightness")
@@ -661,7 +661,7 @@ class ColorJitter(Transform):
 class RandomApply(Transform):
     """Several transforms, or none of them, with a probability."""
 
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]], p: float = 0.5) -> None:
+    def __init__(self, transforms: Sequence[Callable[[Any], object]], p: float = 0.5) -> None:
         """Take the transforms and the probability."""
         self.transforms, self.p = transforms, p
 
@@ -676,7 +676,7 @@ class RandomApply(Transform):
 class RandomChoice(Transform):
     """One of several transforms."""
 
-    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+    def __init__(self, transforms: Sequence[Callable[[Any], object]]) -> None:
         """Take the transforms."""
         self.transforms = transforms
 

@@ -43,7 +43,7 @@ class Reader:
     def __init__(
         self,
         dataset: Any,
-        collate: Callable[..., Any],
+        collate: Callable[..., object],
         batched: bool,
         iterable: bool,
         drop_last: bool,
@@ -208,7 +208,7 @@ class Workers:
         """End the threads."""
         self._finalizer()
 
-    def epoch(self, batches: Iterator[Any], close: bool) -> Iterator[Any]:
+    def epoch(self, batches: Iterator[object], close: bool) -> Iterator[Any]:
         """Yield the batches whose indices `batches` gives; at the end `close` ends the threads."""
         try:
             yield from self._epoch(batches)
@@ -216,7 +216,7 @@ class Workers:
             if close:
                 self.close()
 
-    def _epoch(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _epoch(self, batches: Iterator[object]) -> Iterator[Any]:
         """Hand out indices in turn, keep the results that are early, yield them in order."""
         timeout, ahead, in_order = self.options
         self.number_of_epoch += 1

@@ -42,7 +42,7 @@ Scalar = bool | int | float
 Written = dict[int, dict[int, Scalar]]
 
 
-def capture(name: str, tensor: Any) -> Any:
+def capture(name: str, tensor: object) -> Any:
     """Name an intermediate result of a compiled function; returns it as it is.
 
     It costs nothing unless `webtorch.compile(..., captures=...)` asks for the name: then
@@ -164,7 +164,7 @@ class _Memory:
     def __getitem__(self, position: int) -> Any:
         return self.array[self._checked(position)]
 
-    def __setitem__(self, position: int, value: Any) -> None:
+    def __setitem__(self, position: int, value: object) -> None:
         position = self._checked(position)
         self.array[position] = value
         self.written[position] = self.array[position]

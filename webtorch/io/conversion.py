@@ -47,7 +47,7 @@ def read_weights(path: FilePath) -> dict[str, Tensor]:
     return found
 
 
-def _tensors(item: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors(item: object, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(item, Tensor):
         yield name, item.detach()
         return
@@ -64,10 +64,10 @@ def convert(
     source: FilePath,
     target: FilePath,
     *,
-    dtype: Any = None,
+    dtype: object = None,
     rename: Sequence[tuple[str, str]] = (),
     keep: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
 ) -> dict[str, Tensor]:
     """Write the weights of `source` in the format that the ending of `target` names, and return them.
 

@@ -357,7 +357,7 @@ class GGUFReader:
             )
         self.entries[name] = TensorEntry(title, tuple(reversed(sizes)), begin, end)
 
-    def tensor(self, name: str, *, device: Any = None, dtype: DType | None = None) -> Tensor:
+    def tensor(self, name: str, *, device: object = None, dtype: DType | None = None) -> Tensor:
         """Return one tensor: plain types as they are, quantised ones as float32, or all as `dtype`.
 
         Raises KeyError for a name that is not there, GGUFError for a type that is not read.
@@ -415,7 +415,7 @@ def _few(names: list[str]) -> str:
 
 def load_gguf(
     path: FilePath,
-    device: Any = None,
+    device: object = None,
     *,
     dtype: DType | None = None,
     keys: Collection[str] | None = None,
@@ -440,7 +440,7 @@ _CODES = {k.dtype: n for n, k in _KINDS.items() if k.dtype is not None}
 
 
 def save_gguf(
-    tensors: Mapping[str, Tensor], path: FilePath, metadata: Mapping[str, Any] | None = None
+    tensors: Mapping[str, Tensor], path: FilePath, metadata: Mapping[str, object] | None = None
 ) -> None:
     """Write tensors, unquantised, and metadata (numbers, strings, bools, lists of these) to a file.
 
@@ -485,7 +485,7 @@ def _text(text: str) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def _kind_of(value: Any, key: str) -> int:
+def _kind_of(value: object, key: str) -> int:
     match value:
         case bool():
             return 7

@@ -59,7 +59,7 @@ def read_image(
     mode: ImageReadMode | str = ImageReadMode.UNCHANGED,
     apply_exif_orientation: bool = False,
     *,
-    device: Any = "cpu",
+    device: object = "cpu",
 ) -> Tensor:
     """Return the image in a file as uint8 (C, H, W), with 1, 2, 3 or 4 channels.
 
@@ -130,7 +130,7 @@ def pil_to_tensor(image: Any, mode: str | None = None) -> Tensor:
     return flat.permute(2, 0, 1).contiguous()
 
 
-def to_pil_image(pic: Any, mode: str | None = None) -> Any:
+def to_pil_image(pic: object, mode: str | None = None) -> Any:
     """Return a tensor (C, H, W) or (H, W) as a Pillow image; floats from 0 to 1 become bytes."""
     pillow = _pillow("to_pil_image")
     if not isinstance(pic, Tensor):
@@ -289,7 +289,7 @@ def unpack_rgba8(pixels: Tensor) -> Tensor:
 
 
 def save_image(
-    tensor: Tensor | Sequence[Tensor], fp: Any, format: str | None = None, **kwargs: Any
+    tensor: Tensor | Sequence[Tensor], fp: object, format: str | None = None, **kwargs: Any
 ) -> None:
     """Write images from 0 to 1 as one file, in a grid; `kwargs` are those of `make_grid`."""
     grid = make_grid(tensor, **kwargs)

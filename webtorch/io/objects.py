@@ -37,7 +37,7 @@ def _full_name(one: Any) -> tuple[str, Any]:
     return f"{one.__module__}.{one.__qualname__}", one
 
 
-def add_safe_globals(safe_globals: Sequence[Any]) -> None:
+def add_safe_globals(safe_globals: Sequence[object]) -> None:
     """Allow `load(weights_only=True)` to make objects of these classes and to call these functions.
 
     An entry is a class or function, or a pair of it and its full name in files.
@@ -58,7 +58,7 @@ def clear_safe_globals() -> None:
 class safe_globals:
     """Allow classes and functions in files within a block, as `add_safe_globals` does."""
 
-    def __init__(self, safe_globals: Sequence[Any]) -> None:
+    def __init__(self, safe_globals: Sequence[object]) -> None:
         self.given = safe_globals
         self.before: dict[str, Any] = {}
 
@@ -81,7 +81,7 @@ def allowed() -> dict[str, Name]:
     return {name: Given(name, one) for name, one in _safe.items()}
 
 
-def build(target: Any, state: Any) -> bool:
+def build(target: object, state: object) -> bool:
     """Set the state of an object whose class the user allows; whether it is one."""
     if not any(type(target) is one for one in _safe.values()):
         return False
@@ -100,7 +100,7 @@ def build(target: Any, state: Any) -> bool:
 # ---- writing
 
 
-def write(w: Writer, value: Any, path: tuple[object, ...]) -> None:
+def write(w: Writer, value: object, path: tuple[object, ...]) -> None:
     """Write a value of any class. Raises PicklingError for one that has no name or does not pickle."""
     if isinstance(value, type) and value in _ONLY:
         w.name("builtins", "type")
@@ -141,7 +141,7 @@ def write(w: Writer, value: Any, path: tuple[object, ...]) -> None:
         w.out += b"b"
 
 
-def _write_name(w: Writer, value: Any, module: str, name: str) -> None:
+def _write_name(w: Writer, value: object, module: str, name: str) -> None:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -178,7 +178,7 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(data))
         self.names, self.persistent = names, persistent
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: object) -> Any:
         """Return the storage that a persistent id names."""
         return self.persistent(pid)
 
@@ -204,7 +204,7 @@ def of_class(tensor: Any, kind: type[Any]) -> Any:
     return Tensor._make_subclass(kind, tensor.detach(), tensor.requires_grad)
 
 
-def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: Any) -> Any:
+def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: object) -> Any:
     made = of_class(make(*args), kind)
     vars(made).update((state[0] if isinstance(state, tuple) else state) or {})
     return made

@@ -37,7 +37,7 @@ class Call(Name):
 
     __slots__ = ("function",)
 
-    def __init__(self, text: str, function: Callable[..., Any]) -> None:
+    def __init__(self, text: str, function: Callable[..., object]) -> None:
         super().__init__(text)
         self.function = function
 
@@ -96,7 +96,7 @@ def _bytearray(*data: Any) -> bytearray:
     return bytearray(data[0]) if data else bytearray()
 
 
-def _complex(real: Any, imag: Any) -> complex:
+def _complex(real: object, imag: object) -> complex:
     if not (isinstance(real, float) and isinstance(imag, float)):
         raise TypeError("a complex number is made of two floats")
     return complex(real, imag)
@@ -120,7 +120,7 @@ PLAIN: dict[str, Name] = {
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
-def _key(value: Any) -> Any:
+def _key(value: object) -> Any:
     """Return a dict's key or a set's item. Hashing a tuple of tuples of ... takes time without end,
     so only small ones are keys.
     """
@@ -263,7 +263,7 @@ class _Machine:
         del stack[at:]
         return items
 
-    def expect(self, kind: type[Any]) -> Any:
+    def expect(self, kind: type[object]) -> Any:
         """Return the top of the stack, which stays. Raises TypeError unless it is a `kind`."""
         if not isinstance(self.stack[-1], kind):
             raise TypeError(f"a {kind.__name__} was expected, not {type(self.stack[-1]).__name__}")

@@ -253,7 +253,7 @@ class _Reader:
         return _Stored(key, _DTYPES[name] if name else kind.lower(), device, elements)
 
     def view(
-        self, stored: Any, dtype: object, offset: Any, shape: Any, strides: Any, grad: Any
+        self, stored: object, dtype: object, offset: Any, shape: Any, strides: Any, grad: object
     ) -> Tensor:
         """Return the tensor that sees a storage in one way."""
         refuse = self.archive.refuse
@@ -305,12 +305,13 @@ class _Reader:
         self.flat[key] = made
         return made
 
-    def tensor_v1(self, stored: Any, offset: Any, shape: Any, strides: Any) -> Tensor:
+    def tensor_v1(self, stored: object, offset: object, shape: object, strides: object) -> Tensor:
         """Stand for `torch._utils._rebuild_tensor`."""
         return self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, False)
 
     def tensor_v2(
-        self, stored: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, more: Any = None
+        self, stored: object, offset: object, shape: object, strides: object, grad: object,
+        hooks: object, more: Any = None
     ) -> Tensor:  # fmt: skip
         """Stand for `torch._utils._rebuild_tensor_v2`. Raises DTypeError for a negated tensor."""
         if more and (more.get("neg") or set(more) - {"neg", "conj"}):
@@ -321,13 +322,13 @@ class _Reader:
         return found
 
     def tensor_v3(
-        self, stored: Any, offset: Any, shape: Any, strides: Any, grad: Any, hooks: Any, dtype: Any,
-        more: Any = None,
+        self, stored: object, offset: object, shape: object, strides: object, grad: object,
+        hooks: object, dtype: object, more: object = None,
     ) -> Tensor:  # fmt: skip
         """Stand for `torch._utils._rebuild_tensor_v3`, of dtypes that have no storage class."""
         return self.view(stored, dtype, offset, shape, strides, grad)
 
-    def meta_tensor(self, dtype: Any, shape: Any, strides: Any, grad: Any) -> Tensor:
+    def meta_tensor(self, dtype: Any, shape: Any, strides: Any, grad: object) -> Tensor:
         """Stand for `torch._utils._rebuild_meta_tensor_no_storage`: a tensor on "meta", without values."""
         if not (isinstance(dtype, DType) and _counts(shape) and _counts(strides)):
             self.archive.refuse(f"a tensor without values has shape {_short(shape)} of {dtype}")
@@ -336,19 +337,21 @@ class _Reader:
         made = webtorch.empty_strided(shape, strides, dtype=dtype, device="meta")
         return made.requires_grad_() if grad is True else made
 
-    def parameter(self, data: Any, grad: Any, hooks: Any) -> Parameter:
+    def parameter(self, data: object, grad: object, hooks: object) -> Parameter:
         """Stand for `torch._utils._rebuild_parameter`; its hooks are dropped."""
         if not isinstance(data, Tensor):
             self.archive.refuse(f"a parameter is made of {_short(data)}")
         return Parameter(data, bool(grad))
 
-    def parameter_with_state(self, data: Any, grad: Any, hooks: Any, state: Any) -> Parameter:
+    def parameter_with_state(
+        self, data: object, grad: object, hooks: object, state: object
+    ) -> Parameter:
         """Stand for `torch._utils._rebuild_parameter_with_state`: a parameter with attributes."""
         made = self.parameter(data, grad, hooks)
         self.set_attributes(made, state)
         return made
 
-    def from_type(self, make: Any, kind: Any, args: Any, state: Any) -> Tensor:
+    def from_type(self, make: object, kind: object, args: object, state: object) -> Tensor:
         """Stand for `torch._tensor._rebuild_from_type_v2`: a tensor of a class, with attributes."""
         if not isinstance(make, Call) or not isinstance(args, tuple):
             self.archive.refuse(f"a tensor is made by {_short(make)}")
@@ -415,7 +418,7 @@ def refuse_legacy(file: str) -> NoReturn:
     )
 
 
-def _counts(values: Any) -> bool:
+def _counts(values: object) -> bool:
     return isinstance(values, tuple) and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 

@@ -78,7 +78,7 @@ def shards(path: FilePath) -> dict[str, list[str] | None]:
 
 def stream_safetensors(
     path: FilePath,
-    device: Any = None,
+    device: object = None,
     *,
     keys: Collection[str] | None = None,
     dtype: DType | None = None,
@@ -113,7 +113,7 @@ def stream_safetensors(
 
 def load_safetensors(
     path: FilePath,
-    device: Any = None,
+    device: object = None,
     *,
     keys: Collection[str] | None = None,
     dtype: DType | None = None,

@@ -110,7 +110,7 @@ class Node:
         self.host: Callable[[], object] | None = None
 
     @classmethod
-    def in_memory(cls, shape: Shape, dtype: DType, buffer: Any = None) -> Node:
+    def in_memory(cls, shape: Shape, dtype: DType, buffer: object = None) -> Node:
         """Return a value that lies in memory: in `buffer`, or in one that it is given later."""
         node = cls("buffer", (), (), (), shape, dtype)
         node.buffer = buffer
@@ -128,7 +128,7 @@ class Node:
                 made[other] = node
         graph.record(self.srcs, self.line, made)
 
-    def become_buffer(self, buffer: Any) -> None:
+    def become_buffer(self, buffer: object) -> None:
         """Turn into realized data."""
         # Another thread that finds a buffer finds its memory.
         self.buffer = buffer
@@ -172,7 +172,7 @@ class Recorded:
         # What a runtime found out about calls that it computed by themselves.
         self.programs: dict[Any, Any] = {}
 
-    def record(self, given: Sequence[Node], line: Any, results: Mapping[int, Node]) -> None:
+    def record(self, given: Sequence[Node], line: object, results: Mapping[int, Node]) -> None:
         """Record the steps over the sources `given`, by the user's line; some are to be the nodes
         `results`.
         """

@@ -23,8 +23,6 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.reducer import REDUCERS, Reducer
 from webtorch.ir.view import numel
 
-ReduceOp = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
-Combine = Literal["set", "add", "mul", "max", "min"]
 Level = Literal["outer", "inner"]
 Access = Literal["read", "write", "read_write"]
 
@@ -42,7 +40,7 @@ class BufferSlot:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """One reduction over the inner points.
+    """One reduction over the inner points, `op` of `REDUCERS`.
 
     `value` is combined in its own type. argmax/argmin combine (value, position), where the position
     is the row-major
@@ -51,7 +49,7 @@ class Reduce:
     position, typed `dtype`. max/min give NaN if any value is NaN.
     """
 
-    op: ReduceOp
+    op: str
     value: Expr
     dtype: DType
 
@@ -70,15 +68,15 @@ class Reduce:
 class Store:
     """Write `value` to element `position` of a buffer where `valid` holds.
 
-    "set" writes; the other combines are atomic read-modify-writes, for scatters whose positions may
-    repeat.
+    "set" writes; any other `combine` is a scalar function by which old and new value become one, atomically:
+    positions of a scatter may repeat.
     """
 
     buffer: int
     position: Expr
     value: Expr
     level: Level = "outer"
-    combine: Combine = "set"
+    combine: str = "set"
     valid: Expr | None = None
 
 
@@ -320,12 +318,12 @@ def epilogue_of(r: Matmul | Convolution) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Template: running sum, product, max or min along the middle of (outer, length, inner),
-    contiguous in and out.
+    """Template: running sum, product, max or min (`op` of `REDUCERS`) along the middle of (outer, length,
+    inner), contiguous in and out.
     """
 
     name: str
-    op: Literal["sum", "prod", "max", "min"]
+    op: str
     outer: int
     length: int
     inner: int

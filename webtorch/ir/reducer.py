@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from webtorch.ir.dtype import DType, Scalar, bool_, integer_limits
+from webtorch.ir.dtype import DType, Scalar, bool_, int64, integer_limits
 from webtorch.ir.expr import FUNCTIONS, ScalarFunction
 
 
@@ -19,8 +19,25 @@ class Reducer:
     # The scalar function that combines two values; of bools, `bools` does.
     combine: str
     bools: str
-    # Whether the result is the position of the extreme; NaN is one, and the first wins.
-    is_position: bool = False
+    # The type of the result; None is that of the values.
+    gives: DType | None = None
+    # ONNX's node, of what ONNX has a node for.
+    onnx: str = ""
+
+    @property
+    def is_position(self) -> bool:
+        """Whether the result is the position of the extreme; NaN is one, and the first wins."""
+        return self.gives is int64
+
+    @property
+    def is_logical(self) -> bool:
+        """Whether values are asked for their truth."""
+        return self.gives is bool_
+
+    @property
+    def is_extreme(self) -> bool:
+        """Whether the result is one of the values; NaN wins."""
+        return self.combine in ("max", "min") and self.gives is None
 
     def function(self, dtype: DType) -> ScalarFunction:
         """Return the scalar function that combines two values of a type."""
@@ -44,13 +61,13 @@ class Reducer:
 REDUCERS: dict[str, Reducer] = {
     r.name: r
     for r in (
-        Reducer(name="sum", combine="add", bools="or"),
-        Reducer(name="prod", combine="mul", bools="and"),
-        Reducer(name="max", combine="max", bools="or"),
-        Reducer(name="min", combine="min", bools="and"),
-        Reducer(name="any", combine="or", bools="or"),
-        Reducer(name="all", combine="and", bools="and"),
-        Reducer(name="argmax", combine="max", bools="or", is_position=True),
-        Reducer(name="argmin", combine="min", bools="and", is_position=True),
+        Reducer(name="sum", combine="add", bools="or", onnx="ReduceSum"),
+        Reducer(name="prod", combine="mul", bools="and", onnx="ReduceProd"),
+        Reducer(name="max", combine="max", bools="or", onnx="ReduceMax"),
+        Reducer(name="min", combine="min", bools="and", onnx="ReduceMin"),
+        Reducer(name="any", combine="or", bools="or", gives=bool_, onnx="ReduceMax"),
+        Reducer(name="all", combine="and", bools="and", gives=bool_, onnx="ReduceMin"),
+        Reducer(name="argmax", combine="max", bools="or", gives=int64, onnx="ArgMax"),
+        Reducer(name="argmin", combine="min", bools="and", gives=int64, onnx="ArgMin"),
     )
 }

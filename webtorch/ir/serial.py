@@ -45,7 +45,7 @@ def register(kind: type) -> type:
     return kind
 
 
-def dump(value: Any) -> str:
+def dump(value: object) -> str:
     """Return a record as JSON text."""
     writer = _Writer()
     body = writer.write(value)
@@ -116,7 +116,7 @@ class _Reader:
     def __init__(self) -> None:
         self.exprs: list[Expr] = []
 
-    def read(self, x: Any) -> Any:
+    def read(self, x: object) -> Any:
         """Return the value of a JSON form."""
         if isinstance(x, list):
             return tuple([self.read(v) for v in x])

@@ -40,10 +40,10 @@ def _overload(func: T) -> T:
 
 def script(
     obj: T,
-    optimize: Any = None,
+    optimize: object = None,
     _frames_up: int = 0,
-    _rcb: Any = None,
-    example_inputs: Any = None,
+    _rcb: object = None,
+    example_inputs: object = None,
 ) -> T:
     """Return `obj` itself, with a warning the first time."""
     _say("script")
@@ -52,16 +52,16 @@ def script(
 
 def trace(
     func: T,
-    example_inputs: Any = None,
-    optimize: Any = None,
+    example_inputs: object = None,
+    optimize: object = None,
     check_trace: bool = True,
-    check_inputs: Any = None,
+    check_inputs: object = None,
     check_tolerance: float = 1e-05,
     strict: bool = True,
     _force_outplace: bool = False,
-    _module_class: Any = None,
-    _compilation_unit: Any = None,
-    example_kwarg_inputs: Any = None,
+    _module_class: object = None,
+    _compilation_unit: object = None,
+    example_kwarg_inputs: object = None,
     _store_inputs: bool = True,
 ) -> T:
     """Return `func` itself, with a warning the first time. Unlike a trace it keeps its branches."""
@@ -69,7 +69,7 @@ def trace(
     return func
 
 
-def trace_module(mod: T, inputs: Any, *args: Any, **kwargs: Any) -> T:
+def trace_module(mod: T, inputs: object, *args: object, **kwargs: object) -> T:
     """Return `mod` itself, with a warning the first time."""
     _say("trace_module")
     return mod
@@ -82,7 +82,7 @@ def script_if_tracing(fn: T) -> T:
 
 def freeze(
     mod: T,
-    preserved_attrs: Any = None,
+    preserved_attrs: object = None,
     optimize_numerics: bool = True,
     preserve_parameters: bool = False,
 ) -> T:
@@ -90,12 +90,12 @@ def freeze(
     return mod
 
 
-def optimize_for_inference(mod: T, other_methods: Any = None) -> T:
+def optimize_for_inference(mod: T, other_methods: object = None) -> T:
     """Return `mod` itself."""
     return mod
 
 
-def ignore(drop: Any = False, **kwargs: Any) -> Any:
+def ignore(drop: object = False, **kwargs: object) -> Any:
     """Mark a method that TorchScript would not compile: nothing is compiled here."""
     return drop if callable(drop) else lambda fn: fn
 
@@ -120,12 +120,12 @@ def is_tracing() -> bool:
     return False
 
 
-def annotate(the_type: Any, the_value: T) -> T:
+def annotate(the_type: object, the_value: T) -> T:
     """Return the value."""
     return the_value
 
 
-def Attribute(value: T, type: Any = None) -> T:
+def Attribute(value: T, type: object = None) -> T:
     """Return the value."""
     return value
 
@@ -150,7 +150,7 @@ def isinstance(obj: Any, target_type: Any) -> bool:
     return all(isinstance(x, parts[0]) for x in obj)
 
 
-def save(m: Any, f: Any, _extra_files: Any = None) -> NoReturn:
+def save(m: object, f: object, _extra_files: object = None) -> NoReturn:
     """Raise: there is no TorchScript."""
     raise RuntimeError(
         "torch.jit.save: webtorch has no TorchScript programs. Save the module's state_dict() with "
@@ -158,7 +158,7 @@ def save(m: Any, f: Any, _extra_files: Any = None) -> NoReturn:
     )
 
 
-def load(f: Any, map_location: Any = None, _extra_files: Any = None) -> NoReturn:
+def load(f: object, map_location: object = None, _extra_files: object = None) -> NoReturn:
     """Raise: there is no TorchScript."""
     raise RuntimeError(
         "torch.jit.load: webtorch has no TorchScript programs. Build the module in Python and load its "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from webtorch.ir import expr as ex
 from webtorch.ir.expr import Expr
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
+class Affine(NamedTuple):
     """offset + sum of stride * index(dim) over `strides`; dims that do not count are absent."""
 
     offset: int
@@ -19,13 +19,17 @@ class Affine:
         return self.strides.get(dim, 0)
 
 
-def affine(position: Expr) -> Affine | None:
+Memo = dict[Expr, Affine | None]
+
+
+def affine(position: Expr, memo: Memo | None = None) -> Affine | None:
     """Return `position` as a sum of strides of loop variables, or None where it is something else."""
-    found = _affine(position, {})
-    if found is None:
-        return None
-    offset, strides = found
-    return Affine(offset, {d: s for d, s in strides.items() if s})
+    memo = {} if memo is None else memo
+    if position not in memo:
+        for node in ex.walk(position):
+            if node not in memo:
+                memo[node] = _affine(node, memo)
+    return memo[position]
 
 
 def index_of(x: Expr) -> tuple[int, int]:
@@ -34,47 +38,42 @@ def index_of(x: Expr) -> tuple[int, int]:
     return dim, size
 
 
-_Sum = tuple[int, dict[int, int]]
-
-
-def _affine(x: Expr, memo: dict[Expr, _Sum | None]) -> _Sum | None:
-    if x not in memo:
-        memo[x] = _affine_of(x, memo)
-    return memo[x]
-
-
-def _affine_of(x: Expr, memo: dict[Expr, _Sum | None]) -> _Sum | None:
+def _affine(x: Expr, memo: Memo) -> Affine | None:
     if x.op == "const" and isinstance(x.value, int):
-        return int(x.value), {}
+        return Affine(int(x.value), {})
     if x.op == "index":
         dim, size = x.value
-        return 0, ({dim: 1} if size > 1 else {})
+        return Affine(0, {dim: 1} if size > 1 else {})
     if (
         x.op == "cast"
         and x.dtype.is_integral
         and x.dtype.itemsize >= 4
         and x.args[0].dtype.is_integral
     ):
-        return _affine(x.args[0], memo)
+        return memo[x.args[0]]
     if x.op == "neg":
-        a = _affine(x.args[0], memo)
+        a = memo[x.args[0]]
         return None if a is None else _scaled(a, -1)
     if x.op not in ("add", "sub", "mul"):
         return None
-    a, b = _affine(x.args[0], memo), _affine(x.args[1], memo)
+    a, b = memo[x.args[0]], memo[x.args[1]]
     if a is None or b is None:
         return None
     if x.op == "mul":
-        if not b[1]:
-            return _scaled(a, b[0])
-        return None if a[1] else _scaled(b, a[0])
+        if not b.strides:
+            return _scaled(a, b.offset)
+        return None if a.strides else _scaled(b, a.offset)
     if x.op == "sub":
         b = _scaled(b, -1)
-    strides = dict(a[1])
-    for dim, stride in b[1].items():
+    strides = dict(a.strides)
+    for dim, stride in b.strides.items():
         strides[dim] = strides.get(dim, 0) + stride
-    return a[0] + b[0], strides
+    return _sum(a.offset + b.offset, strides)
 
 
-def _scaled(a: _Sum, factor: int) -> _Sum:
-    return a[0] * factor, {d: s * factor for d, s in a[1].items()}
+def _scaled(a: Affine, factor: int) -> Affine:
+    return _sum(a.offset * factor, {d: s * factor for d, s in a.strides.items()})
+
+
+def _sum(offset: int, strides: dict[int, int]) -> Affine:
+    return Affine(offset, {d: s for d, s in strides.items() if s})

@@ -16,7 +16,7 @@ from webtorch.ir.dtype import DType, int32, int64, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
-from webtorch.ir.kernel import Check, Combine, Level
+from webtorch.ir.kernel import Check, Level
 from webtorch.ir.program import Site
 from webtorch.ir.view import Shape, contiguous_strides, numel
 from webtorch.ops.primitive import COUNT
@@ -419,7 +419,6 @@ def line_text(line: object) -> str:
 
 __all__ = [
     "Body",
-    "Combine",
     "Loops",
     "Unfusable",
     "flat_loops",

@@ -14,7 +14,7 @@ from webtorch.ir.dtype import bool_, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
-from webtorch.ir.kernel import Access, BufferSlot, Combine, Kernel, Level, Reduce, Store
+from webtorch.ir.kernel import Access, BufferSlot, Kernel, Level, Reduce, Store
 from webtorch.ir.program import Site
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import numel
@@ -226,12 +226,12 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
     for number in sorted(group.members):
         node = graph.nodes[number]
         level: Level = "outer"
-        combine: Combine = "set"
+        combine = "set"
         inside: Expr | None = None
         if node.kind == "reduce":
             op, _ = node.attrs
             value = body.value(node.srcs[0], body.loops.inner_flat)
-            if op in ("any", "all"):
+            if REDUCERS[op].is_logical:
                 value = ex.cast(value, bool_)
             elif not REDUCERS[op].is_position:
                 value = ex.cast(value, node.dtype.compute)

@@ -226,7 +226,7 @@ def _changes_nothing(node: GraphNode, source: GraphNode) -> bool:
         # A copy of a view is there for its order in memory.
         kept = ("buffer", "empty", "view", "update", "scatter")
         return op is IDENTITY and pattern == "t" and source.kind not in kept
-    return node.kind == "reduce" and node.attrs[0] in ("sum", "prod", "max", "min")
+    return node.kind == "reduce" and REDUCERS[node.attrs[0]].gives is None
 
 
 def _narrows_back(node: GraphNode, source: GraphNode, nodes: list[GraphNode]) -> bool:

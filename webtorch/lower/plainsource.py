@@ -12,10 +12,9 @@ import struct
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, float16, float32, float64, integer_limits
-from webtorch.ir.expr import FUNCTIONS, Expr
+from webtorch.ir.expr import FUNCTIONS, Expr, Range
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
-
-_POSITIONS = frozenset(("index", "const", "add", "sub", "mul", "floordiv", "mod", "min", "max"))
+from webtorch.lower.bounds import UNKNOWN, bounds
 
 
 def _const(value: float | int, dtype: DType) -> str:
@@ -38,6 +37,7 @@ class _Writer:
         self.outer: dict[Expr, str] = {}
         self.inner: dict[Expr, str] | None = None
         self.is_inner: dict[Expr, bool] = {}
+        self.bounds: dict[Expr, Range] = {}
 
     def emit(self, text: str) -> None:
         """Write a line at the current depth."""
@@ -114,13 +114,10 @@ class _Writer:
             return text
         if dtype.kind == "float":
             return text if dtype is float64 or function.exact else f"f32({text})"
-        if not function.wraps or dtype is bool_ or self.is_position(node):
+        # Where the bounds are known it never overflows.
+        if not function.wraps or dtype is bool_ or bounds(node, self.bounds) != UNKNOWN:
             return text
         return f"w_{dtype.name}({text})"
-
-    def is_position(self, node: Expr) -> bool:
-        """Whether a value is computed from loop variables only: it never overflows."""
-        return all(n.op in _POSITIONS for n in ex.walk(node))
 
     def loaded(self, slot: int, position: str) -> str:
         """Return the text of a buffer's element as a Python number."""

@@ -434,7 +434,7 @@ class _Writer(ValueWriter):
 
     def better(self, r: Reduce, value: str, best: str) -> str:
         """Return the test whether a value takes the place of the best: NaN does, the first of equals stays."""
-        sign = ">" if r.op == "argmax" else "<"
+        sign = ">" if r.reducer.combine == "max" else "<"
         if r.value.dtype.kind == "float":
             return f"({value} {sign} {best}) | (isnan({value}) & logical_not(isnan({best})))"
         return f"{value} {sign} {best}"
@@ -447,7 +447,7 @@ class _Writer(ValueWriter):
                 if is_pair(r)
                 else f"{r.dtype.name}(order_position(acc{k}))"
             )
-        if r.op in ("max", "min") and r.value.dtype.kind == "float":
+        if r.reducer.is_extreme and r.value.dtype.kind == "float":
             return f"unorder(acc{k}, {r.value.dtype.name})"
         return f"acc{k} != int32(0)" if r.value.dtype is bool_ else f"acc{k}"
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import bfloat16, bool_, float16, float32, int32, int64, integer_limits
-from webtorch.ir.expr import FUNCTIONS, Expr, ScalarFunction
+from webtorch.ir.expr import FUNCTIONS, Expr, Range, ScalarFunction
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.lower.affine import Affine, affine
+from webtorch.lower.bounds import UNKNOWN, bounds
 
 Dep = int | tuple[str, int]
 
@@ -33,6 +34,7 @@ class ValueWriter:
         self.first_inner = len(kernel.outer)
         self.scopes: list[_Scope] = []
         self.dep_memo: dict[Expr, frozenset[Dep]] = {}
+        self.bounds_memo: dict[Expr, Range] = {}
         self.count = 0
         # Values kept in a row between stages: expression -> array, and those already written.
         self.rows: dict[Expr, str] = {}
@@ -257,7 +259,7 @@ class ValueWriter:
             or x.dtype.kind == "float"
         ):
             return False
-        low, high = bounds(x.args[0])
+        low, high = bounds(x.args[0], self.bounds_memo)
         return low >= 0 and high < 2**31 and x.args[1].value > 0
 
     def widens(self, x: Expr) -> bool:
@@ -267,7 +269,7 @@ class ValueWriter:
             x.op == "cast"
             and x.dtype in (int32, int64)
             and source in (int32, int64)
-            and bounds(x.args[0]) != _UNKNOWN
+            and bounds(x.args[0], self.bounds_memo) != UNKNOWN
         )
 
     # -- statements ---------------------------
@@ -378,7 +380,7 @@ def start(r: Reduce) -> str:
     dtype = r.value.dtype
     if r.reducer.is_position and not is_pair(r):
         return f"int64({integer_limits(int64)[0]})"
-    if r.op in ("max", "min") and dtype.kind == "float":
+    if r.reducer.is_extreme and dtype.kind == "float":
         wide = int64 if dtype.itemsize == 8 else int32
         return f"{wide.name}({r.reducer.identity(wide)})"
     return column_start(r)
@@ -405,39 +407,3 @@ def identifier(name: str) -> str:
     """Return `name` as a Python identifier."""
     text = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
     return text if text and not text[0].isdigit() else f"k_{text}"
-
-
-_UNKNOWN = (-math.inf, math.inf)
-
-
-def bounds(x: Expr) -> tuple[float, float]:
-    """Return the least and largest value of an integer expression of loop variables; infinite where unknown."""
-    match x.op:
-        case "const":
-            return float(x.value), float(x.value)
-        case "index":
-            return 0.0, x.value[1] - 1.0
-        case "cast" if x.dtype.is_integral and x.args[0].dtype.is_integral:
-            return bounds(x.args[0]) if x.dtype.itemsize >= 4 else _UNKNOWN
-        case "add" | "sub" | "mul" | "floordiv" | "mod" | "min" | "max":
-            (a, b), (c, d) = bounds(x.args[0]), bounds(x.args[1])
-        case _:
-            return _UNKNOWN
-    if not all(map(math.isfinite, (a, b, c, d))):
-        return _UNKNOWN
-    match x.op:
-        case "add":
-            return a + c, b + d
-        case "sub":
-            return a - d, b - c
-        case "mul":
-            return min(a * c, a * d, b * c, b * d), max(a * c, a * d, b * c, b * d)
-        case "floordiv" if c == d > 0:
-            return a // c, b // c
-        case "mod" if c == d > 0:
-            return 0.0, min(b, c - 1) if a >= 0 else c - 1
-        case "min":
-            return min(a, c), min(b, d)
-        case "max":
-            return max(a, c), max(b, d)
-    return _UNKNOWN

@@ -73,7 +73,7 @@ class Families:
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, text: str, key: Any) -> tuple[Family, tuple[str, ...]]:
+    def find(self, text: str, key: object) -> tuple[Family, tuple[str, ...]]:
         """Return the family of a text and the text's numbers, which the family has then seen.
 
         Texts of different `key` are of different families.

@@ -20,7 +20,7 @@ from webtorch.ir.kernel import (
 )
 from webtorch.ir.limits import Limits
 from webtorch.ir.view import numel
-from webtorch.lower.wgsl_facts import affine
+from webtorch.lower.affine import affine
 from webtorch.lower.wgsl_reduce import render_reduction
 from webtorch.lower.wgsl_shader import (
     Draft,
@@ -91,11 +91,11 @@ def _transposed_dim(writer: KernelWriter) -> int | None:
     best: tuple[int, int] | None = None
     for node in writer.loads():
         form = affine(node.args[0], writer.affine_memo)
-        if form is None or form[1].get(rank - 1, 0) in (0, 1):
+        if form is None or form.stride(rank - 1) in (0, 1):
             continue
         for d in range(rank - 1):
             size = k.buffers[cast(int, node.value)].elements
-            if form[1].get(d, 0) == 1 and k.outer[d] >= 4 and (best is None or size > best[0]):
+            if form.stride(d) == 1 and k.outer[d] >= 4 and (best is None or size > best[0]):
                 best = (size, d)
     return None if best is None else best[1]
 

@@ -27,8 +27,8 @@ from webtorch.ir.kernel import (
     Store,
 )
 from webtorch.ir.limits import Limits
+from webtorch.lower.affine import affine
 from webtorch.lower.sizes import size_class
-from webtorch.lower.wgsl_facts import affine
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type, wrap
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, rounded_by_store
@@ -143,9 +143,9 @@ def _reads_columns(writer: KernelWriter) -> bool:
             continue
         # The larger buffer decides.
         weight = k.buffers[cast(int, node.value)].elements
-        if form[1].get(writer.rank + last_inner, 0) == 1:
+        if form.stride(writer.rank + last_inner) == 1:
             score -= weight
-        elif form[1].get(last_outer, 0) == 1:
+        elif form.stride(last_outer) == 1:
             score += weight
     return score > 0
 
@@ -164,29 +164,28 @@ class _Accumulator:
     @property
     def is_arg(self) -> bool:
         """Return whether the stage looks for a position: argmax or argmin."""
-        return self.reduce.op.startswith("arg")
+        return self.reduce.reducer.is_position
 
     def better(self, value: str, position: str) -> str:
         """Return the test whether another (value, position) wins."""
         mine, at = self.value, self.position
-        op = self.reduce.op
         if self.kind == "f32":
-            return f"wt_{op}_f32({mine}, {at}, {value}, {position})"
-        sign = ">" if op == "argmax" else "<"
+            return f"wt_{self.reduce.op}_f32({mine}, {at}, {value}, {position})"
+        sign = ">" if self.reduce.reducer.combine == "max" else "<"
         return f"({value} {sign} {mine} || ({value} == {mine} && {position} < {at}))"
 
 
 def _stage_kind(reduce: Reduce) -> str:
     kind = wgsl_type(reduce.value.dtype)
-    if reduce.op in ("any", "all"):
+    if reduce.reducer.is_logical:
         return "bool"
     # Booleans are compared as numbers: false < true.
-    return "u32" if kind == "bool" and reduce.op.startswith("arg") else kind
+    return "u32" if kind == "bool" and reduce.reducer.is_position else kind
 
 
 def _stage_value(writer: KernelWriter, reduce: Reduce, scope: Scope) -> str:
     text = writer.value(reduce.value, scope)
-    if reduce.op in ("any", "all"):
+    if reduce.reducer.is_logical:
         return convert(text, reduce.value.dtype, bool_)
     if _stage_kind(reduce) != wgsl_type(reduce.value.dtype):
         return f"select(0u, 1u, {text})"
@@ -512,11 +511,11 @@ class ReductionWriter:
             node = ex.reduced(acc.stage, reduce.dtype)
             if acc.is_arg:
                 text = convert(acc.position, int32, reduce.dtype)
-            elif reduce.op in ("any", "all"):
+            elif reduce.reducer.is_logical:
                 text = convert(acc.value, bool_, reduce.dtype)
             else:
                 text = convert(acc.value, reduce.value.dtype, reduce.dtype)
-                if reduce.op in ("sum", "prod"):
+                if not reduce.reducer.is_extreme:
                     text = wrap(reduce.dtype, text)
             self.w.top.env[node] = self.w.bind(text, self.body)
 
@@ -655,7 +654,7 @@ def _split_reduction(
     for reduce in kernel.reduces:
         at = words + m * parts
         offsets.append((words, at))
-        words = at + (m * parts if reduce.op.startswith("arg") else 0)
+        words = at + (m * parts if reduce.reducer.is_position else 0)
     scratch = (4 * words,)
     r = ReductionWriter(writer, geometry)
     grid = r.prologue(parts)

@@ -17,9 +17,10 @@ from webtorch.ir.dtype import (
     float16,
     float32,
     int32,
+    integer_limits,
     uint32,
 )
-from webtorch.ir.expr import FUNCTIONS, Expr
+from webtorch.ir.expr import FUNCTIONS, Expr, Range
 from webtorch.ir.kernel import (
     BufferSlot,
     Check,
@@ -28,7 +29,8 @@ from webtorch.ir.kernel import (
 )
 from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides, numel
-from webtorch.lower.wgsl_facts import Affine, Range, affine, bounds, fits_int
+from webtorch.lower.affine import Memo, affine
+from webtorch.lower.bounds import bounds, fits
 from webtorch.lower.wgsl_table import (
     PER_WORD,
     combine,
@@ -42,6 +44,7 @@ from webtorch.lower.wgsl_table import (
     wrap,
 )
 
+_INT32 = integer_limits(int32)
 # Below this many points, parallelism is worth more than four-element loads.
 VECTOR_POINTS = 1 << 15
 
@@ -115,8 +118,8 @@ class KernelWriter:
         self.limits = limits
         self.rank = len(kernel.outer)
         self.names = 0
-        self.affine_memo: dict[Expr, Affine | None] = {}
-        self.bounds_memo: dict[Expr, Range | None] = {}
+        self.affine_memo: Memo = {}
+        self.bounds_memo: dict[Expr, Range] = {}
         self.mask_memo: dict[Expr, int] = {}
         self.uses: dict[Expr, int] = {}
         self.args: list[int] = []
@@ -228,8 +231,12 @@ class KernelWriter:
 
     def in_range(self, position: Expr, elements: int) -> bool:
         """Return whether a position is known to lie within a buffer."""
-        known = bounds(position, self.bounds_memo)
-        return known is not None and known[0] >= 0 and known[1] < elements
+        low, high = self.bounds(position)
+        return low >= 0 and high < elements
+
+    def bounds(self, x: Expr) -> Range:
+        """Return the bounds of an integer: all are computed in 32 bits."""
+        return bounds(x, self.bounds_memo, _INT32)
 
     # -- choices --
 
@@ -309,8 +316,8 @@ class KernelWriter:
         return (
             not self.fast_inner
             and form is not None
-            and form[0] == 0
-            and self._strides_of(form[1], 0, self.kernel.outer) == 1
+            and form.offset == 0
+            and self._strides_of(form.strides, 0, self.kernel.outer) == 1
             and slot.elements == self.fast_count
         )
 
@@ -644,7 +651,7 @@ class KernelWriter:
 
     def _cast(self, node: Expr, arg: str) -> str:
         source = node.args[0]
-        if wgsl_type(node.dtype) == "i32" and node.dtype.itemsize >= 4 and fits_int(source):
+        if wgsl_type(node.dtype) == "i32" and node.dtype.itemsize >= 4 and fits(source, _INT32):
             return f"i32({arg})"
         if node.dtype is float16 and self.limits.has_f16 and self.limits.is_gpu:
             # In hardware; software adapters round in ways of their own.
@@ -672,8 +679,7 @@ class KernelWriter:
         divisor = node.args[1]
         if divisor.op != "const" or cast(int, divisor.value) <= 0:
             return None
-        known = bounds(node.args[0], self.bounds_memo)
-        if known is None or known[0] < 0:
+        if self.bounds(node.args[0])[0] < 0:
             if node.op == "truncdiv":
                 return f"({args[0]} / {divisor.value})"
             name = {"truncmod": "rem", "floordiv": "floordiv", "mod": "mod"}[node.op]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from webtorch.capture.dynamic import MAX_VARIABLES, Point, placeholder
 from webtorch.tensors.tensor import Tensor
@@ -15,7 +15,7 @@ Axes = dict[tuple[int, int], str]
 # A size that is fixed, the symbol of one that varies, or None where it varies without a name.
 Dim = int | str | None
 # The argument that a tensor is found in, and its place inside it.
-Path = tuple[Any, ...]
+Path = tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def example_of(
     args: tuple[object, ...],
     kwargs: Mapping[str, object],
     input_names: Sequence[str] | None,
-    dynamic_axes: Any,
-    dynamic_shapes: Any,
+    dynamic_axes: Mapping[str, Dims] | None,
+    dynamic_shapes: object,
 ) -> Example:
     """Return the example of a call. Raises ValueError for names and axes that do not fit it."""
     tensors, rebuild = take_apart((args, kwargs))
@@ -164,17 +164,18 @@ def _input_names(paths: list[Path], given: Sequence[str] | None) -> list[str]:
 
 
 # What may stand for the dims of one tensor that vary: by dim, or one entry for each dim.
-_Dims = tuple[int, Any]
+Dims: TypeAlias = Mapping[int, object] | Sequence[Any]
+_Dims = tuple[int, Dims | None]
 
 
-def _from_dynamic_axes(names: list[str], dynamic_axes: Any) -> list[_Dims]:
+def _from_dynamic_axes(names: list[str], dynamic_axes: Mapping[str, Dims] | None) -> list[_Dims]:
     """Return what `dynamic_axes` says, by the number of the tensor."""
     dims: list[_Dims] = []
     for key, given in (dynamic_axes or {}).items():
         if key not in names:
             continue  # an output's axes follow from the inputs'
         if not isinstance(given, Mapping):
-            given = {d: f"{key}_dim_{d}" for d in given}
+            given = {int(d): f"{key}_dim_{d}" for d in given}
         dims.append((names.index(key), given))
     return dims
 

@@ -8,8 +8,8 @@ import inspect
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, TypeAlias
 
 import onnx
 from onnx import ModelProto
@@ -19,7 +19,7 @@ from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn import Module
 from webtorch.onnx import rules as rules  # the table of rules is filled
-from webtorch.onnx.example import Example, arguments_of, example_of, take_apart
+from webtorch.onnx.example import Dims, Example, arguments_of, example_of, take_apart
 from webtorch.onnx.graph import ExportError, Graph, different_constants, merge
 from webtorch.onnx.model import Port, build_model, titles_of
 from webtorch.onnx.recording import Recording, Value, record
@@ -28,6 +28,8 @@ from webtorch.tensors.tensor import Tensor
 
 OPSET = 18
 OPSETS = range(13, 24)
+# A path, or a binary stream.
+Target: TypeAlias = str | os.PathLike[str] | BinaryIO
 # A file of protocol buffers holds no more.
 _INLINE_BYTES = 2**31 - 2**20
 
@@ -39,7 +41,7 @@ class ONNXProgram:
         self.model_proto = model
         self._inputs = inputs
 
-    def save(self, destination: Any, *, external_data: bool | None = None, **_: Any) -> None:
+    def save(self, destination: Target, *, external_data: bool | None = None, **_: object) -> None:
         """Write the model to a path or binary stream.
 
         Weights go to "name.data" beside the path with `external_data`, or where they pass 2 GiB.
@@ -81,9 +83,9 @@ class ONNXProgram:
 
 
 def export(
-    model: Any,
-    args: Any = (),
-    f: Any = None,
+    model: Callable[..., object],
+    args: object = (),
+    f: Target | None = None,
     *,
     kwargs: dict[str, Any] | None = None,
     verbose: bool | None = None,
@@ -92,23 +94,23 @@ def export(
     opset_version: int | None = None,
     dynamo: bool = True,
     external_data: bool = False,
-    dynamic_shapes: Any = None,
-    custom_translation_table: Any = None,
+    dynamic_shapes: object = None,
+    custom_translation_table: object = None,
     report: bool = False,
     optimize: bool = True,
     verify: bool = False,
     profile: bool = False,
     dump_exported_program: bool = False,
-    artifacts_dir: Any = ".",
+    artifacts_dir: object = ".",
     fallback: bool = False,
     export_params: bool = True,
     keep_initializers_as_inputs: bool = False,
-    dynamic_axes: Any = None,
-    training: Any = None,
-    operator_export_type: Any = None,
+    dynamic_axes: Mapping[str, Dims] | None = None,
+    training: object = None,
+    operator_export_type: object = None,
     do_constant_folding: bool = True,
-    custom_opsets: Any = None,
-    export_modules_as_functions: Any = False,
+    custom_opsets: object = None,
+    export_modules_as_functions: object = False,
     autograd_inlining: bool = True,
 ) -> ONNXProgram:
     """Write `model` (a Module or a function of tensors), as called with `args`, as ONNX.
@@ -168,7 +170,7 @@ def _opset(wanted: int | None) -> int:
 
 
 @contextlib.contextmanager
-def _mode_of(model: Any, training: Any) -> Iterator[None]:
+def _mode_of(model: object, training: object) -> Iterator[None]:
     if not isinstance(model, Module):
         yield
         return
@@ -298,7 +300,7 @@ def _outputs(
     ]
 
 
-def _flat(x: Any) -> Iterator[Value]:
+def _flat(x: object) -> Iterator[Value]:
     if isinstance(x, Value):
         yield x
     elif isinstance(x, dict):
@@ -313,14 +315,14 @@ def _flat(x: Any) -> Iterator[Value]:
         )
 
 
-def _module_names(model: Any) -> dict[int, str]:
+def _module_names(model: object) -> dict[int, str]:
     roots = model if isinstance(model, Module) else getattr(model, "__self__", None)
     if not isinstance(roots, Module):
         return {}
     return {id(m): name for name, m in roots.named_modules()}
 
 
-def _parameter_names(model: Any) -> dict[int, str]:
+def _parameter_names(model: object) -> dict[int, str]:
     """Return the state_dict keys of tensors, by the id of what holds their data."""
     named: dict[int, str] = {}
 
@@ -350,7 +352,9 @@ def _parameter_names(model: Any) -> dict[int, str]:
     return named
 
 
-def _verify(program: ONNXProgram, call: Any, args: Any, kwargs: Any) -> None:
+def _verify(
+    program: ONNXProgram, call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     with webtorch.no_grad():
         expected = call(*args, **kwargs)
     tensors, _ = take_apart(expected)

@@ -12,11 +12,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeAlias
 
 from webtorch.capture.dynamic import Point, _monomials, _row
 from webtorch.errors import CaptureError
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, Scalar
+from webtorch.tensors.tensor import Tensor
 
 # What a slice's end is when it goes to the end.
 TO_THE_END = 2**63 - 1
@@ -29,6 +30,10 @@ class ExportError(CaptureError):
 OnnxExporterError = ExportError
 
 
+# What an attribute of a node may be; None: the node has none of this name.
+Attr: TypeAlias = int | float | str | Sequence[int] | Sequence[str] | None
+
+
 @dataclass
 class Step:
     """One node of the file."""
@@ -36,7 +41,7 @@ class Step:
     op: str
     inputs: list[str]
     outputs: list[str]
-    attrs: dict[str, Any] = field(default_factory=dict)
+    attrs: dict[str, Attr] = field(default_factory=dict)
     scope: str = ""
     # The operation that the user called, for messages.
     source: str = ""
@@ -60,9 +65,9 @@ class Graph:
     steps: list[Step] = field(default_factory=list)
     ints: dict[str, Ints] = field(default_factory=dict)
     # name -> a scalar number and its type, which may depend on sizes
-    numbers: dict[str, tuple[Any, DType]] = field(default_factory=dict)
+    numbers: dict[str, tuple[Scalar, DType]] = field(default_factory=dict)
     # name -> a tensor of data
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Tensor] = field(default_factory=dict)
     # Those of them that are no weights.
     plain: set[str] = field(default_factory=set)
     # constant name -> the call that gave it, where one did

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy
 import onnx
-from onnx import numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from webtorch import errors
@@ -23,10 +23,23 @@ from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.nn import Module, Parameter
 from webtorch.onnx import operators as operators  # the table of operators is filled
-from webtorch.onnx.operators.table import OPERATORS, Context, dtype_of, is_host
+from webtorch.onnx.operators.table import (
+    OPERATORS,
+    Attrs,
+    Context,
+    Host,
+    Numbers,
+    dtype_of,
+    is_host,
+)
 from webtorch.tensors.creation import from_bytes
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
+# A path, the bytes of a file, a binary stream, or what was parsed already.
+Source: TypeAlias = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | ModelProto
+# What a run has computed, by name; "" stands for what is left out.
+Values: TypeAlias = dict[str, Numbers | None]
 # Newer opsets so far changed the element types that nodes take, not what they mean.
 OPSETS = range(7, 29)
 # What computes nothing that could be replaced, with the nearest way.
@@ -47,9 +60,9 @@ class UnsupportedOperator(NotImplementedError):
 
 
 def load(
-    f: Any,
+    f: Source,
     *,
-    device: Any = None,
+    device: DeviceLike = None,
     trainable: bool = True,
 ) -> ImportedModule:
     """Return a Module that computes what an ONNX file describes (opsets 13 to 23; older ones as far
@@ -67,8 +80,8 @@ def load(
     return ImportedModule(model, device=device, trainable=trainable, name=name)
 
 
-def _read(f: Any) -> tuple[Any, str]:
-    if isinstance(f, onnx.ModelProto):
+def _read(f: Source) -> tuple[ModelProto, str]:
+    if isinstance(f, ModelProto):
         return f, "<model>"
     if isinstance(f, (bytes, bytearray, memoryview)):
         data, name, folder = bytes(f), "<bytes>", None
@@ -79,16 +92,14 @@ def _read(f: Any) -> tuple[Any, str]:
         folder = os.path.dirname(os.path.abspath(name))
         with open(name, "rb") as stream:
             data = stream.read()
-    model = onnx.ModelProto()
+    model = ModelProto()
     try:
         model.ParseFromString(data)
     except Exception as error:
         raise ValueError(f"load: {name} is no ONNX file, or is damaged: {error}") from error
     if not model.graph.node and not model.graph.output:
         raise ValueError(f"load: {name} is no ONNX file, or is empty: it has no graph")
-    outside = [
-        t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL
-    ]
+    outside = [t.name for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL]
     if outside:
         if folder is None:
             raise ValueError(
@@ -115,7 +126,12 @@ class ImportedModule(Module):
     """The module of an ONNX file: `input_names`, `output_names`, `opset`, weights by their names."""
 
     def __init__(
-        self, model: Any, *, device: Any = None, trainable: bool = True, name: str = ""
+        self,
+        model: ModelProto,
+        *,
+        device: DeviceLike = None,
+        trainable: bool = True,
+        name: str = "",
     ) -> None:
         super().__init__()
         graph = model.graph
@@ -132,7 +148,7 @@ class ImportedModule(Module):
         self.input_names = [i.name for i in graph.input if i.name not in initial]
         self._input_types = {i.name: i.type.tensor_type.elem_type for i in graph.input}
         where = webtorch.device(device) if device is not None else webtorch.get_default_device()
-        self._constants: dict[str, Any] = {}
+        self._constants: dict[str, Host] = {}
         self._weights: dict[str, tuple[Module, str]] = {}
         numbers = _read_as_numbers(self._nodes)
         for t in graph.initializer:
@@ -144,11 +160,17 @@ class ImportedModule(Module):
                 ) from error
             self._add(t.name, array, _of_proto(t), where, trainable, t.name in numbers)
         self._uses = _last_uses(self._nodes, self.output_names)
-        self._tensors: dict[Any, Tensor] = {}
-        self._evaluators: dict[int, Any] = {}
+        self._evaluators: dict[int, ReferenceEvaluator] = {}
+        self._made: dict[int, Host] = {}
 
     def _add(
-        self, name: str, array: Any, dtype: DType | None, device: Any, trainable: bool, number: bool
+        self,
+        name: str,
+        array: Host,
+        dtype: DType | None,
+        device: DeviceLike,
+        trainable: bool,
+        number: bool,
     ) -> None:
         if dtype is None or array.dtype.kind in "OSU":
             self._constants[name] = array
@@ -179,12 +201,12 @@ class ImportedModule(Module):
         unknown = [n for n in given if n not in self.input_names and n not in self._weights]
         if unknown:
             raise TypeError(f"{self.file} has no inputs {unknown}; it takes {self.input_names}")
-        values: dict[str, Any] = {"": None}
+        values: Values = {"": None}
         for name, value in given.items():
             values[name] = self._input(name, value)
         return self._run(values)
 
-    def _input(self, name: str, value: Any) -> Any:
+    def _input(self, name: str, value: object) -> Tensor:
         if not isinstance(value, Tensor):
             value = webtorch.as_tensor(value)
         wanted = dtype_of(self._input_types.get(name, 0))
@@ -195,7 +217,7 @@ class ImportedModule(Module):
             )
         return value
 
-    def _lookup(self, values: dict[str, Any], name: str) -> Any:
+    def _lookup(self, values: Values, name: str) -> Numbers | None:
         if name in values:
             return values[name]
         place = self._weights.get(name)
@@ -205,7 +227,7 @@ class ImportedModule(Module):
             return found if found is not None else home._buffers[last]
         return self._constants[name]
 
-    def _run(self, values: dict[str, Any]) -> Any:
+    def _run(self, values: Values) -> Tensor | tuple[Tensor, ...]:
         for number, node in enumerate(self._nodes):
             inputs = [self._lookup(values, n) for n in node.input]
             try:
@@ -223,12 +245,14 @@ class ImportedModule(Module):
                     values[name] = value
             for name in self._uses[number]:
                 values.pop(name, None)
-        results = [self._lookup(values, n) for n in self.output_names]
+        found = [self._lookup(values, n) for n in self.output_names]
         device = next((v.device for v in values.values() if isinstance(v, Tensor)), None)
-        results = [self._context.tensor(r, device) if is_host(r) else r for r in results]
+        results = [self._context.tensor(r, device) for r in found if r is not None]
         return results[0] if len(results) == 1 else tuple(results)
 
-    def _node(self, number: int, node: Any, inputs: list[Any]) -> tuple[Any, ...]:
+    def _node(
+        self, number: int, node: NodeProto, inputs: list[Numbers | None]
+    ) -> tuple[Numbers | None, ...]:
         if node.op_type == "Constant":
             return (self._constant(number, node),)
         present = [x for x in inputs if x is not None]
@@ -250,8 +274,8 @@ class ImportedModule(Module):
         out = function.run(self._context, attrs, len(node.output), *inputs)
         return out if isinstance(out, tuple) else (out,)
 
-    def _constant(self, number: int, node: Any) -> Any:
-        found = self._evaluators.get(number)
+    def _constant(self, number: int, node: NodeProto) -> Host:
+        found = self._made.get(number)
         if found is None:
             attrs = _attributes(node)
             value = next(iter(attrs.values()))
@@ -263,7 +287,7 @@ class ImportedModule(Module):
                 if "float" in next(iter(attrs))
                 else None,
             )
-            self._evaluators[number] = found
+            self._made[number] = found
         return found
 
     def extra_repr(self) -> str:
@@ -279,7 +303,7 @@ _RANDOM = frozenset((
 _KEEPS_HOST = frozenset(("Shape", "Size"))
 
 
-def _evaluator(node: Any, opset: int) -> Any:
+def _evaluator(node: NodeProto, opset: int) -> ReferenceEvaluator:
     """Return what computes a node on the host."""
     value = onnx.helper.make_tensor_value_info
     inputs = [value(n, 1, None) for n in dict.fromkeys(node.input) if n]
@@ -289,11 +313,11 @@ def _evaluator(node: Any, opset: int) -> Any:
     return ReferenceEvaluator(model)
 
 
-def _attributes(node: Any) -> dict[str, Any]:
+def _attributes(node: NodeProto) -> Attrs:
     found = {}
     for a in node.attribute:
         value = onnx.helper.get_attribute_value(a)
-        if isinstance(value, onnx.TensorProto):
+        if isinstance(value, TensorProto):
             value = numpy_helper.to_array(value)
         elif isinstance(value, bytes):
             value = value.decode()
@@ -305,7 +329,7 @@ def _attributes(node: Any) -> dict[str, Any]:
     return found
 
 
-def _inlined(model: Any) -> list[Any]:
+def _inlined(model: ModelProto) -> list[NodeProto]:
     """Return the nodes of the graph, with calls of the file's own functions written out."""
     if model.functions:
         from onnx import inliner
@@ -314,7 +338,7 @@ def _inlined(model: Any) -> list[Any]:
     return list(model.graph.node)
 
 
-def _check(nodes: Iterable[Any], opset: int, versions: Mapping[str, int], name: str) -> None:
+def _check(nodes: Iterable[NodeProto], opset: int, versions: Mapping[str, int], name: str) -> None:
     if opset not in OPSETS:
         raise UnsupportedOperator(
             f"load: {name} has opset {opset}; webtorch reads {OPSETS.start} to {OPSETS.stop - 1}. "
@@ -340,7 +364,7 @@ def _check(nodes: Iterable[Any], opset: int, versions: Mapping[str, int], name: 
         raise UnsupportedOperator(f"load: {name} cannot be run: " + "; ".join(lines) + more)
 
 
-def _read_as_numbers(nodes: Iterable[Any]) -> set[str]:
+def _read_as_numbers(nodes: Iterable[NodeProto]) -> set[str]:
     """Return the inputs of nodes that are read as numbers: bounds, scales, pads."""
     found = set()
     for node in nodes:
@@ -350,7 +374,7 @@ def _read_as_numbers(nodes: Iterable[Any]) -> set[str]:
     return found
 
 
-def _last_uses(nodes: list[Any], outputs: list[str]) -> list[list[str]]:
+def _last_uses(nodes: list[NodeProto], outputs: list[str]) -> list[list[str]]:
     """Return for each node the values that are not needed after it."""
     last: dict[str, int] = {}
     for number, node in enumerate(nodes):
@@ -382,10 +406,10 @@ def _home(root: Module, name: str) -> tuple[Module, str]:
     return home, last
 
 
-def _of_proto(t: Any) -> DType | None:
+def _of_proto(t: TensorProto) -> DType | None:
     return dtype_of(t.data_type)
 
 
-def _tensor(array: Any, dtype: DType, device: Any) -> Tensor:
+def _tensor(array: Host, dtype: DType, device: DeviceLike) -> Tensor:
     data = numpy.ascontiguousarray(array)
     return from_bytes(data.tobytes(), array.shape, dtype, device)

@@ -153,7 +153,7 @@ def _attributes(step: Step) -> dict[str, Any]:
     if step.op != "Cast":
         return step.attrs
     to = step.attrs["to"]
-    to = _TYPES.get(to, to)
+    to = _TYPES.get(to, to) if isinstance(to, str) else to
     if to not in _TYPES.values():
         raise DTypeError(f"export: ONNX has no {to}; convert it first, as in x.float()")
     return {**step.attrs, "to": to}

@@ -82,7 +82,7 @@ class Recording:
     """What one call of a function recorded."""
 
     inputs: list[Value]
-    outputs: Any
+    outputs: object
     # The calls that gave a value, inner ones before those that they are part of.
     calls: dict[Value, list[tuple[Call, int]]]
     runtime: Runtime
@@ -258,7 +258,7 @@ class _Notes:
         finally:
             self.stack.pop()
 
-    def note_results(self, call: Call, result: Any) -> None:
+    def note_results(self, call: Call, result: object) -> None:
         """Note what a call gave."""
         results = result if isinstance(result, (tuple, list)) else (result,)
         if not results or not all(isinstance(r, Tensor) for r in results):
@@ -274,7 +274,7 @@ class _Notes:
                 known.append((call, i))
 
 
-def _inside(x: Any) -> Iterator[Value]:
+def _inside(x: object) -> Iterator[Value]:
     if isinstance(x, Value):
         yield x
     elif isinstance(x, dict):

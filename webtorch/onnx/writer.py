@@ -8,21 +8,23 @@ here. The rules are in `rules`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias, TypeVar
 
 from webtorch.functions import public as webtorch
-from webtorch.ir.dtype import DType, int64
+from webtorch.ir.dtype import DType, Scalar, int64
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.body import line_text
-from webtorch.onnx.graph import TO_THE_END, ExportError, Graph, Ints, Step
+from webtorch.onnx.graph import TO_THE_END, Attr, ExportError, Graph, Ints, Step
 from webtorch.onnx.recording import Call, Recording, Value, contents, value_of_node
 from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
 
 Name = str
-Rule = Callable[..., Any]
-RULES: dict[str, Rule] = {}
+# The names of a call's results; None where a rule cannot write it, or does not name one of them.
+Written: TypeAlias = Name | tuple[Name | None, ...] | None
+Rule = TypeVar("Rule", bound=Callable[..., Written])
+RULES: dict[str, Callable[..., Written]] = {}
 # Larger constants are computed in the file where they can be.
 _FOLD_BYTES = 64 << 20
 
@@ -61,7 +63,7 @@ class Writer:
         self.parameters = names
         self.call: Call | None = None
         self.trying: set[int] = set()
-        self.interned: dict[Any, Name] = {}
+        self.interned: dict[Hashable, Name] = {}
         self._by_nodes: dict[int, list[Value]] | None = None
 
     # -- values ---------------------------------------------------------------------------------
@@ -99,11 +101,12 @@ class Writer:
             for one, name in zip(call.results, results, strict=False):
                 if name is not None:
                     self.known.setdefault(one, name)
-            if number < len(results) and results[number] is not None:
-                return results[number]
+            wanted = results[number] if number < len(results) else None
+            if wanted is not None:
+                return wanted
         return self._by_node(v)
 
-    def _constant(self, v: Value, calls: Any) -> Name | None:
+    def _constant(self, v: Value, calls: Sequence[tuple[Call, int]]) -> Name | None:
         node = v.node
         call = calls[-1][0] if calls else None
         unfolded = any(c.place in self.unfolded for c, _ in calls)
@@ -288,8 +291,12 @@ class Writer:
 
     # -- nodes ----------------------------------------------------------------------------------
 
-    def node(self, op: str, *inputs: Name | None, outputs: int = 1, **attrs: Any) -> Any:
-        """Write a node; return the name of its output, or of its `outputs`."""
+    def node(self, op: str, *inputs: Name | None, **attrs: Attr) -> Name:
+        """Write a node; return the name of its output."""
+        return self.outputs(1, op, *inputs, **attrs)[0]
+
+    def outputs(self, count: int, op: str, *inputs: Name | None, **attrs: Attr) -> tuple[Name, ...]:
+        """Write a node; return the names of its first outputs, as many as `count`."""
         given = ["" if x is None else x for x in inputs]
         while given and not given[-1]:
             given.pop()
@@ -298,11 +305,11 @@ class Writer:
         if call is not None and call.name == "apply" and call.op is not None:
             title = call.op.name.strip("_")
         base = f"{call.scope}.{title}" if call is not None and call.scope else title
-        names = [self.graph.fresh(base) for _ in range(outputs)]
+        names = [self.graph.fresh(base) for _ in range(count)]
         attrs = {k: a for k, a in attrs.items() if a is not None}
         scope = call.scope if call is not None else ""
         self.graph.steps.append(Step(op, given, names, attrs, scope, title))
-        return names[0] if outputs == 1 else tuple(names)
+        return tuple(names)
 
     def ints(
         self,
@@ -316,7 +323,7 @@ class Writer:
         self.graph.ints[name] = Ints(tuple(int(v) for v in values), tuple(near), scalar, use)
         return name
 
-    def number(self, value: Any, dtype: DType) -> Name:
+    def number(self, value: Scalar, dtype: DType) -> Name:
         """Return the name of one number of a type."""
         name = self.graph.fresh("number")
         self.graph.numbers[name] = (value, dtype)
@@ -348,7 +355,7 @@ class Writer:
         """Write a conversion."""
         return x if source is dtype else self.node("Cast", x, to=dtype.name)
 
-    def full(self, shape: Sequence[int], value: Any, dtype: DType) -> Name:
+    def full(self, shape: Sequence[int], value: Scalar, dtype: DType) -> Name:
         """Write a tensor of one value."""
         scalar = self.number(value, dtype)
         return scalar if not shape else self.node("Expand", scalar, self.ints(shape))

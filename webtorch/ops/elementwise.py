@@ -217,7 +217,7 @@ def _trunc_quotient(x: Expr, y: Expr) -> Expr:
 def no_derivative(name: str) -> Callable[..., Any]:
     """Return the gradient of an operation that has none: as in PyTorch, only asking for it raises."""
 
-    def refuse(_g: Tensor, _out: Tensor, *_inputs: Any) -> Tensor:
+    def refuse(_g: Tensor, _out: Tensor, *_inputs: object) -> Tensor:
         """Raise NotImplementedError."""
         raise NotImplementedError(
             f"derivative for aten::{name} is not implemented: it is 0 almost everywhere. "

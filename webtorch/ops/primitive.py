@@ -65,8 +65,8 @@ def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) 
 
 @_primitive("_reduce")
 def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
-    """Combine over `dims` (a sorted tuple), which stay as size 1. combine: sum prod max min any all
-    argmax argmin. Not empty. Differentiable (sum, max, min).
+    """Combine over `dims` (a sorted tuple), which stay as size 1. combine: a name of `REDUCERS`.
+    Not empty. Differentiable (sum, max, min).
     """
 
 
@@ -103,7 +103,7 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
 
 
 @_primitive("_unrounded")
-def unrounded(multiply: Callable[..., Tensor], *args: Any) -> Tensor:
+def unrounded(multiply: Callable[..., Tensor], *args: object) -> Tensor:
     """multiply(*args), a product or a convolution; that of 16-bit floats is the float32 sums."""
 
 
@@ -135,7 +135,7 @@ def attention(
     causal: bool,
     scale: Scalar,
     dropout: tuple[float, int, int] | None,
-    again: Callable[..., Any],
+    again: Callable[..., object],
 ) -> Tensor:
     """softmax(query key^T scale + mask) value without scores in memory: query (B, H, L, E), key (B, G,
     S, E), value (B, G, S, V), H a multiple of G; mask (B, H, L, S), bool or float, or None;
@@ -281,7 +281,7 @@ def conjugate(x: Tensor) -> Tensor:
 def host(
     name: str,
     inputs: Sequence[Tensor],
-    params: tuple[Any, ...],
+    params: tuple[object, ...],
     shapes: Sequence[tuple[int, ...]],
 ) -> tuple[Tensor, ...]:
     """The results, of `shapes` and the first input's type, of a function of whole arrays that only the

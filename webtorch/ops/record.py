@@ -320,7 +320,7 @@ class Elementwise(Op):
         return self._used
 
 
-def used_arguments(rule: Callable[..., Any], names: tuple[str, ...]) -> frozenset[str]:
+def used_arguments(rule: Callable[..., object], names: tuple[str, ...]) -> frozenset[str]:
     """Return which of `names`, given in the order of a rule's positional parameters, it reads: the rule says of the
     others that it does not, by a name that begins with an underscore, or that it reads no more of a tensor than its
     shape, by a name that ends in "_shape".
@@ -359,7 +359,7 @@ def gradient_title(name: str) -> str:
 def over_dims(name: str) -> Callable[..., str]:
     """Return the `gradient_name` of a reduction whose form over dims is PyTorch's second overload."""
 
-    def title(input: Tensor, dim: Any = None, *_: Any, **__: Any) -> str:
+    def title(input: Tensor, dim: object = None, *_: object, **__: object) -> str:
         return f"{name}Backward{0 if dim is None else 1}"
 
     return title
@@ -447,7 +447,7 @@ def composite(
     return declare
 
 
-def in_old_order(op: Op, given: Sequence[Any], stated: bool) -> tuple[tuple[Any, ...], Any]:
+def in_old_order(op: Op, given: Sequence[object], stated: bool) -> tuple[tuple[Any, ...], Any]:
     """Return the operands and the factor of a call with one argument too many: PyTorch's old order,
     which it warns of. Raises TypeError for other calls, and where the factor is
     `stated` by its name too.
@@ -471,7 +471,7 @@ def in_old_order(op: Op, given: Sequence[Any], stated: bool) -> tuple[tuple[Any,
     return (given[0], *given[2:]), given[1]
 
 
-def with_factors_first(op: Op, given: Sequence[Any]) -> tuple[Any, ...]:
+def with_factors_first(op: Op, given: Sequence[object]) -> tuple[Any, ...]:
     """Return the operands, beta and alpha of a call in PyTorch's old order, which it warns of: beta
     before the first tensor, or behind it where that is a method's own, alpha before the second.
     Raises TypeError for other calls.

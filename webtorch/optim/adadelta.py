@@ -25,7 +25,7 @@ class Adadelta(Optimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: object,
         lr: float | Tensor = 1.0,
         rho: float = 0.9,
         eps: float = 1e-6,

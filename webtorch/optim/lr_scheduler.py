@@ -98,7 +98,7 @@ class LambdaLR(_Lambdas):
 class MultiplicativeLR(_Lambdas):
     """The learning rate before times `lr_lambda(epoch)`."""
 
-    def __init__(self, optimizer: Optimizer, lr_lambda: Any, last_epoch: int = -1) -> None:
+    def __init__(self, optimizer: Optimizer, lr_lambda: object, last_epoch: int = -1) -> None:
         """Take one function for all groups, or one for each."""
         for one in lr_lambda if isinstance(lr_lambda, (list, tuple)) else [lr_lambda]:
             if not callable(one):
@@ -342,9 +342,9 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     def __init__(
         self,
         optimizer: Optimizer,
-        T_0: Any,
-        T_mult: Any = 1,
-        eta_min: Any = 0.0,
+        T_0: object,
+        T_mult: object = 1,
+        eta_min: object = 0.0,
         last_epoch: int = -1,
     ) -> None:
         """Take the first period, the factor of its growth, and the least learning rate."""
@@ -476,7 +476,7 @@ class SequentialLR(_Combined):
         first._initial_step()
         self._last_lr = first.get_last_lr()
 
-    def recursive_undo(self, sched: Any = None) -> None:
+    def recursive_undo(self, sched: object = None) -> None:
         """Take back the first step of all members, and of theirs."""
         one = self if sched is None else sched
         if hasattr(one, "_schedulers"):
@@ -767,7 +767,7 @@ class OneCycleLR(LRScheduler):
         total_steps: int | None = None,
         epochs: int | None = None,
         steps_per_epoch: int | None = None,
-        pct_start: Any = 0.3,
+        pct_start: object = 0.3,
         anneal_strategy: str = "cos",
         cycle_momentum: bool = True,
         base_momentum: Rates = 0.85,
@@ -848,7 +848,7 @@ class OneCycleLR(LRScheduler):
         return rates
 
 
-def _total_steps(total: Any, epochs: Any, per_epoch: Any) -> int:
+def _total_steps(total: object, epochs: Any, per_epoch: Any) -> int:
     """Return the number of steps; raise ValueError unless one form is given, and positive."""
     if total is not None:
         if not isinstance(total, int) or total <= 0:

@@ -83,7 +83,7 @@ class _Begun(dict[str, Any]):
     that of every step, not that of the first.
     """
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         """Set an entry; a constant is computed at once."""
         if isinstance(value, Tensor):
             make_before(value)
@@ -124,11 +124,11 @@ class Hyper(Mapping[str, float]):
         return host_scalar(self, name)
 
 
-def _hooked(step: Callable[..., Any]) -> Callable[..., Any]:
+def _hooked(step: Callable[..., object]) -> Callable[..., Any]:
     """Return a class's `step` with hooks around it, without autograd unless differentiable."""
 
     @functools.wraps(step)
-    def run(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Optimizer, *args: object, **kwargs: object) -> Any:
         """Call the hooks around the class's own step."""
         if "_optimizer_step_pre_hooks" not in self.__dict__:
             # A wrapper of another optimizer that never called __init__: the step inside has its hooks.
@@ -198,7 +198,7 @@ class Optimizer:
         """Whether the next step can be taken back."""
         return self._takes_back
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Put the hooks around a `step` that the subclass defines."""
         super().__init_subclass__(**kwargs)
         if "step" in cls.__dict__ and not getattr(cls.step, "hooked", False):
@@ -335,7 +335,7 @@ class Optimizer:
 
     # -- stepping -------------------------------------------------------------------------------
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Change the parameters once; `closure`, if given, recomputes the loss and is returned."""
         loss = None
         if closure is not None:
@@ -638,19 +638,19 @@ Optimizer.step = _hooked(Optimizer.step)  # type: ignore[method-assign]
 _count_of: WeakKeyDictionary[Storage, Tensor] = WeakKeyDictionary()
 
 
-def _counted(step: Any) -> Any:
+def _counted(step: object) -> Any:
     """Return the step count of which a saved one is a copy, or that itself."""
     return _count_of.get(step._storage, step) if isinstance(step, Tensor) else step
 
 
-def _is_count(step: Any, device: Any) -> bool:
+def _is_count(step: object, device: object) -> bool:
     """Whether a saved step count can be an optimizer's own."""
     if not isinstance(step, Tensor) or step.dtype is not webtorch.float32:
         return False
     return step.device == device and step.ndim == 0
 
 
-def _moved(param: Tensor, value: Any) -> Any:
+def _moved(param: Tensor, value: object) -> Any:
     """Return a loaded value with its tensors on the parameter's device, floats in its dtype."""
     if isinstance(value, Tensor):
         if param.is_floating_point() and value.is_floating_point():
@@ -663,7 +663,7 @@ def _moved(param: Tensor, value: Any) -> Any:
     return value
 
 
-def check_flags(options: Mapping[str, Any]) -> None:
+def check_flags(options: Mapping[str, object]) -> None:
     """Raise RuntimeError on the combinations of foreach, fused and differentiable that PyTorch refuses.
 
     All three are accepted otherwise, and change nothing but `differentiable`: updates of all
@@ -681,7 +681,7 @@ def check_at_least_zero(what: str, value: Any) -> None:
         raise ValueError(f"Invalid {what}: {value}")
 
 
-def check_lr(lr: Any) -> None:
+def check_lr(lr: object) -> None:
     """Raise ValueError unless `lr` is a number, or a tensor of one, of at least 0."""
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError("Tensor lr must be 1-element")

@@ -66,11 +66,11 @@ def write_momentum(group: dict[str, Any], use_beta1: bool, momentum: Rate) -> No
         group["momentum"] = momentum
 
 
-def noted(step: Callable[..., Any]) -> Callable[..., Any]:
+def noted(step: Callable[..., object]) -> Callable[..., Any]:
     """Return a schedule's `step` that a running capture takes down: each replay does it again."""
 
     @functools.wraps(step)
-    def run(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+    def run(self: LRScheduler, *args: object, **kwargs: object) -> Any:
         """Do the step; while a capture runs, note it, so that each replay does it again."""
         if not tracing.active or tracing.acting:
             return step(self, *args, **kwargs)
@@ -125,7 +125,7 @@ class LRScheduler:
     _get_lr_called_within_step = False
     _is_initial = False
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Have captures take down the `step` that a subclass defines."""
         super().__init_subclass__(**kwargs)
         if "step" in cls.__dict__ and not getattr(cls.step, "noted", False):
@@ -254,7 +254,7 @@ class LRScheduler:
         return [group["lr"] * factor for group in self.optimizer.param_groups]
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: object) -> None:
     """Raise TypeError unless it is an optimizer."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"{type(optimizer).__name__} is not an Optimizer")
@@ -268,7 +268,7 @@ def _watch_steps(optimizer: Optimizer) -> None:
     owner, function = weakref.ref(optimizer), optimizer.step.__func__  # type: ignore[attr-defined]
 
     @functools.wraps(function)
-    def step(*args: Any, **kwargs: Any) -> Any:
+    def step(*args: object, **kwargs: object) -> Any:
         """Note that the optimizer has stepped, and step."""
         alive = owner()
         assert alive is not None

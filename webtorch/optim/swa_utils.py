@@ -46,7 +46,7 @@ def get_ema_avg_fn(decay: float = 0.999) -> Average:
     _check_decay(decay)
 
     @webtorch.no_grad()
-    def ema_update(ema_param: Tensor, current_param: Tensor, num_averaged: Any) -> Tensor:
+    def ema_update(ema_param: Tensor, current_param: Tensor, num_averaged: object) -> Tensor:
         """Return `decay` parts of the average and the rest of the new value."""
         return decay * ema_param + (1 - decay) * current_param
 
@@ -59,7 +59,7 @@ def get_ema_multi_avg_fn(decay: float = 0.999) -> MultiAverage:
 
     @webtorch.no_grad()
     def ema_update(
-        ema_param_list: Sequence[Tensor], current_param_list: Sequence[Tensor], _: Any
+        ema_param_list: Sequence[Tensor], current_param_list: Sequence[Tensor], _: object
     ) -> None:
         """Change the averages in place; integers are rounded down, as PyTorch rounds them."""
         for average, current in zip(ema_param_list, current_param_list, strict=True):
@@ -90,7 +90,7 @@ def get_swa_multi_avg_fn() -> MultiAverage:
     def swa_update(
         averaged_param_list: Sequence[Tensor],
         current_param_list: Sequence[Tensor],
-        num_averaged: Any,
+        num_averaged: object,
     ) -> None:
         """Change the averages in place."""
         for average, current in zip(averaged_param_list, current_param_list, strict=True):
@@ -128,7 +128,7 @@ class AveragedModel(Module):
         self.multi_avg_fn = multi_avg_fn
         self.use_buffers = use_buffers
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the averaged model."""
         return self.module(*args, **kwargs)
 

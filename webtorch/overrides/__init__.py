@@ -35,25 +35,28 @@ __all__ = [
 _PACKAGE = sys.modules["webtorch"]
 
 
-def has_torch_function(relevant_args: Iterable[Any]) -> bool:
+def has_torch_function(relevant_args: Iterable[object]) -> bool:
     """Whether a mode is on, or an argument's class has a `__torch_function__` that is to be asked."""
     if state.modes and state.modes_asked:
         return True
     return state.classes and any(override.asks(type(x)) for x in relevant_args)
 
 
-def has_torch_function_unary(arg: Any) -> bool:
+def has_torch_function_unary(arg: object) -> bool:
     """`has_torch_function` of one argument."""
     return has_torch_function((arg,))
 
 
-def has_torch_function_variadic(*args: Any) -> bool:
+def has_torch_function_variadic(*args: object) -> bool:
     """`has_torch_function` of several arguments."""
     return has_torch_function(args)
 
 
 def handle_torch_function(
-    public_api: Callable[..., Any], relevant_args: Iterable[Any], *args: Any, **kwargs: Any
+    public_api: Callable[..., object],
+    relevant_args: Iterable[object],
+    *args: object,
+    **kwargs: object,
 ) -> Any:
     """Ask the innermost mode, then the classes of `relevant_args`, what to make of a call.
 
@@ -63,17 +66,17 @@ def handle_torch_function(
 
 
 def wrap_torch_function(
-    dispatcher: Callable[..., Iterable[Any]],
+    dispatcher: Callable[..., Iterable[object]],
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a function that classes and modes may replace; `dispatcher` has its parameters and
     gives those that are asked.
     """
 
-    def decorate(func: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(func: Callable[..., object]) -> Callable[..., Any]:
         """Return the function that asks the dispatcher's arguments first."""
 
         @functools.wraps(func)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: object, **kwargs: object) -> Any:
             """Ask `__torch_function__` of the relevant arguments, else call the function."""
             relevant = tuple(dispatcher(*args, **kwargs))
             if has_torch_function(relevant):
@@ -85,12 +88,12 @@ def wrap_torch_function(
     return decorate
 
 
-def is_tensor_like(inp: Any) -> bool:
+def is_tensor_like(inp: object) -> bool:
     """Whether something is a tensor or offers `__torch_function__`."""
     return type(inp) is Tensor or hasattr(inp, "__torch_function__")
 
 
-def is_tensor_method_or_property(func: Callable[..., Any]) -> bool:
+def is_tensor_method_or_property(func: Callable[..., object]) -> bool:
     """Whether what `__torch_function__` was given is a method, or the getter of a property, of Tensor."""
     return func.__name__ == "__get__" or func in get_overridable_functions()[Tensor]
 
@@ -126,7 +129,7 @@ def get_default_nowrap_functions() -> set[Callable[..., Any]]:
     return override.nowrap()
 
 
-def resolve_name(f: Callable[..., Any]) -> str | None:
+def resolve_name(f: Callable[..., object]) -> str | None:
     """Return the public name of a function that asks ("torch.Tensor.add"), None of others."""
     return override.names().get(f)
 
@@ -140,7 +143,7 @@ class TorchFunctionMode:
         """Take nothing."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self, func: Callable[..., object], types: object, args: object = (), kwargs: object = None
     ) -> Any:
         """Return what the call gives. A mode defines this."""
         raise NotImplementedError
@@ -156,7 +159,7 @@ class TorchFunctionMode:
         active.add(-1)
 
     @classmethod
-    def push(cls, *args: Any, **kwargs: Any) -> Any:
+    def push(cls, *args: object, **kwargs: object) -> Any:
         """Make a mode: `with Mode()` does the same."""
         return cls(*args, **kwargs)
 
@@ -165,7 +168,7 @@ class BaseTorchFunctionMode(TorchFunctionMode):
     """A mode that changes nothing."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call the function."""
         return func(*args, **(kwargs or {}))

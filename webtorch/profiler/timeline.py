@@ -180,7 +180,7 @@ class profile:
 
     def __init__(
         self,
-        activities: Iterable[Any] | None = None,
+        activities: Iterable[object] | None = None,
         *,
         schedule: Callable[[int], ProfilerAction] | None = None,
         on_trace_ready: Callable[[Any], object] | None = None,

@@ -108,7 +108,7 @@ class Backend(Protocol):
         """Return what this device made of each of a program's routines, to be kept; or nothing."""
         ...
 
-    def put_kept(self, program: Program, rendered: Sequence[Sequence[Any]]) -> None:
+    def put_kept(self, program: Program, rendered: Sequence[Sequence[object]]) -> None:
         """Use what `kept_form` returned, here or in another process."""
         ...
 

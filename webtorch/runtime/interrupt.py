@@ -38,7 +38,7 @@ class _Held:
             _set(_SIGINT, self.handler)
         self.depth += 1
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.depth == 0 or _ident() != _MAIN:
             return
         self.depth -= 1

@@ -73,7 +73,7 @@ def key_of(graph: Graph, backend: Backend) -> str | None:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:40]
 
 
-def _text(x: Any) -> str:
+def _text(x: object) -> str:
     if isinstance(x, tuple):
         return f"({' '.join([_text(v) for v in x])})"
     if isinstance(x, DType):
@@ -86,7 +86,7 @@ def _text(x: Any) -> str:
 _FORMULAS: dict[tuple[Any, ...], str] = {}
 
 
-def _formula(op: Any, pattern: str, compute: DType) -> str:
+def _formula(op: object, pattern: str, compute: DType) -> str:
     """Return the hash of what an operation computes."""
     key = (op, pattern, compute)
     found = _FORMULAS.get(key)

@@ -766,7 +766,7 @@ class Runtime:
         """Return the counters of this device's caches, by name."""
         return {"programs": self.churn.counts(len(self.programs)), **self.backend.caches()}
 
-    def program(self, key: Any, graph: Frozen | Graph, varying: bool = False) -> Executable:
+    def program(self, key: object, graph: Frozen | Graph, varying: bool = False) -> Executable:
         """Return the program of a graph from the cache, where `key` names it; else compile it.
 
         The sizes of a `varying` graph differ from one program to the next.
@@ -774,7 +774,7 @@ class Runtime:
         with self.lock:
             return self._program(key, graph, varying)
 
-    def _program(self, key: Any, graph: Frozen | Graph, varying: bool) -> Executable:
+    def _program(self, key: object, graph: Frozen | Graph, varying: bool) -> Executable:
         executable = self._found(key)
         if executable is not None:
             return executable

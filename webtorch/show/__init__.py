@@ -63,7 +63,9 @@ class Drawing:
         return f"<{self.mime} {self.title!r}>" if self.title else f"<{self.mime}>"
 
 
-def image(x: Any, *, title: str = "", key: str = "", scale: int = 0, columns: int = 0) -> Drawing:
+def image(
+    x: object, *, title: str = "", key: str = "", scale: int = 0, columns: int = 0
+) -> Drawing:
     """Show a tensor or nested lists as a picture, or a batch as a grid of pictures.
 
     Shapes: (H, W); (C, H, W) or (H, W, C) with C of 1 (grey), 3 (red, green, blue) or 4; (N, C, H, W). uint8 is
@@ -117,7 +119,7 @@ def image(x: Any, *, title: str = "", key: str = "", scale: int = 0, columns: in
 
 
 def plot(
-    *values: Any,
+    *values: object,
     title: str = "",
     key: str = "",
     x_label: str = "",
@@ -151,7 +153,7 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], lis
     return list(xs[::step]), list(ys[::step])
 
 
-def _numbers(x: Any) -> tuple[list[float], tuple[int, ...], str]:
+def _numbers(x: object) -> tuple[list[float], tuple[int, ...], str]:
     """Return flat values, the shape and the element type's name of a tensor, array or nested lists."""
     kind = str(getattr(x, "dtype", "float")).rpartition(".")[2]
     if hasattr(x, "detach"):

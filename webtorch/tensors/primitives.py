@@ -9,6 +9,7 @@ from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
 from webtorch.ir.graph import IN_MEMORY, Node, window
 from webtorch.ir.lines import user_line
+from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import (
     Shape,
     is_contiguous,
@@ -390,13 +391,7 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
             return _product(x, dims)
         raise DTypeError(f"{combine} not implemented for '{legacy_name(x.dtype)}'")
     shape = tuple([1 if d in dims else s for d, s in enumerate(x._shape)])
-    dtype = (
-        bool_
-        if combine in ("any", "all")
-        else int64
-        if combine in ("argmax", "argmin")
-        else x.dtype
-    )
+    dtype = REDUCERS[combine].gives or x.dtype
     out = record("reduce", (x,), (combine, dims), (), shape, dtype)
     if not x.dtype.is_floating_point or not needs_grad((x,)):
         return out

@@ -19,8 +19,8 @@ Message = str | Callable[[str], str] | None
 
 
 def assert_close(
-    actual: Any,
-    expected: Any,
+    actual: object,
+    expected: object,
     *,
     allow_subclasses: bool = True,
     rtol: float | None = None,
@@ -57,8 +57,8 @@ _OLD_TOLERANCES = {
 
 
 def assert_allclose(
-    actual: Any,
-    expected: Any,
+    actual: object,
+    expected: object,
     rtol: float | None = None,
     atol: float | None = None,
     equal_nan: bool = True,
@@ -87,7 +87,7 @@ def assert_allclose(
 class _Pair:
     """Two values at a place in the containers."""
 
-    def __init__(self, options: dict[str, Any], path: tuple[Any, ...]) -> None:
+    def __init__(self, options: dict[str, Any], path: tuple[object, ...]) -> None:
         self.options, self.path = options, path
 
     def fail(self, text: str, kind: type[Exception] = AssertionError) -> NoReturn:
@@ -99,11 +99,11 @@ class _Pair:
             text = message(text) if callable(message) else message
         raise kind(text)
 
-    def inside(self, key: Any) -> _Pair:
+    def inside(self, key: object) -> _Pair:
         """Return the comparison of an item of this one."""
         return _Pair(self.options, (*self.path, key))
 
-    def compare(self, actual: Any, expected: Any) -> None:
+    def compare(self, actual: object, expected: object) -> None:
         """Compare two values: containers item by item, tensors, numbers, others by `==`."""
         kinds = (Sequence, Mapping)
         if isinstance(actual, str) or isinstance(expected, str):
@@ -166,7 +166,7 @@ class _Pair:
             f"Relative difference: {relative} (up to {rtol} allowed)"
         )
 
-    def tensors(self, actual: Any, expected: Any) -> None:
+    def tensors(self, actual: object, expected: object) -> None:
         """Compare attributes and values of two tensors, or of what becomes tensors."""
         same = type(actual) is type(expected)
         both = isinstance(actual, Tensor) and isinstance(expected, Tensor)
@@ -195,7 +195,7 @@ class _Pair:
             rtol, atol = max(r for r, _ in each), max(t for _, t in each)
         self.values(a, b, rtol, atol)
 
-    def attribute(self, name: str, a: Any, b: Any) -> None:
+    def attribute(self, name: str, a: object, b: object) -> None:
         """Fail unless both have the same attribute."""
         if a != b:
             self.fail(f"The values for attribute '{name}' do not match: {a} != {b}.")
@@ -262,9 +262,9 @@ def _mismatch(a: Tensor, b: Tensor, matches: Tensor, rtol: float, atol: float) -
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float | complex) and not isinstance(value, bool)
 
 
-def _tensor(value: Any) -> Tensor:
+def _tensor(value: object) -> Tensor:
     return value if isinstance(value, Tensor) else webtorch.as_tensor(value)

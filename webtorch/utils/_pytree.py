@@ -46,7 +46,10 @@ _KINDS: dict[type, tuple[Callable[[Any], Any], Callable[..., Any]]] = {}
 
 
 def register_pytree_node(
-    cls: type, flatten_fn: Callable[[Any], Any], unflatten_fn: Callable[..., Any], **names: Any
+    cls: type,
+    flatten_fn: Callable[[Any], object],
+    unflatten_fn: Callable[..., object],
+    **names: object,
 ) -> None:
     """Take a class of containers: `flatten_fn` gives (parts, context), `unflatten_fn` takes them."""
     _KINDS[cls] = (flatten_fn, unflatten_fn)
@@ -66,7 +69,9 @@ def _parts(tree: Any) -> tuple[list[Any], Any] | None:
     return None
 
 
-def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[list[Any], Any]:
+def tree_flatten(
+    tree: object, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], Any]:
     """Return (leaves, form)."""
     found = None if is_leaf is not None and is_leaf(tree) else _parts(tree)
     if found is None:
@@ -93,7 +98,10 @@ def _build(leaves: Any, spec: TreeSpec) -> Any:
 
 
 def tree_map(
-    func: Callable[..., Any], tree: Any, *rests: Any, is_leaf: Callable[[Any], bool] | None = None
+    func: Callable[..., object],
+    tree: object,
+    *rests: object,
+    is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
     """Return the same container with `func` of each leaf."""
     leaves, spec = tree_flatten(tree, is_leaf)
@@ -101,7 +109,7 @@ def tree_map(
     return tree_unflatten([func(*x) for x in zip(leaves, *others, strict=True)], spec)
 
 
-def tree_leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+def tree_leaves(tree: object, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
     """Return the leaves."""
     return tree_flatten(tree, is_leaf)[0]
 
@@ -111,7 +119,7 @@ def tree_map_only(kind: Any, func: Callable[[Any], Any], tree: Any) -> Any:
     return tree_map(lambda x: func(x) if isinstance(x, kind) else x, tree)
 
 
-def broadcast_leaves(tree: Any, treespec: TreeSpec) -> list[Any] | None:
+def broadcast_leaves(tree: object, treespec: TreeSpec) -> list[Any] | None:
     """Return a leaf of `tree` for each leaf of a form that is nested at least as deep; None if they differ."""
     if treespec.type is None:
         return [tree]

@@ -51,14 +51,14 @@ def noop_context_fn() -> ContextPair:
 
 
 def checkpoint(
-    function: Callable[..., Any],
-    *args: Any,
+    function: Callable[..., object],
+    *args: object,
     use_reentrant: bool | None = None,
     context_fn: Callable[[], ContextPair] = noop_context_fn,
     determinism_check: str = "default",
     debug: bool = False,
     early_stop: bool = True,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """Return `function(*args, **kwargs)` without keeping what its gradient needs: that is computed again in backward.
 
@@ -98,7 +98,11 @@ def checkpoint(
 
 
 def checkpoint_sequential(
-    functions: Any, segments: int, input: Any, use_reentrant: bool | None = None, **kwargs: Any
+    functions: Any,
+    segments: int,
+    input: object,
+    use_reentrant: bool | None = None,
+    **kwargs: object,
 ) -> Any:
     """Run a Sequential (or a list of functions) in `segments` parts, all but the last one checkpointed."""
     preserve = kwargs.pop("preserve_rng_state", True)
@@ -122,8 +126,8 @@ def checkpoint_sequential(
     return _chain(steps[(segments - 1) * size :])(input)
 
 
-def _chain(steps: Sequence[Callable[..., Any]]) -> Callable[[Any], Any]:
-    def run(x: Any) -> Any:
+def _chain(steps: Sequence[Callable[..., object]]) -> Callable[[Any], Any]:
+    def run(x: object) -> Any:
         """Return x after all steps."""
         for step in steps:
             x = step(x)
@@ -152,7 +156,7 @@ def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
     yield
 
 
-def check_backward_validity(inputs: Iterable[Any]) -> None:
+def check_backward_validity(inputs: Iterable[object]) -> None:
     """Warn if no tensor among `inputs` requires a gradient."""
     if not any(a.requires_grad for a in inputs if isinstance(a, Tensor)):
         warnings.warn(
@@ -161,7 +165,7 @@ def check_backward_validity(inputs: Iterable[Any]) -> None:
         )
 
 
-def detach_variable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def detach_variable(inputs: tuple[object, ...]) -> tuple[Any, ...]:
     """Return the tensors of a tuple as leaves that require what they did, and the rest as it is."""
     if not isinstance(inputs, tuple):
         raise RuntimeError(
@@ -172,7 +176,7 @@ def detach_variable(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def get_device_states(*args: Any) -> tuple[list[int], list[Any]]:
+def get_device_states(*args: object) -> tuple[list[int], list[Any]]:
     """Return the numbers of the devices of tensors that are not on the CPU, and the states of their
     random numbers.
     """
@@ -193,7 +197,7 @@ def set_device_states(
 # ---- random numbers -------------------------------------------------------------------------------
 
 
-def _random_state(args: Sequence[Any]) -> list[tuple[Generator, Generator]]:
+def _random_state(args: Sequence[object]) -> list[tuple[Generator, Generator]]:
     """Return (generator, its state) for the devices that a part may draw numbers on."""
     devices = {str(a.device): a.device for a in args if isinstance(a, Tensor)}
     generators = {id(g): g for g in (default_generator("cpu"), default_generator())}
@@ -222,7 +226,7 @@ def _restore(states: list[tuple[Generator, Generator]]) -> None:
 # ---- the second computation -------------------------------------------------------------------------
 
 
-def _again(args: Sequence[Any]) -> list[Any]:
+def _again(args: Sequence[object]) -> list[Any]:
     """Return the tensors among `args` times one.
 
     Equal values that are not the same graph nodes: the compiler computes equal nodes once, and
@@ -288,7 +292,7 @@ class _Frame:
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[..., object],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         preserve: bool,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import zip_longest
-from typing import Any
 
 # The version of webtorch itself.
 PACKAGE = "0.1.0"
@@ -15,7 +14,7 @@ PYTORCH = "2.13.0"
 class TorchVersion(str):
     """A version as text that compares as a version: with text, and with tuples of numbers."""
 
-    def _key(self, other: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _key(self, other: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if isinstance(other, tuple | list):
             theirs = tuple([int(x) for x in other])
         elif isinstance(other, str):
@@ -25,19 +24,19 @@ class TorchVersion(str):
         pairs = list(zip_longest(_numbers(self), theirs, fillvalue=0))
         return tuple([a for a, _ in pairs]), tuple([b for _, b in pairs])
 
-    def __lt__(self, other: Any) -> bool:
+    def __lt__(self, other: object) -> bool:
         a, b = self._key(other)
         return a < b
 
-    def __le__(self, other: Any) -> bool:
+    def __le__(self, other: object) -> bool:
         a, b = self._key(other)
         return a <= b
 
-    def __gt__(self, other: Any) -> bool:
+    def __gt__(self, other: object) -> bool:
         a, b = self._key(other)
         return a > b
 
-    def __ge__(self, other: Any) -> bool:
+    def __ge__(self, other: object) -> bool:
         a, b = self._key(other)
         return a >= b
 

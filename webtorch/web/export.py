@@ -62,13 +62,13 @@ Shape: TypeAlias = tuple[int, ...]
 def export(
     what: Function | Mapping[str, Function],
     path: str | os.PathLike[str],
-    example_inputs: Any = None,
+    example_inputs: object = None,
     *,
     name: str | None = None,
-    inputs: Any = None,
-    outputs: Any = None,
+    inputs: object = None,
+    outputs: object = None,
     state: Mapping[str, Module | Optimizer | Tensor] | None = None,
-    examples: Any = (),
+    examples: object = (),
     labels: Sequence[str] | None = None,
     vocabulary: Sequence[str] | None = None,
     title: str | None = None,
@@ -149,7 +149,7 @@ def _functions(what: Function | Mapping[str, Function], name: str | None) -> dic
 
 
 def _each(
-    functions: Mapping[str, Any], several: bool, given: Any, absent: Any, parameter: str
+    functions: Mapping[str, object], several: bool, given: object, absent: object, parameter: str
 ) -> dict[str, Any]:
     """Return one value of a parameter for each function: the same, those of a dict, or `absent`."""
     if not several:
@@ -177,8 +177,8 @@ class _Captures:
 
 
 def _capture_all(
-    functions: Mapping[str, Any],
-    calls: Mapping[str, Any],
+    functions: Mapping[str, object],
+    calls: Mapping[str, object],
     examples: Mapping[str, Sequence[Batch]],
     state: Mapping[str, Module | Optimizer | Tensor] | None,
 ) -> _Captures:
@@ -300,7 +300,7 @@ def export_all(
     return page.finish(title or _title(steps[first], first), *variants)
 
 
-def _bridge(functions: Mapping[str, Any], calls: Mapping[str, Any]) -> Any:
+def _bridge(functions: Mapping[str, object], calls: Mapping[str, object]) -> Any:
     """Return what captures functions of PyTorch tensors, where these are some; else None."""
     if "torch" not in sys.modules:
         return None
@@ -315,7 +315,7 @@ def _bridge(functions: Mapping[str, Any], calls: Mapping[str, Any]) -> Any:
     return bridge if any(given) else None
 
 
-def _name(what: Any) -> str:
+def _name(what: object) -> str:
     """Return the name that a function has in the page when none is given."""
     what = function_of(what)
     if isinstance(what, CompiledFunction):
@@ -326,7 +326,7 @@ def _name(what: Any) -> str:
     return name if name.isidentifier() and name not in _RESERVED else "step"
 
 
-def _captured(what: Any, name: str, call: Any) -> CompiledFunction | Capture:
+def _captured(what: object, name: str, call: object) -> CompiledFunction | Capture:
     """Return a function that holds the capture of `call`; the function computes nothing for it."""
     if call is None:
         if isinstance(what, (CompiledFunction, Capture)):
@@ -368,7 +368,7 @@ def _captured(what: Any, name: str, call: Any) -> CompiledFunction | Capture:
 class _Before:
     """What a function refers to, as it was before a call."""
 
-    def __init__(self, function: Any) -> None:
+    def __init__(self, function: object) -> None:
         referred = _referred(function).values()
         self.optimizers = [v for v in referred if isinstance(v, Optimizer)]
         tensors = [v for v in referred if isinstance(v, Tensor)]
@@ -432,7 +432,7 @@ def _argument_names(step: CompiledFunction) -> tuple[list[tuple[str, Shape]], li
     tensors: list[tuple[str, Shape]] = []
     numbers: list[str] = []
 
-    def visit(signature: Any, name: str) -> None:
+    def visit(signature: object, name: str) -> None:
         """Note the tensors and numbers of a signature under their names."""
         if signature == "float":
             numbers.append(name)
@@ -481,7 +481,7 @@ def _referred(function: Any) -> dict[str, Any]:
     return found
 
 
-def _storage_names(found: Mapping[str, Any]) -> dict[int, tuple[str, Shape]]:
+def _storage_names(found: Mapping[str, object]) -> dict[int, tuple[str, Shape]]:
     """Return the name and shape in the weights file of each storage that a module, optimizer or tensor owns."""
     names: dict[int, tuple[str, Shape]] = {}
     taken: set[str] = set()

@@ -500,7 +500,7 @@ def _fitting(value: float, kind: str) -> float:
     return int(value)
 
 
-def named_leaves(x: Any, path: str = "") -> list[tuple[str, Any]]:
+def named_leaves(x: object, path: str = "") -> list[tuple[str, Any]]:
     """Return the leaves of a returned structure with their names in the page."""
     if isinstance(x, dict):
         return [

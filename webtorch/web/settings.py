@@ -56,7 +56,7 @@ def _group(number: HostScalar) -> dict[str, Any] | None:
     return group if isinstance(group, dict) else None
 
 
-def _polynomial(source: Mapping[str, Any], key: str, group: dict[str, Any]) -> Terms | None:
+def _polynomial(source: Mapping[str, object], key: str, group: dict[str, Any]) -> Terms | None:
     options = [
         k
         for k, v in group.items()

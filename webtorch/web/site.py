@@ -50,8 +50,8 @@ def write_site(
     program: Mapping[str, Any],
     weights: Mapping[str, RawTensor],
     examples: Mapping[str, RawTensor],
-    native: Mapping[str, Any],
-    software: Mapping[str, Any],
+    native: Mapping[str, object],
+    software: Mapping[str, object],
     *,
     code: bytes = b"",
     constants: bytes = b"",
@@ -120,7 +120,7 @@ def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def _text(data: Mapping[str, Any]) -> str:
+def _text(data: Mapping[str, object]) -> str:
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

@@ -16,7 +16,7 @@ def _module() -> Any:
     return importlib.import_module("webtorch.runtime.backends.webgpu")
 
 
-def _index(where: Any = None) -> int:
+def _index(where: object = None) -> int:
     if where is None:
         return 0
     if isinstance(where, int):
@@ -69,12 +69,12 @@ def current_device() -> int:
     return 0
 
 
-def get_device_name(device: Any = None) -> str:
+def get_device_name(device: object = None) -> str:
     """Return the adapter's name, such as "NVIDIA H200 (Vulkan)"."""
     return runtime_for("webgpu", _index(device)).backend.description()
 
 
-def synchronize(device: Any = None) -> None:
+def synchronize(device: object = None) -> None:
     """Compute what is pending and wait until the device has done it. Raises what the device
     reported.
     """
@@ -83,17 +83,17 @@ def synchronize(device: Any = None) -> None:
     runtime.backend.synchronize()
 
 
-def memory_allocated(device: Any = None) -> int:
+def memory_allocated(device: object = None) -> int:
     """Return the bytes held by live tensors."""
     return runtime_for("webgpu", _index(device)).backend.memory_allocated()
 
 
-def max_memory_allocated(device: Any = None) -> int:
+def max_memory_allocated(device: object = None) -> int:
     """Return the largest memory_allocated() so far."""
     return runtime_for("webgpu", _index(device)).backend.max_memory_allocated()
 
 
-def reset_peak_memory_stats(device: Any = None) -> None:
+def reset_peak_memory_stats(device: object = None) -> None:
     """Start the peak count anew."""
     runtime_for("webgpu", _index(device)).backend.reset_peak_memory()
 
@@ -116,11 +116,11 @@ def manual_seed_all(seed: int) -> None:
         default_generator(f"webgpu:{i}").manual_seed(seed)
 
 
-def set_device(device: Any) -> None:
+def set_device(device: object) -> None:
     """Make a WebGPU device the default device of new tensors."""
     set_default_device(f"webgpu:{_index(device)}")
 
 
-def kernels_compiled(device: Any = None) -> int:
+def kernels_compiled(device: object = None) -> int:
     """Return how many kernels have been compiled so far: constant while only numbers change."""
     return int(getattr(runtime_for("webgpu", _index(device)).backend, "kernels_compiled", 0))

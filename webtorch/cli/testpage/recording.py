@@ -104,7 +104,7 @@ def entries() -> list[Op]:
     return [op for op in TABLE.values() if op.function_in and op.torch]
 
 
-def _named(root: Any, name: str) -> Any:
+def _named(root: object, name: str) -> Any:
     """Return what is called `name`; an attribute of tensors as a function of one."""
     for part in name.split("."):
         root = getattr(root, part, None)
@@ -124,7 +124,7 @@ class Sample:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def map(self, change: Callable[[Any], Any]) -> Sample:
+    def map(self, change: Callable[[Any], object]) -> Sample:
         """Return the call with other tensors (and types, and devices)."""
         return Sample(tuple(_map(a, change) for a in self.args), _map(self.kwargs, change))
 
@@ -139,7 +139,7 @@ class Sample:
         return ", ".join(parts)
 
 
-def _map(item: Any, change: Callable[[Any], Any]) -> Any:
+def _map(item: object, change: Callable[[Any], object]) -> Any:
     if isinstance(item, dict):
         return {k: _map(v, change) for k, v in item.items()}
     if (
@@ -154,7 +154,7 @@ def _map(item: Any, change: Callable[[Any], Any]) -> Any:
     return change(item)
 
 
-def _shown(item: Any) -> str:
+def _shown(item: object) -> str:
     if hasattr(item, "shape") and hasattr(item, "dtype"):
         return f"{str(item.dtype).removeprefix('torch.')}{list(item.shape)}"
     if isinstance(item, (list, tuple)):
@@ -163,7 +163,7 @@ def _shown(item: Any) -> str:
     return str(item) if "torch." in repr(item) else repr(item)
 
 
-def leaves(item: Any) -> list[Any]:
+def leaves(item: object) -> list[Any]:
     """Return the tensors, ours or PyTorch's, of an argument or a result, in order."""
     if isinstance(item, dict):
         item = list(item.values())
@@ -216,7 +216,7 @@ def _listed(op: Op) -> list[Sample]:
     torch = _torch()
     generator = torch.Generator().manual_seed(len(op.name))
 
-    def made(item: Any) -> Any:
+    def made(item: object) -> Any:
         """Return the tensor that a word or a shape stands for; other values as they are."""
         if isinstance(item, Operand):
             return tensor(item)
@@ -253,7 +253,7 @@ def _own(op: Op) -> list[Sample]:
 # --- both sides -------------------------------------------------------------------------------------------------------
 
 
-def _theirs(item: Any, wide: bool) -> Any:
+def _theirs(item: object, wide: bool) -> Any:
     torch = _torch()
     if isinstance(item, torch.Tensor):
         new = item.detach().clone()
@@ -269,7 +269,7 @@ def _theirs(item: Any, wide: bool) -> Any:
     return item
 
 
-def _ours(item: Any, device: str) -> Any:
+def _ours(item: object, device: str) -> Any:
     torch = _torch()
     if isinstance(item, torch.Tensor):
         return to_ours(item, device)
@@ -304,7 +304,7 @@ def _real(t: Any, view: Callable[[Any], Any]) -> Any:
     return t.resolve_neg() if hasattr(t, "resolve_neg") else t
 
 
-def _expected(exact: Any, wide: Any, values: bool, rtol: float | None, factor: int) -> Expected:
+def _expected(exact: Any, wide: object, values: bool, rtol: float | None, factor: int) -> Expected:
     torch = _torch()
     exact = _real(exact, torch.view_as_real)
     dtype = str(exact.dtype).removeprefix("torch.")
@@ -378,7 +378,9 @@ def record(
         yield Left(op.name, "PyTorch's database has no call of it that gives a tensor")
 
 
-def _record(op: Op, ours: Any, theirs: Any, sample: Sample, kind: str, device: str) -> Case | None:
+def _record(
+    op: Op, ours: Any, theirs: object, sample: Sample, kind: str, device: str
+) -> Case | None:
     derived = kind == "gradient"
     # Each library draws numbers of its own.
     values = not op.drawn and not sample.kwargs.get("dropout_p")

@@ -39,4 +39,4 @@ from webtorch.ir.expr.node import (
     walk,
     where,
 )
-from webtorch.ir.expr.record import FUNCTIONS, ScalarFunction
+from webtorch.ir.expr.record import FUNCTIONS, Range, ScalarFunction

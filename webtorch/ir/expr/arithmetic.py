@@ -22,7 +22,7 @@ from webtorch.ir.expr.node import (
     where,
 )
 from webtorch.ir.expr.pair import Pair, equal
-from webtorch.ir.expr.record import declare, wgsl, wgsl_integers
+from webtorch.ir.expr.record import Range, declare, wgsl, wgsl_integers
 
 
 def _one(x: Expr, *rest: Expr) -> Expr:
@@ -36,7 +36,10 @@ def _minus_one(x: Expr, *rest: Expr) -> Expr:
 # -- choice and random bits: their renderers are written for them
 
 
-declare("where", 3, exact=True, onnx="Where")
+declare(
+    "where", 3, exact=True, onnx="Where",
+    bounds=lambda test, x, y: (min(x[0], y[0]), max(x[1], y[1])),
+)  # fmt: skip
 # philox(seed_low, seed_high, counter_low, counter_high): lane `value` (0..3) of Philox4x32-10, a uint32.
 declare("philox", 4, cost=12, cost_cpu=50)
 
@@ -101,29 +104,55 @@ def _toward_zero(x: Expr) -> Expr:
     return where(x < 0, ceil(x), floor(x))
 
 
+def _near(x: Range) -> Range:
+    return x[0] - 1, x[1] + 1
+
+
 floor = unary_function(
-    "floor", of_integers=_identity, exact=True, wgsl={"f32": "floor({0})"}, numpy="floor",
-    onnx="Floor",
+    "floor", of_integers=_identity, exact=True, bounds=_near, wgsl={"f32": "floor({0})"},
+    numpy="floor", llvm="llvm.floor", onnx="Floor",
 )  # fmt: skip
 ceil = unary_function(
-    "ceil", of_integers=_identity, exact=True, wgsl={"f32": "ceil({0})"}, numpy="ceil", onnx="Ceil"
-)
+    "ceil", of_integers=_identity, exact=True, bounds=_near, wgsl={"f32": "ceil({0})"},
+    numpy="ceil", llvm="llvm.ceil", onnx="Ceil",
+)  # fmt: skip
 trunc = unary_function(
-    "trunc", of_integers=_identity, exact=True, wgsl={"f32": "trunc({0})"}, numpy="trunc",
-    onnx=_toward_zero,
+    "trunc", of_integers=_identity, exact=True, bounds=_near, wgsl={"f32": "trunc({0})"},
+    numpy="trunc", llvm="llvm.trunc", onnx=_toward_zero,
 )  # fmt: skip
 # To nearest, ties to even.
 round_ = unary_function(
-    "round", of_integers=_identity, exact=True, wgsl={"f32": "round({0})"}, numpy="rint",
-    onnx="Round",
+    "round", of_integers=_identity, exact=True, bounds=_near, wgsl={"f32": "round({0})"},
+    numpy="rint", llvm="llvm.rint", onnx="Round",
 )  # fmt: skip
 
 
 # -- arithmetic
 
 
+_UNKNOWN: Range = (-math.inf, math.inf)
+
+
+def _product(x: Range, y: Range) -> Range:
+    ends = [a * b for a in x for b in y]
+    # Infinity times zero tells nothing.
+    return _UNKNOWN if any(e != e for e in ends) else (min(ends), max(ends))
+
+
+def _quotient(x: Range, y: Range) -> Range:
+    return (x[0] // y[0], x[1] // y[0]) if y[0] == y[1] > 0 else _UNKNOWN
+
+
+def _rest(x: Range, y: Range) -> Range:
+    if not y[0] == y[1] > 0:
+        return _UNKNOWN
+    most = y[0] - 1 if isinstance(y[0], int) else y[0]
+    return (0, min(x[1], most)) if x[0] >= 0 else (0, most)
+
+
 declare(
     "neg", 1, slopes=(_minus_one,), pairs=lambda z: -z, exact=True, wraps=True, numpy="negative",
+    bounds=lambda x: (-x[1], -x[0]),
     wgsl={"f32": "(-{0})", "i32": "(0 - {0})", "u32": "(0u - {0})"}, onnx="Neg",
 )  # fmt: skip
 sign = unary_function(
@@ -134,15 +163,17 @@ sign = unary_function(
 )
 declare(
     "add", 2, infix="+", slopes=(_one, _one), pairs=lambda x, y: x + y, wraps=True,
-    fold=lambda x, y: x + y, wgsl=wgsl("({0} + {1})", bool="({0} || {1})"), numpy="add", onnx="Add",
+    bounds=lambda x, y: (x[0] + y[0], x[1] + y[1]), fold=lambda x, y: x + y,
+    wgsl=wgsl("({0} + {1})", bool="({0} || {1})"), numpy="add", onnx="Add",
 )  # fmt: skip
 declare(
     "sub", 2, infix="-", slopes=(_one, _minus_one), pairs=lambda x, y: x - y, wraps=True,
-    fold=lambda x, y: x - y, wgsl=wgsl("({0} - {1})"), numpy="subtract", onnx="Sub",
+    bounds=lambda x, y: (x[0] - y[1], x[1] - y[0]), fold=lambda x, y: x - y,
+    wgsl=wgsl("({0} - {1})"), numpy="subtract", onnx="Sub",
 )  # fmt: skip
 declare(
     "mul", 2, infix="*", slopes=(lambda x, y, out: y, lambda x, y, out: x),
-    pairs=lambda x, y: x * y, wraps=True, fold=lambda x, y: x * y,
+    pairs=lambda x, y: x * y, wraps=True, bounds=_product, fold=lambda x, y: x * y,
     wgsl=wgsl("({0} * {1})", bool="({0} && {1})"), numpy="multiply", onnx="Mul",
 )  # fmt: skip
 declare(
@@ -172,14 +203,14 @@ def _remainder(x: Expr, y: Expr) -> Expr:
 # Processors have no vectors of integer divisions.
 _INTEGERS = 25
 mod = binary_function(
-    "mod", sign="%", slopes=(_one, lambda x, y, out: -floor(x / y)),
+    "mod", bounds=_rest, sign="%", slopes=(_one, lambda x, y, out: -floor(x / y)),
     cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
     fold=lambda x, y: x % y if isinstance(x, int) and y else None, numpy="remainder",
     wgsl={"f32": "wt_mod({0}, {1})", "i32": "wt_i32_mod({0}, {1})", "u32": "wt_u32_rem({0}, {1})"},
     onnx=_remainder,
 )  # fmt: skip
 floordiv = binary_function(
-    "floordiv", sign="//", wraps=True, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
+    "floordiv", bounds=_quotient, sign="//", wraps=True, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
     fold=lambda x, y: x // y if isinstance(x, int) and y else None, numpy="floor_divide",
     wgsl={
         "f32": "wt_floordiv({0}, {1})",
@@ -251,13 +282,13 @@ def _share(x: Expr, y: Expr) -> tuple[Expr, Expr]:
 maximum = binary_function(
     "max", slopes=(lambda x, y, out: _share(x, y)[0], lambda x, y, out: _share(x, y)[1]),
     exact=True, wgsl=wgsl_integers("max({0}, {1})", f32="wt_max({0}, {1})", bool="({0} || {1})"),
-    loops="maximum", numpy="maximum", onnx="Max",
+    bounds=lambda x, y: (max(x[0], y[0]), max(x[1], y[1])), loops="maximum", numpy="maximum", onnx="Max",
 )  # fmt: skip
 # minimum(x, y) is -maximum(-x, -y).
 minimum = binary_function(
     "min", slopes=(lambda x, y, out: _share(-x, -y)[0], lambda x, y, out: _share(-x, -y)[1]),
     exact=True, wgsl=wgsl_integers("min({0}, {1})", f32="wt_min({0}, {1})", bool="({0} && {1})"),
-    loops="minimum", numpy="minimum", onnx="Min",
+    bounds=lambda x, y: (min(x[0], y[0]), min(x[1], y[1])), loops="minimum", numpy="minimum", onnx="Min",
 )  # fmt: skip
 
 

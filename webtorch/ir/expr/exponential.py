@@ -57,6 +57,7 @@ _NAN, _INF = math.nan, math.inf
 
 unary_function(
     "abs", slopes=(lambda x, out: sign(x),), pairs=modulus, exact=True, wraps=True,
+    bounds=lambda x: (max(0, x[0], -x[1]), max(-x[0], x[1])),
     wgsl={"f32": "abs({0})", "i32": "abs({0})", "u32": "{0}", "bool": "{0}"}, numpy="absolute",
     python=abs, onnx="Abs",
 )  # fmt: skip

@@ -44,7 +44,7 @@ class Pair:
     def __truediv__(self, other: Any) -> Pair:
         return _quotient(self, other) if isinstance(other, Pair) else self * (1.0 / other)
 
-    def __rtruediv__(self, other: Any) -> Pair:
+    def __rtruediv__(self, other: object) -> Pair:
         return _quotient(as_pair(other, self), self)
 
     def __neg__(self) -> Pair:

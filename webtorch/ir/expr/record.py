@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from webtorch.ir.expr.node import Expr
     from webtorch.ir.expr.pair import Pair
 
+# The least and the largest value of an expression, NaN aside; infinite where nothing is known.
+Range = tuple[float, float]
 # A formula is a function of expressions that gives an expression.
 Formula = Callable[..., "Expr"]
 
@@ -46,6 +48,8 @@ class ScalarFunction:
     exact: bool = False
     # Whether integers may give what their type does not hold.
     wraps: bool = False
+    # The bounds of the exact result, of the operands' bounds; None where they tell nothing.
+    bounds: Callable[..., Range] | None = None
 
     # -- cost, in additions
     # Where functions have units of their own (a GPU): what fusion weighs.
@@ -73,6 +77,8 @@ class ScalarFunction:
     python: Callable[..., float] | None = None
     # The C library's function of float64; "" where machine code needs none.
     libm: str = ""
+    # LLVM's intrinsic, where it is one instruction of most processors and integers stay what they are.
+    llvm: str = ""
     # ONNX's node, or a formula of functions that have one.
     onnx: str | Formula = ""
 

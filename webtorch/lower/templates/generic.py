@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bool_, int32
+from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import (
     BufferSlot,
@@ -17,7 +17,6 @@ from webtorch.ir.kernel import (
     Kernel,
     Matmul,
     Reduce,
-    ReduceOp,
     Scan,
     Store,
 )
@@ -225,17 +224,15 @@ def scan_kernel(routine: Scan) -> Kernel:
     r = routine
     out = r.buffers[1].dtype
     dtype = out.compute
-    op: ReduceOp = r.op
     i = [ex.index(d, s) for d, s in enumerate((r.outer, r.length, r.inner, r.length))]
     x = ex.cast(ex.load(0, r.buffers[0].dtype, (i[0] * r.length + i[3]) * r.inner + i[2]), dtype)
-    if r.op in ("sum", "prod"):
-        value = ex.where(ex.le(i[3], i[1]), x, REDUCERS[r.op].identity(dtype))
+    reducer = REDUCERS[r.op]
+    if not reducer.is_extreme:
+        value = ex.where(ex.le(i[3], i[1]), x, reducer.identity(dtype))
     else:
         # A prefix always holds its own first element, whatever the type's smallest value is.
         start = ex.cast(ex.load(0, r.buffers[0].dtype, i[0] * (r.length * r.inner) + i[2]), dtype)
         value = ex.where(ex.le(i[3], i[1]), x, start)
-    if dtype is bool_ and r.op in ("max", "min"):
-        op = "any" if r.op == "max" else "all"
     store = Store(1, (i[0] * r.length + i[1]) * r.inner + i[2], ex.cast(ex.reduced(0, dtype), out))
     return Kernel(
         r.name,
@@ -243,6 +240,6 @@ def scan_kernel(routine: Scan) -> Kernel:
         (r.length,),
         r.buffers,
         r.args,
-        (Reduce(op, value, dtype),),
+        (Reduce(r.op, value, dtype),),
         (store,),
     )

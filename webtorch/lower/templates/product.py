@@ -15,7 +15,7 @@ from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, epilogue_of
 from webtorch.ir.limits import Limits
-from webtorch.lower.wgsl_facts import affine
+from webtorch.lower.affine import affine
 from webtorch.lower.wgsl_kernel import write_points
 from webtorch.lower.wgsl_table import encode, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope
@@ -174,9 +174,9 @@ class ProductWriter(KernelWriter):
                 run = self.p.column_run
             return variable in (K, COLUMN) and run % width == 0
         return (
-            form[0] % width == 0
-            and form[1].get(variable, 0) == 1
-            and all(c % width == 0 for d, c in form[1].items() if d != variable)
+            form.offset % width == 0
+            and form.stride(variable) == 1
+            and all(c % width == 0 for d, c in form.strides.items() if d != variable)
         )
 
     def declare(self, wide: dict[int, bool], widths: dict[int, int] | None = None) -> None:
@@ -205,9 +205,9 @@ class ProductWriter(KernelWriter):
             return (
                 p.n % width == 0
                 and p.buffers[p.out].elements % width == 0
-                and form[0] % width == 0
-                and form[1].get(COLUMN, 0) == 1
-                and all(c % width == 0 for d, c in form[1].items() if d != COLUMN)
+                and form.offset % width == 0
+                and form.stride(COLUMN) == 1
+                and all(c % width == 0 for d, c in form.strides.items() if d != COLUMN)
             )
         # Images: columns run over (image, place), consecutive within an image.
         return (
@@ -268,8 +268,8 @@ class ProductWriter(KernelWriter):
         if form is None:
             return f"{self.value(position, scope)} >> {shift}u"
         # Every term is a multiple: divided one by one, rows of a tile share an address.
-        terms = [str(form[0] // width)] if form[0] else []
-        for d, c in form[1].items():
+        terms = [str(form.offset // width)] if form.offset else []
+        for d, c in form.strides.items():
             name = self.value(self.p.variable(d), scope) if c else ""
             if c == 1:
                 terms.append(f"({name} >> {shift}u)")
@@ -377,7 +377,7 @@ def operands_of(w: ProductWriter) -> tuple[Operand, Operand]:
         load = ex.cast(load, dtype)
         source = load.args[0] if load.op == "cast" else load
         form = affine(source.args[0], w.affine_memo) if source.op == "load" else None
-        along_k = p.k_fastest if form is None else form[1].get(K, 0) == 1
+        along_k = p.k_fastest if form is None else form.stride(K) == 1
         wide = w.is_wide(load, variable)
         deep = not wide and w.is_wide(load, K)
         out.append(Operand(load, variable, wide, along_k, deep))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from webtorch.ir.dtype import DType, bool_
+from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Kernel, Scan
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates.generic import scan_kernel
@@ -65,8 +65,6 @@ class _ScanWriter:
         self.w = KernelWriter(Kernel(r.name, (1,), (), r.buffers, r.args, (), ()), limits)
         self.dtype: DType = r.buffers[1].dtype.compute
         self.kind = wgsl_type(self.dtype)
-        # Booleans run as their maximum and minimum do: any and all.
-        self.op = {"max": "any", "min": "all"}.get(r.op, r.op) if self.dtype is bool_ else r.op
         for number in range(len(r.buffers)):
             self.w.slots[number] = self.w.template_slot(number)
         self.w.slots[1].atomic = self.w.slots[1].packed
@@ -79,12 +77,12 @@ class _ScanWriter:
 
     def join(self, a: str, b: str) -> str:
         """Return the text of two values combined."""
-        return combine(self.op, self.kind, a, b)
+        return combine(self.r.op, self.kind, a, b)
 
     @property
     def neutral(self) -> str:
         """Return the text of the value that changes nothing."""
-        return identity(self.op, self.kind)
+        return identity(self.r.op, self.kind)
 
     def prologue(self, groups: int) -> tuple[list[str], tuple[int, int, int]]:
         """Return the lines that name the row, the place along it and the part."""

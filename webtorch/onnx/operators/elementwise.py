@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.nn import functional as F
-from webtorch.onnx.operators.table import Attrs, Context, element_type, number, op
+from webtorch.onnx.operators.table import Attrs, Context, Numbers, Result, element_type, number, op
+from webtorch.tensors.tensor import Tensor
 
 # Nodes that are one scalar function of one number, and others of one tensor.
-_UNARY: dict[str, Callable[[Any], Any]] = {
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     f.onnx: getattr(webtorch, f.name)
     for f in FUNCTIONS.values()
     # (IsInf has attributes.)
@@ -29,20 +29,20 @@ for _name, _function in _UNARY.items():
     op(_name)(lambda c, a, n, x, _f=_function: _f(x))
 
 
-def _shaped(y: Any, x: Any, a: Attrs) -> Any:
+def _shaped(y: Tensor, x: Tensor, a: Attrs) -> Tensor:
     """Broadcasting of opset 6 and before: y from an axis on."""
     if a.get("broadcast") and "axis" in a:
         return y.reshape(tuple(y.shape) + (1,) * (x.ndim - y.ndim - a["axis"]))
     return y
 
 
-def _divide(x: Any, y: Any) -> Any:
+def _divide(x: Tensor, y: Tensor) -> Tensor:
     if x.dtype.is_floating_point:
         return x / y
     return webtorch.div(x, y, rounding_mode="trunc")
 
 
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Add": lambda x, y: x + y, "Sub": lambda x, y: x - y, "Mul": lambda x, y: x * y, "Div": _divide,
     "And": webtorch.logical_and, "Or": webtorch.logical_or, "Xor": webtorch.logical_xor,
     "Equal": webtorch.eq, "Greater": webtorch.gt, "GreaterOrEqual": webtorch.ge,
@@ -54,23 +54,23 @@ for _name, _two in _BINARY.items():
 
 
 @op("Pow")
-def _pow(c: Context, a: Attrs, n: int, x: Any, y: Any) -> Any:
+def _pow(c: Context, a: Attrs, n: int, x: Tensor, y: Tensor) -> Tensor:
     if x.dtype.is_floating_point or not y.dtype.is_floating_point:
         return webtorch.pow(x, y.to(x.dtype))
     return webtorch.pow(x.to(y.dtype), y).to(x.dtype)
 
 
 @op("Mod")
-def _mod(c: Context, a: Attrs, n: int, x: Any, y: Any) -> Any:
+def _mod(c: Context, a: Attrs, n: int, x: Tensor, y: Tensor) -> Tensor:
     return webtorch.fmod(x, y) if a.get("fmod") else webtorch.remainder(x, y)
 
 
 @op("BitShift")
-def _shift(c: Context, a: Attrs, n: int, x: Any, y: Any) -> Any:
+def _shift(c: Context, a: Attrs, n: int, x: Tensor, y: Tensor) -> Tensor:
     return x << y if a["direction"] == "LEFT" else x >> y
 
 
-def _fold(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+def _fold(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     return lambda c, a, n, *x: functools.reduce(function, x)
 
 
@@ -81,12 +81,14 @@ op("Mean")(lambda c, a, n, *x: functools.reduce(lambda p, q: p + q, x) / len(x))
 
 
 @op("Where")
-def _where(c: Context, a: Attrs, n: int, condition: Any, x: Any, y: Any) -> Any:
+def _where(c: Context, a: Attrs, n: int, condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return webtorch.where(condition, x, y)
 
 
 @op("Clip", host=(1, 2))
-def _clip(c: Context, a: Attrs, n: int, x: Any, low: Any = None, high: Any = None) -> Any:
+def _clip(
+    c: Context, a: Attrs, n: int, x: Tensor, low: Numbers | None = None, high: Numbers | None = None
+) -> Tensor:
     low = a.get("min") if low is None else number(low)
     high = a.get("max") if high is None else number(high)
     if low is None and high is None:
@@ -95,7 +97,7 @@ def _clip(c: Context, a: Attrs, n: int, x: Any, low: Any = None, high: Any = Non
     return webtorch.clamp(x, low, high)
 
 
-_PARAMETRIC: dict[str, Callable[..., Any]] = {
+_PARAMETRIC: dict[str, Callable[[Tensor, Attrs], Tensor]] = {
     "LeakyRelu": lambda x, a: F.leaky_relu(x, a.get("alpha", 0.01)),
     "Elu": lambda x, a: F.elu(x, a.get("alpha", 1.0)),
     "Celu": lambda x, a: F.celu(x, a.get("alpha", 1.0)),
@@ -120,12 +122,12 @@ for _name, _with in _PARAMETRIC.items():
 
 
 @op("PRelu")
-def _prelu(c: Context, a: Attrs, n: int, x: Any, slope: Any) -> Any:
+def _prelu(c: Context, a: Attrs, n: int, x: Tensor, slope: Tensor) -> Tensor:
     return webtorch.where(x < 0, x * slope, x)
 
 
 @op("IsInf")
-def _isinf(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _isinf(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     up, down = a.get("detect_positive", 1), a.get("detect_negative", 1)
     if up and down:
         return webtorch.isinf(x)
@@ -135,17 +137,24 @@ def _isinf(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 
 @op("Cast")
-def _cast(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _cast(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     return x.to(element_type(a["to"]))
 
 
 @op("CastLike")
-def _cast_like(c: Context, a: Attrs, n: int, x: Any, like: Any) -> Any:
+def _cast_like(c: Context, a: Attrs, n: int, x: Tensor, like: Tensor) -> Tensor:
     return x.to(like.dtype)
 
 
 @op("Dropout", host=(1, 2))
-def _dropout(c: Context, a: Attrs, n: int, x: Any, ratio: Any = None, training: Any = None) -> Any:
+def _dropout(
+    c: Context,
+    a: Attrs,
+    n: int,
+    x: Tensor,
+    ratio: Numbers | None = None,
+    training: Numbers | None = None,
+) -> Result:
     p = a.get("ratio", 0.5) if ratio is None else float(number(ratio))
     if training is not None and number(training) and p > 0:
         kept = webtorch.rand_like(x) >= p

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy
 
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
-from webtorch.onnx.operators.table import Attrs, Context, ints, op
+from webtorch.onnx.operators.table import Attrs, Context, Host, Numbers, ints, op
 from webtorch.onnx.operators.windows import pad_sides
+from webtorch.tensors.tensor import Tensor
 
 
 @op("Resize", "Upsample", host=(1, 2, 3))
 def _resize(
-    c: Context, a: Attrs, n: int, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None
-) -> Any:
+    c: Context,
+    a: Attrs,
+    n: int,
+    x: Tensor,
+    roi: Numbers | None = None,
+    scales: Numbers | None = None,
+    sizes: Numbers | None = None,
+) -> Tensor:
     if scales is None and sizes is None:
         # Upsample, and Resize of opset 10
         scales = roi if roi is not None else numpy.array(a["scales"])
@@ -51,15 +57,15 @@ def _resize(
     return x
 
 
-_ROUNDINGS: dict[str, Callable[[Any], Any]] = {
+_ROUNDINGS: dict[str, Callable[[Host], Host]] = {
     "floor": numpy.floor, "ceil": numpy.ceil, "round_prefer_ceil": lambda v: numpy.floor(v + 0.5),
     "round_prefer_floor": lambda v: numpy.ceil(v - 0.5),
 }  # fmt: skip
 
 
 def _resampled(
-    c: Context, x: Any, d: int, target: int, scale: float, mode: str, where: str, a: Attrs
-) -> Any:
+    c: Context, x: Tensor, d: int, target: int, scale: float, mode: str, where: str, a: Attrs
+) -> Tensor:
     """Return x with another size of one dim: a product with the weights of the old elements."""
     size = x.shape[d]
     i = numpy.arange(target, dtype=numpy.float64)
@@ -102,7 +108,7 @@ def _resampled(
     return webtorch.tensordot(x, matrix, ([d], [1])).movedim(-1, d)
 
 
-def _kernel(t: Any, mode: str, a: float) -> Any:
+def _kernel(t: Host, mode: str, a: float) -> Host:
     t = numpy.abs(t)
     if mode == "linear":
         return numpy.maximum(0, 1 - t)
@@ -112,7 +118,7 @@ def _kernel(t: Any, mode: str, a: float) -> Any:
 
 
 @op("GridSample")
-def _grid_sample(c: Context, a: Attrs, n: int, x: Any, grid: Any) -> Any:
+def _grid_sample(c: Context, a: Attrs, n: int, x: Tensor, grid: Tensor) -> Tensor:
     mode: str = a.get("mode", "linear")
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
     return F.grid_sample(
@@ -121,12 +127,12 @@ def _grid_sample(c: Context, a: Attrs, n: int, x: Any, grid: Any) -> Any:
 
 
 @op("AffineGrid", host=(1,))
-def _affine_grid(c: Context, a: Attrs, n: int, theta: Any, size: Any) -> Any:
+def _affine_grid(c: Context, a: Attrs, n: int, theta: Tensor, size: Numbers) -> Tensor:
     return F.affine_grid(theta, ints(size) or [], bool(a.get("align_corners", 0)))
 
 
 @op("Col2Im", host=(1, 2))
-def _col2im(c: Context, a: Attrs, n: int, x: Any, image: Any, block: Any) -> Any:
+def _col2im(c: Context, a: Attrs, n: int, x: Tensor, image: Numbers, block: Numbers) -> Tensor:
     size, kernel = ints(image) or [], ints(block) or []
     rank = len(size)
     pads = a.get("pads") or [0] * 2 * rank

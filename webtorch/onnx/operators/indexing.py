@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import overload
 
 import numpy
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.reducer import REDUCERS
 from webtorch.nn import functional as F
-from webtorch.onnx.operators.table import Attrs, Context, is_host, number, op
+from webtorch.onnx.operators.table import Attrs, Context, Numbers, is_host, number, op
+from webtorch.tensors.tensor import Tensor
 
 
-def _wrapped(index: Any, size: int) -> Any:
+@overload
+def _wrapped(index: Tensor, size: int) -> Tensor: ...
+@overload
+def _wrapped(index: Numbers, size: int) -> Numbers: ...
+def _wrapped(index: Numbers, size: int) -> Numbers:
     """Return positions counted from the front."""
-    if is_host(index):
+    if not isinstance(index, Tensor):
         return numpy.where(index < 0, index + size, index)
     index = index.to(webtorch.int64)
     return webtorch.where(index < 0, index + size, index)
 
 
 @op("Gather", host=(1,))
-def _gather(c: Context, a: Attrs, n: int, x: Any, index: Any) -> Any:
+def _gather(c: Context, a: Attrs, n: int, x: Tensor, index: Numbers) -> Tensor:
     axis = a.get("axis", 0) % x.ndim
     place = _wrapped(index, x.shape[axis])
     if is_host(place) and place.ndim == 0:
@@ -34,16 +40,16 @@ def _gather(c: Context, a: Attrs, n: int, x: Any, index: Any) -> Any:
 
 
 @op("GatherElements")
-def _gather_elements(c: Context, a: Attrs, n: int, x: Any, index: Any) -> Any:
+def _gather_elements(c: Context, a: Attrs, n: int, x: Tensor, index: Tensor) -> Tensor:
     axis = a.get("axis", 0) % x.ndim
     return x.gather(axis, _wrapped(index, x.shape[axis]))
 
 
 @op("GatherND")
-def _gather_nd(c: Context, a: Attrs, n: int, x: Any, index: Any) -> Any:
+def _gather_nd(c: Context, a: Attrs, n: int, x: Tensor, index: Tensor) -> Tensor:
     batch = a.get("batch_dims", 0)
     depth = index.shape[-1]
-    places: list[Any] = []
+    places: list[Tensor] = []
     for d in range(batch):
         shape = [1] * (index.ndim - 1)
         shape[d] = x.shape[d]
@@ -52,20 +58,28 @@ def _gather_nd(c: Context, a: Attrs, n: int, x: Any, index: Any) -> Any:
     return x[tuple(places)]
 
 
+# ONNX's words for how old and new values become one -> PyTorch's.
+_REDUCTIONS = {
+    r.combine: f"a{r.name}" if r.is_extreme else r.name
+    for r in REDUCERS.values()
+    if r.gives is None
+}
+
+
 @op("ScatterElements", "Scatter")
-def _scatter_elements(c: Context, a: Attrs, n: int, x: Any, index: Any, updates: Any) -> Any:
+def _scatter_elements(
+    c: Context, a: Attrs, n: int, x: Tensor, index: Tensor, updates: Tensor
+) -> Tensor:
     axis = a.get("axis", 0) % x.ndim
     place = _wrapped(index, x.shape[axis])
-    reduce = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}.get(
-        a.get("reduction", "none")
-    )
+    reduce = _REDUCTIONS.get(a.get("reduction", "none"))
     if reduce is None:
         return x.scatter(axis, place, updates)
     return x.scatter_reduce(axis, place, updates, reduce)
 
 
 @op("ScatterND")
-def _scatter_nd(c: Context, a: Attrs, n: int, x: Any, index: Any, updates: Any) -> Any:
+def _scatter_nd(c: Context, a: Attrs, n: int, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
     depth = index.shape[-1]
     flat = None
     for k in range(depth):
@@ -75,9 +89,7 @@ def _scatter_nd(c: Context, a: Attrs, n: int, x: Any, index: Any, updates: Any) 
     values = updates.reshape((-1, rows.shape[1]))
     assert flat is not None
     flat = flat.reshape(-1)
-    reduce = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}.get(
-        a.get("reduction", "none")
-    )
+    reduce = _REDUCTIONS.get(a.get("reduction", "none"))
     if reduce is None:
         out = rows.index_copy(0, flat, values)
     else:
@@ -86,7 +98,7 @@ def _scatter_nd(c: Context, a: Attrs, n: int, x: Any, index: Any, updates: Any) 
 
 
 @op("OneHot", host=(1,))
-def _one_hot(c: Context, a: Attrs, n: int, index: Any, depth: Any, values: Any) -> Any:
+def _one_hot(c: Context, a: Attrs, n: int, index: Tensor, depth: Numbers, values: Tensor) -> Tensor:
     count = int(number(depth))
     axis = a.get("axis", -1)
     rank = index.ndim + 1

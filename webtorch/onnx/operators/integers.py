@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.functions import public as webtorch
-from webtorch.onnx.operators.table import Attrs, Context, op
+from webtorch.onnx.operators.table import Attrs, Context, Result, op
 from webtorch.onnx.operators.windows import convolution
+from webtorch.tensors.tensor import Tensor
 
 
-def _integers(x: Any, zero: Any, axis: int) -> Any:
+def _integers(x: Tensor, zero: Tensor | None, axis: int) -> Tensor:
     """Return quantised numbers less their zero point, in float32, which holds their products exactly
     up to 2**24 and sums of them well beyond what a layer adds up.
     """
@@ -19,7 +18,7 @@ def _integers(x: Any, zero: Any, axis: int) -> Any:
     )
 
 
-def _requantised(x: Any, scale: Any, zero: Any, axis: int) -> Any:
+def _requantised(x: Tensor, scale: Tensor, zero: Tensor, axis: int) -> Tensor:
     info = webtorch.iinfo(zero.dtype)
     out = webtorch.round(x / _per_axis(scale, x, axis)) + _per_axis(zero, x, axis).to(x.dtype)
     return out.clamp(info.min, info.max).to(zero.dtype)
@@ -27,8 +26,14 @@ def _requantised(x: Any, scale: Any, zero: Any, axis: int) -> Any:
 
 @op("MatMulInteger")
 def _matmul_integer(
-    c: Context, a: Attrs, n: int, x: Any, y: Any, x_zero: Any = None, y_zero: Any = None
-) -> Any:
+    c: Context,
+    a: Attrs,
+    n: int,
+    x: Tensor,
+    y: Tensor,
+    x_zero: Tensor | None = None,
+    y_zero: Tensor | None = None,
+) -> Tensor:
     left = _integers(x, x_zero, -2)
     return (left @ _integers(y, y_zero, -1)).to(webtorch.int32)
 
@@ -38,23 +43,29 @@ def _qlinear_matmul(
     c: Context,
     a: Attrs,
     n: int,
-    x: Any,
-    x_scale: Any,
-    x_zero: Any,
-    y: Any,
-    y_scale: Any,
-    y_zero: Any,
-    scale: Any,
-    zero: Any,
-) -> Any:
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    y: Tensor,
+    y_scale: Tensor,
+    y_zero: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+) -> Tensor:
     product = _integers(x, x_zero, -2) @ _integers(y, y_zero, -1)
     return _requantised(product * (x_scale * y_scale).to(product.dtype), scale, zero, -1)
 
 
 @op("ConvInteger")
 def _conv_integer(
-    c: Context, a: Attrs, n: int, x: Any, w: Any, x_zero: Any = None, w_zero: Any = None
-) -> Any:
+    c: Context,
+    a: Attrs,
+    n: int,
+    x: Tensor,
+    w: Tensor,
+    x_zero: Tensor | None = None,
+    w_zero: Tensor | None = None,
+) -> Tensor:
     left = _integers(x, x_zero, 1)
     return convolution(c, a, 1, left, _integers(w, w_zero, 0)).to(webtorch.int32)
 
@@ -64,16 +75,16 @@ def _qlinear_conv(
     c: Context,
     a: Attrs,
     n: int,
-    x: Any,
-    x_scale: Any,
-    x_zero: Any,
-    w: Any,
-    w_scale: Any,
-    w_zero: Any,
-    scale: Any,
-    zero: Any,
-    bias: Any = None,
-) -> Any:
+    x: Tensor,
+    x_scale: Tensor,
+    x_zero: Tensor,
+    w: Tensor,
+    w_scale: Tensor,
+    w_zero: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
     out = convolution(c, a, 1, _integers(x, x_zero, 1), _integers(w, w_zero, 0))
     if bias is not None:
         out = out + bias.to(out.dtype).reshape((1, -1) + (1,) * (out.ndim - 2))
@@ -81,14 +92,16 @@ def _qlinear_conv(
     return _requantised(out * (x_scale * weights), scale, zero, 1)
 
 
-def _per_axis(v: Any, x: Any, axis: int) -> Any:
-    if v is None or v.ndim != 1 or v.shape[0] == 1:
+def _per_axis(v: Tensor, x: Tensor, axis: int) -> Tensor:
+    if v.ndim != 1 or v.shape[0] == 1:
         return v
     return v.reshape((-1,) + (1,) * (x.ndim - axis % x.ndim - 1))
 
 
 @op("DequantizeLinear")
-def _dequantize(c: Context, a: Attrs, n: int, x: Any, scale: Any, zero: Any = None) -> Any:
+def _dequantize(
+    c: Context, a: Attrs, n: int, x: Tensor, scale: Tensor, zero: Tensor | None = None
+) -> Tensor:
     axis = a.get("axis", 1)
     if a.get("block_size"):
         raise NotImplementedError("load: DequantizeLinear by blocks is not available")
@@ -99,7 +112,9 @@ def _dequantize(c: Context, a: Attrs, n: int, x: Any, scale: Any, zero: Any = No
 
 
 @op("QuantizeLinear")
-def _quantize(c: Context, a: Attrs, n: int, x: Any, scale: Any, zero: Any = None) -> Any:
+def _quantize(
+    c: Context, a: Attrs, n: int, x: Tensor, scale: Tensor, zero: Tensor | None = None
+) -> Tensor:
     axis = a.get("axis", 1)
     if a.get("block_size"):
         raise NotImplementedError("load: QuantizeLinear by blocks is not available")
@@ -112,7 +127,7 @@ def _quantize(c: Context, a: Attrs, n: int, x: Any, scale: Any, zero: Any = None
 
 
 @op("DynamicQuantizeLinear")
-def _dynamic_quantize(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _dynamic_quantize(c: Context, a: Attrs, n: int, x: Tensor) -> Result:
     low, high = x.min().clamp(max=0), x.max().clamp(min=0)
     scale = (high - low) / 255
     zero = webtorch.round(-low / scale).clamp(0, 255).to(webtorch.uint8)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from webtorch import linalg
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
-from webtorch.onnx.operators.table import Attrs, Context, ints, op
+from webtorch.onnx.operators.table import Attrs, Context, Numbers, Result, ints, op
 from webtorch.onnx.operators.windows import pad_sides
+from webtorch.tensors.tensor import Tensor
 
 
 @op("BatchNormalization")
 def _batch_norm(
-    c: Context, a: Attrs, n: int, x: Any, scale: Any, bias: Any, mean: Any, var: Any
-) -> Any:
+    c: Context, a: Attrs, n: int, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor
+) -> Result:
     eps = a.get("epsilon", 1e-5)
     shape = (1, -1) + (1,) * (x.ndim - 2)
     if not a.get("training_mode"):
@@ -34,12 +34,14 @@ def _batch_norm(
 
 
 @op("InstanceNormalization")
-def _instance_norm(c: Context, a: Attrs, n: int, x: Any, scale: Any, bias: Any) -> Any:
+def _instance_norm(c: Context, a: Attrs, n: int, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     return F.instance_norm(x, weight=scale, bias=bias, eps=a.get("epsilon", 1e-5))
 
 
 @op("LayerNormalization")
-def _layer_norm(c: Context, a: Attrs, n: int, x: Any, scale: Any, bias: Any = None) -> Any:
+def _layer_norm(
+    c: Context, a: Attrs, n: int, x: Tensor, scale: Tensor, bias: Tensor | None = None
+) -> Result:
     axis = a.get("axis", -1) % x.ndim
     eps = a.get("epsilon", 1e-5)
     dims = tuple(range(axis, x.ndim))
@@ -52,14 +54,14 @@ def _layer_norm(c: Context, a: Attrs, n: int, x: Any, scale: Any, bias: Any = No
 
 
 @op("RMSNormalization")
-def _rms_norm(c: Context, a: Attrs, n: int, x: Any, scale: Any) -> Any:
+def _rms_norm(c: Context, a: Attrs, n: int, x: Tensor, scale: Tensor) -> Tensor:
     axis = a.get("axis", -1) % x.ndim
     square = (x * x).mean(tuple(range(axis, x.ndim)), keepdim=True)
     return x * webtorch.rsqrt(square + a.get("epsilon", 1e-5)) * scale
 
 
 @op("GroupNormalization")
-def _group_norm(c: Context, a: Attrs, n: int, x: Any, scale: Any, bias: Any) -> Any:
+def _group_norm(c: Context, a: Attrs, n: int, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     groups, eps = a["num_groups"], a.get("epsilon", 1e-5)
     if scale.shape[0] == x.shape[1]:
         return F.group_norm(x, groups, scale, bias, eps)
@@ -69,7 +71,7 @@ def _group_norm(c: Context, a: Attrs, n: int, x: Any, scale: Any, bias: Any) -> 
 
 
 @op("LRN")
-def _lrn(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _lrn(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     size = a["size"]
     low = (size - 1) // 2
     square = pad_sides(x * x, [low] + [0] * (x.ndim - 2), [size - 1 - low] + [0] * (x.ndim - 2))
@@ -78,20 +80,20 @@ def _lrn(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 
 @op("LpNormalization")
-def _lp_norm(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _lp_norm(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     norm = linalg.vector_norm(x, a.get("p", 2), a.get("axis", -1), True)
     return webtorch.where(norm == 0, 0.0, x / norm)
 
 
 @op("MeanVarianceNormalization")
-def _mvn(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _mvn(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     axes = tuple(a.get("axes") or (0, 2, 3))
     mean = x.mean(axes, keepdim=True)
     return (x - mean) / (((x - mean) ** 2).mean(axes, keepdim=True).sqrt() + 1e-9)
 
 
-def _flat_softmax(function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _flat_softmax(function: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    def run(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
         """Run over `axis`; before opset 13 over all dims from `axis` on."""
         if c.opset >= 13:
             return function(x, a.get("axis", -1))
@@ -107,7 +109,7 @@ op("LogSoftmax")(_flat_softmax(F.log_softmax))
 
 
 @op("Hardmax")
-def _hardmax(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _hardmax(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     axis = a.get("axis", -1 if c.opset >= 13 else 1) % x.ndim
     best = x.argmax(axis, keepdim=True)
     where = webtorch.arange(x.shape[axis], device=x.device).reshape(
@@ -121,21 +123,21 @@ def _attention(
     c: Context,
     a: Attrs,
     n: int,
-    q: Any,
-    k: Any,
-    v: Any,
-    mask: Any = None,
-    past_key: Any = None,
-    past_value: Any = None,
-    lengths: Any = None,
-) -> Any:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
+    lengths: Numbers | None = None,
+) -> Result:
     flat = q.ndim == 3
     if flat:
         # (N, L, heads * E) to (N, heads, L, E)
         heads, shared = a["q_num_heads"], a["kv_num_heads"]
         q = q.reshape(*q.shape[:2], heads, -1).transpose(1, 2)
         k, v = (x.reshape(*x.shape[:2], shared, -1).transpose(1, 2) for x in (k, v))
-    if past_key is not None:
+    if past_key is not None and past_value is not None:
         k, v = webtorch.cat([past_key, k], 2), webtorch.cat([past_value, v], 2)
     present = (k, v)
     if q.shape[1] != k.shape[1]:
@@ -147,7 +149,7 @@ def _attention(
     capped = cap * webtorch.tanh(products / cap) if cap else products
     keys = webtorch.arange(source, device=q.device)
     # The place of a query among the keys: what was before it counts.
-    offset: Any = 0 if past_key is None else past_key.shape[2]
+    offset: int | Tensor = 0 if past_key is None else past_key.shape[2]
     seen = None
     if lengths is not None:
         ends = webtorch.tensor(ints(lengths), device=q.device).reshape(-1, 1, 1, 1)
@@ -184,7 +186,15 @@ def _attention(
 
 
 @op("RotaryEmbedding")
-def _rotary(c: Context, a: Attrs, n: int, x: Any, cos: Any, sin: Any, positions: Any = None) -> Any:
+def _rotary(
+    c: Context,
+    a: Attrs,
+    n: int,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+) -> Tensor:
     flat = x.ndim == 3
     if flat:
         x = x.reshape(*x.shape[:2], a["num_heads"], -1)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
-from webtorch.onnx.operators.table import Attrs, Context, op
+from webtorch.onnx.operators.table import Attrs, Context, Result, op
+from webtorch.tensors.tensor import Tensor
 
 
-def _clipped(x: Any, clip: Any) -> Any:
+def _clipped(x: Tensor, clip: float | None) -> Tensor:
     return x if clip is None else x.clamp(-clip, clip)
 
 
-_ACTIVATIONS: dict[str, Callable[..., Any]] = {
+# What one direction of a layer computes element by element, and what one step gives: the states h and, of an LSTM, c.
+Activation: TypeAlias = Callable[[Tensor], Tensor]
+States: TypeAlias = tuple[Tensor, Tensor | None]
+_ACTIVATIONS: dict[str, Callable[[Tensor, Any, Any], Tensor]] = {
     "Relu": lambda x, a, b: webtorch.relu(x), "Tanh": lambda x, a, b: webtorch.tanh(x),
     "Sigmoid": lambda x, a, b: webtorch.sigmoid(x),
     "Affine": lambda x, a, b: x * (1.0 if a is None else a) + (0.0 if b is None else b),
@@ -27,13 +31,11 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def _activations(
-    a: Attrs, defaults: Sequence[str], directions: int
-) -> list[list[Callable[[Any], Any]]]:
+def _activations(a: Attrs, defaults: Sequence[str], directions: int) -> list[list[Activation]]:
     names = a.get("activations") or list(defaults) * directions
     alphas, betas = list(a.get("activation_alpha") or ()), list(a.get("activation_beta") or ())
 
-    def made(i: int, name: str) -> Callable[[Any], Any]:
+    def made(i: int, name: str) -> Activation:
         """Return an activation with its alpha and beta."""
         alpha = alphas[i] if i < len(alphas) else None
         beta = betas[i] if i < len(betas) else None
@@ -44,23 +46,21 @@ def _activations(
     return [functions[d * each : (d + 1) * each] for d in range(directions)]
 
 
-def _recurrent(
-    name: str, gates: int, defaults: Sequence[str], step: Callable[..., tuple[Any, ...]]
-) -> None:
+def _recurrent(name: str, gates: int, defaults: Sequence[str], step: Callable[..., States]) -> None:
     @op(name)
     def run(
         c: Context,
         a: Attrs,
         n: int,
-        x: Any,
-        w: Any,
-        r: Any,
-        b: Any = None,
-        lengths: Any = None,
-        h0: Any = None,
-        c0: Any = None,
-        peepholes: Any = None,
-    ) -> Any:
+        x: Tensor,
+        w: Tensor,
+        r: Tensor,
+        b: Tensor | None = None,
+        lengths: Tensor | None = None,
+        h0: Tensor | None = None,
+        c0: Tensor | None = None,
+        peepholes: Tensor | None = None,
+    ) -> Result:
         """Run all directions; return the outputs (steps, directions, batch, hidden) and the last states."""
         directions = w.shape[0]
         hidden = r.shape[2]
@@ -85,7 +85,7 @@ def _recurrent(
             h = zeros if h0 is None else h0[d]
             cell = zeros if c0 is None else c0[d]
             p = None if peepholes is None else peepholes[d]
-            rows: list[Any] = [None] * steps
+            rows: dict[int, Tensor] = {}
             for t in reversed(range(steps)) if backward else range(steps):
                 new_h, new_c = step(a, functions[d], products[t], h, cell, r[d], bias_r, p)
                 if mask is not None:
@@ -95,7 +95,7 @@ def _recurrent(
                 else:
                     h, cell = new_h, (cell if new_c is None else new_c)
                     rows[t] = h
-            outs.append(webtorch.stack(rows))
+            outs.append(webtorch.stack([rows[t] for t in range(steps)]))
             lasts.append(h)
             cells.append(cell)
         y = webtorch.stack(outs, 1)
@@ -105,11 +105,29 @@ def _recurrent(
         return tuple(results[:n])
 
 
-def _rnn_step(a: Attrs, f: Any, x: Any, h: Any, cell: Any, r: Any, bias: Any, p: Any) -> Any:
+def _rnn_step(
+    a: Attrs,
+    f: list[Activation],
+    x: Tensor,
+    h: Tensor,
+    cell: Tensor,
+    r: Tensor,
+    bias: Tensor | None,
+    p: Tensor | None,
+) -> States:
     return f[0](_clipped(x + F.linear(h, r, bias), a.get("clip"))), None
 
 
-def _gru_step(a: Attrs, f: Any, x: Any, h: Any, cell: Any, r: Any, bias: Any, p: Any) -> Any:
+def _gru_step(
+    a: Attrs,
+    f: list[Activation],
+    x: Tensor,
+    h: Tensor,
+    cell: Tensor,
+    r: Tensor,
+    bias: Tensor | None,
+    p: Tensor | None,
+) -> States:
     size = h.shape[1]
     xz, xr, xn = x.chunk(3, -1)
     clip = a.get("clip")
@@ -126,9 +144,21 @@ def _gru_step(a: Attrs, f: Any, x: Any, h: Any, cell: Any, r: Any, bias: Any, p:
     return (1 - z) * new + z * h, None
 
 
-def _lstm_step(a: Attrs, f: Any, x: Any, h: Any, cell: Any, r: Any, bias: Any, p: Any) -> Any:
+def _lstm_step(
+    a: Attrs,
+    f: list[Activation],
+    x: Tensor,
+    h: Tensor,
+    cell: Tensor,
+    r: Tensor,
+    bias: Tensor | None,
+    p: Tensor | None,
+) -> States:
     clip = a.get("clip")
     i, o, forget, g = (x + F.linear(h, r, bias)).chunk(4, -1)
+    pi: Tensor | float
+    po: Tensor | float
+    pf: Tensor | float
     pi = po = pf = 0.0
     if p is not None:
         pi, po, pf = p.chunk(3, -1)

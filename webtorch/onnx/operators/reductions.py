@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from webtorch import linalg
 from webtorch.functions import public as webtorch
-from webtorch.onnx.operators.table import Attrs, Context, ints, number, op
+from webtorch.onnx.operators.table import Attrs, Context, Numbers, Result, ints, number, op
+from webtorch.tensors.tensor import Tensor
 
-_REDUCTIONS: dict[str, Callable[..., Any]] = {
+# Of a tensor over dims, which stay as ones or not.
+Reduction: TypeAlias = Callable[[Tensor, Sequence[int], bool], Tensor]
+_REDUCTIONS: dict[str, Reduction] = {
     "ReduceSum": lambda x, d, k: x.sum(d, keepdim=k, dtype=x.dtype),
     "ReduceMean": lambda x, d, k: (
         x.mean(d, keepdim=k)
@@ -34,13 +37,13 @@ _REDUCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _prod(x: Any, dims: Sequence[int], keepdim: bool) -> Any:
+def _prod(x: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
     for d in sorted(dims, reverse=True):
         x = x.prod(d, keepdim=keepdim, dtype=x.dtype)
     return x
 
 
-def _empty_reduction(name: str, x: Any, shape: Sequence[int]) -> Any:
+def _empty_reduction(name: str, x: Tensor, shape: Sequence[int]) -> Tensor:
     """Return what a reduction of nothing gives."""
     least, most = -math.inf, math.inf
     if not x.dtype.is_floating_point and x.dtype is not webtorch.bool:
@@ -52,18 +55,22 @@ def _empty_reduction(name: str, x: Any, shape: Sequence[int]) -> Any:
     return webtorch.full(tuple(shape), value, dtype=x.dtype, device=x.device)
 
 
-def _reduction(name: str, function: Callable[..., Any]) -> None:
+# What a reduction makes of one element, where that is another one.
+_OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "ReduceSumSquare": lambda x: x * x, "ReduceL1": webtorch.abs, "ReduceL2": webtorch.abs,
+    "ReduceLogSum": webtorch.log,
+}  # fmt: skip
+
+
+def _reduction(name: str, function: Reduction) -> None:
     @op(name, host=(1,))
-    def run(c: Context, a: Attrs, n: int, x: Any, axes: Any = None) -> Any:
+    def run(c: Context, a: Attrs, n: int, x: Tensor, axes: Numbers | None = None) -> Tensor:
         """Run the reduction over the axes of the attribute, or of the second input."""
         given = a.get("axes") if axes is None else ints(axes)
         keep = bool(a.get("keepdims", 1))
         if not given:
             if a.get("noop_with_empty_axes"):
-                return {
-                    "ReduceSumSquare": lambda: x * x, "ReduceL1": x.abs, "ReduceL2": x.abs,
-                    "ReduceLogSum": lambda: webtorch.log(x),
-                }.get(name, lambda: x)()  # fmt: skip
+                return _OF_ONE[name](x) if name in _OF_ONE else x
             given = range(x.ndim)
         dims = tuple(sorted({d % x.ndim for d in given})) if x.ndim else ()
         if 0 in [x.shape[d] for d in dims]:
@@ -81,8 +88,8 @@ for _name, _reduce in _REDUCTIONS.items():
     _reduction(_name, _reduce)
 
 
-def _arg(find: Callable[..., Any]) -> Callable[..., Any]:
-    def run(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _arg(find: Callable[[Tensor, int, bool], Tensor]) -> Callable[..., Tensor]:
+    def run(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
         """Run the search along `axis`, for the last place if the node asks for that."""
         axis, keep = a.get("axis", 0) % x.ndim, bool(a.get("keepdims", 1))
         if not a.get("select_last_index"):
@@ -97,7 +104,7 @@ op("ArgMin")(_arg(lambda x, d, k: x.argmin(d, keepdim=k)))
 
 
 @op("CumSum", host=(1,))
-def _cumsum(c: Context, a: Attrs, n: int, x: Any, axis: Any) -> Any:
+def _cumsum(c: Context, a: Attrs, n: int, x: Tensor, axis: Numbers) -> Tensor:
     dim = int(number(axis)) % x.ndim
     if a.get("reverse"):
         x = x.flip(dim)
@@ -108,7 +115,7 @@ def _cumsum(c: Context, a: Attrs, n: int, x: Any, axis: Any) -> Any:
 
 
 @op("CumProd", host=(1,))
-def _cumprod(c: Context, a: Attrs, n: int, x: Any, axis: Any) -> Any:
+def _cumprod(c: Context, a: Attrs, n: int, x: Tensor, axis: Numbers) -> Tensor:
     dim = int(number(axis)) % x.ndim
     if a.get("reverse"):
         x = x.flip(dim)
@@ -121,7 +128,7 @@ def _cumprod(c: Context, a: Attrs, n: int, x: Any, axis: Any) -> Any:
 
 
 @op("TopK", host=(1,))
-def _topk(c: Context, a: Attrs, n: int, x: Any, k: Any = None) -> Any:
+def _topk(c: Context, a: Attrs, n: int, x: Tensor, k: Numbers | None = None) -> Result:
     count = a["k"] if k is None else int(number(k))
     dim = a.get("axis", -1) % x.ndim
     # Equal elements in the order of their positions, which a stable sort keeps.

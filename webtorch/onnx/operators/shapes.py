@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy
 
 from webtorch.functions import public as webtorch
-from webtorch.onnx.operators.table import Attrs, Context, element_type, ints, is_host, number, op
+from webtorch.onnx.operators.table import (
+    Attrs,
+    Context,
+    Numbers,
+    Result,
+    element_type,
+    ints,
+    is_host,
+    number,
+    op,
+)
 from webtorch.onnx.operators.windows import pad_sides
 from webtorch.tensors.tensor import Tensor
 
 
 @op("Shape")
-def _shape(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _shape(c: Context, a: Attrs, n: int, x: Tensor) -> Result:
     sizes = list(x.shape)[a.get("start", 0) : a.get("end", None)]
     return numpy.array(sizes, dtype=numpy.int64)
 
 
 @op("Size")
-def _size(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _size(c: Context, a: Attrs, n: int, x: Tensor) -> Result:
     return numpy.array(math.prod(x.shape), dtype=numpy.int64)
 
 
 @op("Reshape", host=(1,))
-def _reshape(c: Context, a: Attrs, n: int, x: Any, shape: Any = None) -> Any:
+def _reshape(c: Context, a: Attrs, n: int, x: Tensor, shape: Numbers | None = None) -> Tensor:
     target = list(a["shape"]) if shape is None else ints(shape) or []
     if not a.get("allowzero"):
         target = [x.shape[d] if s == 0 else s for d, s in enumerate(target)]
@@ -33,20 +42,20 @@ def _reshape(c: Context, a: Attrs, n: int, x: Any, shape: Any = None) -> Any:
 
 
 @op("Flatten")
-def _flatten(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _flatten(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     axis = a.get("axis", 1)
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 
 
 @op("Squeeze", host=(1,))
-def _squeeze(c: Context, a: Attrs, n: int, x: Any, axes: Any = None) -> Any:
+def _squeeze(c: Context, a: Attrs, n: int, x: Tensor, axes: Numbers | None = None) -> Tensor:
     given = a.get("axes") if axes is None else ints(axes)
     return x.squeeze() if given is None else x.squeeze(tuple(given))
 
 
 @op("Unsqueeze", host=(1,))
-def _unsqueeze(c: Context, a: Attrs, n: int, x: Any, axes: Any = None) -> Any:
+def _unsqueeze(c: Context, a: Attrs, n: int, x: Tensor, axes: Numbers | None = None) -> Tensor:
     given = list(a["axes"]) if axes is None else ints(axes) or []
     rank = x.ndim + len(given)
     for d in sorted(d % rank for d in given):
@@ -55,29 +64,28 @@ def _unsqueeze(c: Context, a: Attrs, n: int, x: Any, axes: Any = None) -> Any:
 
 
 @op("Transpose")
-def _transpose(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _transpose(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     return x.permute(tuple(a.get("perm") or reversed(range(x.ndim))))
 
 
 @op("Expand", host=(1,))
-def _expand(c: Context, a: Attrs, n: int, x: Any, shape: Any) -> Any:
+def _expand(c: Context, a: Attrs, n: int, x: Tensor, shape: Numbers) -> Tensor:
     target = tuple(ints(shape) or ())
     return x.expand(tuple(numpy.broadcast_shapes(tuple(x.shape), target)))
 
 
 @op("Tile", host=(1,))
-def _tile(c: Context, a: Attrs, n: int, x: Any, repeats: Any) -> Any:
+def _tile(c: Context, a: Attrs, n: int, x: Tensor, repeats: Numbers) -> Tensor:
     return x.repeat(tuple(ints(repeats) or ()))
 
 
 @op("Concat")
-def _concat(c: Context, a: Attrs, n: int, *x: Any) -> Any:
-    device = next(t.device for t in x if isinstance(t, Tensor))
-    return webtorch.cat([c.tensor(t, device) for t in x], a.get("axis", 1))
+def _concat(c: Context, a: Attrs, n: int, *x: Tensor) -> Tensor:
+    return webtorch.cat(x, a.get("axis", 1))
 
 
 @op("Split", host=(1,))
-def _split(c: Context, a: Attrs, n: int, x: Any, split: Any = None) -> Any:
+def _split(c: Context, a: Attrs, n: int, x: Tensor, split: Numbers | None = None) -> Result:
     axis = a.get("axis", 0)
     sizes = a.get("split") if split is None else ints(split)
     if sizes is None:
@@ -92,12 +100,12 @@ def _slice(
     c: Context,
     a: Attrs,
     n: int,
-    x: Any,
-    starts: Any = None,
-    ends: Any = None,
-    axes: Any = None,
-    steps: Any = None,
-) -> Any:
+    x: Tensor,
+    starts: Numbers | None = None,
+    ends: Numbers | None = None,
+    axes: Numbers | None = None,
+    steps: Numbers | None = None,
+) -> Tensor:
     first = a.get("starts") if starts is None else ints(starts)
     last = a.get("ends") if ends is None else ints(ends)
     assert first is not None and last is not None
@@ -120,8 +128,14 @@ def _slice(
 
 @op("Pad", host=(1, 2, 3))
 def _pad(
-    c: Context, a: Attrs, n: int, x: Any, pads: Any = None, value: Any = None, axes: Any = None
-) -> Any:
+    c: Context,
+    a: Attrs,
+    n: int,
+    x: Tensor,
+    pads: Numbers | None = None,
+    value: Numbers | None = None,
+    axes: Numbers | None = None,
+) -> Tensor:
     given = list(a["pads"]) if pads is None else ints(pads) or []
     fill = a.get("value", 0) if value is None else number(value)
     count = len(given) // 2
@@ -153,7 +167,7 @@ def _reflected(i: int, size: int, mode: str) -> int:
 
 
 @op("DepthToSpace")
-def _depth_to_space(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _depth_to_space(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     b = a["blocksize"]
     batch, channels, height, width = x.shape
     if a.get("mode", "DCR") == "DCR":
@@ -164,7 +178,7 @@ def _depth_to_space(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 
 @op("SpaceToDepth")
-def _space_to_depth(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _space_to_depth(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     b = a["blocksize"]
     batch, channels, height, width = x.shape
     parts = x.reshape(batch, channels, height // b, b, width // b, b)
@@ -174,13 +188,13 @@ def _space_to_depth(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 
 @op("ConstantOfShape", host=(0,))
-def _constant_of_shape(c: Context, a: Attrs, n: int, shape: Any) -> Any:
+def _constant_of_shape(c: Context, a: Attrs, n: int, shape: Numbers) -> Tensor:
     value = a.get("value", numpy.zeros(1, numpy.float32))
     return c.tensor(numpy.full(ints(shape) or (), value.reshape(-1)[0], value.dtype))
 
 
 @op("Range", host=(0, 1, 2))
-def _range(c: Context, a: Attrs, n: int, start: Any, limit: Any, delta: Any) -> Any:
+def _range(c: Context, a: Attrs, n: int, start: Numbers, limit: Numbers, delta: Numbers) -> Tensor:
     steps = numpy.arange(number(start), number(limit), number(delta))
     if is_host(start):
         return c.tensor(steps.astype(start.dtype))
@@ -188,7 +202,7 @@ def _range(c: Context, a: Attrs, n: int, start: Any, limit: Any, delta: Any) -> 
 
 
 @op("EyeLike")
-def _eye(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _eye(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     dtype = element_type(a["dtype"]) if "dtype" in a else x.dtype
     rows, columns = x.shape
     i = webtorch.arange(rows, device=x.device).reshape(-1, 1)
@@ -197,7 +211,7 @@ def _eye(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 
 @op("Trilu", host=(1,))
-def _trilu(c: Context, a: Attrs, n: int, x: Any, k: Any = None) -> Any:
+def _trilu(c: Context, a: Attrs, n: int, x: Tensor, k: Numbers | None = None) -> Tensor:
     diagonal = 0 if k is None else int(number(k))
     wide = x.to(webtorch.int32) if x.dtype is webtorch.bool else x
     out = wide.triu(diagonal) if a.get("upper", 1) else wide.tril(diagonal)
@@ -205,7 +219,7 @@ def _trilu(c: Context, a: Attrs, n: int, x: Any, k: Any = None) -> Any:
 
 
 @op("CenterCropPad", host=(1,))
-def _center_crop_pad(c: Context, a: Attrs, n: int, x: Any, shape: Any) -> Any:
+def _center_crop_pad(c: Context, a: Attrs, n: int, x: Tensor, shape: Numbers) -> Tensor:
     axes = a.get("axes") or list(range(x.ndim))
     for d, size in zip(axes, ints(shape) or [], strict=True):
         d %= x.ndim
@@ -220,7 +234,7 @@ def _center_crop_pad(c: Context, a: Attrs, n: int, x: Any, shape: Any) -> Any:
 
 
 @op("ReverseSequence", host=(1,))
-def _reverse_sequence(c: Context, a: Attrs, n: int, x: Any, lengths: Any) -> Any:
+def _reverse_sequence(c: Context, a: Attrs, n: int, x: Tensor, lengths: Numbers) -> Tensor:
     time, batch = a.get("time_axis", 0), a.get("batch_axis", 1)
     steps = x.shape[time]
     rows = [
@@ -235,7 +249,7 @@ def _reverse_sequence(c: Context, a: Attrs, n: int, x: Any, lengths: Any) -> Any
 
 
 @op("Compress", host=(1,))
-def _compress(c: Context, a: Attrs, n: int, x: Any, condition: Any) -> Any:
+def _compress(c: Context, a: Attrs, n: int, x: Tensor, condition: Numbers) -> Tensor:
     where = [i for i, yes in enumerate(condition.reshape(-1).tolist()) if yes]
     index = webtorch.tensor(where, dtype=webtorch.int64, device=x.device)
     return (
@@ -246,5 +260,5 @@ def _compress(c: Context, a: Attrs, n: int, x: Any, condition: Any) -> Any:
 
 
 @op("NonZero")
-def _nonzero(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _nonzero(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     return webtorch.nonzero(x).t()

@@ -9,24 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard, TypeVar
 
 import numpy
 
 from webtorch.errors import DTypeError
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
-Host = Any
-Attrs = dict[str, Any]
+# What is on the host: values that describe shapes, computed with onnx's reference. (NumPy's scalars are arrays here.)
+Host: TypeAlias = numpy.ndarray
+# What is read as numbers: it is on the host where the file says it, else on a device.
+Numbers: TypeAlias = Host | Tensor
+Result: TypeAlias = Tensor | Host | tuple[Tensor | None, ...]
+Run = TypeVar("Run", bound=Callable[..., Result])
+# By the attribute's name: a number, text, a list of either, or an array, as the node's definition says.
+Attrs: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Operator:
     """How a node runs; `host` are the inputs that are read as numbers."""
 
-    run: Callable[..., Any]
+    run: Callable[..., Result]
     host: frozenset[int] = frozenset()
 
 
@@ -36,7 +43,7 @@ _NUMPY_TYPES = {
 }  # fmt: skip
 
 
-def is_host(x: Any) -> bool:
+def is_host(x: object) -> TypeGuard[Host]:
     """Whether a value is on the host."""
     return isinstance(x, (numpy.ndarray, numpy.generic))
 
@@ -46,11 +53,11 @@ class Context:
 
     def __init__(self, opset: int) -> None:
         self.opset = opset
-        self._kept: dict[tuple[int, Any], tuple[Any, Tensor]] = {}
+        self._kept: dict[tuple[int, DeviceLike], tuple[Host, Tensor]] = {}
 
-    def tensor(self, x: Any, device: Any = None) -> Any:
+    def tensor(self, x: Numbers, device: DeviceLike = None) -> Tensor:
         """Return a host value as a tensor; that of a constant is made once."""
-        if not is_host(x):
+        if isinstance(x, Tensor):
             return x
         key = (id(x), device)
         found = self._kept.get(key)
@@ -71,10 +78,10 @@ class Context:
         return made
 
 
-def op(*names: str, host: Sequence[int] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def op(*names: str, host: Sequence[int] = ()) -> Callable[[Run], Run]:
     """Declare how the named nodes run."""
 
-    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+    def declare(function: Run) -> Run:
         """Put the function into OPERATORS under each name."""
         for name in names:
             assert name not in OPERATORS, name
@@ -84,14 +91,14 @@ def op(*names: str, host: Sequence[int] = ()) -> Callable[[Callable[..., Any]], 
     return declare
 
 
-def ints(x: Any) -> list[int] | None:
+def ints(x: Numbers | None) -> list[int] | None:
     """Return a value as Python integers; a tensor on a device is waited for."""
     if x is None:
         return None
     return [int(v) for v in (x.reshape(-1).tolist())]
 
 
-def number(x: Any) -> Any:
+def number(x: Numbers) -> Any:
     """Return a value of one element as a Python number."""
     return x.reshape(-1).tolist()[0]
 
@@ -108,7 +115,7 @@ def dtype_of(number: int) -> DType | None:
     return None if name is None else getattr(webtorch, name)
 
 
-def element_type(code: int) -> Any:
+def element_type(code: int) -> DType:
     """Return the element type of ONNX's number. Raises DTypeError if webtorch has no such type."""
     found = dtype_of(code)
     if found is None:

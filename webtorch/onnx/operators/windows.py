@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch import linalg
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
-from webtorch.onnx.operators.table import Attrs, Context, ints, op
+from webtorch.onnx.operators.table import Attrs, Context, Numbers, Result, ints, op
+from webtorch.tensors.tensor import Tensor
 
 
 @op("MatMul")
-def _matmul(c: Context, a: Attrs, n: int, x: Any, y: Any) -> Any:
+def _matmul(c: Context, a: Attrs, n: int, x: Tensor, y: Tensor) -> Tensor:
     if x.ndim == 1 and y.ndim == 1:
         return (x * y).sum().to(x.dtype)
     return webtorch.matmul(x, y)
 
 
 @op("Gemm")
-def _gemm(c: Context, a: Attrs, n: int, x: Any, y: Any, z: Any = None) -> Any:
+def _gemm(c: Context, a: Attrs, n: int, x: Tensor, y: Tensor, z: Tensor | None = None) -> Tensor:
     alpha, beta = a.get("alpha", 1.0), a.get("beta", 1.0)
     x = x.t() if a.get("transA") else x
     if (
@@ -38,12 +38,12 @@ def _gemm(c: Context, a: Attrs, n: int, x: Any, y: Any, z: Any = None) -> Any:
 
 
 @op("Einsum")
-def _einsum(c: Context, a: Attrs, n: int, *x: Any) -> Any:
+def _einsum(c: Context, a: Attrs, n: int, *x: Tensor) -> Tensor:
     return webtorch.einsum(a["equation"], *x)
 
 
 @op("Det")
-def _det(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _det(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     return linalg.det(x)
 
 
@@ -67,7 +67,7 @@ def _padding(a: Attrs, sizes: Sequence[int], kernel: Sequence[int]) -> tuple[lis
     return list(pads[:rank]), list(pads[rank:])
 
 
-def pad_sides(x: Any, low: Sequence[int], high: Sequence[int], value: float = 0) -> Any:
+def pad_sides(x: Tensor, low: Sequence[int], high: Sequence[int], value: float = 0) -> Tensor:
     """Return x with so many elements before and after each of its last dims."""
     flat: list[int] = []
     for before, after in zip(reversed(low), reversed(high), strict=True):
@@ -76,7 +76,9 @@ def pad_sides(x: Any, low: Sequence[int], high: Sequence[int], value: float = 0)
 
 
 @op("Conv")
-def convolution(c: Context, a: Attrs, n: int, x: Any, weight: Any, bias: Any = None) -> Any:
+def convolution(
+    c: Context, a: Attrs, n: int, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """Run `Conv`, for the nodes that are one with something around it."""
     rank = weight.ndim - 2
     low, high = _padding(a, x.shape[2:], weight.shape[2:])
@@ -89,7 +91,9 @@ def convolution(c: Context, a: Attrs, n: int, x: Any, weight: Any, bias: Any = N
 
 
 @op("ConvTranspose")
-def _conv_transpose(c: Context, a: Attrs, n: int, x: Any, weight: Any, bias: Any = None) -> Any:
+def _conv_transpose(
+    c: Context, a: Attrs, n: int, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     rank = weight.ndim - 2
     kernel = list(weight.shape[2:])
     strides = a.get("strides") or [1] * rank
@@ -131,7 +135,9 @@ def _conv_transpose(c: Context, a: Attrs, n: int, x: Any, weight: Any, bias: Any
     return pad_sides(full, [-p for p in low], [-p for p in high])
 
 
-def _windows(a: Attrs, x: Any) -> tuple[Any, list[int], list[int], list[int], list[int], list[int]]:
+def _windows(
+    a: Attrs, x: Tensor
+) -> tuple[Tensor, list[int], list[int], list[int], list[int], list[int]]:
     kernel = list(a["kernel_shape"])
     rank = len(kernel)
     strides = list(a.get("strides") or [1] * rank)
@@ -141,7 +147,13 @@ def _windows(a: Attrs, x: Any) -> tuple[Any, list[int], list[int], list[int], li
 
 
 def _fill_last(
-    x: Any, a: Attrs, kernel: Any, strides: Any, dilations: Any, low: Any, high: Any
+    x: Tensor,
+    a: Attrs,
+    kernel: list[int],
+    strides: list[int],
+    dilations: list[int],
+    low: list[int],
+    high: list[int],
 ) -> list[int]:
     """Return the padding behind with which the last windows of ceil_mode are whole."""
     if not a.get("ceil_mode"):
@@ -157,7 +169,7 @@ def _fill_last(
 
 
 @op("MaxPool")
-def _max_pool(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _max_pool(c: Context, a: Attrs, n: int, x: Tensor) -> Result:
     x, kernel, strides, dilations, low, high = _windows(a, x)
     rank = len(kernel)
     high = _fill_last(x, a, kernel, strides, dilations, low, high)
@@ -187,7 +199,7 @@ def _max_pool(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 
 @op("AveragePool")
-def _avg_pool(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _avg_pool(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     x, kernel, strides, dilations, low, high = _windows(a, x)
     last = _fill_last(x, a, kernel, strides, dilations, low, high)
     total = _window_sums(pad_sides(x, low, last), kernel, strides, dilations)
@@ -201,7 +213,7 @@ def _avg_pool(c: Context, a: Attrs, n: int, x: Any) -> Any:
     return total / _window_sums(ones, kernel, strides, dilations)
 
 
-def _window_sums(x: Any, kernel: Any, strides: Any, dilations: Any) -> Any:
+def _window_sums(x: Tensor, kernel: list[int], strides: list[int], dilations: list[int]) -> Tensor:
     rank = len(kernel)
     if all(d == 1 for d in dilations):
         pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[rank - 1]
@@ -213,7 +225,7 @@ def _window_sums(x: Any, kernel: Any, strides: Any, dilations: Any) -> Any:
 
 
 @op("LpPool")
-def _lp_pool(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _lp_pool(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     x, kernel, strides, dilations, low, high = _windows(a, x)
     p = a.get("p", 2)
     high = _fill_last(x, a, kernel, strides, dilations, low, high)
@@ -221,23 +233,25 @@ def _lp_pool(c: Context, a: Attrs, n: int, x: Any) -> Any:
 
 
 @op("GlobalAveragePool")
-def _global_avg(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _global_avg(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     return x.mean(tuple(range(2, x.ndim)), keepdim=True)
 
 
 @op("GlobalMaxPool")
-def _global_max(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _global_max(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     return x.amax(tuple(range(2, x.ndim)), keepdim=True)
 
 
 @op("GlobalLpPool")
-def _global_lp(c: Context, a: Attrs, n: int, x: Any) -> Any:
+def _global_lp(c: Context, a: Attrs, n: int, x: Tensor) -> Tensor:
     p = a.get("p", 2)
     return (x.abs() ** p).sum(tuple(range(2, x.ndim)), keepdim=True) ** (1 / p)
 
 
 @op("MaxUnpool", host=(2,))
-def _max_unpool(c: Context, a: Attrs, n: int, x: Any, index: Any, size: Any = None) -> Any:
+def _max_unpool(
+    c: Context, a: Attrs, n: int, x: Tensor, index: Tensor, size: Numbers | None = None
+) -> Tensor:
     kernel = a["kernel_shape"]
     strides = a.get("strides") or [1] * len(kernel)
     pads = a.get("pads") or [0] * 2 * len(kernel)

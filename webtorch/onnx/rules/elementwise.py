@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bool_, int32, int64
+from webtorch.ir.dtype import DType, Scalar, bool_, int32, int64
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.onnx.graph import ExportError
 from webtorch.onnx.recording import Call, Value
-from webtorch.onnx.writer import Name, Writer, rule
+from webtorch.onnx.writer import Name, Writer, Written, rule
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.tensors.promotion import result_type
 from webtorch.tensors.storage import Storage
@@ -33,8 +33,13 @@ _FLOAT_ONLY = frozenset((
 
 @rule("apply")
 def _apply(
-    w: Writer, call: Call, op: Elementwise, operands: Any, numbers: Any = (), **_: Any
-) -> Any:
+    w: Writer,
+    call: Call,
+    op: Elementwise,
+    operands: Sequence[Value | Scalar],
+    numbers: Sequence[Scalar] = (),
+    **_: object,
+) -> Written:
     out = call.results[0]
     types = [_typed(w, o) for o in operands]
     compute = result_type(*types)
@@ -47,6 +52,7 @@ def _apply(
             names.append(w.cast(w.name(o), o.dtype, o.dtype if kept else compute))
         else:
             names.append(w.number(o, compute))
+    dtype: DType | None
     result, dtype = _named(w, op, names, numbers, compute)
     if result is None:
         result, dtype = _formula(w, op, names, [w.number(n, compute) for n in numbers], compute)
@@ -60,7 +66,7 @@ def _apply(
     return result
 
 
-def _typed(w: Writer, o: Any) -> Any:
+def _typed(w: Writer, o: Value | Scalar) -> Tensor | Scalar:
     """Return a tensor of the type and shape of a value, for the rules of promotion."""
     if not isinstance(o, Value):
         return o
@@ -69,7 +75,9 @@ def _typed(w: Writer, o: Any) -> Any:
     return Tensor._from_storage(storage, o.shape, contiguous_strides(o.shape), 0, True)
 
 
-def _named(w: Writer, op: Elementwise, x: list[Name], numbers: Any, dtype: DType) -> Any:
+def _named(
+    w: Writer, op: Elementwise, x: list[Name], numbers: Sequence[Scalar], dtype: DType
+) -> tuple[Name | None, DType]:
     """Write an entry that ONNX has as a node. Returns (None, ...) for others."""
     kind = dtype.kind
     match op.name:
@@ -125,7 +133,9 @@ def _named(w: Writer, op: Elementwise, x: list[Name], numbers: Any, dtype: DType
     return w.node(node, *x), bool_ if op.promotion == "bool" else dtype
 
 
-def _formula(w: Writer, op: Elementwise, x: list[Name], numbers: list[Name], dtype: DType) -> Any:
+def _formula(
+    w: Writer, op: Elementwise, x: list[Name], numbers: list[Name], dtype: DType
+) -> tuple[Name, DType | None]:
     """Write an entry from its formula."""
     names = [*x, *numbers]
     kinds = [bool_ if op.name == "_where" and i == 0 else dtype for i in range(len(names))]
@@ -198,7 +208,13 @@ _EXPRESSIONS: dict[str, Callable[..., Name]] = {
 
 
 @rule("clamp")
-def _clamp(w: Writer, call: Call, input: Value, min: Any = None, max: Any = None) -> Name | None:
+def _clamp(
+    w: Writer,
+    call: Call,
+    input: Value,
+    min: Value | Scalar | None = None,
+    max: Value | Scalar | None = None,
+) -> Name | None:
     if isinstance(min, Value) or isinstance(max, Value):
         return None
     dtype = call.results[0].dtype
@@ -239,7 +255,7 @@ def _prelu(w: Writer, call: Call, input: Value, weight: Value) -> Name:
 
 
 @rule("pow")
-def _pow(w: Writer, call: Call, input: Any, exponent: Any) -> Name | None:
+def _pow(w: Writer, call: Call, input: Value | Scalar, exponent: Value | Scalar) -> Name | None:
     if not isinstance(input, Value) or not isinstance(exponent, (int, float)):
         return None
     if call.results[0].dtype is not input.dtype or input.dtype.kind != "float":

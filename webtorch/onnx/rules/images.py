@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from webtorch.functions import public as webtorch
+from webtorch.onnx.graph import Attr
 from webtorch.onnx.recording import Call, Value
 from webtorch.onnx.rules.products import Sizes, each_dim
-from webtorch.onnx.writer import Name, Writer, rule
+from webtorch.onnx.writer import Name, Writer, Written, rule
 
 
 def _batched(w: Writer, input: Value, rank: int) -> tuple[Name, bool]:
@@ -22,12 +23,12 @@ def _max_pool(
     call: Call,
     input: Value,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: Sizes | None = None,
     padding: Sizes = 0,
     dilation: Sizes = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Any:
+) -> Written:
     if len(call.results) > 1 or input.dtype.kind != "float":
         return None
     rank = int(call.name[8])
@@ -46,12 +47,12 @@ def _avg_pool(
     call: Call,
     input: Value,
     kernel_size: Sizes,
-    stride: Any = None,
+    stride: Sizes | None = None,
     padding: Sizes = 0,
     ceil_mode: bool = False,
     count_include_pad: bool = True,
-    divisor_override: Any = None,
-) -> Any:
+    divisor_override: int | None = None,
+) -> Written:
     # With both, the last window counts elements that ONNX and PyTorch do not agree about.
     if divisor_override is not None or (ceil_mode and w.opset < 19):
         return None
@@ -71,8 +72,8 @@ def _avg_pool(
     "adaptive_max_pool2d", "adaptive_max_pool3d",
 )  # fmt: skip
 def _adaptive(
-    w: Writer, call: Call, input: Value, output_size: Any, return_indices: bool = False
-) -> Any:
+    w: Writer, call: Call, input: Value, output_size: object, return_indices: bool = False
+) -> Written:
     if len(call.results) > 1:
         return None
     rank = int(call.name[-2])
@@ -97,11 +98,11 @@ def _interpolate(
     w: Writer,
     call: Call,
     input: Value,
-    size: Any = None,
-    scale_factor: Any = None,
+    size: object = None,
+    scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest",
-    align_corners: Any = None,
-    recompute_scale_factor: Any = None,
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
     antialias: bool = False,
 ) -> Name | None:
     if mode == "area" or (antialias and w.opset < 18):
@@ -119,7 +120,7 @@ def _interpolate(
         where = "align_corners" if align_corners else "half_pixel"
         if where == "half_pixel" and any(n == 1 for n in call.results[0].shape[2:]):
             where = "pytorch_half_pixel"
-    attrs: dict[str, Any] = {"mode": kinds[mode], "coordinate_transformation_mode": where}
+    attrs: dict[str, Attr] = {"mode": kinds[mode], "coordinate_transformation_mode": where}
     if kinds[mode] == "nearest":
         attrs["nearest_mode"] = "floor" if mode == "nearest" else "round_prefer_ceil"
     if kinds[mode] == "cubic":
@@ -153,7 +154,7 @@ def _grid_sample(
     grid: Value,
     mode: str = "bilinear",
     padding_mode: str = "zeros",
-    align_corners: Any = None,
+    align_corners: bool | None = None,
 ) -> Name | None:
     if w.opset < 16 or len(input.shape) != 4:
         return None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.functions import public as webtorch
-from webtorch.ir.dtype import bool_, int64
+from webtorch.ir.dtype import Scalar, bool_, int64
 from webtorch.onnx.recording import Call, Value
-from webtorch.onnx.writer import Name, Writer, rule
+from webtorch.onnx.writer import Name, Writer, Written, rule
 
 
 @rule("embedding")
-def _embedding(w: Writer, call: Call, input: Value, weight: Value, **_: Any) -> Name | None:
+def _embedding(w: Writer, call: Call, input: Value, weight: Value, **_: object) -> Name | None:
     return w.node("Gather", w.name(weight), w.cast(w.name(input), input.dtype, int64), axis=0)
 
 
@@ -24,7 +24,9 @@ def _index_select(w: Writer, call: Call, input: Value, dim: int, index: Value) -
 
 
 @rule("gather", "take_along_dim")
-def _gather(w: Writer, call: Call, input: Value, dim: Any = None, **args: Any) -> Name | None:
+def _gather(
+    w: Writer, call: Call, input: Value, dim: int | None = None, **args: Any
+) -> Name | None:
     index: Any = args.get("index", args.get("indices"))
     if dim is None or not input.shape or len(index.shape) != len(input.shape):
         return None
@@ -36,7 +38,13 @@ def _gather(w: Writer, call: Call, input: Value, dim: Any = None, **args: Any) -
 
 @rule("scatter", "scatter_add")
 def _scatter(
-    w: Writer, call: Call, input: Value, dim: int, index: Value, src: Any = None, **args: Any
+    w: Writer,
+    call: Call,
+    input: Value,
+    dim: int,
+    index: Value,
+    src: Value | None = None,
+    **args: Any,
 ) -> Name | None:
     if not isinstance(src, Value) or args.get("reduce") or not input.shape:
         return None
@@ -50,8 +58,14 @@ def _scatter(
 
 
 @rule("where")
-def _where(w: Writer, call: Call, condition: Value, input: Any = None, other: Any = None) -> Any:
-    if input is None or condition.dtype is not bool_:
+def _where(
+    w: Writer,
+    call: Call,
+    condition: Value,
+    input: Value | Scalar | None = None,
+    other: Value | Scalar | None = None,
+) -> Written:
+    if input is None or other is None or condition.dtype is not bool_:
         return None
     out = call.results[0].dtype
     names = [
@@ -62,7 +76,9 @@ def _where(w: Writer, call: Call, condition: Value, input: Any = None, other: An
 
 
 @rule("masked_fill")
-def _masked_fill(w: Writer, call: Call, input: Value, mask: Value, value: Any) -> Name | None:
+def _masked_fill(
+    w: Writer, call: Call, input: Value, mask: Value, value: Value | Scalar
+) -> Name | None:
     if mask.dtype is not bool_:
         return None
     dtype = input.dtype

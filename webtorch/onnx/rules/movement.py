@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from webtorch.ir.dtype import bool_, int32, int64
+from webtorch.ir.dtype import Scalar, bool_, int32, int64
 from webtorch.ir.view import numel
 from webtorch.onnx.recording import Call, Value
-from webtorch.onnx.writer import Name, Writer, rule
+from webtorch.onnx.writer import Name, Writer, Written, rule
 
 
 @rule(
@@ -69,7 +70,7 @@ def _repeat(w: Writer, call: Call, input: Value, **args: Any) -> Name | None:
 
 
 @rule("cat", "concat", "concatenate")
-def _cat(w: Writer, call: Call, tensors: Any, dim: int = 0, **args: Any) -> Name | None:
+def _cat(w: Writer, call: Call, tensors: Sequence[Value], dim: int = 0, **args: Any) -> Name | None:
     out = call.results[0]
     axis = args.get("axis")
     dim = (dim if axis is None else axis) % len(out.shape)
@@ -79,7 +80,7 @@ def _cat(w: Writer, call: Call, tensors: Any, dim: int = 0, **args: Any) -> Name
 
 
 @rule("stack")
-def _stack(w: Writer, call: Call, tensors: Any, dim: int = 0) -> Name:
+def _stack(w: Writer, call: Call, tensors: Sequence[Value], dim: int = 0) -> Name:
     out = call.results[0]
     dim %= len(out.shape)
     names = [w.unsqueeze(w.cast(w.name(t), t.dtype, out.dtype), [dim]) for t in tensors]
@@ -87,19 +88,19 @@ def _stack(w: Writer, call: Call, tensors: Any, dim: int = 0) -> Name:
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
-def _split(w: Writer, call: Call, input: Value, dim: int = 0, **args: Any) -> Any:
+def _split(w: Writer, call: Call, input: Value, dim: int = 0, **args: Any) -> Written:
     dim %= len(input.shape)
     sizes = [r.shape[dim] for r in call.results]
     x = w.name(input)
     if len(sizes) == 1:
         return (x,)
     if len(set(sizes)) == 1 and w.opset >= 18:
-        return w.node("Split", x, outputs=len(sizes), axis=dim, num_outputs=len(sizes))
-    return w.node("Split", x, w.ints(sizes), outputs=len(sizes), axis=dim)
+        return w.outputs(len(sizes), "Split", x, axis=dim, num_outputs=len(sizes))
+    return w.outputs(len(sizes), "Split", x, w.ints(sizes), axis=dim)
 
 
 @rule("unbind")
-def _unbind(w: Writer, call: Call, input: Value, dim: int = 0) -> Any:
+def _unbind(w: Writer, call: Call, input: Value, dim: int = 0) -> Written:
     dim %= len(input.shape)
     x = w.name(input)
     return tuple(
@@ -115,7 +116,9 @@ def _select(w: Writer, call: Call, input: Value, dim: int, index: int) -> Name:
 
 
 @rule("narrow")
-def _narrow(w: Writer, call: Call, input: Value, dim: int, start: Any, length: int) -> Name | None:
+def _narrow(
+    w: Writer, call: Call, input: Value, dim: int, start: int | Value, length: int
+) -> Name | None:
     if isinstance(start, Value):
         return None
     dim %= len(input.shape)
@@ -125,7 +128,7 @@ def _narrow(w: Writer, call: Call, input: Value, dim: int, start: Any, length: i
 
 
 @rule("getitem")
-def _getitem(w: Writer, call: Call, x: Value, index: Any) -> Name | None:
+def _getitem(w: Writer, call: Call, x: Value, index: object) -> Name | None:
     items = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(i, (bool, list)) for i in items):
         return None
@@ -140,7 +143,7 @@ def _getitem(w: Writer, call: Call, x: Value, index: Any) -> Name | None:
         items += [slice(None)] * (len(x.shape) - used)
     name = w.name(x)
     gathered = None
-    picked: list[tuple[int, Any]] = []
+    picked: list[tuple[int, int]] = []
     bounds: list[tuple[int, int, int | None, int]] = []
     stop: int | None
     dim = 0
@@ -201,7 +204,12 @@ def _trilu(w: Writer, call: Call, input: Value, diagonal: int = 0) -> Name | Non
 
 @rule("pad", "constant_pad_nd")
 def _pad(
-    w: Writer, call: Call, input: Value, pad: Any, mode: str = "constant", value: Any = None
+    w: Writer,
+    call: Call,
+    input: Value,
+    pad: Sequence[int],
+    mode: str = "constant",
+    value: Scalar | None = None,
 ) -> Name | None:
     rank = len(input.shape)
     counts = len(pad) // 2

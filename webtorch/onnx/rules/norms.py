@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType, bool_
 from webtorch.onnx.graph import ExportError
 from webtorch.onnx.recording import Call, Value
+from webtorch.onnx.rules.products import Sizes
 from webtorch.onnx.writer import Name, Writer, rule
 
 
-def _vector(w: Writer, v: Any, count: int, fill: float, dtype: DType, title: str) -> Name:
+def _vector(w: Writer, v: Value | None, count: int, fill: float, dtype: DType, title: str) -> Name:
     if v is not None:
         return w.name(v)
     key = (title, count, fill, dtype)
@@ -21,7 +20,7 @@ def _vector(w: Writer, v: Any, count: int, fill: float, dtype: DType, title: str
     return w.interned[key]
 
 
-def _same_type(*values: Any) -> bool:
+def _same_type(*values: Value | None) -> bool:
     return len({v.dtype for v in values if v is not None}) == 1
 
 
@@ -30,15 +29,17 @@ def _batch_norm(
     w: Writer,
     call: Call,
     input: Value,
-    running_mean: Any,
-    running_var: Any,
-    weight: Any = None,
-    bias: Any = None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    weight: Value | None = None,
+    bias: Value | None = None,
     training: bool = False,
-    momentum: Any = 0.1,
+    momentum: float | None = 0.1,
     eps: float = 1e-05,
 ) -> Name | None:
-    if training or running_mean is None or not _same_type(input, running_mean, weight):
+    if training or running_mean is None or running_var is None:
+        return None
+    if not _same_type(input, running_mean, weight):
         return None
     channels = input.shape[1]
     return w.node(
@@ -54,9 +55,9 @@ def _layer_norm(
     w: Writer,
     call: Call,
     input: Value,
-    normalized_shape: Any,
-    weight: Any = None,
-    bias: Any = None,
+    normalized_shape: Sizes,
+    weight: Value | None = None,
+    bias: Value | None = None,
     eps: float = 1e-05,
 ) -> Name | None:
     if w.opset < 17 or not _same_type(input, weight, bias) or 0 in input.shape:
@@ -75,7 +76,12 @@ def _layer_norm(
 
 @rule("rms_norm")
 def _rms_norm(
-    w: Writer, call: Call, input: Value, normalized_shape: Any, weight: Any = None, eps: Any = None
+    w: Writer,
+    call: Call,
+    input: Value,
+    normalized_shape: Sizes,
+    weight: Value | None = None,
+    eps: float | None = None,
 ) -> Name | None:
     if w.opset < 23 or weight is None or not _same_type(input, weight):
         return None
@@ -92,8 +98,8 @@ def _group_norm(
     call: Call,
     input: Value,
     num_groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: Value | None = None,
+    bias: Value | None = None,
     eps: float = 1e-05,
 ) -> Name | None:
     if not _same_type(input, weight, bias) or 0 in input.shape or len(input.shape) < 3:
@@ -126,12 +132,12 @@ def _instance_norm(
     w: Writer,
     call: Call,
     input: Value,
-    running_mean: Any = None,
-    running_var: Any = None,
-    weight: Any = None,
-    bias: Any = None,
+    running_mean: Value | None = None,
+    running_var: Value | None = None,
+    weight: Value | None = None,
+    bias: Value | None = None,
     use_input_stats: bool = True,
-    momentum: Any = 0.1,
+    momentum: float | None = 0.1,
     eps: float = 1e-05,
 ) -> Name | None:
     if not use_input_stats or not _same_type(input, weight, bias):
@@ -146,7 +152,7 @@ def _instance_norm(
 
 @rule("softmax", "log_softmax")
 def _softmax(
-    w: Writer, call: Call, input: Value, dim: Any = None, dtype: Any = None
+    w: Writer, call: Call, input: Value, dim: int | None = None, dtype: DType | None = None
 ) -> Name | None:
     rank = len(input.shape)
     if not rank:
@@ -198,11 +204,11 @@ def _attention(
     query: Value,
     key: Value,
     value: Value,
-    mask: Any,
+    mask: Value | None,
     causal: bool,
     scale: float,
-    dropout: Any,
-    again: Any,
+    dropout: object,
+    again: object,
 ) -> Name:
     if dropout is not None:
         raise ExportError(

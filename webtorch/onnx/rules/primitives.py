@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from webtorch.ir.dtype import DType, bool_, int32, int64
+from webtorch.ir.dtype import DType, Scalar, bool_, int32, int64
+from webtorch.ir.reducer import REDUCERS
 from webtorch.onnx.graph import ExportError
 from webtorch.onnx.recording import Call, Value
 from webtorch.onnx.writer import Name, Writer, rule
@@ -27,18 +29,22 @@ def _write(w: Writer, call: Call, x: Value, values: Value, fresh: bool = False) 
 
 
 @rule("_fill")
-def _fill(w: Writer, call: Call, shape: Any, value: Any, dtype: DType, device: Any) -> Name:
+def _fill(
+    w: Writer, call: Call, shape: Sequence[int], value: Scalar, dtype: DType, device: object
+) -> Name:
     return w.full(tuple(shape), value, dtype)
 
 
 @rule("_empty")
-def _empty(w: Writer, call: Call, shape: Any, dtype: DType, device: Any, like: Any = ()) -> Name:
+def _empty(
+    w: Writer, call: Call, shape: Sequence[int], dtype: DType, device: object, like: object = ()
+) -> Name:
     return w.full(tuple(shape), 0, dtype)
 
 
 @rule("_iota")
 def _iota(
-    w: Writer, call: Call, count: int, start: Any, step: Any, dtype: DType, device: Any
+    w: Writer, call: Call, count: int, start: Scalar, step: Scalar, dtype: DType, device: object
 ) -> Name:
     steps = w.node(
         "Range", w.ints([0], scalar=True), w.ints([count], scalar=True), w.ints([1], scalar=True)
@@ -53,13 +59,13 @@ def _iota(
 def _philox(
     w: Writer,
     call: Call,
-    shape: Any,
-    seed: Any,
-    offset: Any,
+    shape: Sequence[int],
+    seed: object,
+    offset: object,
     dtype: DType,
-    device: Any,
+    device: object,
     kind: str = "uniform",
-    low: Any = 0,
+    low: object = 0,
 ) -> Name | None:
     if kind not in ("uniform", "normal"):
         raise ExportError("export: random integers have no form in ONNX: pass them as an input")
@@ -69,22 +75,19 @@ def _philox(
 
 
 @rule("_reduce")
-def _reduce(w: Writer, call: Call, x: Value, combine: str, dims: Any) -> Name:
-    name = w.name(x)
-    if combine in ("argmax", "argmin"):
-        op = "ArgMax" if combine == "argmax" else "ArgMin"
+def _reduce(w: Writer, call: Call, x: Value, combine: str, dims: Sequence[int]) -> Name:
+    name, reducer = w.name(x), REDUCERS[combine]
+    if reducer.is_position:
         assert len(dims) == 1
         name = w.cast(name, x.dtype, int32) if x.dtype is bool_ else name
-        return w.node(op, name, axis=dims[0], keepdims=1)
-    if combine in ("any", "all"):
+        return w.node(reducer.onnx, name, axis=dims[0], keepdims=1)
+    if reducer.is_logical:
         wide = name if x.dtype.name in ("int32", "float32") else w.node("Cast", name, to="int32")
         if x.dtype is not bool_:
             zero = w.number(0, x.dtype)
             wide = w.node("Cast", w.node("Not", w.node("Equal", name, zero)), to="int32")
-        op = "ReduceMax" if combine == "any" else "ReduceMin"
-        return w.node("Cast", w.reduce(op, wide, dims, True), to="bool")
-    op = {"sum": "ReduceSum", "prod": "ReduceProd", "max": "ReduceMax", "min": "ReduceMin"}[combine]
-    return w.reduce(op, name, dims, True)
+        return w.node("Cast", w.reduce(reducer.onnx, wide, dims, True), to="bool")
+    return w.reduce(reducer.onnx, name, dims, True)
 
 
 @rule("_scan")
@@ -98,7 +101,13 @@ def _scan(w: Writer, call: Call, x: Value, combine: str, dim: int) -> Name | Non
 
 @rule("_take")
 def _take(
-    w: Writer, call: Call, x: Value, indices: Any, name: str, wrap: bool = False, dims: Any = ()
+    w: Writer,
+    call: Call,
+    x: Value,
+    indices: Sequence[Value],
+    name: str,
+    wrap: bool = False,
+    dims: Sequence[int] = (),
 ) -> Name:
     index = [w.cast(w.name(i), i.dtype, int64) for i in indices]
     if len(index) == 1:
@@ -113,18 +122,19 @@ def _scatter(
     w: Writer,
     call: Call,
     base: Value,
-    indices: Any,
+    indices: Sequence[Value],
     values: Value,
     combine: str,
     name: str,
     wrap: bool = False,
-    dims: Any = (),
+    dims: Sequence[int] = (),
 ) -> Name:
     index = [w.cast(w.name(i), i.dtype, int64) for i in indices]
     last = len(indices[0].shape)
     rows = [w.unsqueeze(i, [last]) for i in index]
     where = rows[0] if len(rows) == 1 else w.node("Concat", *rows, axis=last)
-    reduction = {"set": None, "add": "add", "mul": "mul", "max": "max", "min": "min"}[combine]
+    # Other combinations are ONNX's words too.
+    reduction = None if combine == "set" else combine
     if (reduction in ("max", "min") and w.opset < 18) or (reduction and w.opset < 16):
         raise ExportError(f"export: {name} with {combine} needs opset 18; this is {w.opset}")
     return w.node("ScatterND", w.name(base), where, w.name(values), reduction=reduction)
@@ -142,10 +152,10 @@ def _conv2d(
     kind: str,
     a: Value,
     b: Value,
-    input_shape: Any,
-    weight_shape: Any,
-    output_shape: Any,
-    geometry: Any = (),
+    input_shape: object,
+    weight_shape: object,
+    output_shape: object,
+    geometry: tuple[Sequence[int], Sequence[int], Sequence[int], int],
 ) -> Name | None:
     stride, padding, dilation, groups = geometry
     if kind != "forward":
@@ -158,5 +168,7 @@ def _conv2d(
 
 
 @rule("_pad")
-def _pad(w: Writer, call: Call, x: Value, low: Any, high: Any, value: Any) -> Name:
+def _pad(
+    w: Writer, call: Call, x: Value, low: Sequence[int], high: Sequence[int], value: Scalar
+) -> Name:
     return w.node("Pad", w.name(x), w.ints([*low, *high]), w.number(value, x.dtype))

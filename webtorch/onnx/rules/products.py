@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from webtorch.onnx.graph import Attr
 from webtorch.onnx.recording import Call, Value
 from webtorch.onnx.writer import Name, Writer, rule
 
 Sizes = int | Sequence[int]
 
 
-def each_dim(value: Any, rank: int) -> list[int]:
+def each_dim(value: Sizes | None, rank: int) -> list[int]:
     """Return one number for each dim; none for None."""
     if value is None:
         return []
@@ -30,7 +31,9 @@ def _transposed_leaf(w: Writer, v: Value) -> tuple[Name, bool]:
 
 
 @rule("linear")
-def _linear(w: Writer, call: Call, input: Value, weight: Value, bias: Any = None) -> Name | None:
+def _linear(
+    w: Writer, call: Call, input: Value, weight: Value, bias: Value | None = None
+) -> Name | None:
     if len(weight.shape) != 2 or len({v.dtype for v in (input, weight, bias) if v is not None}) > 1:
         return None
     x = w.name(input)
@@ -50,7 +53,7 @@ def _linear(w: Writer, call: Call, input: Value, weight: Value, bias: Any = None
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot")
-def _matmul(w: Writer, call: Call, input: Value, **args: Any) -> Name | None:
+def _matmul(w: Writer, call: Call, input: Value, **args: Sequence[Any]) -> Name | None:
     other = next(v for v in args.values() if isinstance(v, Value))
     if input.dtype is not other.dtype or input.dtype.kind != "float":
         return None
@@ -63,7 +66,14 @@ def _matmul(w: Writer, call: Call, input: Value, **args: Any) -> Name | None:
 
 @rule("addmm")
 def _addmm(
-    w: Writer, call: Call, input: Any, mat1: Any, mat2: Any, old: Any, beta: Any = 1, alpha: Any = 1
+    w: Writer,
+    call: Call,
+    input: Value,
+    mat1: Value,
+    mat2: Value,
+    old: object,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> Name | None:
     if old:
         # PyTorch's old order of arguments: exported as what it is made of.
@@ -78,7 +88,7 @@ def _addmm(
 
 
 @rule("einsum")
-def _einsum(w: Writer, call: Call, args: Any) -> Name | None:
+def _einsum(w: Writer, call: Call, args: Sequence[Any]) -> Name | None:
     if not isinstance(args[0], str):
         return None
     given = args[1:] if isinstance(args[1], Value) else args[1]
@@ -86,7 +96,14 @@ def _einsum(w: Writer, call: Call, args: Any) -> Name | None:
 
 
 def _convolution(
-    w: Writer, call: Call, rank: int, op: str, input: Value, weight: Value, bias: Any, attrs: Any
+    w: Writer,
+    call: Call,
+    rank: int,
+    op: str,
+    input: Value,
+    weight: Value,
+    bias: Value | None,
+    attrs: dict[str, Attr],
 ) -> Name:
     x = w.name(input)
     single = len(input.shape) == rank + 1
@@ -102,9 +119,9 @@ def _conv(
     call: Call,
     input: Value,
     weight: Value,
-    bias: Any = None,
+    bias: Value | None = None,
     stride: Sizes = 1,
-    padding: Any = 0,
+    padding: Sizes | str = 0,
     dilation: Sizes = 1,
     groups: int = 1,
 ) -> Name:
@@ -116,8 +133,8 @@ def _conv(
         whole = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         pads = [n // 2 for n in whole] + [n - n // 2 for n in whole]
     else:
-        pads = [0] * 2 * rank if padding == "valid" else each_dim(padding, rank) * 2
-    attrs = {
+        pads = [0] * 2 * rank if isinstance(padding, str) else each_dim(padding, rank) * 2
+    attrs: dict[str, Attr] = {
         "kernel_shape": kernel, "strides": each_dim(stride, rank), "pads": pads, "dilations": dilation,
         "group": groups,
     }  # fmt: skip
@@ -130,7 +147,7 @@ def _conv_transpose(
     call: Call,
     input: Value,
     weight: Value,
-    bias: Any = None,
+    bias: Value | None = None,
     stride: Sizes = 1,
     padding: Sizes = 0,
     output_padding: Sizes = 0,
@@ -138,7 +155,7 @@ def _conv_transpose(
     dilation: Sizes = 1,
 ) -> Name:
     rank = int(call.name[-2])
-    attrs = {
+    attrs: dict[str, Attr] = {
         "kernel_shape": list(weight.shape[2:]), "strides": each_dim(stride, rank),
         "pads": each_dim(padding, rank) * 2, "output_padding": each_dim(output_padding, rank),
         "dilations": each_dim(dilation, rank), "group": groups,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.nn import recurrence
+from webtorch.onnx.graph import Attr
 from webtorch.onnx.recording import Call, Value
-from webtorch.onnx.writer import Name, Writer, rule
+from webtorch.onnx.writer import Name, Writer, Written, rule
+from webtorch.tensors.tensor import Tensor
 
 # The order of the gates in ONNX, by their place in PyTorch's weights.
 _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 
 @rule("recurrence")
-def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any:
+def _recurrence(
+    w: Writer, call: Call, cell: object, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Written:
     packed = "batch_sizes" in kwargs or (
         len(args) > 2 and isinstance(args[1], Value) and not isinstance(args[3], bool)
     )
@@ -32,7 +37,8 @@ def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any
     params = [w.tensor(p) for p in given["params"]]
     directions = 2 if given["bidirectional"] else 1
     count = len(params) // (given["num_layers"] * directions)
-    if any(p is None for p in params) or count > (4 if given["has_biases"] else 2):
+    known = [p for p in params if p is not None]
+    if len(known) < len(params) or count > (4 if given["has_biases"] else 2):
         return None  # weights that are computed, or a projection
     x_value = given["input"]
     if len(x_value.shape) != 3:
@@ -49,9 +55,9 @@ def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any
     initial = [w.name(s) for s in states]
     for layer in range(given["num_layers"]):
         place = layer * directions
-        rows = [params[(place + d) * count : (place + d + 1) * count] for d in range(directions)]
+        rows = [known[(place + d) * count : (place + d + 1) * count] for d in range(directions)]
 
-        def joined(which: int, rows: Any = rows) -> Any:
+        def joined(which: int, rows: list[list[Tensor]] = rows) -> Tensor:
             """Return one parameter of all directions, gates in ONNX's order."""
             return webtorch.stack([_reordered(r[which], op) for r in rows])
 
@@ -65,16 +71,14 @@ def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any
             i if given["num_layers"] == 1 else w.slice(i, 0, place, place + directions)
             for i in initial
         ]
-        attrs: dict[str, Any] = {"hidden_size": hidden}
+        attrs: dict[str, Attr] = {"hidden_size": hidden}
         if directions == 2:
             attrs["direction"] = "bidirectional"
         if op == "GRU":
             attrs["linear_before_reset"] = 1
         if cell is recurrence._RELU:
             attrs["activations"] = ["Relu"] * directions
-        found = w.node(
-            op, x, weight, recurrent, bias, None, *starts, outputs=1 + len(states), **attrs
-        )
+        found = w.outputs(1 + len(states), op, x, weight, recurrent, bias, None, *starts, **attrs)
         # (T, directions, N, H) to (T, N, directions * H)
         if directions == 1:
             x = w.squeeze(found[0], [1])
@@ -89,6 +93,6 @@ def _recurrence(w: Writer, call: Call, cell: Any, args: Any, kwargs: Any) -> Any
     return (x, *finals)
 
 
-def _reordered(weight: Any, op: str) -> Any:
+def _reordered(weight: Tensor, op: str) -> Tensor:
     gates = weight.chunk(len(_GATES[op]), 0)
     return webtorch.cat([gates[g] for g in _GATES[op]], 0)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from webtorch.ir.dtype import bool_
+from webtorch.ir.dtype import DType, bool_
+from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import numel
 from webtorch.onnx.recording import Call, Value
-from webtorch.onnx.writer import Name, Writer, rule
+from webtorch.onnx.rules.products import Sizes
+from webtorch.onnx.writer import Name, Writer, Written, rule
 from webtorch.ops.record import TABLE
 
 
-def _dims(dim: Any, rank: int) -> list[int] | None:
+def _dims(dim: Sizes | None, rank: int) -> list[int] | None:
     if dim is None or dim == () or dim == []:
         return None
     return [d % rank if rank else 0 for d in ([dim] if isinstance(dim, int) else dim)]
@@ -19,7 +19,12 @@ def _dims(dim: Any, rank: int) -> list[int] | None:
 
 @rule(*(op.name for op in TABLE.values() if op.onnx.startswith("Reduce")))
 def _reduction(
-    w: Writer, call: Call, input: Value, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    w: Writer,
+    call: Call,
+    input: Value,
+    dim: Sizes | None = None,
+    keepdim: bool = False,
+    dtype: DType | None = None,
 ) -> Name | None:
     out = call.results[0]
     if out.dtype is bool_ or numel(input.shape) == 0 or not input.shape:
@@ -30,38 +35,44 @@ def _reduction(
 
 @rule("argmax", "argmin")
 def _arg(
-    w: Writer, call: Call, input: Value, dim: Any = None, keepdim: bool = False
+    w: Writer, call: Call, input: Value, dim: int | None = None, keepdim: bool = False
 ) -> Name | None:
     if dim is None or input.dtype is bool_ or not input.shape:
         return None
-    op = "ArgMax" if call.name == "argmax" else "ArgMin"
-    return w.node(op, w.name(input), axis=dim % len(input.shape), keepdims=int(keepdim))
+    return w.node(
+        REDUCERS[call.name].onnx, w.name(input), axis=dim % len(input.shape), keepdims=int(keepdim)
+    )
 
 
 @rule("max", "min")
 def _extreme(
-    w: Writer, call: Call, input: Value, dim: Any = None, keepdim: bool = False, other: Any = None
-) -> Any:
-    word = "Max" if call.name == "max" else "Min"
+    w: Writer,
+    call: Call,
+    input: Value,
+    dim: int | Value | None = None,
+    keepdim: bool = False,
+    other: object = None,
+) -> Written:
     if isinstance(dim, Value) or other is not None or not input.shape or input.dtype is bool_:
         return None
-    x = w.name(input)
+    x, node = w.name(input), REDUCERS[call.name].onnx
     if dim is None:
-        return w.reduce(f"Reduce{word}", x, None, False)
+        return w.reduce(node, x, None, False)
     dim %= len(input.shape)
-    values = w.reduce(f"Reduce{word}", x, [dim], keepdim)
-    return values, w.node(f"Arg{word}", x, axis=dim, keepdims=int(keepdim))
+    values = w.reduce(node, x, [dim], keepdim)
+    place = REDUCERS[f"arg{call.name}"].onnx
+    return values, w.node(place, x, axis=dim, keepdims=int(keepdim))
 
 
 @rule("vector_norm")
 def _norm(
     w: Writer,
     call: Call,
-    x: Any = None,
-    ord: Any = 2,
-    dim: Any = None,
+    x: Value | None = None,
+    ord: float | str = 2,
+    dim: Sizes | None = None,
     keepdim: bool = False,
-    **_: Any,
+    **_: object,
 ) -> Name | None:
     if ord not in (1, 2) or not isinstance(x, Value) or not x.shape or x.dtype.kind != "float":
         return None
@@ -79,11 +90,10 @@ def _topk(
     dim: int = -1,
     largest: bool = True,
     sorted: bool = True,
-) -> Any:
+) -> Written:
     if not input.shape:
         return None
-    return w.node(
-        "TopK", w.name(input), w.ints([k]), outputs=2, axis=dim % len(input.shape),
+    return w.outputs(2, "TopK", w.name(input), w.ints([k]), axis=dim % len(input.shape),
         largest=int(largest), sorted=int(sorted),
     )  # fmt: skip
 
@@ -95,7 +105,7 @@ def _argsort(
     input: Value,
     dim: int = -1,
     descending: bool = False,
-    stable: Any = False,
+    stable: bool | None = False,
 ) -> Name | None:
     found = _sort(w, call, input, dim, descending, stable)
     return None if found is None else found[1]
@@ -108,26 +118,28 @@ def _sort(
     input: Value,
     dim: int = -1,
     descending: bool = False,
-    stable: Any = False,
-) -> Any:
+    stable: bool | None = False,
+) -> Written:
     if not input.shape or input.dtype is bool_:
         return None
     dim %= len(input.shape)
     x = w.name(input)
     count = w.ints([input.shape[dim]], [(x, input.shape)])
-    return w.node("TopK", x, count, outputs=2, axis=dim, largest=int(descending), sorted=1)
+    return w.outputs(2, "TopK", x, count, axis=dim, largest=int(descending), sorted=1)
 
 
 @rule("_sort_places")
 def _sort_places(w: Writer, call: Call, x: Value, descending: bool, first: int, count: int) -> Name:
     name = w.name(x)
     most = w.ints([first + count], [(name, x.shape)])
-    places = w.node("TopK", name, most, outputs=2, axis=1, largest=int(descending), sorted=1)[1]
+    places = w.outputs(2, "TopK", name, most, axis=1, largest=int(descending), sorted=1)[1]
     return w.slice(places, 1, first, None) if first else places
 
 
 @rule("cumsum")
-def _cumsum(w: Writer, call: Call, input: Value, dim: int, dtype: Any = None) -> Name | None:
+def _cumsum(
+    w: Writer, call: Call, input: Value, dim: int, dtype: DType | None = None
+) -> Name | None:
     if not input.shape:
         return None
     x = w.cast(w.name(input), input.dtype, call.results[0].dtype)

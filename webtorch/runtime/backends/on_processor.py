@@ -50,7 +50,7 @@ class ProcessorBackend:
         """
         raise NotImplementedError
 
-    async def download_async(self, buffer: Any) -> memoryview:
+    async def download_async(self, buffer: object) -> memoryview:
         """Return what `download` returns."""
         return self.download(buffer)
 
@@ -58,7 +58,7 @@ class ProcessorBackend:
         """Return nothing: what is kept of kernels has files of its own, if any."""
         return ()
 
-    def put_kept(self, program: Program, rendered: Sequence[Sequence[Any]]) -> None:
+    def put_kept(self, program: Program, rendered: Sequence[Sequence[object]]) -> None:
         """Do nothing."""
 
     def synchronize(self) -> None:

@@ -130,7 +130,7 @@ class Timer:
 
     def blocked_autorange(
         self,
-        callback: Callable[[int, float], Any] | None = None,
+        callback: Callable[[int, float], object] | None = None,
         min_run_time: float = 0.2,
     ) -> Measurement:
         """Return the times of as many blocks of runs as fill `min_run_time` seconds.
@@ -152,7 +152,7 @@ class Timer:
         *,
         min_run_time: float = 0.01,
         max_run_time: float = 10.0,
-        callback: Callable[[int, float], Any] | None = None,
+        callback: Callable[[int, float], object] | None = None,
     ) -> Measurement:
         """Return the times of as many blocks as bring the interquartile range below `threshold` of the median."""
 
@@ -173,7 +173,7 @@ class Timer:
     def _blocks(
         self,
         number: int,
-        callback: Callable[[int, float], Any] | None,
+        callback: Callable[[int, float], object] | None,
         enough: Callable[[list[float]], bool],
     ) -> list[float]:
         times: list[float] = []
@@ -183,7 +183,7 @@ class Timer:
                 callback(number, times[-1])
         return times
 
-    def collect_callgrind(self, *_: Any, **__: Any) -> None:
+    def collect_callgrind(self, *_: object, **__: object) -> None:
         """Raise NotImplementedError: instructions are counted by Valgrind, which knows no kernels of here."""
         raise NotImplementedError(
             "Timer.collect_callgrind: Valgrind does not count what kernels do. webtorch.profile() shows what "

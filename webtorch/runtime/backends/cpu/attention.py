@@ -119,7 +119,7 @@ def attention(routine: Attention) -> Callable[..., None]:
 def _backward(r: Attention) -> Callable[..., None]:
     runs = [({"query": _query, "key": _key}[one.part](one), n) for one, n in split_backward(r)]
 
-    def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+    def run(arrays: Sequence[Array], args: Sequence[object]) -> None:
         """Run the parts, each with its own arrays."""
         for part, numbers in runs:
             part([arrays[n] for n in numbers], args)
@@ -128,7 +128,7 @@ def _backward(r: Attention) -> Callable[..., None]:
 
 
 def _forward(r: Attention) -> Callable[..., None]:
-    def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+    def run(arrays: Sequence[Array], args: Sequence[object]) -> None:
         """Compute the output and the rows' statistics."""
         heads = _Heads(r, arrays, args)
         results = dict(zip(r.results, heads.rest, strict=True))
@@ -182,7 +182,7 @@ def _changed(
 
 
 def _query(r: Attention) -> Callable[..., None]:
-    def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+    def run(arrays: Sequence[Array], args: Sequence[object]) -> None:
         """Compute the gradient of the queries."""
         heads = _Heads(r, arrays, args)
         stats = heads.rest[0].reshape(r.batch, r.heads, r.length, 2)
@@ -201,7 +201,7 @@ def _query(r: Attention) -> Callable[..., None]:
 
 
 def _key(r: Attention) -> Callable[..., None]:
-    def run(arrays: Sequence[Array], args: Sequence[Any]) -> None:
+    def run(arrays: Sequence[Array], args: Sequence[object]) -> None:
         """Compute the gradients of the keys and values; heads of queries that share a head are added."""
         heads = _Heads(r, arrays, args)
         stats = heads.rest[0].reshape(r.batch, r.heads, r.length, 2)

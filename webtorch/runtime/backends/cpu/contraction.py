@@ -154,7 +154,7 @@ class _Conv:
         out[:, :, self.ph : self.ph + self.h, self.pw : self.pw + self.w] = view
         return out
 
-    def blank(self, count: int, dtype: Any, scratch: _Scratch) -> Array:
+    def blank(self, count: int, dtype: object, scratch: _Scratch) -> Array:
         """Return zeros (c, b, h, w) with room for the padding, in the order that makes windows long runs of memory."""
         height, width = max(self.reach_h, self.ph + self.h), max(self.reach_w, self.pw + self.w)
         shape = (

@@ -322,7 +322,7 @@ def _functions(shape: Shape, fused: bool, position_bits: int) -> Functions:
 # -- the tables ---------------------------
 
 
-def _table(values: Any) -> Table:
+def _table(values: object) -> Table:
     return np.ascontiguousarray(values, np.int64)
 
 

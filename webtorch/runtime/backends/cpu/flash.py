@@ -96,7 +96,7 @@ class Plan:
             * (1 if r.part == "forward" else 3)
         )  # fmt: skip
 
-    def run(self, buffers: Sequence[Any], args: Sequence[Any]) -> None:
+    def run(self, buffers: Sequence[Any], args: Sequence[object]) -> None:
         """Compute; of the buffers only the addresses are used."""
         r = self.r
         threads = get_num_threads()

@@ -31,7 +31,7 @@ def _scipy() -> Any:
         return None
 
 
-def _run(name: str, *args: Any, **options: Any) -> Array:
+def _run(name: str, *args: object, **options: object) -> Array:
     found = _scipy()
     if found is None:
         return np.asarray(getattr(np.fft, name)(*args, **options))

@@ -209,7 +209,7 @@ def _functions(shape: Shape, fused: bool, position_bits: int) -> Functions:
 Table = npt.NDArray[np.int64]
 
 
-def _table(values: Any) -> Table:
+def _table(values: object) -> Table:
     return np.ascontiguousarray(values, np.int64)
 
 

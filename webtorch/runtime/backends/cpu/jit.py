@@ -160,7 +160,7 @@ def _unlocked(name: str) -> Callable[..., Any]:
     return found
 
 
-def _emitted(machine: Any, module: Any) -> bytes:
+def _emitted(machine: object, module: object) -> bytes:
     from llvmlite.binding import ffi
 
     with ffi.OutputString() as error:
@@ -245,7 +245,7 @@ class Native:
 
     __slots__ = ("__weakref__", "address", "call", "library")
 
-    def __init__(self, address: int, library: Any = None) -> None:
+    def __init__(self, address: int, library: object = None) -> None:
         self.address, self.library = address, library
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_char_p)
         self.call: Callable[[int, int, bytes], None] = prototype(address)

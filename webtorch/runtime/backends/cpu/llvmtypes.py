@@ -144,7 +144,7 @@ class Builder(Protocol):
     ) -> Ir:
         """Write an address."""
 
-    def call(self, fn: Any, args: Sequence[Ir], *, fastmath: Sequence[str] = ()) -> Ir:
+    def call(self, fn: object, args: Sequence[Ir], *, fastmath: Sequence[str] = ()) -> Ir:
         """Write a call."""
 
     def phi(self, typ: Kind) -> Phi:
@@ -166,7 +166,7 @@ class Builder(Protocol):
         """Write an atomic exchange."""
 
     def asm(
-        self, ftype: Any, asm: str, constraint: str, args: Sequence[Ir], side_effect: bool
+        self, ftype: object, asm: str, constraint: str, args: Sequence[Ir], side_effect: bool
     ) -> Ir:
         """Write instructions of the processor as text."""
 
@@ -176,7 +176,7 @@ class Builder(Protocol):
     def position_at_end(self, block: Block) -> None:
         """Go on at the end of a block."""
 
-    def position_before(self, instr: Any) -> None:
+    def position_before(self, instr: object) -> None:
         """Go on before an instruction."""
 
     def goto_entry_block(self) -> AbstractContextManager[None]:

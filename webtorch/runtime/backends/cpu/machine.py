@@ -8,9 +8,9 @@ import ctypes
 import ctypes.util
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float16, float32
@@ -106,6 +106,16 @@ class Value:
     __hash__ = None  # type: ignore[assignment]
 
 
+# What the machine has a method for, by its name in loop texts.
+_INSTRUCTIONS: set[str] = set()
+_Method = TypeVar("_Method", bound=Callable[..., Value])
+
+
+def _instruction(method: _Method) -> _Method:
+    _INSTRUCTIONS.add(method.__name__)
+    return method
+
+
 class LlvmMachine:
     """Writes instructions for scalar functions, and for what the text calls."""
 
@@ -157,6 +167,7 @@ class LlvmMachine:
         """Return `a` where the condition holds, else `b`."""
         return self.wrap(self.builder.select(condition.value, a.value, b.value), a.kind)
 
+    @_instruction
     def fma(self, a: Value, b: Value, c: Value) -> Value:
         """Return a * b + c, rounded once where the processor can."""
         if self.fused:
@@ -173,6 +184,7 @@ class LlvmMachine:
         """Round to the nearest integer, ties to even."""
         return self.intrinsic("llvm.rint", x.kind, x)
 
+    @_instruction
     def sqrt(self, x: Value) -> Value:
         """Return the square root."""
         return self.intrinsic("llvm.sqrt", x.kind, x)
@@ -252,42 +264,50 @@ class LlvmMachine:
             compare = builder.icmp_unsigned if a.kind in _UNSIGNED else builder.icmp_signed
         return self.wrap(compare(sign, a.value, b.value), "bool")
 
+    @_instruction
     def isnan(self, x: Value) -> Value:
         """Whether x is NaN."""
         if x.kind not in FLOATS:
             return self.constant(0, "bool")
         return self.wrap(self.builder.fcmp_unordered("uno", x.value, x.value), "bool")
 
+    @_instruction
     def isinf(self, x: Value) -> Value:
         """Whether x is infinite."""
         if x.kind not in FLOATS:
             return self.constant(0, "bool")
         return self.intrinsic("llvm.fabs", x.kind, x) == self.constant(math.inf, x.kind)
 
+    @_instruction
     def maximum(self, a: Value, b: Value) -> Value:
         """Return the larger, NaN if either is."""
         a, b = self.common(a, b)
         return self.select((a > b) | self.isnan(a) if a.kind in FLOATS else a > b, a, b)
 
+    @_instruction
     def minimum(self, a: Value, b: Value) -> Value:
         """Return the smaller, NaN if either is."""
         a, b = self.common(a, b)
         return self.select((a < b) | self.isnan(a) if a.kind in FLOATS else a < b, a, b)
 
+    @_instruction
     def logical_not(self, x: Value) -> Value:
         """Return not x."""
         return self.wrap(self.builder.not_(x.value), "bool")
 
+    @_instruction
     def invert(self, x: Value) -> Value:
         """Flip all bits."""
         return self.wrap(self.builder.not_(x.value), x.kind)
 
+    @_instruction
     def abs(self, x: Value) -> Value:
         """Return the absolute value."""
         if x.kind in FLOATS:
             return self.intrinsic("llvm.fabs", x.kind, x)
         return x if x.kind in _UNSIGNED else self.select(x < self.constant(0, x.kind), -x, x)
 
+    @_instruction
     def sign(self, x: Value) -> Value:
         """Return -1, 0 or 1; 0 for NaN."""
         zero, one = self.constant(0, x.kind), self.constant(1, x.kind)
@@ -296,14 +316,16 @@ class LlvmMachine:
             return up
         return self.select(x < zero, self.constant(-1, x.kind), up)
 
+    @_instruction
     def rsqrt(self, x: Value) -> Value:
         """Return 1 / sqrt(x)."""
         return self.constant(1.0, x.kind) / self.sqrt(x)
 
     def rounded(self, name: str, x: Value) -> Value:
         """Round to an integral value; integers are that already."""
-        return self.intrinsic(f"llvm.{name}", x.kind, x) if x.kind in FLOATS else x
+        return self.intrinsic(name, x.kind, x) if x.kind in FLOATS else x
 
+    @_instruction
     def copysign(self, a: Value, b: Value) -> Value:
         """Return the size of `a` with the sign of `b`."""
         return self.intrinsic("llvm.copysign", a.kind, a, b)
@@ -341,7 +363,7 @@ class LlvmMachine:
         """Do one of the divisions that round, on floats."""
         kind = a.kind
         if op == "truncdiv":
-            return self.rounded("trunc", a / b)
+            return self.rounded("llvm.trunc", a / b)
         zero, one = self.constant(0.0, kind), self.constant(1.0, kind)
         rest = self.remainder(a, b)
         if op == "truncmod":
@@ -351,7 +373,7 @@ class LlvmMachine:
             return self.select(crooked, rest + b, rest)
         quotient = (a - rest) / b
         quotient = self.select(crooked, quotient - one, quotient)
-        whole = self.rounded("floor", quotient)
+        whole = self.rounded("llvm.floor", quotient)
         whole = self.select(quotient - whole > self.constant(0.5, kind), whole + one, whole)
         whole = self.select(quotient != zero, whole, self.copysign(zero, a / b))
         return self.select(b == zero, a / b, whole)
@@ -362,6 +384,7 @@ class LlvmMachine:
             return self.looped("remainder", a, b)
         return self.wrap(self.builder.frem(a.value, b.value), a.kind)
 
+    @_instruction
     def gcd(self, a: Value, b: Value) -> Value:
         """Return the greatest common divisor of two integers."""
         return self.looped("gcd", self.abs(a), self.abs(b))
@@ -416,11 +439,12 @@ class LlvmMachine:
                 return self.divide(name, *args)
             case "shl" | "shr":
                 return self.shift(name, *args)
-            case "floor" | "ceil" | "trunc" | "round":
-                return self.rounded(_ROUNDINGS[name], args[0])
         if name in _INSTRUCTIONS:
-            return getattr(self, name)(*args)
+            found: Value = getattr(self, name)(*args)
+            return found
         function = FUNCTIONS.get(name)
+        if function is not None and function.llvm:
+            return self.rounded(function.llvm, args[0])
         if function is None or function.expansion_cpu is None:
             raise TypeError(f"no such function in kernels: {name}")
         if args[0].kind == "float32":
@@ -563,14 +587,6 @@ class LlvmMachine:
             key = self.invert(key)
         low = self.constant(0xFFFFFFFF, "int64") - self.cast(position, "int64")
         return (key << self.constant(32, "int64")) | low
-
-
-# What the machine has a method for, by its name in loop texts.
-_INSTRUCTIONS = frozenset((
-    "maximum", "minimum", "logical_not", "invert", "abs", "sign", "rsqrt", "isnan", "isinf", "copysign",
-    "gcd", "sqrt", "fma",
-))  # fmt: skip
-_ROUNDINGS = {"floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "rint"}
 
 
 @cache

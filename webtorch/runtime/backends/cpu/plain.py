@@ -47,17 +47,17 @@ def _scalar(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def local(kind: Callable[[Any], Any], count: int) -> Array:
+def local(kind: Callable[[Any], object], count: int) -> Array:
     """Return scratch memory of one kernel."""
     return np.zeros(count, kind.__name__)
 
 
-def bitcast(x: Any, kind: Callable[[Any], Any]) -> Any:
+def bitcast(x: object, kind: Callable[[Any], object]) -> Any:
     """Reinterpret the bits."""
     return np.asarray(x).view(kind.__name__)[()]
 
 
-def where(condition: Any, a: Any, b: Any) -> Any:
+def where(condition: object, a: object, b: object) -> Any:
     """Return one of two values."""
     return a if condition else b
 
@@ -72,7 +72,7 @@ def rem(a: int, b: int) -> int:
     return a % b
 
 
-def report(status: Array, site: int, value: Any) -> None:
+def report(status: Array, site: int, value: object) -> None:
     """Note a failed check, if it is the first."""
     if not status[0]:
         status[0], status[1] = site + 1, value
@@ -86,17 +86,17 @@ def _order(x: Any, nan: int) -> Any:
     return bits if bits >= 0 else bits ^ np.iinfo(bits.dtype).max
 
 
-def order_max(x: Any) -> Any:
+def order_max(x: object) -> Any:
     """Return an integer that orders like the float `x`, NaN last."""
     return _order(x, 1)
 
 
-def order_min(x: Any) -> Any:
+def order_min(x: object) -> Any:
     """Return an integer that orders like the float `x`, NaN first."""
     return _order(x, -1)
 
 
-def unorder(x: Any, kind: Callable[[Any], Any]) -> Any:
+def unorder(x: Any, kind: Callable[[Any], object]) -> Any:
     """Return the float that `order_max` or `order_min` mapped."""
     bits = x if x >= 0 else x ^ np.iinfo(x.dtype).max
     return np.asarray(bits).view(kind.__name__)[()]
@@ -112,12 +112,12 @@ def _order_pair(x: Any, position: int, largest: bool) -> Any:
     return np.int64((key << 32) | (0xFFFFFFFF - position))
 
 
-def order_argmax(x: Any, position: int) -> Any:
+def order_argmax(x: object, position: int) -> Any:
     """Return value and position as one integer whose maximum is the first largest value."""
     return _order_pair(x, position, True)
 
 
-def order_argmin(x: Any, position: int) -> Any:
+def order_argmin(x: object, position: int) -> Any:
     """Return value and position as one integer whose maximum is the first smallest value."""
     return _order_pair(x, position, False)
 

@@ -18,7 +18,10 @@ Function = Callable[..., Any]
 
 
 def run_timed(
-    executable: CpuExecutable, listener: Listener, inputs: Sequence[CpuBuffer], args: Sequence[Any]
+    executable: CpuExecutable,
+    listener: Listener,
+    inputs: Sequence[CpuBuffer],
+    args: Sequence[object],
 ) -> list[CpuBuffer]:
     """Run a program whose lock is held, tell the listener, and return the output buffers."""
     program = executable.program
@@ -27,7 +30,7 @@ def run_timed(
     def timed(function: Function) -> Function:
         """Return the function, whose calls are timed."""
 
-        def call(*values: Any) -> None:
+        def call(*values: object) -> None:
             """Call the function, and note when it began and ended."""
             start = perf_counter()
             function(*values)

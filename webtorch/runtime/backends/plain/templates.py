@@ -72,7 +72,7 @@ def attention(r: Attention) -> Call:
     """Return attention, or a part of its gradients, row of scores by row of scores."""
     compute = _forward if r.part == "forward" else _gradients
 
-    def run(*given: Any) -> None:
+    def run(*given: object) -> None:
         """Compute the results that the routine asks for."""
         compute(_Attention(r, given))
 

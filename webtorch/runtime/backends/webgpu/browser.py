@@ -47,7 +47,7 @@ def can_wait() -> bool:
     return bool(_ffi().can_run_sync())
 
 
-def wait(promise: Any, doing: str) -> Any:
+def wait(promise: object, doing: str) -> Any:
     """Return what a promise resolves to. Raises DeviceError where Python cannot pause."""
     check_wait(doing)
     if on_pause is None:
@@ -143,7 +143,7 @@ def _adapter_of(waiting: Any, script: Any) -> Any:
         raise DeviceError(f"WebGPU: {_reason(error)}") from None
 
 
-def _reason(error: Any) -> str:
+def _reason(error: object) -> str:
     return str(error).removeprefix("Error: ")
 
 

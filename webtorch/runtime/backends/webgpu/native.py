@@ -153,7 +153,7 @@ class Native:
         self.lib.wgpuCommandEncoderRelease(encoder)
         return commands
 
-    def plan(self, segments: Any) -> Pointer:
+    def plan(self, segments: object) -> Pointer:
         """Return a plan's rows and copies in the form that `replay` takes. Only where `replays`."""
         raise NotImplementedError
 
@@ -177,7 +177,7 @@ class Native:
         self._submit(array)
         self.lib.wgpuCommandBufferRelease(commands)
 
-    def _submit(self, array: Any) -> None:
+    def _submit(self, array: object) -> None:
         self.lib.wgpuQueueSubmit(self.queue, 1, array)
 
     def may_wait(self, doing: str) -> None:
@@ -243,7 +243,7 @@ class WgpuNative(Native):
         if not any(isinstance(f, _QuietLoss) for f in logger.filters):
             logger.addFilter(_QuietLoss())
 
-        def on_map(status: int, message: Any, key: Any, _unused: Any) -> None:
+        def on_map(status: int, message: object, key: object, _unused: object) -> None:
             """Note that a buffer is mapped, or why it is not."""
             ticket = tickets.pop(int(ffi.cast("uintptr_t", key)), None)
             if ticket is not None:
@@ -290,7 +290,7 @@ class WgpuNative(Native):
             raise RuntimeError(problem[1])
         return self.api.GPUShaderModule("", pointer, self.wrapper)
 
-    def _submit(self, array: Any) -> None:
+    def _submit(self, array: object) -> None:
         self._last_index[0] = self.lib.wgpuQueueSubmitForIndex(self.queue, 1, array)
         self._submitted = True
 
@@ -388,7 +388,7 @@ class DawnNative(Native):
         ticket = Ticket()
         success = self.lib.WGPUMapAsyncStatus_Success
 
-        def on_map(status: int, message: Any, *_unused: object) -> None:
+        def on_map(status: int, message: object, *_unused: object) -> None:
             """Note that the buffer is mapped, or why it is not."""
             if status != success:
                 ticket.error = self._text(message) or f"map status {status}"
@@ -407,7 +407,7 @@ class DawnNative(Native):
         self._wait_future(ticket.mark, ticket.ready)
 
 
-def open_native(module: ModuleType, device: Any) -> Native:
+def open_native(module: ModuleType, device: object) -> Native:
     """Return the raw calls for a wrapper's device."""
     if not hasattr(module, "gpu"):
         calls: Native = module.BrowserNative(device)
