@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +18,9 @@ from webtorch.tensors.device import resolve
 
 pytest_plugins = ["tests.long", "tests.covers"]
 as_gpu.pretend()
+# Processes that tests start would compile the sources again, each of them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 

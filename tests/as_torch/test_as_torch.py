@@ -122,7 +122,7 @@ if __name__ == "__main__":
 
 def python(*arguments: str, code: int = 0, **environment: str) -> tuple[str, str]:
     """Run Python and return what it wrote, after checking its exit code."""
-    env = {**os.environ, "WEBTORCH_DEVICE": "cpu", "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    env = {**os.environ, "WEBTORCH_DEVICE": "cpu", **environment}
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=env)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout, done.stderr

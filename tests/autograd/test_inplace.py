@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -420,3 +421,35 @@ def test_what_allows_overwriting_can_be_cleared_and_is_not_nested() -> None:
     assert x.grad.tolist() == [18.0, 18.0]
     with allow():
         pass
+
+
+# Forms in place, and what is given to each beside the part of x that it writes.
+OVERLAPS = {
+    "add_": lambda lib, x: x[1:].add_(x[:9]),
+    "iadd": lambda lib, x: x[1:].__iadd__(x[:9]),
+    "a 0-d part": lambda lib, x: x.mul_(x[0]),
+    "transposed": lambda lib, x: x[:4].view(2, 2).add_(x[:4].view(2, 2).t()),
+    "addcmul_": lambda lib, x: x[1:].addcmul_(x[:9], x[:9]),
+    "clamp_": lambda lib, x: x[1:].clamp_(x[:9]),
+    "copy_": lambda lib, x: x[1:].copy_(x[:9]),
+    "setitem": lambda lib, x: x.__setitem__(slice(1, None), x[:9]),
+    "scatter_": lambda lib, x: x[1:].scatter_(0, lib.tensor([0, 1]), x[:2]),
+    "index_add_": lambda lib, x: x[1:].index_add_(0, lib.tensor([0, 1]), x[:2]),
+    "itself": lambda lib, x: x.add_(x),
+    "the same part": lambda lib, x: x[1:].add_(x[1:]),
+    "parts with gaps": lambda lib, x: x[1::2].add_(x[:9:2]),
+    "a value of its own": lambda lib, x: x.fill_(x[3]),
+    "one element to all": lambda lib, x: x.__setitem__(slice(None), x[3]),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_a_part_of_what_is_overwritten_is_refused_as_an_operand_where_pytorch_does(
+    name: str,
+) -> None:
+    said = []
+    for lib in (torch, webtorch):
+        x = lib.arange(10.0)
+        message = error(functools.partial(OVERLAPS[name], lib, x))
+        said.append(x.tolist() if message is None else message)
+    assert said[0] == said[1]

@@ -17,7 +17,9 @@ from tests.meet.programs import Program, generate, shrink
 
 TENSOR = [n for n, m in MODES.items() if "tensor" in m.faces]
 # Each mode gets seeds of its own, so that a short run sees many programs.
-SEEDS = 8
+SEEDS = range(8)
+# A model meets every fourth mode in `make test`: each mode meets some models of every kind.
+PARTS = 4
 KNOWN: set[tuple[str, str]] = set()
 
 
@@ -29,19 +31,21 @@ def held(case: Any, mode: Mode, device: str, seed: int) -> str | None:
     return f"{mode.name}, {case.name}, {device}: {found.kind}\n{found.text}\n{case.pasted()}"
 
 
+@pytest.mark.parametrize("seeds", [SEEDS[:4], pytest.param(SEEDS[4:], marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", TENSOR)
-def test_programs(name: str) -> None:
-    first = 100 * TENSOR.index(name)
+def test_programs(name: str, seeds: range) -> None:
     wrong = []
-    for seed in range(first, first + SEEDS):
+    for number in seeds:
+        seed = 100 * TENSOR.index(name) + number
         with contextlib.suppress(Skip):
             wrong.append(held(generate(seed), MODES[name], "cpu", seed))
     assert not [w for w in wrong if w], "\n\n".join(w for w in wrong if w)
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name: str) -> None:
-    wrong = [held(MODELS[name], MODES[mode], "cpu", 0) for mode in TENSOR]
+def test_models(name: str, part: int) -> None:
+    wrong = [held(MODELS[name], MODES[mode], "cpu", 0) for mode in TENSOR[part::PARTS]]
     assert not [w for w in wrong if w], "\n\n".join(w for w in wrong if w)
 
 

@@ -129,9 +129,9 @@ def gradient(
     output: Any, inputs: Sequence[Any], create_graph: bool = False, allow_unused: bool = False
 ) -> Any:
     """Return webtorch's gradients of a scalar."""
-    from webtorch.tensors import tape
+    from webtorch.tensors import engine
 
-    return tape.grad(output, inputs, create_graph=create_graph, allow_unused=allow_unused)
+    return engine.grad(output, inputs, create_graph=create_graph, allow_unused=allow_unused)
 
 
 def same_error(

@@ -99,7 +99,6 @@ def test_import_torch_stays_light() -> None:
                 print((time.process_time() - start) * 1000)
                 """,
                 TORCH_DEVICE_BACKEND_AUTOLOAD="0",
-                PYTHONDONTWRITEBYTECODE="",  # an installed package is compiled
             )
         )
         for _ in range(3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from webtorch.tensors.function import Function, FunctionCtx
 from webtorch.tensors.modes import mode, no_grad
@@ -29,19 +29,20 @@ def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not mode.grad or not given:
             return found
 
-        def refuse(cotangents: Any) -> Any:
-            """Raise RuntimeError."""
-            raise RuntimeError(
-                "trying to differentiate twice a function that was marked with @once_differentiable"
-            )
-
         edges = tuple(gradient_edge(g) for g in given)
         results = []
         for g in found if isinstance(found, tuple) else (found,):
             if isinstance(g, Tensor):
                 g = g.detach()
-                set_history(g, GradFn("Error", edges, refuse))
+                set_history(g, GradFn("Error", edges, _refuse))
             results.append(g)
         return tuple(results) if isinstance(found, tuple) else results[0]
 
     return backward
+
+
+def _refuse(_gs: Any, _saved: Any, _static: Any) -> NoReturn:
+    """Raise RuntimeError."""
+    raise RuntimeError(
+        "trying to differentiate twice a function that was marked with @once_differentiable"
+    )

@@ -52,7 +52,9 @@ def stand_in(t: Tensor, value: Tensor) -> Tensor:
     return out
 
 
-def _pass_on(gs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+def _pass_on(
+    gs: Sequence[Tensor | None], _saved: object, _static: object
+) -> Sequence[Tensor | None]:
     return gs
 
 
@@ -96,7 +98,10 @@ def is_live(x: Tensor) -> bool:
     """Whether a tensor was computed with gradients, and its graph has not been used up."""
     if not x.requires_grad or (x._grad_fn is None and x._base is None):
         return False
-    return all(fn.rule is not None or isinstance(fn, AccumulateGrad) for fn in _functions([x]))
+    return all(
+        isinstance(fn, AccumulateGrad) or (fn.rule is not None and fn.saved is not None)
+        for fn in _functions([x])
+    )
 
 
 def whole_graph(results: Sequence[Tensor], mark: int) -> str | None:
@@ -236,19 +241,15 @@ class Backward:
     ) -> None:
         """Give the results of a replay one gradient function, which runs the second program."""
         leaves = [given[x] if isinstance(x, int) else x for x in self.leaves]
-
-        def rule(cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-            """Run the second program. Raises CaptureError to be differentiated again."""
-            if mode.grad:
-                raise CaptureError(
-                    "backward(create_graph=True) through a compiled function: only its first "
-                    "derivative was captured. Take the gradients inside the compiled function, or "
-                    "call the function as it is, uncompiled"
-                )
-            return self._run(cotangents, held, saved, args)
-
-        fn = GradFn("CompiledFunctionBackward", tuple(gradient_edge(t) for t in leaves), rule)
-        fn.saves = True
+        fn = GradFn(
+            "CompiledFunctionBackward",
+            tuple(gradient_edge(t) for t in leaves),
+            self._differentiate,
+            (),
+            args,
+        )
+        # Buffers: they go when the function has run.
+        fn.saved = held, saved
         for number, result in enumerate(results):
             if number in self.written:
                 # As an operation in place does it: what else sees this memory takes part.
@@ -258,6 +259,19 @@ class Backward:
                 rebase(result, values)
             else:
                 set_history(result, fn, number)
+
+    def _differentiate(
+        self, cotangents: Sequence[Tensor | None], kept: Sequence[Any], args: list[Scalar]
+    ) -> list[Tensor | None]:
+        """Run the second program. Raises CaptureError to be differentiated again."""
+        if mode.grad:
+            raise CaptureError(
+                "backward(create_graph=True) through a compiled function: only its first "
+                "derivative was captured. Take the gradients inside the compiled function, or "
+                "call the function as it is, uncompiled"
+            )
+        held, saved = kept
+        return self._run(cotangents, held, saved, args)
 
     def ready(self) -> Executable:
         """Return the second program, compiled when it is first asked for."""

@@ -445,6 +445,7 @@ def is_constant(storage: Storage) -> bool:
 
 
 def leaves_of(x: object) -> Iterator[Any]:
+    """Yield what a returned structure holds, tensors and other values."""
     if isinstance(x, Returned):
         yield x
         return
@@ -460,4 +461,5 @@ def leaves_of(x: object) -> Iterator[Any]:
 
 
 def returned_in(x: object) -> Iterator[Returned]:
+    """Return the tensors of a returned structure."""
     return (leaf for leaf in leaves_of(x) if isinstance(leaf, Returned))

@@ -11,7 +11,10 @@ from webtorch.runtime.disk import SHELVES, enabled
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
+    """Say what the cache holds, or empty it. Returns the exit status."""
+
     def say(text: str) -> None:
+        """Print a line."""
         console.print(text, highlight=False, soft_wrap=True)
 
     if not enabled():

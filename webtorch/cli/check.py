@@ -14,6 +14,7 @@ from webtorch.web.check import Site, compare, in_browser
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
+    """Compare the exported functions on the devices. Returns the exit status."""
     site = Site(options.folder)
     if not site.functions():
         complain("check: this export has no example inputs to run on")

@@ -10,6 +10,7 @@ from webtorch.web.playground import build_playground
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
+    """Write the folder of the playground. Returns the exit status."""
     folder = build_playground(options.folder, pyodide=options.pyodide)
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     console.print(

@@ -11,6 +11,7 @@ from webtorch.web.server import server
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
+    """Serve a folder until it is interrupted. Returns the exit status."""
     try:
         running = server(options.folder, options.port)
     except FileNotFoundError:

@@ -14,6 +14,7 @@ from webtorch.runtime.backends.webgpu.tuner import matmul_routine, table_path, t
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
+    """Measure tiles and keep the best. Returns the exit status."""
     kind, _, index = options.device.partition(":")
     device = get_backend(kind, int(index or 0))
     if not isinstance(device, WebGPUBackend):

@@ -148,15 +148,16 @@ def _choose(
     return tree_unflatten([_one_of(pred, a, b) for a, b in zip(first, second, strict=True)], spec)
 
 
+def _where_taken(gs: Cotangents, _saved: Any, static: tuple[webtorch.Tensor, bool]) -> Cotangents:
+    """Return the cotangent where the branch was taken, 0 elsewhere."""
+    (g,), (pred, taken) = gs, static
+    return (webtorch.where(pred, g, 0) if taken else webtorch.where(pred, 0, g),)
+
+
 def _gate(pred: webtorch.Tensor, taken: bool, results: list[Any], start: int) -> None:
     """Let first derivatives by what a branch reads beside its operands, such as the weights of a module, out
     of it only if it is chosen. Its functions are younger than `start`.
     """
-
-    def rule(cotangents: Cotangents) -> Cotangents:
-        """Return the cotangent where the branch was taken, 0 elsewhere."""
-        (g,) = cotangents
-        return (webtorch.where(pred, g, 0) if taken else webtorch.where(pred, 0, g),)
 
     gates: dict[Edge, Edge] = {}
 
@@ -165,7 +166,7 @@ def _gate(pred: webtorch.Tensor, taken: bool, results: list[Any], start: int) ->
         if edge is None or edge[0].sequence > start:
             return edge
         if edge not in gates:
-            fn = GradFn("CondBackward", (edge,), rule)
+            fn = GradFn("CondBackward", (edge,), _where_taken, (), (pred, taken))
             fn.sequence = fn.first = start
             fn.metas = [meta_of(edge)]
             gates[edge] = fn, 0

@@ -16,6 +16,7 @@ from webtorch.ops.record import Example, Op, composite
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.promotion import Operand
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import check_whole
 
 METHOD: tuple[str, ...] = ("Tensor",)
 
@@ -67,6 +68,7 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         raise TypeError(
             f"copy_(): argument 'src' (position 1) must be Tensor, not {type(src).__name__}"
         )
+    check_whole(self, (src,))
     source = src.to(self.device) if src._storage.runtime is not self._storage.runtime else src
     source = cast_to(source, self.dtype)
     if source._shape != self._shape:
@@ -113,7 +115,8 @@ def fill_(self: Tensor, value: Operand) -> Tensor:
                 "fill_ only supports 0-dimension value tensor but got tensor with "
                 f"{len(value._shape)} dimensions."
             )
-        return copy_(self, value)
+        # One value may be an element of what it fills.
+        return copy_(self, copy(value))
     number = value
     if self.dtype.kind in ("int", "uint") or isinstance(value, complex):
         number = creation.fits(value, self.dtype)

@@ -219,11 +219,7 @@ def _without_scores(
         count = batch * heads * length * source
         drawn = (dropout_p, *default_generator(query.device).advance(count))
 
-    def again(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients by products, which can be differentiated again."""
-        return _gradients(q, k, v, m, is_causal, factor, drawn, g)
-
-    out = attention(q, k, v, m, is_causal, factor, drawn, again)
+    out = attention(q, k, v, m, is_causal, factor, drawn, _gradients)
     rank = max(t.ndim for t in (query, key, value))
     return out.reshape(out.shape[4 - rank :])
 

@@ -101,7 +101,11 @@ def _bind(op: Op) -> None:
 
 def _publish(op: Op) -> None:
     for name in (op.name, *op.aliases):
-        inplace = calls.bind_inplace(f"{name}_", op.function, op.autocast) if op.inplace else None
+        inplace = (
+            calls.bind_inplace(f"{name}_", op.function, op.autocast, op.overlap)
+            if op.inplace
+            else None
+        )
         for place in op.function_in:
             if place == "Tensor":
                 setattr(Tensor, name, property(op.function) if name in PROPERTIES else op.function)
@@ -202,7 +206,7 @@ def _operators() -> None:
             name = f"__r{op.operator}__"
             setattr(Tensor, name, _operator(name, op, reflected=True))
             inplace = calls.bind_inplace(
-                f"__i{op.operator}__", getattr(Tensor, f"__{op.operator}__")
+                f"__i{op.operator}__", getattr(Tensor, f"__{op.operator}__"), None, op.overlap
             )
             setattr(Tensor, f"__i{op.operator}__", inplace)
     Tensor.__rtruediv__.__name__ = "__rdiv__"

@@ -55,7 +55,7 @@ def crop(x: Tensor, low: Sequence[int], sizes: Sequence[int]) -> Tensor:
     strides = tuple(x.stride())
     start = x.storage_offset() + sum(a * s for a, s in zip(low, strides, strict=True))
     high = tuple(f - a - n for f, a, n in zip(full, low, sizes, strict=True))
-    return as_view(x, sizes, strides, start, lambda g: pad_with(g, low, high, 0), "Slice")
+    return as_view(x, sizes, strides, start, pad_with, (low, high, 0), "Slice")
 
 
 def _check(op: str, input: Tensor, weight: Tensor, bias: Tensor | None, rank: int) -> None:

@@ -42,6 +42,7 @@ from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import BOOL, Autocast, composite
 from webtorch.tensors import tape
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
 # -- one index along one dim -----------------------------------------------------------------------
@@ -121,7 +122,13 @@ def _with_none_of(base: Any, source: Tensor) -> Tensor:
     return copy(base)
 
 
-@composite(family="index", inplace=True, gradient_name="IndexAddBackward0", aten=("index_add",))
+@composite(
+    family="index",
+    inplace=True,
+    gradient_name="IndexAddBackward0",
+    aten=("index_add",),
+    overlap="first",
+)
 def index_add(
     input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1
 ) -> Tensor:
@@ -137,6 +144,7 @@ def index_add(
 
 
 @composite(
+    overlap="first",
     family="index",
     inplace=True,
     autocast=Autocast(cpu="promote"),
@@ -196,7 +204,7 @@ def index_reduce(
     return movement.reshape(out, input._shape)
 
 
-@composite(family="index", inplace=True, gradient_name="PutBackward0")
+@composite(family="index", inplace=True, gradient_name="PutBackward0", overlap="first")
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
     check_index("put_", index)
@@ -466,25 +474,26 @@ def scatter_reduce(
         return _scatter_along("scatter_reduce", input, dim, index, src, "add")
     if not tape.needs_grad((input, src)):
         return _scatter_reduced(input, dim, index, src, reduce, include_self)
-    with tape.no_grad():
+    with no_grad():
         out = _scatter_reduced(input, dim, index, src, reduce, include_self)
     saved = [tape.SavedTensor(t) for t in (input, src, index)]
-    shape, src_shape = input._shape, src._shape
+    args = (dim, reduce, include_self)
+    return tape.attach(out, "ScatterReduce", (input, src), _scatter_reduce_back, saved, args)
 
-    def rule(g: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cotangents of input and src."""
-        x, values, where = (s.unpack() for s in saved)
-        to_x, to_src = _reduce_rule(g, x, dim, where, values, reduce, include_self)
-        if not include_self:
-            none = fill(where._shape, 0, g.dtype, g.device)
-            to_x = _scatter_along("scatter_reduce", to_x, dim, where, none, "set")
-        if to_src._shape != src_shape:
-            after = tuple(a - b for a, b in zip(src_shape, to_src._shape, strict=True))
-            for d, n in enumerate(after):
-                to_src = slicing.pad_dim(to_src, d, 0, n)
-        return movement.reshape(to_x, shape), to_src
 
-    return tape.attach(out, "ScatterReduce", (input, src), rule, saved)
+def _scatter_reduce_back(
+    g: Tensor, x: Tensor, src: Tensor, index: Tensor, dim: int, reduce: str, include_self: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the cotangents of input and src."""
+    to_x, to_src = _reduce_rule(g, x, dim, index, src, reduce, include_self)
+    if not include_self:
+        none = fill(index._shape, 0, g.dtype, g.device)
+        to_x = _scatter_along("scatter_reduce", to_x, dim, index, none, "set")
+    if to_src._shape != src._shape:
+        after = tuple(a - b for a, b in zip(src._shape, to_src._shape, strict=True))
+        for d, n in enumerate(after):
+            to_src = slicing.pad_dim(to_src, d, 0, n)
+    return movement.reshape(to_x, x._shape), to_src
 
 
 def _first_part(x: Tensor, shape: Shape) -> Tensor:

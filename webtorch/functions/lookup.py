@@ -31,6 +31,7 @@ from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import BOOL, Example, composite
 from webtorch.tensors import tape
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
 
@@ -124,30 +125,33 @@ def embedding(
                 "embedding: max_norm: norm(): input dtype should be either floating point or complex. "
                 f"Got {weight.dtype} instead. Convert the weight with .float()."
             )
-        with tape.no_grad():
+        with no_grad():
             _renormalize(weight, flattened(input), max_norm, norm_type)
     if padding_idx is None and not scale_grad_by_freq:
         return _take(weight, [input], "embedding")
-    with tape.no_grad():
+    with no_grad():
         out = _take(weight, [input], "embedding")
-    saved = tape.SavedTensor(input)
+    saved = (tape.SavedTensor(input),)
+    args = (count, width, padding_idx, scale_grad_by_freq)
+    return tape.attach(out, "Embedding", (weight,), _rows_back, saved, args)
 
-    def rule(g: Tensor) -> tuple[Tensor]:
-        """Return the cotangent of the weight: rows added where they were read."""
-        flat = flattened(saved.unpack())
-        n = flat.numel()
-        rows = movement.reshape(g, (n, width))
-        if scale_grad_by_freq:
-            ones = fill((n,), 1, g.dtype, g.device)
-            used = _scatter(fill((count,), 0, g.dtype, g.device), [flat], ones, "add", "embedding")
-            rows = rows / movement.reshape(_take(used, [flat], "embedding"), (n, 1))
-        if padding_idx is not None:
-            dropped = movement.reshape(comparison.eq(flat, padding_idx), (n, 1))
-            rows = pointwise.where(dropped, 0.0, rows)
-        table = fill((count, width), 0, g.dtype, g.device)
-        return (_scatter(table, [flat], rows, "add", "embedding"),)
 
-    return tape.attach(out, "Embedding", (weight,), rule, (saved,))
+def _rows_back(
+    g: Tensor, input: Tensor, count: int, width: int, padding_idx: int | None, by_frequency: bool
+) -> tuple[Tensor]:
+    """Return the cotangent of an embedding's weight: rows added where they were read."""
+    flat = flattened(input)
+    n = flat.numel()
+    rows = movement.reshape(g, (n, width))
+    if by_frequency:
+        ones = fill((n,), 1, g.dtype, g.device)
+        used = _scatter(fill((count,), 0, g.dtype, g.device), [flat], ones, "add", "embedding")
+        rows = rows / movement.reshape(_take(used, [flat], "embedding"), (n, 1))
+    if padding_idx is not None:
+        dropped = movement.reshape(comparison.eq(flat, padding_idx), (n, 1))
+        rows = pointwise.where(dropped, 0.0, rows)
+    table = fill((count, width), 0, g.dtype, g.device)
+    return (_scatter(table, [flat], rows, "add", "embedding"),)
 
 
 def counted(

@@ -46,6 +46,7 @@ from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Example, composite
 from webtorch.tensors import tape
 from webtorch.tensors.formats import memory_format as MemoryFormat
+from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
 
 METHOD: tuple[str, ...] = ("Tensor",)
@@ -508,7 +509,7 @@ def movedim(input: Tensor, source: int | Sequence[int], destination: int | Seque
 
 def become(name: str, x: Tensor, seen: Any) -> Tensor:
     """Make `x` the view `seen` of its own storage."""
-    if tape.mode.grad and x.requires_grad and x.is_leaf:
+    if mode.grad and x.requires_grad and x.is_leaf:
         raise RuntimeError(
             f"{name}: a leaf Variable that requires grad is being used in an in-place operation."
         )

@@ -148,7 +148,7 @@ def sub(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     return _sub_scaled(input, other, alpha)
 
 
-@composite(inplace=True, dtypes=NUMERIC)
+@composite(inplace=True, dtypes=NUMERIC, overlap="whole")
 def subtract(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return input - alpha * other."""
     return sub(input, other, alpha=alpha)
@@ -199,7 +199,7 @@ def div(
     )
 
 
-@composite(inplace=True, domain=(0.5, 3.0), out="cast")
+@composite(inplace=True, domain=(0.5, 3.0), out="cast", overlap="whole")
 def true_divide(input: Tensor | Number, other: Tensor) -> Tensor:
     """Return input / other, as floats."""
     return _div(input, other)

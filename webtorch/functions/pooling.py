@@ -63,7 +63,8 @@ def windows(
         (*lead, *counts, *kernel),
         strides,
         x.storage_offset(),
-        lambda g: spread(g, sizes, kernel, stride, dilation),
+        spread,
+        (sizes, kernel, stride, dilation),
         "Windows",
     )
 

@@ -23,7 +23,7 @@ from webtorch.ops.purity import warn
 from webtorch.tensors import override
 from webtorch.tensors.host import tracing
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.writing import Picked, leave_hooks
+from webtorch.tensors.writing import Picked, check_whole, leave_hooks
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
 _BAD_DTYPE = "tensors used as indices must be long, int, byte or bool tensors"
@@ -81,6 +81,7 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
         value = movement.reshape(value, value._shape[extra:])
     if value._shape != view._shape:
         value = movement.broadcast_to(value, view._shape)
+    check_whole(view, (value,))
     assign.overwrite(view, value)
 
 

@@ -314,6 +314,7 @@ def _merge_loops(
     first = {run[0] for run in runs}
 
     def mapping(dim: int, size: int) -> Index:
+        """Return the position along an old loop."""
         r, step = place[dim]
         whole = ix.loop(r, new_sizes[r]) // step
         return whole if dim in first else whole % size

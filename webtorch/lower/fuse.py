@@ -468,6 +468,7 @@ class Fuser(Facts):
         held: list[Group] = []
 
         def emit(group: Group) -> None:
+            """Put a group into the order, and those that waited for it."""
             nonlocal done
             out.append(group)
             done |= 1 << group.number

@@ -57,6 +57,7 @@ def channels_last_as(*numbers: int) -> Layout:
     """Return the rule that channels lie innermost where they do in one of these operands."""
 
     def rule(forms: Forms, shape: Sizes) -> Sizes:
+        """Return the order of the dims of a result."""
         wanted = any(suggests_channels_last(forms[n]) for n in numbers if n < len(forms))
         return _channels_last_if(wanted, shape)
 

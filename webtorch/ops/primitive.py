@@ -28,6 +28,7 @@ def _primitive(name: str, **fields: Any) -> Callable[[Callable[P, R]], Composite
     """Declare a primitive of a function's types; `webtorch.tensors` gives it the body."""
 
     def declare(function: Callable[P, R]) -> Composite[P, R]:
+        """Put the entry of a function into the table."""
         op: Composite[P, R] = Composite(
             name=name, family="composite", signature=signature_of(inspect.signature(function)),
             doc=inspect.getdoc(function) or "", function_in=(), **fields,
@@ -44,10 +45,11 @@ def as_view(
     shape: Sequence[int],
     strides: Sequence[int],
     offset: int,
-    vjp: Callable[[Tensor], Tensor] | None = None,
+    vjp: Callable[..., Tensor] | None = None,
+    args: tuple[Any, ...] = (),
     name: str = "AsStrided",
 ) -> Tensor:
-    """A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp`
+    """A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp(g, *args)`
     maps the view's cotangent to x's (shape of x); None uses the general, slower rule for any
     strides. `name` is the printed name of the gradient function.
     """

@@ -360,6 +360,7 @@ def over_dims(name: str) -> Callable[..., str]:
     """Return the `gradient_name` of a reduction whose form over dims is PyTorch's second overload."""
 
     def title(input: Tensor, dim: object = None, *_: object, **__: object) -> str:
+        """Return the name for a call, with dims or without."""
         return f"{name}Backward{0 if dim is None else 1}"
 
     return title
@@ -430,6 +431,7 @@ def composite(
     """
 
     def declare(function: Callable[P, R]) -> Composite[P, R]:
+        """Put the entry of a function into the table."""
         title = name or function.__name__.rstrip("_")
         plain = parameters = inspect.signature(function)
         if fields.get("factor"):
@@ -503,6 +505,7 @@ def return_type(name: str) -> Callable[[type[R]], type[R]]:
     """Let a named tuple of an op's results print as PyTorch's `torch.return_types.<name>`."""
 
     def show(self: Any) -> str:
+        """Return the fields as PyTorch prints them."""
         shown = [f"{f}={v!r}" for f, v in zip(self._fields, self, strict=True)]
         return f"torch.return_types.{name}(\n" + ",\n".join(shown) + ")"
 
@@ -526,6 +529,7 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
         return op._gradients[slot]
 
     def symbolic(dtype: DType) -> tuple[Expr, tuple[Expr, ...]]:
+        """Return the formula of symbols of a type, and the symbols."""
         inputs = tuple(ex.input_(i, dtype) for i in range(len(op.tensors) + len(op.numbers)))
         return op.build_for_slope(inputs), inputs
 
@@ -535,6 +539,7 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
         return None
 
     def expr(g: Expr, *values: Expr) -> Expr:
+        """Return the cotangent of one operand."""
         root, symbols = symbolic(g.dtype)
         slope = derivative(root, symbols[slot])
         assert slope is not None
@@ -612,6 +617,7 @@ def _derive_slope(op: Elementwise, slot: int) -> Slope:
     assert full is not None
 
     def expr(g: Expr, *values: Expr) -> Expr:
+        """Return the formula of what the slope reads only."""
         # What the slope does not read is never looked at: any constant will do.
         inputs = [ex.const(0, g.dtype)] * (count + len(op.numbers))
         for position, value in zip(used, values, strict=True):

@@ -48,6 +48,8 @@ def _entry(name: str, expr: Any) -> Elementwise:
 
 @functools.lru_cache(maxsize=1024)
 def matrix_of_roots(n: int, inverse: bool, dtype: DType) -> Elementwise:
+    """Return the map that makes the matrix of a discrete Fourier transform of `n` numbers, as real parts."""
+
     def expr(position: Expr) -> Expr:
         """Return one part of the root of unity at a position of the matrix."""
         # (part, k, part of the source, i)
@@ -62,6 +64,8 @@ def matrix_of_roots(n: int, inverse: bool, dtype: DType) -> Elementwise:
 
 @functools.lru_cache(maxsize=1024)
 def turn(first: int, rest: int, inverse: bool) -> Elementwise:
+    """Return the map between the two steps of a transform of `first` * `rest` numbers."""
+
     def expr(position: Expr, re: Expr, im: Expr) -> Expr:
         """Return one part of a number turned by its root of unity."""
         # (batch, i, part, j)

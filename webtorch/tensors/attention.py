@@ -129,19 +129,20 @@ def attention(
     stats = parts.statistics(out)
     saved = [SavedTensor(t) for t in parts.inputs]
     result, statistics = SavedTensor(out, output=0), SavedTensor(stats)
-    needs = [t.requires_grad for t in (query, key, value)]
-
-    def rule(g: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the cotangents of query, key, value and mask."""
-        found = [s.unpack() for s in saved]
-        if mode.grad or needs_grad((*found[:3], g)):
-            # To be differentiated again, backwards or forwards: with products.
-            return tuple(again(*found[:3], g))
-        again_parts = Parts(found, causal, scale, dropout)
-        return again_parts.gradients(result.unpack(), statistics.unpack(), g, needs)
-
+    needs = tuple([t.requires_grad for t in (query, key, value)])
+    args = (needs, causal, scale, dropout, again)
     kept = (*saved, result, statistics)
-    return attach(out, "ScaledDotProductAttention", (query, key, value), rule, kept)
+    return attach(out, "ScaledDotProductAttention", (query, key, value), _back, kept, args)
+
+
+def _back(g: Tensor, *values: Any) -> tuple[Tensor | None, ...]:
+    """Return the cotangents of query, key and value."""
+    *inputs, out, statistics, needs, causal, scale, dropout, again = values
+    if mode.grad or needs_grad((*inputs[:3], g)):
+        # To be differentiated again, backwards or forwards: with products.
+        mask = inputs[3] if len(inputs) == 4 else None
+        return tuple(again(*inputs[:3], mask, causal, scale, dropout, g))
+    return Parts(inputs, causal, scale, dropout).gradients(out, statistics, g, needs)
 
 
 class Parts:

@@ -24,7 +24,7 @@ from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask, give
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.modes import mode, unrecorded
-from webtorch.tensors.tape import GradFn, gradient_edge, set_history
+from webtorch.tensors.tape import attach_view
 from webtorch.tensors.tensor import Tensor
 
 # The number of a vmap, and the size of the dimension that it maps over.
@@ -116,7 +116,7 @@ def batch(x: Tensor, dim: int, number: int) -> Tensor:
     order = (x._shape[:dim] + x._shape[dim + 1 :], x._strides[:dim] + x._strides[dim + 1 :])
     levels = tuple(sorted([*x._levels, (number, size, x._strides[dim])]))
     out = Tensor._from_storage(x._storage, *order, x._offset, False, x.dtype, levels)
-    return _as_view_of(out, x, lambda g: unbatch(g, dim, number, size))
+    return _as_view_of(out, x, unbatch, (dim, number, size))
 
 
 def unbatch(x: Tensor, dim: int, number: int, size: int) -> Tensor:
@@ -128,16 +128,18 @@ def unbatch(x: Tensor, dim: int, number: int, size: int) -> Tensor:
     strides = (*x._strides[:dim], stride, *x._strides[dim:])
     levels = tuple([one for one in x._levels if one[0] != number])
     out = _seen(x, shape, strides, levels)
-    return _as_view_of(out, x, lambda g: batch(g, dim, number))
+    return _as_view_of(out, x, batch, (dim, number))
 
 
-def _as_view_of(out: Tensor, x: Tensor, rule: Callable[[Tensor], Tensor]) -> Tensor:
+def _as_view_of(
+    out: Tensor, x: Tensor, rule: Callable[..., Tensor], args: tuple[int, ...]
+) -> Tensor:
     leaf = x._requires_grad and x._grad_fn is None
     base = x if x._base is None or leaf else x._base
     out._base, out._base_history = base, base._history
     out._counter, out._inference = x._counter, x._inference
     if mode.grad and x.requires_grad:
-        set_history(out, GradFn("ViewBackward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),)))
+        attach_view(out, x, "View", rule, args)
     return out
 
 

@@ -27,10 +27,10 @@ from webtorch.ir.dtype import (
     legacy_name,
     uint8,
 )
-from webtorch.ir.view import OVERWRITTEN, Place, is_overwritten, numel
+from webtorch.ir.view import OVERWRITTEN, numel
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn
-from webtorch.ops.record import Autocast, Elementwise, Op, in_old_order
+from webtorch.ops.record import Autocast, Elementwise, Op, Overlap, in_old_order
 from webtorch.tensors import override
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import Operand, can_cast
@@ -40,7 +40,7 @@ from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import SavedTensor, composed
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.writing import check_places, check_writable, leave_hooks
+from webtorch.tensors.writing import check_places, check_whole, check_writable, leave_hooks
 
 
 def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tensor:
@@ -163,7 +163,7 @@ def _elementwise_run(op: Elementwise) -> Run:
         if out is None:
             return result
         if op.overlap == "whole":
-            _check_whole(out, values)
+            check_whole(out, values)
         if (op.out(*values) if callable(op.out) else op.out) == "exact":
             _check_exact(op.name, (out,), (result,))
         return store_in(out, result, op.name)
@@ -381,28 +381,12 @@ def takes_out(op: Op, place: str) -> bool:
     return place in ("torch", "linalg", "special", "fft") or op.takes_out
 
 
-def _check_apart(name: str, places: Sequence[Tensor], given: Sequence[Any]) -> None:
-    """Raise RuntimeError if an `out=` shares memory with an input."""
+def _check_apart(places: Sequence[Tensor], given: Sequence[object]) -> None:
+    """Raise RuntimeError if what is written shares memory with an input."""
     for place in places:
         for x in given:
             if isinstance(x, Tensor) and x._storage is place._storage and _meet(x, place):
-                raise RuntimeError(
-                    f"{name}: unsupported operation: the input tensor and the written-to tensor refer to "
-                    "the same memory. Please clone() one of them before the operation."
-                )
-
-
-def _check_whole(out: Tensor, operands: Sequence[Any]) -> None:
-    """Raise RuntimeError if an `out=` is a part of an operand, or the reverse: it may be a whole one."""
-    for x in operands:
-        shared = isinstance(x, Tensor) and x._storage is out._storage
-        if shared and is_overwritten(_place(x), _place(out), whole=True):
-            raise RuntimeError(OVERWRITTEN)
-
-
-def _place(x: Tensor) -> Place:
-    size = x.dtype.itemsize
-    return x._offset * size, x._shape, x._strides, numel(x._shape) * size
+                raise RuntimeError(OVERWRITTEN)
 
 
 def _meet(x: Tensor, y: Tensor) -> bool:
@@ -450,9 +434,9 @@ def accept_out(op: Op) -> Run:
             check_places(place)
         if op.overlap in ("first", "none"):
             read = args if op.overlap == "none" else args[1:]
-            _check_apart(op.name, places, (*read, *kwargs.values()))
+            _check_apart(places, (*read, *kwargs.values()))
         if op.overlap == "whole":
-            _check_whole(out, (*args, *kwargs.values()))
+            check_whole(out, (*args, *kwargs.values()))
         rule = op.out(*args, **kwargs) if callable(op.out) else op.out
         if rule in ("into", "stated"):
             check_stated(op.name, kwargs.get("dtype"), out)
@@ -485,11 +469,15 @@ def accept_out(op: Op) -> Run:
 
 
 def bind_inplace(
-    name: str, function: Callable[..., Any], autocast: Autocast | None = None
+    name: str,
+    function: Callable[..., Any],
+    autocast: Autocast | None = None,
+    overlap: Overlap = "any",
 ) -> Callable[..., Any]:
     """Return the in-place form of a function whose first argument is the tensor to overwrite.
 
-    `autocast`: the rules of the function, which the in-place form does not follow: it keeps the type.
+    `autocast`: the rules of the function, which the in-place form does not follow: it keeps the type. `overlap`: what
+    memory of the other arguments may be overwritten.
     """
 
     def run(args: Args, kwargs: Kwargs) -> Tensor:
@@ -500,6 +488,10 @@ def bind_inplace(
             raise Foreign(f"{name}(): expected tensors and numbers")
         x: Tensor = args[0]
         check_writable(x)
+        if overlap == "whole":
+            check_whole(x, (*args[1:], *kwargs.values()) if kwargs else args[1:])
+        elif overlap == "first":
+            _check_apart((x,), (*args[1:], *kwargs.values()))
         if not mode.grad:
             return write_result(x, function(*args, **kwargs), name)
         if x._base is not None:

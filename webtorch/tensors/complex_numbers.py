@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, legacy_name
@@ -16,7 +17,7 @@ from webtorch.tensors.forward import transposed
 from webtorch.tensors.modes import forward, mode
 from webtorch.tensors.primitives import cast_to, conjugate, fill, map_pairs
 from webtorch.tensors.promotion import result_type
-from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, set_history
+from webtorch.tensors.tape import Cotangents, GradFn, SavedTensor, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.views import complex_of, pairs, real_part
 
@@ -117,44 +118,59 @@ def record(
         return out
     tensors = [o for o in operands[:count] if isinstance(o, Tensor)]
     if forward.levels and mode.forward:
-        moved, _ = _rule(op, operands, count, tensors)
-        transposed(out, tensors, lambda g: moved((g,)))
+        saved, static = _kept(op, operands, count, tensors)
+        transposed((out,), tensors, functools.partial(_back, saved=saved, static=static))
     if not mode.grad:
         return out
     if any(t.requires_grad for t in tensors):
         edges = tuple([gradient_edge(t) if t.requires_grad else None for t in tensors])
-        rule, saved = _rule(op, operands, count, edges)
-        set_history(out, GradFn(op.gradient_name, edges, rule, saved))
+        set_history(out, GradFn(op.gradient_name, edges, _back, *_kept(op, operands, count, edges)))
     return out
 
 
-def _rule(
-    op: Elementwise, operands: Sequence[Operand], count: int, edges: Sequence[Any]
-) -> tuple[Callable[[Any], list[Tensor | None]], list[SavedTensor]]:
-    """Return the gradient rule of a form, and what it reads. `edges`: None where no cotangent is wanted."""
-    places = [i for i, o in enumerate(operands[:count]) if isinstance(o, Tensor)]
-    shapes = [operands[i]._shape for i in places]
-    real = [not operands[i].dtype.is_complex for i in places]
-    used = _used(op, [p for p, e in zip(places, edges, strict=True) if e is not None], count)
-    saved = [
-        (SavedTensor(o, apart=op.saves_values) if i in used else None)
-        if isinstance(o, Tensor)
-        else o
-        for i, o in enumerate(operands)
-    ]
+class _Static(NamedTuple):
+    """What the gradient rule of a form knows of a call, beside what is saved."""
 
-    def rule(gs: Any) -> list[Tensor | None]:
-        """Return the cotangents; those of real operands are real."""
-        values = [s.unpack() if isinstance(s, SavedTensor) else s for s in saved]
-        found: list[Tensor | None] = []
-        for place, shape, edge, is_real in zip(places, shapes, edges, real, strict=True):
-            c = None if edge is None else _cotangent(op, place, gs[0], values, count)
-            if c is not None and c.dtype.is_complex and is_real:
-                c = real_part(c)
-            found.append(None if c is None else recorders.sum_to(c, shape))
-        return found
+    op: Elementwise
+    # How many of the operands are the entry's tensors.
+    tensors: int
+    # Of each tensor: its place, its shape, whether it is real, and whether its cotangent is wanted.
+    wanted: tuple[tuple[int, Shape, bool, bool], ...]
+    # The operands: numbers, and the places in what is saved.
+    numbers: tuple[Operand | None, ...]
+    places: tuple[int, ...]
 
-    return rule, [s for s in saved if isinstance(s, SavedTensor)]
+
+def _kept(
+    op: Elementwise, operands: Sequence[Operand], count: int, edges: Sequence[object]
+) -> tuple[list[SavedTensor], _Static]:
+    """Return what the gradient rule of a form reads. `edges`: None where no cotangent is wanted."""
+    tensors = [(i, o) for i, o in enumerate(operands[:count]) if isinstance(o, Tensor)]
+    wanted = tuple(
+        [
+            (i, o._shape, not o.dtype.is_complex, edge is not None)
+            for (i, o), edge in zip(tensors, edges, strict=True)
+        ]
+    )
+    used = _used(op, [place for place, _, _, needed in wanted if needed], count)
+    read = [(i, o) for i, o in enumerate(operands) if isinstance(o, Tensor) and i in used]
+    numbers = tuple([None if isinstance(o, Tensor) else o for o in operands])
+    saved = [SavedTensor(o, apart=op.saves_values) for _, o in read]
+    return saved, _Static(op, count, wanted, numbers, tuple([i for i, _ in read]))
+
+
+def _back(gs: Cotangents, saved: Sequence[SavedTensor], static: _Static) -> list[Tensor | None]:
+    """Return the cotangents; those of real operands are real."""
+    values = list(static.numbers)
+    for place, s in zip(static.places, saved, strict=True):
+        values[place] = s.unpack()
+    found: list[Tensor | None] = []
+    for place, shape, is_real, needed in static.wanted:
+        c = _cotangent(static.op, place, gs[0], values, static.tensors) if needed else None
+        if c is not None and c.dtype.is_complex and is_real:
+            c = real_part(c)
+        found.append(None if c is None else recorders.sum_to(c, shape))
+    return found
 
 
 def _used(op: Elementwise, places: Sequence[int], count: int) -> set[int]:
@@ -166,7 +182,7 @@ def _used(op: Elementwise, places: Sequence[int], count: int) -> set[int]:
 
 
 def _cotangent(
-    op: Elementwise, place: int, g: Tensor, values: list[Operand], count: int
+    op: Elementwise, place: int, g: Tensor, values: list[Any], count: int
 ) -> Tensor | None:
     if op.name == "abs":
         return g * values[0].sgn()

@@ -155,11 +155,18 @@ class _Backward:
 
     def _call(self, fn: GradFn, grads: list[Tensor | None]) -> Cotangents:
         """Return what a function gives, as its hooks leave it."""
-        if fn.rule is None:
+        saved = fn.saved
+        if fn.rule is None or saved is None:
             raise RuntimeError(FREED)
-        result = anomaly.run(fn, grads) if anomaly.enabled else fn.rule(grads)
-        if fn.saves and not self.retain_graph:
-            fn.rule = None
+        if len(grads) == 1 and grads[0] is None and not fn.takes_gaps:
+            # A hook took the cotangent away.
+            result: Cotangents = (None,) * len(fn.edges)
+        elif anomaly.enabled:
+            result = anomaly.run(fn, grads)
+        else:
+            result = fn.rule(grads, saved, fn.static)
+        if saved and not self.retain_graph:
+            fn.saved = None
             # A user's function: what its context saved goes too.
             context = getattr(fn, "ctx", None)
             if context is not None:

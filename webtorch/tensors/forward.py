@@ -178,12 +178,7 @@ def fitted(tangent: Tensor, x: Tensor) -> Tensor:
     return tangent if tangent._shape == x._shape else tangent.expand(x._shape)
 
 
-def transposed(out: Tensor, inputs: Sequence[Tensor], rule: Callable[[Tensor], Any]) -> None:
-    """Give the result of an operation its tangents, from `rule` (cotangent -> cotangents of the inputs)."""
-    transposed_call((out,), inputs, lambda gs: rule(gs[0]))
-
-
-def transposed_call(
+def transposed(
     outs: Sequence[Tensor], inputs: Sequence[Tensor], rule: Callable[[tuple[Tensor, ...]], Any]
 ) -> None:
     """Give the results of an operation their tangents, by transposing its gradient rule."""
@@ -282,7 +277,7 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
         out = primitive.copy(primal)
     else:
         out = primitive.as_view(
-            primal, primal._shape, primal._strides, primal._offset, lambda g: g, "MakeDual"
+            primal, primal._shape, primal._strides, primal._offset, _itself, (), "MakeDual"
         )
         # Tangents belong to storages: the primal, which has none, is another of the same memory.
         before = primal._storage
@@ -293,6 +288,10 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
             outer.follow(before, out._storage)
     level.set(out, tangent)
     return out
+
+
+def _itself(g: Tensor) -> Tensor:
+    return g
 
 
 def tangent_of(x: Tensor, level: Level) -> Tensor | None:

@@ -6,15 +6,17 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from webtorch.ir.dtype import DType
 from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, unbatch
+from webtorch.tensors.device import device
 from webtorch.tensors.engine import FREED
-from webtorch.tensors.forward import fitted, transposed_call
+from webtorch.tensors.forward import fitted, transposed
 from webtorch.tensors.made_by import made_by_function
 from webtorch.tensors.modes import forward, mode, unrecorded
 from webtorch.tensors.primitives import fill
 from webtorch.tensors.recorders import sum_to
-from webtorch.tensors.tape import GradFn, SavedTensor, gradient_edge, set_history
+from webtorch.tensors.tape import Cotangents, GradFn, SavedTensor, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import rebase
 
@@ -268,7 +270,7 @@ def _move(
             found = found if isinstance(found, tuple) else (found,)
             return [found[i] for i in places]
 
-        transposed_call(results, tensors, rule)
+        transposed(results, tensors, rule)
         return
     ctx._for_forward = tuple([None if t is None else back.get(id(t), t) for t in ctx._for_forward])
     levels = mode.forward
@@ -319,41 +321,16 @@ def _record(
         else SavedTensor(back.get(id(t), t))
         for t in ctx._to_save
     ]
-    count = len(args)
-    positions = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-    shapes = [(o._shape, o.dtype, o.device) if isinstance(o, Tensor) else None for o in outputs]
-
-    def rule(gs: Any) -> list[Tensor | None]:
-        """Return the cotangents that the class's `backward` gives; None for missing ones becomes zeros if it asks."""
-        cotangents = list(gs) + [None] * (len(shapes) - len(gs))
-        if ctx._materialize:
-            cotangents = [
-                fill(s[0], 0, s[1], s[2]) if g is None and s is not None else g
-                for g, s in zip(cotangents, shapes, strict=True)
-            ]
-        found = cls.backward(ctx, *cotangents)
-        found = found if isinstance(found, tuple) else (found,)
-        if len(found) < count or any(f is not None for f in found[count:]):
-            raise RuntimeError(
-                f"function {cls.__name__}Backward returned an incorrect number of gradients "
-                f"(expected {count}, got {len(found)})"
-            )
-        grads = [found[p] for p in positions]
-        for i, (g, t) in enumerate(zip(grads, tensor_shapes, strict=True)):
-            if g is not None and g._shape != t:
-                if _expands(t, g._shape):
-                    grads[i] = sum_to(g, t)
-                    continue
-                raise RuntimeError(
-                    f"Function {cls.__name__}Backward returned an invalid gradient at index {i} - "
-                    f"got {list(g._shape)} but expected shape "
-                    f"compatible with {list(t)}"
-                )
-        return grads
-
-    tensor_shapes = [t._shape for t in tensors]
+    static = _Static(
+        cls,
+        ctx,
+        len(args),
+        tuple([(i, a._shape) for i, a in enumerate(args) if isinstance(a, Tensor)]),
+        tuple([(o._shape, o.dtype, o.device) if isinstance(o, Tensor) else None for o in outputs]),
+    )
     saved = [s for s in ctx._saved if s is not None]
-    fn = GradFn(f"{cls.__name__}Backward", tuple(edges), rule, saved)
+    fn = GradFn(f"{cls.__name__}Backward", tuple(edges), _back, saved, static)
+    fn.takes_gaps = True
     fn.ctx = ctx  # type: ignore[attr-defined]
     ctx._owner = weakref.ref(fn)
     for number, o in enumerate(outputs):
@@ -366,3 +343,45 @@ def _record(
     fn.metas = [*fn.metas, *[None] * (len(outputs) - len(fn.metas))]
     # The outputs hold the function and the function the context, which must not hold the outputs.
     ctx._to_save = ctx._not_differentiable = ()
+
+
+class _Static(NamedTuple):
+    """What a call of a user's function is made of, for its gradient."""
+
+    cls: type[Function]
+    ctx: FunctionCtx
+    # How many arguments it has; the places and shapes of tensors among them.
+    arguments: int
+    tensors: tuple[tuple[int, tuple[int, ...]], ...]
+    # Of each result that is a tensor: shape, type and device.
+    results: tuple[tuple[tuple[int, ...], DType, device] | None, ...]
+
+
+def _back(gs: Cotangents, _saved: Sequence[SavedTensor], static: _Static) -> list[Tensor | None]:
+    """Return the cotangents that the class's `backward` gives; None for missing ones becomes zeros if it asks."""
+    cls, ctx, count, tensors, results = static
+    cotangents = [*gs, *[None] * (len(results) - len(gs))]
+    if ctx._materialize:
+        cotangents = [
+            fill(r[0], 0, r[1], r[2]) if g is None and r is not None else g
+            for g, r in zip(cotangents, results, strict=True)
+        ]
+    found = cls.backward(ctx, *cotangents)
+    found = found if isinstance(found, tuple) else (found,)
+    if len(found) < count or any(f is not None for f in found[count:]):
+        raise RuntimeError(
+            f"function {cls.__name__}Backward returned an incorrect number of gradients "
+            f"(expected {count}, got {len(found)})"
+        )
+    grads = [found[place] for place, _ in tensors]
+    for i, (g, (_, shape)) in enumerate(zip(grads, tensors, strict=True)):
+        if g is not None and g._shape != shape:
+            if _expands(shape, g._shape):
+                grads[i] = sum_to(g, shape)
+                continue
+            raise RuntimeError(
+                f"Function {cls.__name__}Backward returned an invalid gradient at index {i} - "
+                f"got {list(g._shape)} but expected shape "
+                f"compatible with {list(shape)}"
+            )
+    return grads

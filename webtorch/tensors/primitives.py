@@ -194,14 +194,22 @@ def map_pairs(
 def join(re: Tensor, im: Tensor) -> Tensor:
     """Return the complex tensor of two real ones."""
     out = map_pairs(COMPLEX, (re, im), re._shape, re.dtype.to_complex())
-    return attach(out, "Complex", (re, im), lambda g: (real_part(g), imag_part(g)))
+    return attach(out, "Complex", (re, im), _parts_of)
+
+
+def _parts_of(g: Tensor) -> tuple[Tensor, Tensor]:
+    return real_part(g), imag_part(g)
 
 
 def conjugate(x: Tensor) -> Tensor:
     """Return the conjugate."""
     if not x.dtype.is_complex:
         return x
-    return attach(map_pairs(CONJ, (x,), x._shape, x.dtype), "Conj", (x,), lambda g: (conjugate(g),))
+    return attach(map_pairs(CONJ, (x,), x._shape, x.dtype), "Conj", (x,), _conjugated)
+
+
+def _conjugated(g: Tensor) -> tuple[Tensor]:
+    return (conjugate(g),)
 
 
 def _on_pairs(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
@@ -340,9 +348,12 @@ def cast_to(x: Tensor, dtype: DType) -> Tensor:
         return _cast_complex(x, dtype)
     out = _identity(x, dtype)
     if x.dtype.is_floating_point and dtype.is_floating_point and needs_grad((x,)):
-        source = x.dtype
-        attach(out, "ToCopy", (x,), lambda g: (cast_to(g, source),))
+        attach(out, "ToCopy", (x,), _cast_back, (), (x.dtype,))
     return out
+
+
+def _cast_back(g: Tensor, source: DType) -> tuple[Tensor]:
+    return (cast_to(g, source),)
 
 
 def _cast_complex(x: Tensor, dtype: DType) -> Tensor:
@@ -350,7 +361,7 @@ def _cast_complex(x: Tensor, dtype: DType) -> Tensor:
         re = cast_to(x, dtype.to_real())
         # A form of one real operand: the number itself.
         out = map_pairs(WIDEN, (re,), re._shape, dtype)
-        return attach(out, "ToCopy", (re,), lambda g: (real_part(g),))
+        return attach(out, "ToCopy", (re,), _real_cotangent)
     if dtype.is_complex:
         part = dtype.to_real()
         return complex_of(cast_to(pairs(x), part))
@@ -365,17 +376,25 @@ def _cast_complex(x: Tensor, dtype: DType) -> Tensor:
     return copy(re) if re.dtype is dtype else cast_to(re, dtype)
 
 
+def _real_cotangent(g: Tensor) -> tuple[Tensor]:
+    return (real_part(g),)
+
+
 def copy(x: Tensor) -> Tensor:
     """Return x in new, contiguous storage. The value is shared until one of the two is written."""
     if x.dtype.is_complex:
-        return attach(complex_of(copy(x._pairs())), "Clone", (x,), lambda g: (g,))
+        return attach(complex_of(copy(x._pairs())), "Clone", (x,), _same)
     if x._whole:
         # Another thread may write x meanwhile: only `share` keeps the memory of what it returns.
         node = x._storage.share() if x._storage.node.shape == x._shape else x._node()
         out = Tensor._from_node(node, x._storage.runtime)
     else:
         out = record("map", (x,), (IDENTITY, "t", x.dtype.compute), (), x._shape, x.dtype)
-    return attach(out, "Clone", (x,), lambda g: (g,))
+    return attach(out, "Clone", (x,), _same)
+
+
+def _same(g: Tensor) -> tuple[Tensor]:
+    return (g,)
 
 
 # ---- reductions, scans
@@ -395,22 +414,25 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
     out = record("reduce", (x,), (combine, dims), (), shape, dtype)
     if not x.dtype.is_floating_point or not needs_grad((x,)):
         return out
-    full = x._shape
     if combine == "sum":
-        return attach(out, "Sum", (x,), lambda g: (g.expand(full),))
+        return attach(out, "Sum", (x,), _expanded_to, (), (x._shape,))
     if combine in ("max", "min"):
-        saved, result = SavedTensor(x), SavedTensor(out, output=0)
-
-        def rule(g: Tensor) -> tuple[Tensor]:
-            """Return the cotangent at the maxima or minima."""
-            source = saved.unpack()
-            # Ties share the cotangent evenly, as PyTorch's amax and amin do.
-            mask = (source == result.unpack()).to(source.dtype)
-            return (mask * (g / reduce_dims(mask, "sum", dims)),)
-
-        title = "Amax" if combine == "max" else "Amin"
-        return attach(out, title, (x,), rule, (saved, result))
+        saved = SavedTensor(x), SavedTensor(out, output=0)
+        return attach(
+            out, "Amax" if combine == "max" else "Amin", (x,), _at_extremes, saved, (dims,)
+        )
     return out
+
+
+def _expanded_to(g: Tensor, shape: Shape) -> tuple[Tensor]:
+    return (g.expand(shape),)
+
+
+def _at_extremes(g: Tensor, source: Tensor, result: Tensor, dims: Shape) -> tuple[Tensor]:
+    """Return the cotangent at the maxima or minima."""
+    # Ties share the cotangent evenly, as PyTorch's amax and amin do.
+    mask = (source == result).to(source.dtype)
+    return (mask * (g / reduce_dims(mask, "sum", dims)),)
 
 
 def scan(x: Tensor, combine: str, dim: int) -> Tensor:
@@ -423,8 +445,12 @@ def scan(x: Tensor, combine: str, dim: int) -> Tensor:
         raise DTypeError(f"cum{combine} not implemented for '{legacy_name(x.dtype)}'")
     out = record("scan", (x,), (combine, dim), (), x._shape, x.dtype)
     if combine == "sum":
-        return attach(out, "Cumsum", (x,), lambda g: (scan(g.flip(dim), "sum", dim).flip(dim),))
+        return attach(out, "Cumsum", (x,), _sum_from_here, (), (dim,))
     return out
+
+
+def _sum_from_here(g: Tensor, dim: int) -> tuple[Tensor]:
+    return (scan(g.flip(dim), "sum", dim).flip(dim),)
 
 
 def sort_places(x: Tensor, descending: bool, first: int, count: int) -> Tensor:
@@ -473,23 +499,14 @@ def take(
     if not needs_grad((x,)):
         return out
     saved = [SavedTensor(i) for i in indices]
-    full = x._shape
+    return attach(out, "Index", (x,), _put_back, saved, (x._shape, name, wrap, dims))
 
-    def rule(g: Tensor) -> tuple[Tensor]:
-        """Return zeros with the cotangents added at the indices."""
-        return (
-            scatter(
-                fill(full, 0, g.dtype, g.device),
-                [s.unpack() for s in saved],
-                g,
-                "add",
-                name,
-                wrap,
-                dims,
-            ),
-        )
 
-    return attach(out, "Index", (x,), rule, saved)
+def _put_back(g: Tensor, *values: Any) -> tuple[Tensor]:
+    """Return zeros with the cotangents added at the indices."""
+    *indices, full, name, wrap, dims = values
+    zeros = fill(full, 0, g.dtype, g.device)
+    return (scatter(zeros, indices, g, "add", name, wrap, dims),)
 
 
 def scatter(
@@ -524,22 +541,19 @@ def scatter(
     if combine not in ("set", "add") or not needs_grad((base, values)):
         return out
     saved = [SavedTensor(i) for i in indices]
-
-    def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the cotangents of base and values."""
-        where = [s.unpack() for s in saved]
-        kept = (
-            g
-            if combine == "add"
-            else scatter(
-                g, where, fill(values_shape, 0, g.dtype, g.device), "set", name, wrap, dims
-            )
-        )
-        return kept, take(g, where, name, wrap, dims)
-
-    values_shape = values._shape
     title = "IndexPut" if combine == "set" else "ScatterAdd"
-    return attach(out, title, (base, values), rule, saved)
+    args = (values._shape, combine, name, wrap, dims)
+    return attach(out, title, (base, values), _around_and_at, saved, args)
+
+
+def _around_and_at(g: Tensor, *values: Any) -> tuple[Tensor, Tensor]:
+    """Return the cotangents of the base and of the values that were put at indices."""
+    *indices, shape, combine, name, wrap, dims = values
+    kept = g
+    if combine == "set":
+        zeros = fill(shape, 0, g.dtype, g.device)
+        kept = scatter(g, indices, zeros, "set", name, wrap, dims)
+    return kept, take(g, indices, name, wrap, dims)
 
 
 def _check_not_empty(
@@ -557,7 +571,7 @@ def _check_not_empty(
 def _swapped(x: Tensor) -> Tensor:
     b, m, n = x._shape
     sb, sm, sn = x._strides
-    return as_view(x, (b, n, m), (sb, sn, sm), x._offset, lambda g: _swapped(g), "Transpose")
+    return as_view(x, (b, n, m), (sb, sn, sm), x._offset, _swapped, (), "Transpose")
 
 
 def _type_of_sums(x: Tensor) -> DType:
@@ -581,26 +595,30 @@ def matmul3(a: Tensor, b: Tensor) -> Tensor:
     out = record("matmul", (a, b), (), (), shape, _type_of_sums(a))
     if not needs_grad((a, b)):
         return out
-    left, right = SavedTensor(a), SavedTensor(b)
-    need_a, need_b = needs_grad((a,)), needs_grad((b,))
     # The cotangent of a transposed matrix, such as a Linear's weight, is made in the layout of the
     # matrix itself: no copy.
-    a_columns, b_columns = (t._strides[1] == 1 and t._strides[2] != 1 for t in (a, b))
-    dtype = a.dtype
+    columns = tuple([t._strides[1] == 1 and t._strides[2] != 1 for t in (a, b)])
+    args = (needs_grad((a,)), needs_grad((b,)), columns, a.dtype)
+    return attach(out, "Bmm", (a, b), _products, (SavedTensor(a), SavedTensor(b)), args)
 
-    def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the cotangents of both operands: products with the other one, transposed."""
-        grad_a = grad_b = None
-        g = cast_to(g, dtype)
-        if need_a:
-            y = right.unpack()
-            grad_a = _swapped(matmul3(y, _swapped(g))) if a_columns else matmul3(g, _swapped(y))
-        if need_b:
-            x = left.unpack()
-            grad_b = _swapped(matmul3(_swapped(g), x)) if b_columns else matmul3(_swapped(x), g)
-        return grad_a, grad_b
 
-    return attach(out, "Bmm", (a, b), rule, (left, right))
+def _products(
+    g: Tensor,
+    a: Tensor,
+    b: Tensor,
+    need_a: bool,
+    need_b: bool,
+    columns: tuple[bool, bool],
+    dtype: DType,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the cotangents of both operands: products with the other one, transposed."""
+    grad_a = grad_b = None
+    g = cast_to(g, dtype)
+    if need_a:
+        grad_a = _swapped(matmul3(b, _swapped(g))) if columns[0] else matmul3(g, _swapped(b))
+    if need_b:
+        grad_b = _swapped(matmul3(_swapped(g), a)) if columns[1] else matmul3(_swapped(a), g)
+    return grad_a, grad_b
 
 
 def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -617,16 +635,19 @@ def _complex_matmul(a: Tensor, b: Tensor) -> Tensor:
         out = complex_of(out.reshape(batch, m, n, 2))
     if not needs_grad((a, b)):
         return out
-    first, second = SavedTensor(a), SavedTensor(b)
-    need_a, need_b = needs_grad((a,)), needs_grad((b,))
+    saved = SavedTensor(a), SavedTensor(b)
+    return attach(
+        out, "Bmm", (a, b), _complex_products, saved, (needs_grad((a,)), needs_grad((b,)))
+    )
 
-    def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the cotangents of both operands: products with the other one, conjugated."""
-        grad_a = matmul3(g, _swapped(conjugate(second.unpack()))) if need_a else None
-        grad_b = matmul3(_swapped(conjugate(first.unpack())), g) if need_b else None
-        return grad_a, grad_b
 
-    return attach(out, "Bmm", (a, b), rule, (first, second))
+def _complex_products(
+    g: Tensor, a: Tensor, b: Tensor, need_a: bool, need_b: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the cotangents of both operands: products with the other one, conjugated."""
+    grad_a = matmul3(g, _swapped(conjugate(b))) if need_a else None
+    grad_b = matmul3(_swapped(conjugate(a)), g) if need_b else None
+    return grad_a, grad_b
 
 
 def _stacked(x: Tensor, y: Tensor) -> Tensor:
@@ -666,33 +687,42 @@ def conv2d_raw(
     out = record("conv", (a, b), (kind, *shapes, *geometry), (), shape, _type_of_sums(a))
     if not needs_grad((a, b)):
         return out
-    first, second = SavedTensor(a), SavedTensor(b)
-    need_a, need_b = needs_grad((a,)), needs_grad((b,))
+    saved = SavedTensor(a), SavedTensor(b)
+    need = needs_grad((a,)), needs_grad((b,))
+    args = (kind, *need, a.dtype, (*shapes, *geometry))
+    return attach(out, "Convolution", (a, b), _convolutions, saved, args)
 
-    dtype = a.dtype
 
-    def run(which: str, x: Tensor, y: Tensor) -> Tensor:
-        """Return the convolution, or one of its gradients."""
-        return conv2d_raw(which, x, y, *shapes, *geometry)
+# The other two of the three kinds, that give the cotangents of both operands; which of these the cotangent meets.
+_OTHER_KINDS = {
+    "forward": ("input", "weight"),  # (input, weight)
+    "input": ("forward", "weight"),  # (grad_output, weight)
+    "weight": ("input", "forward"),  # (input, grad_output)
+}
 
-    def rule(g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Return the cotangents of both operands: the other two of the three kinds."""
-        x, y, g = first.unpack(), second.unpack(), cast_to(g, dtype)
-        match kind:
-            case "forward":  # (input, weight)
-                return (run("input", g, y) if need_a else None), (
-                    run("weight", x, g) if need_b else None
-                )
-            case "input":  # (grad_output, weight)
-                return (run("forward", g, y) if need_a else None), (
-                    run("weight", g, x) if need_b else None
-                )
-            case _:  # (input, grad_output)
-                return (run("input", y, g) if need_a else None), (
-                    run("forward", x, g) if need_b else None
-                )
 
-    return attach(out, "Convolution", (a, b), rule, (first, second))
+def _convolutions(
+    g: Tensor,
+    x: Tensor,
+    y: Tensor,
+    kind: str,
+    need_x: bool,
+    need_y: bool,
+    dtype: DType,
+    rest: tuple[Any, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the cotangents of both operands of a convolution, or of one of its gradients."""
+    g = cast_to(g, dtype)
+    first, second = _OTHER_KINDS[kind]
+    left, right = {
+        "forward": ((g, y), (x, g)),
+        "input": ((g, y), (g, x)),
+        "weight": ((y, g), (x, g)),
+    }[kind]
+    return (
+        conv2d_raw(first, *left, *rest) if need_x else None,
+        conv2d_raw(second, *right, *rest) if need_y else None,
+    )
 
 
 def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) -> Tensor:
@@ -707,20 +737,14 @@ def pad_with(x: Tensor, low: Sequence[int], high: Sequence[int], value: Scalar) 
         return join(pad_with(re, low, high, number.real), pad_with(im, low, high, number.imag))
     shape = tuple(a + s + b for a, s, b in zip(low, x._shape, high, strict=True))
     out = record("pad", (x,), (tuple(low),), (value,), shape, x.dtype)
-    inner, full = tuple(low), x._shape
+    return attach(out, "ConstantPadNd", (x,), _inside, (), (tuple(low), x._shape))
 
-    def rule(g: Tensor) -> tuple[Tensor]:
-        """Return the view of the inside."""
-        start = g._offset + sum(a * s for a, s in zip(inner, g._strides, strict=True))
-        after = tuple(s - a - n for s, a, n in zip(shape, inner, full, strict=True))
 
-        def crop(h: Tensor) -> Tensor:
-            """Return the cotangent of that view: a border of zeros."""
-            return pad_with(h, inner, after, 0)
-
-        return (as_view(g, full, g._strides, start, crop, "Slice"),)
-
-    return attach(out, "ConstantPadNd", (x,), rule)
+def _inside(g: Tensor, low: Shape, shape: Shape) -> tuple[Tensor]:
+    """Return the view of what a border surrounds."""
+    start = g._offset + sum(a * s for a, s in zip(low, g._strides, strict=True))
+    high = tuple(s - a - n for s, a, n in zip(g._shape, low, shape, strict=True))
+    return (as_view(g, shape, g._strides, start, pad_with, (low, high, 0), "Slice"),)
 
 
 def _each(x: Tensor, like: Tensor) -> Tensor:

@@ -79,7 +79,9 @@ class _Gradient:
     function: worked out at the first.
     """
 
-    __slots__ = ("apart", "count", "op", "parts", "reads", "reads_out", "shapes")
+    __slots__ = (
+        "apart", "count", "op", "others", "parts", "places", "reads", "reads_out", "rule", "shapes",
+    )  # fmt: skip
 
     def __init__(
         self, op: Elementwise, operands: Sequence[Operand], edges: Sequence[Edge | None]
@@ -99,10 +101,14 @@ class _Gradient:
             self.parts = [(i, None) for i in places]
             self.reads = [i for i, name in enumerate(op.tensors) if i not in places or name in used]
             self.reads_out = "out" in used
-            return
-        for i, edge in zip(places, edges, strict=True):
-            self.parts.append((i, None if edge is None else slope(op, i)))
-        self.reads = sorted({i for _, s in self.parts if s is not None for i in s.tensors})
+        else:
+            for i, edge in zip(places, edges, strict=True):
+                self.parts.append((i, None if edge is None else slope(op, i)))
+            self.reads = sorted({i for _, s in self.parts if s is not None for i in s.tensors})
+        # Those of them that are tensors, and those that are numbers.
+        self.places = [i for i in self.reads if i in places]
+        self.others = [i for i in self.reads if i not in places]
+        self.rule = self._by_slopes if op.vjp is None else self._by_rule
 
     def attach(
         self,
@@ -112,49 +118,49 @@ class _Gradient:
         edges: Sequence[Edge | None],
     ) -> None:
         """Give the result of a call its gradient function."""
-        values: list[Any] = [None] * self.count
         saved: list[SavedTensor] = []
+        others: list[Scalar | complex] = []
         for i in self.reads:
             value = operands[i]
             if isinstance(value, Tensor):
-                value = SavedTensor(value, None, self.apart)  # type: ignore[assignment]
-                saved.append(value)  # type: ignore[arg-type]
+                saved.append(SavedTensor(value, None, self.apart))
+            else:
+                others.append(value)
+        if self.reads_out:
+            saved.append(SavedTensor(out, 0, self.apart))
+        fn = GradFn(self.op.gradient_name, tuple(edges), self.rule, saved, (others, numbers))
+        set_history(out, fn)
+
+    def _values(
+        self, saved: Sequence[SavedTensor], others: Sequence[Scalar | complex]
+    ) -> list[Any]:
+        """Return the operands that are read, each in its place."""
+        values: list[Any] = [None] * self.count
+        for i, s in zip(self.places, saved, strict=False):
+            values[i] = s.unpack()
+        for i, value in zip(self.others, others, strict=True):
             values[i] = value
-        op = self.op
-        if op.vjp is None:
-            rule = functools.partial(self._by_slopes, values, numbers)
-        else:
-            result = SavedTensor(out, 0, self.apart) if self.reads_out else None
-            if result is not None:
-                saved.append(result)
-            rule = functools.partial(self._by_rule, values, numbers, result)
-        set_history(out, GradFn(op.gradient_name, tuple(edges), rule, saved))
+        return values
 
     def _by_rule(
-        self,
-        values: list[Any],
-        numbers: Sequence[Scalar],
-        result: SavedTensor | None,
-        gs: Cotangents,
+        self, gs: Cotangents, saved: Sequence[SavedTensor], static: Any
     ) -> list[Tensor | None]:
         """Return the cotangents that the entry's own rule gives."""
         (vjp,) = self.op.rules()
-        out = None if result is None else result.unpack()
-        found = vjp(
-            gs[0], out, *[v.unpack() if type(v) is SavedTensor else v for v in values], *numbers
-        )
+        others, numbers = static
+        out = saved[-1].unpack() if self.reads_out else None
+        found = vjp(gs[0], out, *self._values(saved, others), *numbers)
         return [
             None if (c := found[i]) is None else sum_to(c, shape)
             for (i, _), shape in zip(self.parts, self.shapes, strict=True)
         ]
 
     def _by_slopes(
-        self, values: list[Any], numbers: Sequence[Scalar], gs: Cotangents
+        self, gs: Cotangents, saved: Sequence[SavedTensor], static: Any
     ) -> list[Tensor | None]:
         """Return the cotangents by the derivatives of the formula."""
-        g = gs[0]
-        if self.reads:
-            values = [v.unpack() if type(v) is SavedTensor else v for v in values]
+        g, (others, numbers) = gs[0], static
+        values = self._values(saved, others) if self.reads else []
         found: list[Tensor | None] = []
         for (_, s), shape in zip(self.parts, self.shapes, strict=True):
             if s is None:
@@ -549,7 +555,8 @@ def reshape_fresh(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Reshape a contiguous tensor."""
     if x._shape == shape:
         return x
-    source = x._shape
-    return as_view(
-        x, shape, contiguous_strides(shape), x._offset, lambda g: g.reshape(source), "View"
-    )
+    return as_view(x, shape, contiguous_strides(shape), x._offset, _reshaped, (x._shape,), "View")
+
+
+def _reshaped(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return g.reshape(shape)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from webtorch.dispatch.call import Args, Run
 from webtorch.ops.record import Op, gradient_title, used_arguments
 from webtorch.tensors.engine import run_backward
-from webtorch.tensors.forward import transposed_call
+from webtorch.tensors.forward import transposed
 from webtorch.tensors.modes import enable_grad, forward, mode, unrecorded
 from webtorch.tensors.primitives import conjugate
 from webtorch.tensors.recorders import sum_to
@@ -126,34 +126,28 @@ class _Rule:
         chosen = self._choose(tuple(needs))
         values, saved, apart = list(args), [], self.op.saves_values
         for i, a in tensors:
+            values[i] = None if chosen.reads[i] else a._shape
             if chosen.reads[i]:
-                values[i] = SavedTensor(a, None, apart)
-                saved.append(values[i])
-            else:
-                values[i] = a._shape
-        kept = [SavedTensor(r, number) for number, r in enumerate(results) if chosen.reads_out]
+                saved.append(SavedTensor(a, None, apart))
+        if chosen.reads_out:
+            saved += [SavedTensor(r, number) for number, r in enumerate(results)]
         turns = not self.op.complex_rule and (
             has_complex or any(r.dtype.is_complex for r in results)
         )
-        gaps = None if len(needs) == len(edges) else [e is not None for e in edges]
-        rule = functools.partial(self._run, chosen, values, kept, gaps, turns)
-        fn = GradFn(self.title, tuple(edges), rule, saved + kept)
+        gaps = None if len(needs) == len(edges) else tuple([e is not None for e in edges])
+        places = tuple([i for i, _ in tensors if chosen.reads[i]])
+        static = _Static(chosen, tuple(values), places, gaps, turns)
+        fn = GradFn(self.title, tuple(edges), self._run, saved, static)
         for number, result in enumerate(results):
             set_history(result, fn, number)
 
-    def _run(
-        self,
-        chosen: _Chosen,
-        values: Sequence[Any],
-        kept: Sequence[SavedTensor],
-        gaps: Sequence[bool] | None,
-        turns: bool,
-        gs: Cotangents,
-    ) -> Cotangents:
+    def _run(self, gs: Cotangents, saved: Sequence[SavedTensor], static: _Static) -> Cotangents:
         """Return the cotangents of the tensors among the arguments, None between those that are needed."""
-        results = tuple([s.unpack() for s in kept])
-        values = [v.unpack() if type(v) is SavedTensor else v for v in values]
-        rule = _turned(chosen.rule) if turns else chosen.again
+        chosen, values, gaps = static.chosen, list(static.values), static.gaps
+        results = tuple([s.unpack() for s in saved[len(static.places) :]])
+        for i, s in zip(static.places, saved, strict=False):
+            values[i] = s.unpack()
+        rule = _turned(chosen.rule) if static.turns else chosen.again
         if self.many:
             found = rule(tuple(gs), results, *values)
         else:
@@ -174,9 +168,23 @@ class _Rule:
             a._shape if isinstance(a, Tensor) and not read else a
             for a, read in zip(args, chosen.reads, strict=True)
         ]
-        transposed_call(
+        transposed(
             results, tensors, lambda gs: rule(tuple(gs) if self.many else gs[0], out, *values)
         )
+
+
+class _Static(NamedTuple):
+    """What the rule of a call knows of it, beside what is saved."""
+
+    chosen: _Chosen
+    # The arguments by position: the shapes of tensors that are not saved, None for those that are.
+    values: tuple[Any, ...]
+    # Where those stand.
+    places: tuple[int, ...]
+    # Which tensors among the arguments need gradients, unless all do.
+    gaps: tuple[bool, ...] | None
+    # Whether the rule is one of real numbers, and the operands are complex.
+    turns: bool
 
 
 class _Chosen:

@@ -6,6 +6,7 @@ Every differentiable operation attaches a `GradFn` to its result, with an edge t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 import traceback
@@ -13,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from webtorch.dispatch.call import Args, Kwargs, Run
 from webtorch.errors import CaptureError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 # Tensors, with None where there is no cotangent.
 Cotangents = Sequence[Any]
+# What computes cotangents: given those of the outputs, what was saved, and what else the call was made of.
+Rule = Callable[[Cotangents, Sequence[Any], Any], Cotangents]
 Edge = tuple["GradFn", int]
 _sequence = itertools.count()
 
@@ -58,10 +61,10 @@ class _Anomaly:
                 "detect_anomaly reads every gradient, and a captured program is replayed without "
                 "Python: call the function that is not compiled."
             )
-        assert fn.rule is not None
+        assert fn.rule is not None and fn.saved is not None
         before, self.running = self.running, fn
         try:
-            result = fn.rule(grads)
+            result = fn.rule(grads, fn.saved, fn.static)
             for i, g in enumerate(result if self.check_nan else ()):
                 if g is not None and g.dtype.kind == "float" and g.isnan().any().item():
                     raise RuntimeError(
@@ -107,18 +110,23 @@ anomaly = _Anomaly()
 
 
 class GradFn:
-    """One node of the autograd graph. `rule(cotangents of the outputs)` gives one cotangent per
-    edge; `saved` is what it reads of the forward pass.
+    """One node of the autograd graph: what a call needs to be differentiated, as data.
+
+    `rule(cotangents of the outputs, saved, static)` gives one cotangent per edge. It is one function for all calls of
+    a kind: what it reads of the forward pass is in `saved`, and what else belongs to the call, such as shapes
+    and numbers, in `static`.
     """
 
     __slots__ = (
-        "__dict__", "__weakref__", "edges", "metas", "rule", "saves", "sequence", "title",
+        "__dict__", "__weakref__", "edges", "metas", "rule", "saved", "sequence", "static", "title",
     )  # fmt: skip
     # What few functions have is in their `__dict__`: the others pay nothing.
     # The last function of a composite operation stands for all of its functions: those with larger
     # numbers than this one.
     first: int | None = None
     pre_hooks: dict[int, Callable[..., Any]] | None = None
+    # Whether the rule also runs where no cotangent has come: a user's may fill in zeros.
+    takes_gaps = False
     # Output number -> the tensor that keeps its gradient; served after all hooks.
     retained: dict[int, weakref.ref[Tensor]] | None = None
     post_hooks: dict[int, Callable[..., Any]] | None = None
@@ -127,18 +135,20 @@ class GradFn:
         self,
         name: str,
         edges: tuple[Edge | None, ...],
-        rule: Callable[[Cotangents], Cotangents] | None,
+        rule: Rule | None,
         saved: Sequence[SavedTensor] = (),
+        static: Any = None,
     ) -> None:
         self.title = name
         self.edges = edges
         self.rule = rule
+        # None once it is freed: what needs saved tensors can run only once, unless the graph is retained.
+        self.saved: Sequence[Any] | None = saved
+        self.static = static
         # Later operations have larger numbers: the order of the backward pass.
         self.sequence = next(_sequence)
         # For each output its shape, dtype, runtime and levels.
         self.metas: Sequence[Any] = ()
-        # One that needs saved tensors can run only once, unless the graph is retained.
-        self.saves = bool(saved)
         for s in saved:
             if s.output is not None or s.present is not None:
                 s.claim(self)
@@ -273,7 +283,7 @@ class Source(GradFn):
     __slots__ = ("open",)
 
     def __init__(self, edge: Edge | None) -> None:
-        super().__init__("SourceBackward", (edge,), lambda gs: (gs[0],))
+        super().__init__("SourceBackward", (edge,), pass_on)
         # Whether the differentiation runs.
         self.open = True
 
@@ -502,26 +512,47 @@ def attach(
     out: Tensor,
     name: str,
     inputs: Sequence[Tensor],
-    rule: Callable[[Tensor], Cotangents],
+    rule: Callable[..., Cotangents],
     saved: Sequence[SavedTensor] = (),
+    args: tuple[Any, ...] = (),
 ) -> Tensor:
-    """Give a fresh tensor one gradient function: `rule(cotangent of out)` returns one cotangent per
-    input, or None. `saved` is what it reads.
+    """Give a fresh tensor one gradient function: `rule(cotangent of out, *saved, *args)`, with what was saved as
+    tensors again, returns one cotangent per input, or None.
 
     Does nothing when no input needs a gradient. Cotangents are brought to the inputs' dtypes.
     """
     if forward.levels and mode.forward:
-        ask("transposed")(out, inputs, rule)
+        ask("transposed")(
+            (out,), inputs, functools.partial(_of_one, saved=saved, static=(rule, args))
+        )
     if mode.grad and one_requires_grad(inputs):
         edges = tuple([gradient_edge(t) if t.dtype.has_gradient else None for t in inputs])
-        none = (None,) * len(edges)
-
-        def unless_gone(gs: Cotangents) -> Cotangents:
-            """Return the cotangents, but where a hook took that of the result away."""
-            return none if gs[0] is None else rule(gs[0])
-
-        set_history(out, GradFn(f"{name}Backward0", edges, unless_gone, saved))
+        set_history(out, GradFn(f"{name}Backward0", edges, _of_one, saved, (rule, args)))
     return out
+
+
+def _of_one(gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> Cotangents:
+    """The rule of what has one result, as `attach` is given it."""
+    rule, args = static
+    return cast("Cotangents", rule(gs[0], *[s.unpack() for s in saved], *args))
+
+
+def attach_view(
+    out: Tensor, x: Tensor, name: str, rule: Callable[..., Tensor], args: tuple[Any, ...]
+) -> None:
+    """Give a view of x its gradient function: `rule(cotangent of out, *args)` returns that of x."""
+    set_history(out, GradFn(f"{name}Backward0", (gradient_edge(x),), _of_view, (), (rule, args)))
+
+
+def _of_view(gs: Cotangents, _saved: Sequence[SavedTensor], static: Any) -> Cotangents:
+    """The rule of a view, as `attach_view` is given it."""
+    rule, args = static
+    return (rule(gs[0], *args),)
+
+
+def pass_on(gs: Cotangents, _saved: Sequence[SavedTensor], _static: Any) -> Cotangents:
+    """The rule of what gives its inputs as they are."""
+    return gs
 
 
 def retain(tensor: Tensor) -> None:

@@ -764,7 +764,7 @@ class Tensor(TensorBase):
         override.arm_for(cls)
         with override.Switch(classes=False):
             out = primitive.as_view(
-                self, self._shape, self._strides, self._offset, lambda g: g, "Alias"
+                self, self._shape, self._strides, self._offset, _itself, (), "Alias"
             )
         out.__class__ = cls
         return out
@@ -858,7 +858,15 @@ def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
         source = x.detach().permute(order)
         there = ask("from_contents")(source._contents(), source._shape, x.dtype, runtime)
         out = Tensor._from_storage(there._storage, x._shape, strides, 0, False)
-    return attach(out, "ToCopy", (x,), lambda g: (_transfer(g, home),))
+    return attach(out, "ToCopy", (x,), _transfer_back, (), (home,))
+
+
+def _transfer_back(g: Tensor, home: Runtime) -> tuple[Tensor]:
+    return (_transfer(g, home),)
+
+
+def _itself(g: Tensor) -> Tensor:
+    return g
 
 
 def _parse_to(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import DType, int64
@@ -11,7 +12,7 @@ from webtorch.ops import primitive
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of, unbatch
 from webtorch.tensors.made_by import made_in_mode
 from webtorch.tensors.modes import mode
-from webtorch.tensors.tape import GradFn, gradient_edge, set_history
+from webtorch.tensors.tape import attach_view
 from webtorch.tensors.tensor import Tensor, unsupported_text
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
@@ -22,20 +23,20 @@ def as_view(
     shape: Sequence[int],
     strides: Sequence[int],
     offset: int,
-    vjp: Callable[[Tensor], Tensor] | None = None,
+    vjp: Callable[..., Tensor] | None = None,
+    args: tuple[Any, ...] = (),
     name: str = "AsStrided",
     dtype: DType | None = None,
 ) -> Tensor:
-    """Return a view of x's storage. `dtype`: a complex type for real x, or the reverse; the geometry is
-    in its elements.
+    """Return a view of x's storage. `vjp(cotangent, *args)` is the cotangent of x. `dtype`: a complex type for
+    real x, or the reverse; the geometry is in its elements.
     """
     shape, strides = tuple(shape), tuple(strides)
     storage = x._storage
     whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
     out = Tensor._from_storage(storage, shape, strides, offset, whole)
-    source = x.dtype
-    if dtype is not None or source is not out.dtype:
-        out.dtype = source if dtype is None else dtype
+    if dtype is not None or x.dtype is not out.dtype:
+        out.dtype = x.dtype if dtype is None else dtype
         out._whole = whole and out.dtype is storage.dtype
     if x._levels:
         out._levels, out._whole = _scaled_levels(x, out.dtype), False
@@ -49,15 +50,11 @@ def as_view(
     elif x._made_by is not None and x._base is not None:
         out._made_by = x._made_by._replace(number=0) if x._made_by.number else x._made_by
     if mode.grad and x.requires_grad:
-        rule = (
-            vjp
-            if vjp is not None
-            else _general_view_rule(
-                (x._shape, x._strides, x._offset), (shape, strides, offset), elements_of(x, x.dtype)
-            )
-        )
-        fn = GradFn(f"{name}Backward0", (gradient_edge(x),), lambda gs: (rule(gs[0]),))
-        set_history(out, fn)
+        if vjp is None:
+            source = (x._shape, x._strides, x._offset)
+            vjp = _from_view
+            args = (source, (shape, strides, offset), elements_of(x, x.dtype))
+        attach_view(out, x, name, vjp, args)
     return out
 
 
@@ -82,35 +79,32 @@ def geometry_of(x: Tensor, dtype: DType) -> Geometry:
     return x._shape, x._strides, x._offset
 
 
-def _mixed_view_rule(view: Tensor, base: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the cotangent rule from a view to its base, of which one may be complex."""
-    if view.dtype is base.dtype:
-        return _general_view_rule(
-            geometry_of(base, base.dtype),
-            geometry_of(view, base.dtype),
-            elements_of(base, base.dtype),
-        )
-    part, complex_base = base.dtype.to_real(), base.dtype.is_complex
-    real_rule = _general_view_rule(
-        geometry_of(base, part), geometry_of(view, part), elements_of(base, part)
-    )
-
-    def rule(g: Tensor) -> Tensor:
-        """Return the cotangent by way of pairs of real numbers."""
-        found = real_rule(pairs(g) if g.dtype.is_complex else g)
-        return paired(found) if complex_base else found
-
-    return rule
-
-
 def strided_gradient(view: Tensor, base: Tensor) -> None:
     """Give `view` a new gradient function as a view of `base`, after an in-place write to the base."""
     extra = hidden_beyond(view, base)
-    inner = _mixed_view_rule(physical(view, extra) if extra else view, base)
-    rule = (lambda g: inner(_shown_dims(g, extra))) if extra else inner
-    fn = GradFn("AsStridedBackward0", (gradient_edge(base),), lambda gs: (rule(gs[0]),))
-    set_history(view, fn)
+    seen = physical(view, extra) if extra else view
+    mixed = view.dtype is not base.dtype
+    dtype = base.dtype.to_real() if mixed else base.dtype
+    places = geometry_of(base, dtype), geometry_of(seen, dtype), elements_of(base, dtype)
+    attach_view(view, base, "AsStrided", _from_part, (*places, mixed, base.dtype.is_complex, extra))
     view._base_history = base._history
+
+
+def _from_part(
+    g: Tensor,
+    source: Geometry,
+    view: Geometry,
+    elements: int,
+    mixed: bool,
+    is_complex: bool,
+    extra: Levels,
+) -> Tensor:
+    """Return the cotangent of a base from that of a view. `mixed`: one of them is complex, and the places are
+    those of real numbers.
+    """
+    g = _shown_dims(g, extra)
+    found = _from_view(pairs(g) if mixed and g.dtype.is_complex else g, source, view, elements)
+    return paired(found) if mixed and is_complex else found
 
 
 def hidden_beyond(view: Tensor, base: Tensor) -> Levels:
@@ -166,31 +160,23 @@ def spread_over(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
     return flat
 
 
-def _general_view_rule(
-    source: Geometry, view: Geometry, elements: int
-) -> Callable[[Tensor], Tensor]:
-    """Return the cotangent rule from a view to its source, where both are any views of one storage.
+def _from_view(g: Tensor, source: Geometry, view: Geometry, elements: int) -> Tensor:
+    """Return the cotangent of a tensor from that of a view of it, where both are any views of one storage.
 
     Elements of the source that share memory share the cotangent.
     """
-
-    def rule(g: Tensor) -> Tensor:
-        """Return the cotangent spread over the storage, and seen as the source."""
-        flat = spread_over(g, view, elements)
-        if overlaps(*source[:2]):
-            flat = flat / spread_over(
-                primitive.fill(source[0], 1, g.dtype, g.device), source, elements
-            )
-        return as_view(flat, *source)
-
-    return rule
+    flat = spread_over(g, view, elements)
+    if overlaps(*source[:2]):
+        ones = primitive.fill(source[0], 1, g.dtype, g.device)
+        flat = flat / spread_over(ones, source, elements)
+    return as_view(flat, *source)
 
 
 def pairs(x: Tensor) -> Tensor:
     """Return the parts of a complex tensor along a last dim: a real view of it."""
     seen = x._pairs()
     return as_view(
-        x, seen._shape, seen._strides, seen._offset, lambda g: paired(g), "ViewAsReal", seen.dtype
+        x, seen._shape, seen._strides, seen._offset, paired, (), "ViewAsReal", seen.dtype
     )
 
 
@@ -233,9 +219,7 @@ def paired(x: Tensor) -> Tensor:
         x = primitive.copy(x)
     strides = tuple([st // 2 for st in x._strides[:-1]])
     dtype = x.dtype.to_complex()
-    return as_view(
-        x, x._shape[:-1], strides, x._offset // 2, lambda g: pairs(g), "ViewAsComplex", dtype
-    )
+    return as_view(x, x._shape[:-1], strides, x._offset // 2, pairs, (), "ViewAsComplex", dtype)
 
 
 def complex_of(x: Tensor) -> Tensor:
@@ -256,10 +240,12 @@ def imag_part(x: Tensor) -> Tensor:
 
 
 def _part(x: Tensor, which: int) -> Tensor:
-    def rule(g: Tensor) -> Tensor:
-        """Return the cotangent as a complex one, whose other part is 0."""
-        zero = primitive.fill(g._shape, 0, g.dtype, g.device)
-        return primitive.join(zero, g) if which else primitive.join(g, zero)
-
     strides = tuple([2 * s for s in x._strides])
-    return as_view(x, x._shape, strides, 2 * x._offset + which, rule, "Select", x.dtype.to_real())
+    offset, dtype = 2 * x._offset + which, x.dtype.to_real()
+    return as_view(x, x._shape, strides, offset, _from_one_part, (which,), "Select", dtype)
+
+
+def _from_one_part(g: Tensor, which: int) -> Tensor:
+    """Return the cotangent of a part as a complex one, whose other part is 0."""
+    zero = primitive.fill(g._shape, 0, g.dtype, g.device)
+    return primitive.join(zero, g) if which else primitive.join(g, zero)

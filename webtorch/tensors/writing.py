@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
-from webtorch.ir.view import contiguous_strides, numel
+from webtorch.ir.view import OVERWRITTEN, Place, Shape, contiguous_strides, is_overwritten, numel
 from webtorch.ops import primitive
 from webtorch.ops.bits import WHOLE, reinterpreted
-from webtorch.tensors.batching import batch, levels_of, physical
+from webtorch.tensors.batching import Levels, batch, levels_of, physical
+from webtorch.tensors.device import device
 from webtorch.tensors.forward import write_tangents, write_twins
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import forward, mode, no_grad
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, gradient_edge, retain, set_history
+from webtorch.tensors.tape import (
+    Cotangents,
+    GradFn,
+    SavedTensor,
+    gradient_edge,
+    pass_on,
+    retain,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.views import (
+    Geometry,
     as_view,
     elements_of,
     geometry_of,
@@ -65,6 +76,21 @@ def check_places(x: Tensor) -> None:
             "single memory location. Please "
             "clone() the tensor before performing the operation."
         )
+
+
+def check_whole(out: Tensor, operands: Iterable[object]) -> None:
+    """Raise RuntimeError if what is written is a part of an operand, or the reverse: it may be a whole one."""
+    for x in operands:
+        # The dimensions that vmap hides lie between those that are seen.
+        if not isinstance(x, Tensor) or x._storage is not out._storage or x._levels:
+            continue
+        if is_overwritten(_place(x), _place(out), whole=True):
+            raise RuntimeError(OVERWRITTEN)
+
+
+def _place(x: Tensor) -> Place:
+    size = x.dtype.itemsize
+    return x._offset * size, x._shape, x._strides, numel(x._shape) * size
 
 
 def leave_hooks(x: Tensor) -> None:
@@ -258,12 +284,11 @@ def rebase(x: Tensor, values: Tensor) -> None:
         x._accumulate = None
         if edge is None:
             # Nothing of the old value is left; it still has a gradient, of zeros.
-            shape, dtype, where = x._shape, x.dtype, x.device
-            zeros = lambda gs: (primitive.fill(shape, 0, dtype, where),)  # noqa: E731
-            set_history(x, GradFn("CopyBackwards", (before,), zeros))
+            zeros = x._shape, x.dtype, x.device
+            set_history(x, GradFn("CopyBackwards", (before,), _nothing_left, (), zeros))
         elif values._grad_fn is None:
             # A leaf was copied: the copy has a function of its own.
-            set_history(x, GradFn("CopyBackwards", (edge,), lambda gs: (gs[0],)))
+            set_history(x, GradFn("CopyBackwards", (edge,), pass_on))
         else:
             x._grad_fn, x._output_nr = edge
             x._requires_grad = True
@@ -273,29 +298,54 @@ def rebase(x: Tensor, values: Tensor) -> None:
     # Where one of the two is complex, both are seen as real numbers.
     dtype = base.dtype if base.dtype is x.dtype else base.dtype.to_real()
     extra = hidden_beyond(x, base)
-    window = geometry_of(physical(x, extra) if extra else x, dtype)
-    outer = geometry_of(base, dtype)
-    elements = elements_of(base, dtype)
-    base_pairs, x_pairs = base.dtype is not dtype, x.dtype is not dtype
-
-    def rule(gs: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
-        """Return the cotangents of what was there before, 0 where it was overwritten, and of the values."""
-        (g,) = gs
-        assert g is not None
-        if base_pairs:
-            g = pairs(g)
-        flat = spread_over(g, outer, elements)
-        inside = as_view(flat, *window)
-        rest = flat.clone()
-        # Not x._shape: holding x would close a cycle through its base, which holds this rule.
-        write(as_view(rest, *window), primitive.fill(window[0], 0, g.dtype, g.device), fresh=True)
-        outside, inside = as_view(rest, *outer), inside.clone()
-        inside = paired(inside) if x_pairs else inside
-        for number, _ in extra:
-            inside = batch(inside, 0, number)
-        return paired(outside) if base_pairs else outside, inside
-
-    fn = GradFn("CopySlices", (gradient_edge(base), gradient_edge(values)), rule)
+    static = _Copied(
+        geometry_of(physical(x, extra) if extra else x, dtype),
+        geometry_of(base, dtype),
+        elements_of(base, dtype),
+        (base.dtype is not dtype, x.dtype is not dtype),
+        extra,
+    )
+    edges = gradient_edge(base), gradient_edge(values)
+    fn = GradFn("CopySlices", edges, _around_and_inside, (), static)
     set_history(base, fn)
     base._history += 1
     x._refresh_view()
+
+
+def _nothing_left(
+    _gs: Cotangents, _saved: Sequence[SavedTensor], zeros: tuple[Shape, DType, device]
+) -> tuple[Tensor]:
+    """Return the cotangent of what was overwritten as a whole."""
+    shape, dtype, where = zeros
+    return (primitive.fill(shape, 0, dtype, where),)
+
+
+class _Copied(NamedTuple):
+    """Where a part of a base was overwritten."""
+
+    window: Geometry
+    base: Geometry
+    elements: int
+    # Whether the base, and the part, are complex numbers that are seen as real ones.
+    are_pairs: tuple[bool, bool]
+    # The dimensions that vmap hides of the part alone.
+    extra: Levels
+
+
+def _around_and_inside(
+    gs: Cotangents, _saved: Sequence[SavedTensor], static: _Copied
+) -> tuple[Tensor, Tensor]:
+    """Return the cotangents of what was there before, 0 where it was overwritten, and of the values."""
+    g: Tensor = gs[0]
+    window, base, elements, (base_pairs, part_pairs), extra = static
+    if base_pairs:
+        g = pairs(g)
+    flat = spread_over(g, base, elements)
+    inside = as_view(flat, *window)
+    rest = flat.clone()
+    write(as_view(rest, *window), primitive.fill(window[0], 0, g.dtype, g.device), fresh=True)
+    outside, inside = as_view(rest, *base), inside.clone()
+    inside = paired(inside) if part_pairs else inside
+    for number, _ in extra:
+        inside = batch(inside, 0, number)
+    return paired(outside) if base_pairs else outside, inside

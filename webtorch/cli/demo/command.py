@@ -17,6 +17,7 @@ from webtorch.cli.messages import complain, package_version
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
+    """Train and show a model. Returns the exit status."""
     if options.preset is not None and options.what != "gpt":
         complain("--preset is for `webtorch demo gpt`")
         return 2
@@ -77,6 +78,7 @@ def _gpt(
     options: argparse.Namespace, choice: Choice, console: Console
 ) -> tuple[dict[str, object], str]:
     def show(sample: gpt.Sample) -> None:
+        """Print a text that the model wrote."""
         console.rule(f"step {sample.step}, held-out loss {sample.loss:.3f}", style="dim")
         console.print(Text(sample.text))
 

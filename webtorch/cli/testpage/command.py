@@ -15,6 +15,7 @@ from webtorch.web.program_json import Json
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
+    """Write the page of tests, and run it in browsers. Returns the exit status."""
     entries = recording.entries()
     if options.only:
         unknown = set(options.only) - {op.name for op in entries}
@@ -39,6 +40,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
         with console.status(browser) as status:
 
             def tell(progress: Json, name: str = browser, where: Status = status) -> None:
+                """Show how far a browser is."""
                 if "done" in progress:
                     where.update(f"{name}: {progress['done']} of {progress['of']}")
 

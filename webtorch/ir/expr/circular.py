@@ -138,6 +138,7 @@ def _reduce_large(x: Expr) -> tuple[Expr, Expr]:
     word, offset = shr(start, 5), start & 31
 
     def table(shift: int) -> Expr:
+        """Return a word of the bits of 2 / pi."""
         out = const(_TWO_OVER_PI[min(4 + shift, 7)], uint32)
         for i in range(3, -1, -1):
             out = where(eq(word, i), const(_TWO_OVER_PI[i + shift], uint32), out)

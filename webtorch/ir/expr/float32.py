@@ -73,6 +73,7 @@ def expand(root: Expr, names: Collection[str]) -> Expr:
     """Return `root` with every float32 use of the functions `names` replaced by its expansion."""
 
     def rule(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """Return the expansion of a node; None leaves it."""
         if node.op not in names or args[0].dtype is not float32:
             return None
         expansion = FUNCTIONS[node.op].expansion

@@ -45,6 +45,7 @@ def through64(function: Formula) -> Formula:
     """Compute a float32 function in float64, where cancellation does not show."""
 
     def formula(*args: Expr) -> Expr:
+        """Return the value in float32."""
         return cast(function(*[cast(a, float64) for a in args]), float32)
 
     return formula
@@ -54,6 +55,7 @@ def odd64(function: Formula) -> Formula:
     """Compute an odd float32 function in float64 from the size of its argument; the sign of -0 is kept."""
 
     def formula(x: Expr) -> Expr:
+        """Return the value in float32, with the sign of `x`."""
         return with_sign_of(cast(function(cast(abs(x), float64)), float32), x)
 
     return formula

@@ -420,6 +420,7 @@ def row_scopes(
 
 
 def lane_scopes(rows: list[Places], k: Places, variable: int, lines: list[str]) -> list[Places]:
+    """Return the scopes of neighbouring rows at one place along k."""
     mask = BATCHES | (1 << variable) | (1 << K) | (1 << TAP)
     return [Places(lines, (*r.sees, r, k), mask) for r in rows]
 

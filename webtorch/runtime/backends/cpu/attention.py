@@ -8,16 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.dtype import bool_
 from webtorch.ir.kernel import Attention
 from webtorch.lower.templates.attention_backward import split as split_backward
 from webtorch.runtime.backends.cpu.contraction import narrow, widen
+from webtorch.runtime.backends.cpu.memory import Array
 from webtorch.runtime.backends.cpu.numpy_math import philox, view
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
-
-Array = npt.NDArray[Any]
 
 # Bytes of scores that are computed at once.
 _SCORES = 4 << 20

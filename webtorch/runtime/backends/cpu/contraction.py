@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.dtype import DType, bfloat16, float16, uint8
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.ir.kernel import Convolution, Matmul, Scan
 from webtorch.ir.reducer import REDUCERS
-from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
+from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.numpy_math import from_bfloat16, to_bfloat16, ufunc, view
 
-Array = npt.NDArray[Any]
 Run = Callable[..., None]
 
 # Scratch for unfolded images, in bytes: large enough for BLAS, small enough to stay in cache.

@@ -27,19 +27,20 @@ import numpy.typing as npt
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Convolution
 from webtorch.runtime.backends.cpu import jit
-from webtorch.runtime.backends.cpu.llvmtypes import Ir
+from webtorch.runtime.backends.cpu.llvmtypes import Ir, declared
+from webtorch.runtime.backends.cpu.memory import Array
 from webtorch.runtime.backends.cpu.vectorcode import (
     HERE,
+    Addressed,
     Functions,
     Target,
     VectorWriter,
     source_digest,
 )
 
-Array = npt.NDArray[Any]
 Table = npt.NDArray[np.int64]
 # A function of the first operand, the second and the result.
-Run = Callable[[Any, Any, Any], None]
+Run = Callable[[Addressed, Addressed, Addressed], None]
 
 # Below this share of used lanes the other way is faster.
 _LEAST_USE = 0.6
@@ -164,7 +165,7 @@ class _Writer(VectorWriter):
                 for m in range(rows):
                     inside = b.icmp_signed("<", self.number(m), valid)
                     row = b.select(inside, b.mul(stride, self.number(m)), self.number(0))
-                    x = b.load(self.at(place, row), typ=self.f32)
+                    x: Ir = b.load(self.at(place, row), typ=self.f32)
                     x = b.select(inside, x, self.ir.Constant(self.f32, 0.0))
                     b.store(x, self.at(to, self.number(m)))
 
@@ -206,7 +207,7 @@ class _Writer(VectorWriter):
                         seen = [self.load(self.at(s, distance)) for s in starts]
                         weights = self.at(own, self.entry(pair, self.number(1)))
                         for m in range(rows):
-                            w = b.load(self.at(weights, self.number(m)), typ=self.f32)
+                            w: Ir = b.load(self.at(weights, self.number(m)), typ=self.f32)
                             w = self.splat(w)
                             for j in range(columns):
                                 total = totals[m * columns + j]
@@ -260,9 +261,7 @@ class _Writer(VectorWriter):
         tile_count, depth, bunches, x_size, grad_size, plane, more = (self.cell() for _ in range(7))
         totals = self.accumulators(rows * columns)
         name = f"llvm.vector.reduce.fadd.v{self.width}f32"
-        add_up = self.module.globals.get(name) or self.ir.Function(
-            self.module, self.ir.FunctionType(self.f32, [self.f32, self.vector]), name
-        )
+        add_up = declared(self.ir, self.module, name, self.f32, [self.f32, self.vector])
         with self.loop(begin, end) as unit:
             tile = self.at(tiles, b.mul(b.sdiv(unit, tile_count), self.number(4)), self.i64)
             taps_at = self.at(tap_tiles, b.mul(b.srem(unit, tile_count), self.number(4)), self.i64)
@@ -308,7 +307,7 @@ class _Writer(VectorWriter):
                     with b.if_then(inside):
                         tap = b.add(first, self.number(j))
                         place = self.at(row, self.entry(places, tap))
-                        old = b.load(place, typ=self.f32)
+                        old: Ir = b.load(place, typ=self.f32)
                         old = b.select(b.icmp_signed("!=", more, self.number(0)), old, nothing)
                         b.store(b.fadd(old, value), place)
 
@@ -558,7 +557,7 @@ class Plan:
             taps.append(distances)
             places.append(_filled((c * self.window + i * self.kw + j).ravel(), columns))
 
-        def meet(rows: Any, along: Any) -> None:
+        def meet(rows: Table, along: Table) -> None:
             """Add the positions where rows and columns of taps meet."""
             bases.append(
                 np.add.outer(np.multiply(rows, sh * width), np.multiply(along, sw)).ravel()
@@ -593,7 +592,7 @@ class Plan:
         count = max(_SCRATCH // max(per_bunch, 1), 1) * self.lanes
         return [(i, min(i + count, self.n)) for i in range(0, self.n, count)]
 
-    def packed(self, x: int, channels: int, images: int, places: Table, border: bool) -> Any:
+    def packed(self, x: int, channels: int, images: int, places: Table, border: bool) -> Addressed:
         """Return the images at address `x` laid out anew."""
         bunches = -(-images // self.lanes)
         plane = self.plane if places is self.pixels else _apart(len(places))
@@ -606,7 +605,7 @@ class Plan:
         )
         return out
 
-    def tiled(self, x: Any, weight: Any, out: Any) -> None:
+    def tiled(self, x: Addressed, weight: Addressed, out: Addressed) -> None:
         """Compute outputs from images, or images' gradients from outputs' gradients."""
         lanes, rows, taps, tiles = self.lanes, self.rows, self.tap_count, self.tile_count
         filters = self.target.scratch(tiles * taps * rows)
@@ -629,7 +628,7 @@ class Plan:
             work = count * tiles * rows * taps * self.spots_out
             self.target.run(self.code, self.function, count * tiles, cells, work)
 
-    def gradients(self, x: Any, grad: Any, out: Any) -> None:
+    def gradients(self, x: Addressed, grad: Addressed, out: Addressed) -> None:
         """Compute the filters' gradients from images and outputs' gradients."""
         lanes = self.lanes
         size_x, size_grad = self.c * self.inside, self.o * self.outside

@@ -14,7 +14,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.dtype import DType, uint8
 from webtorch.ir.expr import cost_cpu, walk
@@ -52,12 +51,11 @@ from webtorch.runtime.backends.cpu import (
     numpy_math,
     order,
 )
-from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
+from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 from webtorch.runtime.backends.cpu.timing import run_timed
 from webtorch.runtime.watch import watch
 
-Array = npt.NDArray[Any]
 Scalar = bool | int | float
 
 # Its functions are found by their names.

@@ -22,7 +22,13 @@ from webtorch.runtime.backends.cpu import flashcode, flashparts, jit, philox
 from webtorch.runtime.backends.cpu.flashcode import KEYS, FlashWriter, name_of
 from webtorch.runtime.backends.cpu.flashparts import EXP, Shape, shape_for
 from webtorch.runtime.backends.cpu.threads import get_num_threads
-from webtorch.runtime.backends.cpu.vectorcode import HERE, Functions, Target, source_digest
+from webtorch.runtime.backends.cpu.vectorcode import (
+    HERE,
+    Addressed,
+    Functions,
+    Target,
+    source_digest,
+)
 
 # Keys whose gradients a thread computes by themselves, where there are fewer heads than threads.
 _KEYS_ALONE = 256
@@ -96,7 +102,7 @@ class Plan:
             * (1 if r.part == "forward" else 3)
         )  # fmt: skip
 
-    def run(self, buffers: Sequence[Any], args: Sequence[object]) -> None:
+    def run(self, buffers: Sequence[Addressed], args: Sequence[float]) -> None:
         """Compute; of the buffers only the addresses are used."""
         r = self.r
         threads = get_num_threads()
@@ -134,8 +140,8 @@ class Plan:
 
     def _run(
         self,
-        buffers: Sequence[Any],
-        args: Sequence[Any],
+        buffers: Sequence[Addressed],
+        args: Sequence[float],
         items: int,
         threads: int,
         work: int,

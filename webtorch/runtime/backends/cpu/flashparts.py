@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
 from webtorch.ir.expr.exponential import exp_of_negative
 from webtorch.runtime.backends.cpu import philox
-from webtorch.runtime.backends.cpu.llvmtypes import Ir, Kind
+from webtorch.runtime.backends.cpu.llvmtypes import Ir, IrModule, Kind, declared
 from webtorch.runtime.backends.cpu.machine import LlvmMachine, Value
 from webtorch.runtime.backends.cpu.vectorcode import VectorWriter
 
@@ -46,7 +45,7 @@ def shape_for(features: str) -> Shape:
 class _Machine(LlvmMachine):
     """Elementary functions of vectors."""
 
-    def __init__(self, module: Any, fused: bool, lanes: int) -> None:
+    def __init__(self, module: IrModule, fused: bool, lanes: int) -> None:
         super().__init__(module, fused)
         self.lanes = lanes
         self.types = {k: self.ir.VectorType(t, lanes) for k, t in self.types.items()}
@@ -57,9 +56,7 @@ class _Machine(LlvmMachine):
             return a * b + c
         kind = self.types[a.kind]
         name = f"llvm.fma.v{self.lanes}f{self.widths[a.kind]}"
-        function = self.module.globals.get(name) or self.ir.Function(
-            self.module, self.ir.FunctionType(kind, [kind] * 3), name
-        )
+        function = declared(self.ir, self.module, name, kind, [kind] * 3)
         return self.wrap(self.builder.call(function, [a.value, b.value, c.value]), a.kind)
 
 
@@ -439,7 +436,7 @@ class BlockWriter(VectorWriter):
         line, step = self.hidden.strides[2:]
         with b.if_else(b.icmp_signed("==", line, self.number(0))) as (same, each):
             with same, self.loop(self.number(0), count) as j:
-                x = b.load(self.at(start, b.mul(j, step), kind), typ=kind)
+                x: Ir = b.load(self.at(start, b.mul(j, step), kind), typ=kind)
                 x = b.uitofp(x, self.f32) if self.mask == "bool" else x
                 for v in range(block.vectors):
                     self.store(self.splat(x), self.beside(out, j, block.vectors, v))
@@ -572,9 +569,7 @@ class BlockWriter(VectorWriter):
         """Return some lanes of a vector, 0 for the others."""
         name = f"llvm.masked.load.v{self.width}f32.p0"
         kinds = [self.pointer, self.i32, lanes.type, self.vector]
-        function = self.module.globals.get(name) or self.ir.Function(
-            self.module, self.ir.FunctionType(self.vector, kinds), name
-        )
+        function = declared(self.ir, self.module, name, self.vector, kinds)
         align = self.ir.Constant(self.i32, 4)
         return self.b.call(function, [place, align, lanes, self.zero])
 
@@ -582,7 +577,5 @@ class BlockWriter(VectorWriter):
         """Store some lanes of a vector."""
         name = f"llvm.masked.store.v{self.width}f32.p0"
         kinds = [self.vector, self.pointer, self.i32, lanes.type]
-        function = self.module.globals.get(name) or self.ir.Function(
-            self.module, self.ir.FunctionType(self.ir.VoidType(), kinds), name
-        )
+        function = declared(self.ir, self.module, name, self.ir.VoidType(), kinds)
         self.b.call(function, [value, place, self.ir.Constant(self.i32, 4), lanes])

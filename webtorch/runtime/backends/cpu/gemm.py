@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from webtorch.runtime.backends.cpu.llvmtypes import Ir
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
 from webtorch.runtime.backends.cpu.vectorcode import (
     HERE,
+    Addressed,
     Functions,
     Target,
     VectorWriter,
@@ -270,7 +270,7 @@ class Plan:
                 )
             )
 
-    def run(self, left: Any, right: Any, out: Any) -> None:
+    def run(self, left: Addressed, right: Addressed, out: Addressed) -> None:
         """Compute the products; of the buffers only the addresses are used."""
         rows, width, row_tiles, column_tiles = (
             self.rows, self.width, self.row_tiles, self.column_tiles

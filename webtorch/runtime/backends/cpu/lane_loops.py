@@ -8,15 +8,24 @@ vectoriser takes the vector form for the other.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir, Kind
+from webtorch.runtime.backends.cpu.llvmtypes import (
+    Builder,
+    Ir,
+    IrFunction,
+    IrModule,
+    Kind,
+    Llvm,
+    declared,
+)
 
 # Lanes of the vector forms that are offered, by the bytes of a number.
 _LANES = {1: (16, 32, 64), 2: (8, 16, 32), 4: (4, 8, 16), 8: (2, 4, 8)}
 
 
-def define(module: Any, ir: Any, name: str, number: Kind, nbytes: int, vectors: bool) -> Any:
+def define(
+    module: IrModule, ir: Llvm, name: str, number: Kind, nbytes: int, vectors: bool
+) -> IrFunction:
     """Return the function `name` (of FORMS) of two numbers of a type, which is put into the module.
 
     Without `vectors` there is only the form for one number: WebAssembly's vectors have no masks.
@@ -53,7 +62,7 @@ def define(module: Any, ir: Any, name: str, number: Kind, nbytes: int, vectors: 
     return functions[0]
 
 
-def keep(module: Any, ir: Any) -> None:
+def keep(module: IrModule, ir: Llvm) -> None:
     """Keep the vector forms until the vectoriser has run, though nothing calls them yet."""
     forms = [f for f in module.functions if f.linkage == "linkonce_odr"]
     if forms:
@@ -64,7 +73,7 @@ def keep(module: Any, ir: Any) -> None:
         used.initializer = ir.Constant(pointers, forms)
 
 
-def _any(ir: Any, b: Builder, test: Ir, lanes: int) -> Ir:
+def _any(ir: Llvm, b: Builder, test: Ir, lanes: int) -> Ir:
     """Return whether a test holds in some lane."""
     if lanes == 1:
         return test
@@ -72,24 +81,21 @@ def _any(ir: Any, b: Builder, test: Ir, lanes: int) -> Ir:
     return b.icmp_unsigned("!=", b.bitcast(test, bits), ir.Constant(bits, 0))
 
 
-def _splat(ir: Any, number: Kind, lanes: int, value: float) -> Ir:
+def _splat(ir: Llvm, number: Kind, lanes: int, value: float) -> Ir:
     one = ir.Constant(number, value)
     return one if lanes == 1 else ir.Constant(ir.VectorType(number, lanes), [one] * lanes)
 
 
-def _called(ir: Any, b: Builder, name: str, kind: Kind, *args: Ir) -> Ir:
+def _called(ir: Llvm, b: Builder, name: str, kind: Kind, *args: Ir) -> Ir:
     """Call an intrinsic of LLVM's on values of one type; `args` may end with flags."""
-    module = b.function.module
-    of = kind.intrinsic_name if not isinstance(kind, ir.VectorType) else None
-    suffix = of or f"v{kind.count}{kind.element.intrinsic_name}"
-    full = f"llvm.{name}.{suffix}"
-    function = module.globals.get(full) or ir.Function(
-        module, ir.FunctionType(kind, [a.type for a in args]), full
-    )
-    return b.call(function, args)
+    # Vectors alone have a count.
+    count = getattr(kind, "count", 0)
+    suffix = f"v{count}{kind.element.intrinsic_name}" if count else kind.intrinsic_name
+    types = [a.type for a in args]
+    return b.call(declared(ir, b.function.module, f"llvm.{name}.{suffix}", kind, types), args)
 
 
-def _remainder(ir: Any, b: Builder, number: Kind, lanes: int) -> None:
+def _remainder(ir: Llvm, b: Builder, number: Kind, lanes: int) -> None:
     """C's fmodf, exactly: in float64, whose products of 24 bits by 24 are exact.
 
     A quotient below 2^28 is never rounded to the next whole number, for x is a multiple of y's last
@@ -128,7 +134,7 @@ def _remainder(ir: Any, b: Builder, number: Kind, lanes: int) -> None:
     b.ret(_called(ir, b, "copysign", kind, b.fptrunc(last, kind), x))
 
 
-def _gcd(ir: Any, b: Builder, number: Kind, lanes: int) -> None:
+def _gcd(ir: Llvm, b: Builder, number: Kind, lanes: int) -> None:
     """The greatest common divisor of unsigned numbers, by halving and subtracting (Stein, 1967)."""
     x, y = b.function.args
     kind = x.type
@@ -138,10 +144,7 @@ def _gcd(ir: Any, b: Builder, number: Kind, lanes: int) -> None:
     def twos(v: Ir) -> Ir:
         """How often 2 divides v; 0 for 0."""
         of = number.intrinsic_name if lanes == 1 else f"v{lanes}{number.intrinsic_name}"
-        full = f"llvm.cttz.{of}"
-        function = b.function.module.globals.get(full) or ir.Function(
-            b.function.module, ir.FunctionType(kind, [kind, no.type]), full
-        )
+        function = declared(ir, b.function.module, f"llvm.cttz.{of}", kind, [kind, no.type])
         return b.and_(b.call(function, [v, no]), mask)
 
     shift = twos(b.or_(x, y))
@@ -170,4 +173,7 @@ def _gcd(ir: Any, b: Builder, number: Kind, lanes: int) -> None:
 
 
 # What is written for a type of number and a count of lanes.
-FORMS: dict[str, Callable[[Any, Builder, Kind, int], None]] = {"remainder": _remainder, "gcd": _gcd}
+FORMS: dict[str, Callable[[Llvm, Builder, Kind, int], None]] = {
+    "remainder": _remainder,
+    "gcd": _gcd,
+}

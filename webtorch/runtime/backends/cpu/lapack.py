@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.kernel import Host
 from webtorch.runtime.backends.cpu import jit
+from webtorch.runtime.backends.cpu.memory import Array
 
-Array = npt.NDArray[Any]
 Results = tuple[Array, ...]
 FUNCTIONS: dict[str, Callable[..., Results]] = {}
 # Rows that a blocked algorithm handles one by one.

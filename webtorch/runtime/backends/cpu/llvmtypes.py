@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Kind(Protocol):
@@ -59,6 +59,119 @@ class Block(Protocol):
         """Whether it ends in a branch."""
 
 
+class IrFunction(Ir, Protocol):
+    """A function: its address is a value."""
+
+    attributes: set[str]
+    linkage: str
+
+    @property
+    def args(self) -> Sequence[Ir]:
+        """Its parameters."""
+
+    @property
+    def module(self) -> IrModule:
+        """Where it stands."""
+
+    def append_basic_block(self, name: str = "") -> Block:
+        """Add a block."""
+
+
+class Metadata(Protocol):
+    """A node of what is told of instructions."""
+
+    operands: tuple[Metadata, ...]
+
+
+class Instruction(Ir, Protocol):
+    """What can be told something."""
+
+    def set_metadata(self, name: str, node: Metadata) -> None:
+        """Tell it."""
+
+
+class IrModule(Protocol):
+    """What is compiled together."""
+
+    globals: dict[str, IrFunction]
+    metadata: Sequence[Metadata]
+
+    @property
+    def functions(self) -> Sequence[IrFunction]:
+        """All functions."""
+
+    def add_metadata(self, operands: Sequence[str | Metadata]) -> Metadata:
+        """Add a node of what is told of instructions."""
+
+
+class Variable(Ir, Protocol):
+    """A global variable."""
+
+    linkage: str
+    section: str
+    initializer: Ir
+
+
+class Values(Protocol):
+    """What llvmlite.ir.values has."""
+
+    def MDValue(self, module: IrModule, values: Sequence[Ir], name: str) -> Metadata:
+        """Return a node that refers to itself."""
+
+
+class Llvm(Protocol):
+    """What makes types, constants and functions (the module llvmlite.ir)."""
+
+    Undefined: object
+    values: Values
+
+    def IntType(self, bits: int) -> Kind:
+        """Return the type of integers of so many bits."""
+
+    def FloatType(self) -> Kind:
+        """Return the type of float32."""
+
+    def DoubleType(self) -> Kind:
+        """Return the type of float64."""
+
+    def VoidType(self) -> Kind:
+        """Return the type of no value."""
+
+    def PointerType(self) -> Kind:
+        """Return the type of addresses."""
+
+    def ArrayType(self, element: Kind, count: int) -> Kind:
+        """Return the type of some elements one after the other."""
+
+    def VectorType(self, element: Kind, count: int) -> Kind:
+        """Return the type of some elements in one register."""
+
+    def FunctionType(self, return_type: Kind, args: Sequence[Kind]) -> Kind:
+        """Return the type of functions."""
+
+    def Constant(self, typ: Kind, constant: object) -> Ir:
+        """Return a value that is known."""
+
+    def Module(self, name: str) -> IrModule:
+        """Return a module without functions."""
+
+    def Function(self, module: IrModule, ftype: Kind, name: str) -> IrFunction:
+        """Add a function to a module."""
+
+    def GlobalVariable(self, module: IrModule, typ: Kind, name: str) -> Variable:
+        """Add a variable to a module."""
+
+    def IRBuilder(self, block: Block) -> Builder:
+        """Return what writes at the end of a block."""
+
+
+def declared(
+    ir: Llvm, module: IrModule, name: str, result: Kind, operands: Sequence[Kind]
+) -> IrFunction:
+    """Return the function of a module by its name; where there is none it is declared."""
+    return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, operands), name)
+
+
 class _Unary(Protocol):
     def __call__(self, value: Ir) -> Ir:
         """Write an instruction."""
@@ -82,7 +195,7 @@ class _Cast(Protocol):
 class Builder(Protocol):
     """Writes instructions at the end of a block (llvmlite.ir.IRBuilder)."""
 
-    function: Any
+    function: IrFunction
     block: Block
     add: _Binary
     sub: _Binary
@@ -125,10 +238,10 @@ class Builder(Protocol):
     def select(self, cond: Ir, lhs: Ir, rhs: Ir) -> Ir:
         """Write a choice."""
 
-    def load(self, ptr: Ir, *, typ: Kind, align: int | None = None) -> Ir:
+    def load(self, ptr: Ir, *, typ: Kind, align: int | None = None) -> Instruction:
         """Write a read of memory."""
 
-    def store(self, value: Ir, ptr: Ir, align: int | None = None) -> Any:
+    def store(self, value: Ir, ptr: Ir, align: int | None = None) -> Instruction:
         """Write a write of memory."""
 
     def alloca(self, typ: Kind, size: int | None = None) -> Place:
@@ -144,7 +257,7 @@ class Builder(Protocol):
     ) -> Ir:
         """Write an address."""
 
-    def call(self, fn: object, args: Sequence[Ir], *, fastmath: Sequence[str] = ()) -> Ir:
+    def call(self, fn: IrFunction, args: Sequence[Ir], *, fastmath: Sequence[str] = ()) -> Ir:
         """Write a call."""
 
     def phi(self, typ: Kind) -> Phi:
@@ -166,7 +279,7 @@ class Builder(Protocol):
         """Write an atomic exchange."""
 
     def asm(
-        self, ftype: object, asm: str, constraint: str, args: Sequence[Ir], side_effect: bool
+        self, ftype: Kind, asm: str, constraint: str, args: Sequence[Ir], side_effect: bool
     ) -> Ir:
         """Write instructions of the processor as text."""
 
@@ -176,7 +289,7 @@ class Builder(Protocol):
     def position_at_end(self, block: Block) -> None:
         """Go on at the end of a block."""
 
-    def position_before(self, instr: object) -> None:
+    def position_before(self, instr: Ir) -> None:
         """Go on before an instruction."""
 
     def goto_entry_block(self) -> AbstractContextManager[None]:
@@ -185,10 +298,10 @@ class Builder(Protocol):
     def goto_block(self, block: Block) -> AbstractContextManager[None]:
         """Write into a block for a while."""
 
-    def branch(self, target: Block) -> Any:
+    def branch(self, target: Block) -> Instruction:
         """Write a jump."""
 
-    def cbranch(self, cond: Ir, truebr: Block, falsebr: Block) -> Any:
+    def cbranch(self, cond: Ir, truebr: Block, falsebr: Block) -> Instruction:
         """Write a jump to one of two blocks."""
 
     def if_then(self, pred: Ir, likely: bool | None = None) -> AbstractContextManager[Block]:
@@ -201,8 +314,8 @@ class Builder(Protocol):
     ]:
         """Write what is done where a test holds, and where not."""
 
-    def ret(self, value: Ir) -> Any:
+    def ret(self, value: Ir) -> Ir:
         """Write the end of a function."""
 
-    def ret_void(self) -> Any:
+    def ret_void(self) -> Ir:
         """Write the end of a function without a result."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ast
 import math
-from typing import Any
 
 from webtorch.runtime.backends.cpu import philox
-from webtorch.runtime.backends.cpu.llvmtypes import Ir, Kind, Place
+from webtorch.runtime.backends.cpu.llvmtypes import Instruction, Ir, IrModule, Kind, Metadata, Place
 from webtorch.runtime.backends.cpu.machine import BITS, BYTES, FLOATS, LlvmMachine, Value
 
 # Loops of so many turns fill vectors; shorter ones are better written out, longer ones never are.
@@ -22,7 +21,7 @@ class LoopCompiler:
     """Writes one function."""
 
     def __init__(
-        self, module: Any, tree: ast.FunctionDef, fused: bool, position_bits: int = 64
+        self, module: IrModule, tree: ast.FunctionDef, fused: bool, position_bits: int = 64
     ) -> None:
         self.m = LlvmMachine(module, fused, position_bits)
         self.ir = self.m.ir
@@ -39,7 +38,7 @@ class LoopCompiler:
         self.b = self.m.builder = ir.IRBuilder(self.entry)
         # Variables live in memory here; LLVM's first pass puts them in registers.
         self.variables: dict[str, tuple[Ir, str]] = {}
-        self.buffers: dict[str, tuple[Ir, str, Any, Any]] = {}
+        self.buffers: dict[str, tuple[Ir, str, Metadata | None, Metadata | None]] = {}
         self.arrays: dict[str, tuple[Ir, str]] = {}
         self.tuples: dict[str, list[Value]] = {}
         self.parameters(tree)
@@ -61,7 +60,7 @@ class LoopCompiler:
             cell = b.gep(cells, [ir.Constant(i64, number)], source_etype=i64)
             name = parameter.arg
             if name == "status" or name.startswith("b"):
-                pointer = b.load(cell, typ=self.pointer)
+                pointer: Ir = b.load(cell, typ=self.pointer)
                 if name == "status":
                     self.status = pointer
                 else:
@@ -179,7 +178,7 @@ class LoopCompiler:
             )
         return self.m.arithmetic(name, old, new)
 
-    def keep_rolled(self, branch: Any) -> None:
+    def keep_rolled(self, branch: Instruction) -> None:
         """Keep LLVM from writing a loop out before its vectoriser sees it: a row's sum of 16 then takes a
         quarter of the time, of 64 a seventh.
         """
@@ -191,7 +190,7 @@ class LoopCompiler:
         node.operands = (node, mark)
         branch.set_metadata("llvm.loop", node)
 
-    def loop(self, name: str, bounds: list[Value], body: list[ast.stmt]) -> Any:
+    def loop(self, name: str, bounds: list[Value], body: list[ast.stmt]) -> Instruction:
         """Write a loop; return the jump back to its start."""
         b = self.b
         zero = self.ir.Constant(self.index, 0)
@@ -247,7 +246,7 @@ class LoopCompiler:
 
     # -- memory ---------------------------
 
-    def place(self, node: ast.Subscript) -> tuple[Ir, str, Any, Any]:
+    def place(self, node: ast.Subscript) -> tuple[Ir, str, Metadata | None, Metadata | None]:
         """Return an element's address, type and alias scopes."""
         assert isinstance(node.value, ast.Name)
         name = node.value.id
@@ -265,7 +264,7 @@ class LoopCompiler:
             others,
         )
 
-    def mark(self, access: Any, mine: Any, others: Any) -> None:
+    def mark(self, access: Instruction, mine: Metadata | None, others: Metadata | None) -> None:
         """Say that an access meets no other buffer."""
         if mine is not None:
             access.set_metadata("alias.scope", mine)

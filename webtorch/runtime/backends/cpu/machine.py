@@ -16,7 +16,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float16, float32
 from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.runtime.backends.cpu import lane_loops
-from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir
+from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir, IrModule, Kind, Llvm
 
 FLOATS = {"float32", "float64"}
 HALVES = {"float16", "bfloat16"}
@@ -121,14 +121,14 @@ class LlvmMachine:
 
     builder: Builder
 
-    def __init__(self, module: Any, fused: bool, position_bits: int = 64) -> None:
+    def __init__(self, module: IrModule, fused: bool, position_bits: int = 64) -> None:
         from llvmlite import ir
 
-        self.ir = ir
+        self.ir: Llvm = ir
         self.module = module
         self.fused = fused
         self.widths = {**BITS, "int": position_bits}
-        self.types = {
+        self.types: dict[str, Kind] = {
             "float32": ir.FloatType(), "float64": ir.DoubleType(),
         } | {k: ir.IntType(b) for k, b in self.widths.items() if k not in FLOATS}  # fmt: skip
 
@@ -461,6 +461,7 @@ class LlvmMachine:
         return made[root]
 
     def node(self, node: Expr, args: list[Value], inputs: Sequence[Value]) -> Value:
+        """Write the instruction of one node, of its operands' values."""
         match node.op:
             case "input":
                 return inputs[node.value]

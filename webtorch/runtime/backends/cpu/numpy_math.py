@@ -7,13 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.expr import FUNCTIONS, ScalarFunction
 from webtorch.ir.reducer import REDUCERS
 from webtorch.runtime.backends.cpu import philox as random_bits
-
-Array = npt.NDArray[Any]
+from webtorch.runtime.backends.cpu.memory import Array
 
 _MACHINE = random_bits.Arrays()
 
@@ -154,6 +152,7 @@ def _by_number(function: ScalarFunction) -> Any:
     """Return a function of arrays that computes one number after the other."""
 
     def apply(*args: Array) -> Array:
+        """Compute arrays of one form, element by element."""
         arrays = np.broadcast_arrays(*args)
         numbers = map(function.of_floats, *(a.ravel().tolist() for a in arrays))
         first = arrays[0]

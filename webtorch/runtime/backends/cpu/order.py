@@ -11,18 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Sort
 from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.contraction import widen
+from webtorch.runtime.backends.cpu.memory import Array
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
-
-Array = npt.NDArray[Any]
 
 # Bits of a digit: more make fewer passes and longer tables.
 _DIGIT = 8

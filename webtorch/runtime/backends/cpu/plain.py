@@ -11,12 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.runtime.backends.cpu import numpy_math
-
-Array = npt.NDArray[Any]
+from webtorch.runtime.backends.cpu.memory import Array
 
 
 def _typed(kind: str) -> Callable[[Any], Any]:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from webtorch.ir.dtype import float32
 from webtorch.runtime.backends.cpu import jit, native_threads
-from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir, Kind
-from webtorch.runtime.backends.cpu.memory import CpuBuffer
+from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir, IrModule, Kind, Llvm, declared
+from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 
 
@@ -70,6 +70,14 @@ class Functions:
             )
 
 
+class Addressed(Protocol):
+    """Memory with an address."""
+
+    @property
+    def address(self) -> int:
+        """Where it starts."""
+
+
 class Target:
     """Where functions run: here. Another one may note what is to run elsewhere."""
 
@@ -87,11 +95,11 @@ class Target:
         """Run all units of a function; `work` is counted in vectors."""
         functions.run(name, units, cells, work)
 
-    def scratch(self, elements: int) -> Any:
+    def scratch(self, elements: int) -> Addressed:
         """Return a buffer of float32 that lasts while it is referred to: what has an `address`."""
         return CpuBuffer(float32, elements)
 
-    def address(self, table: Any) -> int:
+    def address(self, table: Array) -> int:
         """Return where a NumPy array, which the caller keeps, is in memory."""
         found: int = table.ctypes.data
         return found
@@ -108,17 +116,18 @@ class VectorWriter:
     def __init__(self, lanes: int, fused: bool, position_bits: int = 64) -> None:
         from llvmlite import ir
 
-        self.ir, self.width, self.fused = ir, lanes, fused
+        self.ir: Llvm = ir
+        self.width, self.fused = lanes, fused
         # Of positions and sizes; the cells and tables that hold them are of 64 bits.
         self.index: Kind = ir.IntType(position_bits)
-        self.module = ir.Module("vectors")
+        self.module: IrModule = ir.Module("vectors")
         self.i64: Kind = ir.IntType(64)
         self.f32: Kind = ir.FloatType()
         self.vector = self.vector_of(lanes)
         self.pointer: Kind = ir.PointerType()
         self.zero: Ir = ir.Constant(self.vector, None)
         # A function, and what it is called with after its first unit and the end of its units.
-        self.functions: dict[str, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self.functions: dict[str, tuple[Callable[..., None], tuple[object, ...]]] = {}
 
     def text(self, name: str, symbol: str) -> str:
         """Return a module with the function `name`, there called `symbol`, in LLVM's language."""
@@ -180,9 +189,7 @@ class VectorWriter:
         if not self.fused:
             return self.b.fadd(self.b.fmul(a, b), c)
         name = f"llvm.fma.v{self.width}f32"
-        function = self.module.globals.get(name) or self.ir.Function(
-            self.module, self.ir.FunctionType(self.vector, [self.vector] * 3), name
-        )
+        function = declared(self.ir, self.module, name, self.vector, [self.vector] * 3)
         return self.b.call(function, [a, b, c])
 
     def splat(self, x: Ir) -> Ir:
