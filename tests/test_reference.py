@@ -20,16 +20,41 @@ def text_of(page: Path) -> str:
     return html.unescape(re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
 
 
+def write(out: Path, *modules: str) -> None:
+    """Write the pages of modules, all that are public if none is named, and check that they are there."""
+    command = [sys.executable, "-W", "error", "-m", "tools.reference", "--out", str(out), *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    pages = {p.relative_to(out).with_suffix("").as_posix() for p in out.rglob("*.html")}
+    assert pages == {m.replace(".", "/") for m in modules or MODULES} | {"index"}
+
+
+@pytest.mark.covers("T10")
+def test_a_page_has_signatures_and_docstrings(tmp_path: Path) -> None:
+    from webtorch.nn import functional
+
+    write(tmp_path, "webtorch.nn.functional", "webtorch.errors")
+    page = tmp_path / "webtorch" / "nn" / "functional.html"
+    names = set(re.findall(r'id="([A-Za-z_0-9]+)"', page.read_text(encoding="utf-8")))
+    functions = {n for n in vars(functional) if not n.startswith("_")} & {
+        "linear",
+        "gelu",
+        "conv2d",
+    }
+    assert len(functions) == 3 and functions <= names
+    text = text_of(page)
+    assert functional.scaled_dot_product_attention.__doc__ is not None
+    assert functional.scaled_dot_product_attention.__doc__.split(".")[0].split("`")[0] in text
+    assert "cross_entropy" in (tmp_path / "search.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.long
 @pytest.mark.covers("T10")
 def test_the_reference_has_signatures_and_docstrings(tmp_path: Path) -> None:
     """The package itself too: it is where users look for a name."""
     import webtorch
 
-    command = [sys.executable, "-W", "error", "-m", "tools.reference", "--out", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    pages = {p.relative_to(tmp_path).with_suffix("").as_posix() for p in tmp_path.rglob("*.html")}
-    assert pages == {m.replace(".", "/") for m in MODULES} | {"index"}
+    write(tmp_path)
     top = tmp_path / "webtorch.html"
     names = set(re.findall(r'id="([A-Za-z_0-9]+)"', top.read_text(encoding="utf-8")))
     functions = {n for n in webtorch.__all__ if type(getattr(webtorch, n)).__name__ == "function"}

@@ -16,7 +16,7 @@ from webtorch_autoload.device import NAME
 # The PyTorch that the tests run with, and the oldest with which the device was tried as a whole.
 TESTED, OLDEST = "2.13", "2.11"
 
-_state: dict[str, Any] = {"loaded": False}
+_state: dict[str, object] = {"loaded": False}
 
 
 def unfit(version: str) -> str | None:

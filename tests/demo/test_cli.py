@@ -102,7 +102,9 @@ def test_demo_gpt_learns(
 def test_demo_gpt_trains_samples_and_reports(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    few = {"layers": 1, "steps": 2, "held_out_windows": 1, "sample_length": 4}
+    few = {
+        "layers": 1, "channels": 32, "context": 16, "steps": 2, "held_out_windows": 1, "sample_length": 4,
+    }  # fmt: skip
     monkeypatch.setattr(gpt, "QUICK", {**gpt.QUICK, **few})
     figures = check_gpt(device, tmp_path, monkeypatch, capsys)
     assert len(figures["losses"]) == 2

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import cffi
 import pytest
 
 from tests.webgpu.support import ROOT
@@ -24,6 +25,20 @@ def test_adapters_are_listed_hardware_first_and_opengl_last_of_its_kind(shared_d
     for adapter in found:
         assert adapter.name and adapter.backend_type
         assert adapter.limits["max-storage-buffer-binding-size"] >= 1 << 27
+
+
+def test_types_of_the_header_are_what_they_are_without_the_rest_of_it(shared_device):
+    ffi = shared_device.native.ffi
+    known = len(ffi._parser._declarations)
+    assert ffi.typeof("struct WGPUOrigin3D *").item is ffi.typeof("WGPUOrigin3D")
+    assert ffi.typeof("WGPUOrigin3D[2]").item is ffi.typeof("WGPUOrigin3D const")
+    assert ffi.typeof("WGPUBool(*)(WGPUDevice, uint32_t)").args[0] is ffi.typeof("WGPUDevice")
+    assert [name for name, _ in ffi.typeof("WGPUOrigin3D").fields] == ["x", "y", "z"]
+    assert len(ffi._parser._declarations) == known
+    with pytest.raises(cffi.CDefError, match="WGPUNothing"):
+        ffi.typeof("WGPUNothing *")
+    # What the header does not know is declared by being named, once.
+    assert ffi.typeof("struct WGPUNothing *").item is ffi.typeof("struct WGPUNothing")
 
 
 class _Handle:

@@ -70,7 +70,7 @@ class Arguments:
             "",
         )
 
-    def given_back(self, result: object, taken: list[Tensor], given: list[Tensor]) -> Any:
+    def given_back(self, result: object, taken: list[Tensor], given: list[Tensor]) -> object:
         """Return `result` with what was given in place of what the function got, and change the
         containers that were given as the function has changed its own.
         """
@@ -174,10 +174,10 @@ def _move_hooks(t: Tensor, g: Tensor) -> None:
 
 
 def _joined(
-    hooks: dict[int, Callable[..., Any]] | None,
+    hooks: dict[int, Callable[..., object]] | None,
     more: dict[int, Callable[..., Any]],
     outputs: tuple[int, int] = (0, 0),
-) -> dict[int, Callable[..., Any]]:
+) -> dict[int, Callable[..., object]]:
     """Return `hooks` with `more`, which can still be removed; `outputs`: the number of the output that
     these have known as theirs, and the one that it is now.
     """
@@ -188,7 +188,7 @@ def _joined(
     def moved(number: int) -> Callable[..., Any]:
         """Return the hook with its output at the number that it knows."""
 
-        def hook(given: Any) -> Any:
+        def hook(given: Any) -> object:
             """Call the hook with the gradients where it expects them."""
             if number not in more:
                 return None

@@ -218,7 +218,7 @@ class Backward:
             self.reads.append({number for kind, number in read if kind == "cotangent"})
         return forward, [place[n] for n in inputs if n in first]
 
-    def hold(self, tensors: list[Tensor], moved: dict[Any, Storage]) -> list[Any]:
+    def hold(self, tensors: list[Tensor], moved: dict[object, Storage]) -> list[object]:
         """Return the data that the second program reads besides what is kept, with versions."""
         held: list[Any] = []
         for kind, source in self.sources:

@@ -57,7 +57,7 @@ class Capture:
     # What the call did on the host.
     actions: list[Callable[[], object]] = field(default_factory=list)
     # Places outside that the call gave another value, and that value.
-    effects: list[tuple[Place, Any]] = field(default_factory=list)
+    effects: list[tuple[Place, object]] = field(default_factory=list)
     # What numbers of the host decided.
     decisions: list[Decision] = field(default_factory=list)
     # Named intermediate results.
@@ -92,7 +92,7 @@ class Capture:
         uses = Counter(r.number for r in returned_in([self.result, self.named, effects, after]))
         for gradient in self.grads:
             gradient.find_slot(self, uses)
-        found: dict[Any, tuple[Any, list[int]]] = {}
+        found: dict[object, tuple[object, list[int]]] = {}
         for i in self.dynamic:
             a: Any = self.args[i]
             if isinstance(a, HostScalar):
@@ -444,7 +444,7 @@ def is_constant(storage: Storage) -> bool:
     return storage.elements == 0 and numel(storage.node.shape) > 0
 
 
-def leaves_of(x: object) -> Iterator[Any]:
+def leaves_of(x: object) -> Iterator[object]:
     """Yield what a returned structure holds, tensors and other values."""
     if isinstance(x, Returned):
         yield x

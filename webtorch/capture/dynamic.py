@@ -227,13 +227,13 @@ class _Fit:
         names = [getattr(v, "name", repr(v)) for v in values if v != first]
         raise NotPolynomial(f"{where}: {getattr(first, 'name', repr(first))} and {names[0]}")
 
-    def _sequence(self, kind: type[Any], values: Sequence[Any], where: str) -> Any:
+    def _sequence(self, kind: type[Any], values: Sequence[Any], where: str) -> object:
         if len({len(v) for v in values}) != 1:
             raise NotPolynomial(f"{where}: their number")
         parts = [self(v, where) for v in zip(*values, strict=True)]
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
 
-    def _record(self, values: Sequence[Any], where: str) -> Any:
+    def _record(self, values: Sequence[Any], where: str) -> object:
         """Return a form of parts of captures: nodes, graphs, outputs."""
         first = values[0]
         if isinstance(first, GraphNode):
@@ -245,7 +245,7 @@ class _Fit:
         }
         return dataclasses.replace(first, **changed)
 
-    def _structure(self, values: Sequence[object], where: str) -> Any:
+    def _structure(self, values: Sequence[object], where: str) -> object:
         """Return a form of structures of the user's classes."""
         first = values[0]
         if len({tuple(v if isinstance(v, dict) else attributes(v)) for v in values}) != 1:
@@ -355,7 +355,7 @@ def _maker(x: object) -> Maker | None:
     return None
 
 
-def _makers(items: Iterable[object]) -> Callable[[list[int]], list[Any]] | None:
+def _makers(items: Iterable[object]) -> Callable[[list[int]], list[object]] | None:
     whole = list(items)
     varied = [(i, m) for i, x in enumerate(whole) if (m := _maker(x)) is not None]
     if not varied:
@@ -403,7 +403,7 @@ class Template:
             raise NotPolynomial("its gradient")
 
     @staticmethod
-    def _forms(points: list[Point], parts: list[dict[str, Any]]) -> dict[str, Any]:
+    def _forms(points: list[Point], parts: list[dict[str, object]]) -> dict[str, object]:
         fit = _Fit(points)
         return {name: fit([p[name] for p in parts], name) for name in parts[0]}
 
@@ -500,7 +500,7 @@ class Template:
 _SAME = "same"
 
 
-def _varying(c: Capture) -> dict[str, Any]:
+def _varying(c: Capture) -> dict[str, object]:
     """Return what of a capture varies with the sizes, by the names that messages give."""
     return {
         "operation": c.graph,
@@ -520,11 +520,11 @@ def _order(point: Point) -> tuple[int, ...]:
     return tuple([(a > b) - (a < b) for a, b in itertools.combinations(point, 2)])
 
 
-def _after(x: object) -> Any:
+def _after(x: object) -> object:
     return x if isinstance(x, Returned) or x is None else _SAME
 
 
-def _half(backward: Any) -> Any:
+def _half(backward: Any) -> object:
     return (
         [tuple(f) for f in backward.forms],
         [None if s is None else tuple(s) for s in backward.shapes],

@@ -120,7 +120,7 @@ class Option:
         self.group, self.key, self.name = group, key, name
         self.kind = self._kind()
 
-    def _kind(self) -> Any:
+    def _kind(self) -> object:
         value = self.group.get(self.key)
         if isinstance(value, tuple):
             return tuple(type(v) for v in value)
@@ -189,7 +189,7 @@ def is_record(x: object) -> bool:
     return dataclasses.is_dataclass(x) and not isinstance(x, type)
 
 
-def attributes(x: object) -> dict[str, Any]:
+def attributes(x: object) -> dict[str, object]:
     """Return the attributes of an object, those in slots too."""
     own = getattr(x, "__dict__", None)
     found = dict(own) if isinstance(own, dict) else {}
@@ -223,7 +223,7 @@ def rebuilt(x: Any, part: Callable[[Any], Any]) -> Any:
     return x
 
 
-def parts_of(x: object) -> list[Any] | None:
+def parts_of(x: object) -> list[object] | None:
     """Return what `rebuilt` takes apart; None for anything else."""
     if isinstance(x, dict):
         return list(x.values())
@@ -257,10 +257,10 @@ class Survey:
         # Whether the code has functions at hand that turn numbers into others, unseen.
         self.calculates = False
         self._seen: set[int] = set()
-        self._known: set[tuple[int, Any]] = set()
+        self._known: set[tuple[int, object]] = set()
         # What was walked, and its name. Keeps it alive, so that ids stay their own.
-        self.reached: list[tuple[Any, str]] = []
-        self._waiting: deque[tuple[Any, str]] = deque()
+        self.reached: list[tuple[object, str]] = []
+        self._waiting: deque[tuple[object, str]] = deque()
         # Names of what gives another value each time it is asked.
         self.iterators: list[str] = []
         # Random numbers that are not ours: by name, what draws them and its state.
@@ -401,7 +401,7 @@ class Survey:
                 self._place(function, key, "attribute", f"{name or function.__name__}.{key}")
         self._code(function.__code__, function.__globals__)
 
-    def _code(self, code: CodeType, space: dict[str, Any]) -> None:
+    def _code(self, code: CodeType, space: dict[str, object]) -> None:
         if id(code) in self._seen:
             return
         self._seen.add(id(code))
@@ -527,13 +527,13 @@ def _state(source: object) -> bytes:
 
 def _is_mathematics(value: object) -> bool:
     if isinstance(value, ModuleType):
-        name: Any = value.__name__
+        name: object = value.__name__
     else:
         name = getattr(value, "__module__", None)
     return isinstance(name, str) and name.split(".", maxsplit=1)[0] in _MATHEMATICS
 
 
-def _contents(cell: CellType) -> Any:
+def _contents(cell: CellType) -> object:
     try:
         return cell.cell_contents
     except ValueError:
@@ -673,7 +673,7 @@ def holds_tensor(value: object, found: Callable[[Tensor], bool], depth: int = 4)
     return False
 
 
-def new_items(length: Length) -> list[Any]:
+def new_items(length: Length) -> list[object]:
     """Return what a container has got since its length was noted; all of it if that is unclear."""
     container = length.container
     if isinstance(length, Members):

@@ -21,7 +21,7 @@ from webtorch.tensors.views import as_view
 
 def replay(
     captured: Capture, tensors: list[Tensor], given: list[Tensor] | None = None
-) -> tuple[Any, dict[str, Tensor]]:
+) -> tuple[object, dict[str, Tensor]]:
     """Run a captured call on other arguments of the same signature. Does not wait for the device.
 
     `given` are the caller's own tensors, where `tensors` are copies or parts of them. Return what
@@ -128,7 +128,10 @@ def settle(
 
 
 def _share_values(
-    captured: Capture, buffers: list[Any], fresh: dict[int, Storage], moved: dict[Any, Storage]
+    captured: Capture,
+    buffers: list[object],
+    fresh: dict[int, Storage],
+    moved: dict[object, Storage],
 ) -> None:
     """Let storages that got one value hold it together, until one of them is written."""
     holders: dict[int, Storage] = {}

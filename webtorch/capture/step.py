@@ -100,7 +100,7 @@ class _Call:
     inputs: list[Input]
     reason: str
 
-    def again(self, function: Callable[..., object]) -> Callable[[], Any]:
+    def again(self, function: Callable[..., object]) -> Callable[[], object]:
         """Return what calls a function with the arguments."""
         return functools.partial(function, *self.args, **self.kwargs)
 
@@ -138,24 +138,24 @@ class CompiledFunction:
         self.named: dict[str, Tensor] = {}
         self.captures: OrderedDict[Any, list[tuple[Capture, dict[str, Any]]]] = OrderedDict()
         # Signatures that cannot be replayed.
-        self.usual: set[Any] = set()
-        self.refusals: dict[Any, int] = {}
+        self.usual: set[object] = set()
+        self.refusals: dict[object, int] = {}
         self.compiler: Compiler | None = None if self.runs else compile_for_nothing
         if memory_budget is not None:
             self.compiler = self._budgeted(bytes_of(memory_budget))
         # Number arguments of a signature that only enter as arguments of the program, and those
         # whose value decided what was computed.
         self.free: dict[Any, set[str]] = {}
-        self.fixed: dict[Any, set[str]] = {}
+        self.fixed: dict[object, set[str]] = {}
         # Signatures in which a tensor that is a part of another is written: taken as it is.
         self.written: set[Any] = set()
         # Tensors, by their number in the arguments, with dimensions of any size.
         self.marks: dict[int, frozenset[int]] = {}
         # Signatures with sizes that are captured by themselves.
-        self.apart: set[Any] = set()
+        self.apart: set[object] = set()
         # Whether marks were given up.
         self.static = False
-        self.signatures: dict[Any, list[Input]] = {}
+        self.signatures: dict[object, list[Input]] = {}
         self.warned: set[str] = set()
         # What has been captured, and why.
         self.compilations: deque[Compilation] = deque(maxlen=_MAX_REMEMBERED)
@@ -170,14 +170,14 @@ class CompiledFunction:
             # program no longer has.
             return self.function(*args, **kwargs)
         tensors: list[Tensor] = []
-        numbers: dict[str, Any] = {}
+        numbers: dict[str, object] = {}
         holders: dict[int, int] = {}
         sizes: dict[int, int] = {}
         signature = self._flatten((args, kwargs), tensors, numbers, sizes)
         if sizes and (signature, tuple(sizes)) in self.apart:
             tensors, numbers, sizes = [], {}, {}
             signature = self._flatten((args, kwargs), tensors, numbers, None)
-        key: Any = (
+        key: object = (
             signature,
             mode.grad,
             mode.inference,
@@ -239,7 +239,7 @@ class CompiledFunction:
             run = self._capture(call)
         return run()
 
-    def _capture(self, call: _Call) -> Callable[[], Any]:
+    def _capture(self, call: _Call) -> Callable[[], object]:
         """Capture the function for a signature; return what runs its program, or what else is to be
         done for this call.
         """
@@ -278,7 +278,7 @@ class CompiledFunction:
         self._keep(call, captured, live)
         return functools.partial(self._replay, chosen, call.tensors, call.given)
 
-    def _recorded(self, call: _Call, live: dict[str, Any]) -> Capture | Callable[[], Any]:
+    def _recorded(self, call: _Call, live: dict[str, object]) -> Capture | Callable[[], object]:
         """Record a call with the numbers `live`; where no program can repeat it, return what gives its
         result.
         """
@@ -327,7 +327,7 @@ class CompiledFunction:
         else:
             self._note(reason, ran_as_usual=True)
 
-    def _keep(self, call: _Call, captured: Capture, live: dict[str, Any]) -> None:
+    def _keep(self, call: _Call, captured: Capture, live: dict[str, object]) -> None:
         """Keep a capture, and drop the oldest signature beyond those that are kept."""
         self.captures.setdefault(call.key, []).insert(0, (captured, live))
         self.captures.move_to_end(call.key)
@@ -337,7 +337,7 @@ class CompiledFunction:
             self.signatures.pop(gone, None)
             self.dropped.add(hash(gone))
 
-    def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> Any:
+    def _replay(self, captured: Capture, tensors: list[Tensor], given: list[Tensor]) -> object:
         if not self.runs:
             return _without_values(captured.result)
         # All of a step, or nothing of it.
@@ -389,9 +389,9 @@ class CompiledFunction:
         captured: Capture,
         sizes: tuple[int, ...],
         args: tuple[object, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         tensors: list[Tensor],
-        live: dict[str, Any],
+        live: dict[str, object],
     ) -> Template:
         """Capture at other sizes of the marked dimensions too, and find what they have in common."""
         if len(sizes) > MAX_VARIABLES:
@@ -491,9 +491,9 @@ class CompiledFunction:
         self,
         x: object,
         tensors: list[Tensor],
-        numbers: dict[str, Any],
+        numbers: dict[str, object],
         sizes: dict[int, int] | None,
-    ) -> Any:
+    ) -> object:
         """Return the signature of arguments, collecting tensors and floats, which may change
         without another capture, and the sizes of marked dimensions, which may too (None: no marks).
         """
@@ -505,11 +505,11 @@ class CompiledFunction:
                 self.marks[number] = self.marks.get(number, frozenset()) | marked
             dims = self.marks.get(number)
             if dims is not None and sizes is not None:
-                shape: Any = tuple(
+                shape: object = tuple(
                     ("size", sizes.setdefault(s, len(sizes))) if d in dims and s > 1 else s
                     for d, s in enumerate(x._shape)
                 )
-                layout: Any = x._whole
+                layout: object = x._whole
             else:
                 shape, layout = x._shape, x._whole or x._strides
             return ("tensor", shape, x.dtype, x._storage.runtime, _graph_of(x), layout, type(x))
@@ -521,7 +521,7 @@ class CompiledFunction:
         if isinstance(x, dict) or is_record(x):
             items = x.items() if isinstance(x, dict) else attributes(x).items()
             return (type(x), *[(k, self._flatten(v, tensors, numbers, sizes)) for k, v in items])
-        hashed: Any = type(x).__hash__
+        hashed: object = type(x).__hash__
         if hashed is object.__hash__:
             # An object with contents, which are watched.
             return _Itself(x)
@@ -540,7 +540,7 @@ class CompiledFunction:
         self,
         key: object,
         inputs: list[Input],
-        numbers: dict[str, Any],
+        numbers: dict[str, object],
         given: list[Tensor],
         in_place: bool,
     ) -> str:
@@ -729,7 +729,7 @@ class _Itself:
 
 def read_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors on the CPU, read in one transfer for each device and type."""
-    groups: dict[Any, list[str]] = {}
+    groups: dict[object, list[str]] = {}
     for name, t in tensors.items():
         groups.setdefault((t._storage.runtime, t.dtype), []).append(name)
     out: dict[str, Tensor] = {}
@@ -745,7 +745,7 @@ def read_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: out[name] for name in tensors}
 
 
-def _without_values(x: object) -> Any:
+def _without_values(x: object) -> object:
     """Return a structure like the one that a call returns, with tensors that have no values."""
     if isinstance(x, Returned):
         return without_values(x.shape, x.dtype)
@@ -760,7 +760,7 @@ def _alike(a: Capture, b: Capture) -> bool:
     """Whether two captures differ in nothing but what is read anew at each replay."""
     fixed = [[x for i, x in enumerate(c.args) if i not in set(c.dynamic)] for c in (a, b)]
     # A capture for many sizes has no program of its own.
-    mine: Any = a.executable
+    mine: object = a.executable
     return (
         (a.graph == b.graph if mine is None else mine is b.executable)
         and a.dynamic == b.dynamic
@@ -770,12 +770,12 @@ def _alike(a: Capture, b: Capture) -> bool:
     )
 
 
-def _free(captured: Capture, live: dict[str, Any]) -> set[str]:
+def _free(captured: Capture, live: dict[str, object]) -> set[str]:
     """Return the numbers of a call that are known to enter the program only as its arguments."""
     if captured.watched is None or captured.watched.calculates:
         return set()
     met: set[str] = set()
-    stack: list[Any] = [captured.args[i] for i in captured.dynamic]
+    stack: list[object] = [captured.args[i] for i in captured.dynamic]
     while stack:
         x = stack.pop()
         if not isinstance(x, HostScalar):
@@ -800,7 +800,7 @@ def _one_source(other: Capture, x: Any, y: Any) -> bool:
     return bytes(backend.download(x.node.buffer)) == bytes(backend.download(y.node.buffer))
 
 
-def _shape_of(x: object) -> Any:
+def _shape_of(x: object) -> object:
     """Return a returned structure without the identities of its tensors."""
     if isinstance(x, Returned):
         return (x.number, x.shape, x.strides, x.offset, x.history)

@@ -161,7 +161,7 @@ class _Capturing:
         self.runtime = runtime or _one_runtime(function, tensors, self.survey)
         self.others = [r for r in open_runtimes() if r is not self.runtime]
         # What the call changed outside, to be repeated, and what to watch no more.
-        self.effects: list[tuple[Place, Any]] = []
+        self.effects: list[tuple[Place, object]] = []
         self.dropped: set[int] = set()
         # Whether what the call did stands, and whether a program can repeat it.
         self.complete = self.replayable = False
@@ -226,7 +226,7 @@ class _Capturing:
 
     # ---- the call
 
-    def _call(self) -> Any:
+    def _call(self) -> object:
         """Run the function, recording."""
         # Gradient functions of this call may still hold tensors in reference cycles; what is
         # garbage is no output.
@@ -417,7 +417,7 @@ class _Capturing:
     def _describer(self, storages: list[Storage], watched: Watched | None) -> _Describe:
         """Return what describes the tensors that the call leaves; the backward pass is described."""
         numbers = {id(s): i for i, s in enumerate(storages)}
-        known: dict[int, Any] = {}
+        known: dict[int, object] = {}
         if watched is not None:
             known = {id(t.now): t.place for t in reversed(watched.tensors)}
         known |= {id(t): i for i, t in enumerate(self.tensors)}
@@ -484,8 +484,8 @@ def _garbage_collected() -> Iterator[None]:
 
 
 def _called(
-    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, Any]
-) -> Any:
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> object:
     """Call a function; an attempt to read a value in it names the line."""
     try:
         return function(*args, **kwargs)
@@ -524,7 +524,7 @@ def compile_never(runtime: Runtime, key: object, graph: Graph) -> Any:
 
 
 def _effects(
-    survey: Survey, runtime: Runtime, effects: list[tuple[Place, Any]], dropped: set[int]
+    survey: Survey, runtime: Runtime, effects: list[tuple[Place, object]], dropped: set[int]
 ) -> str | None:
     """Find what the call changed outside: `effects` to repeat, `dropped` what to watch no more.
 
@@ -599,7 +599,7 @@ def _with_backward(
     ends: list[Tensor],
     survey: Survey,
     runtime: Runtime,
-    effects: list[tuple[Place, Any]],
+    effects: list[tuple[Place, object]],
 ) -> tuple[Backward | None, str | None]:
     """Record the backward pass of a call's results; or return why a program cannot repeat it, with
     everything as it was before.
@@ -617,7 +617,7 @@ def _with_backward(
         # The caller's own backward pass says so again, where it is called.
         reason = f"its backward pass fails ({error})"
     # What hooks did outside.
-    after: list[tuple[Place, Any]] = []
+    after: list[tuple[Place, object]] = []
     hooked = _effects(survey, runtime, after, set())
     if [(p, id(v)) for p, v in after] != [(p, id(v)) for p, v in effects]:
         hooked = hooked or "it binds a name of the outside"

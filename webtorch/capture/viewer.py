@@ -8,7 +8,6 @@ import html
 import json
 import linecache
 from pathlib import Path
-from typing import Any
 
 from webtorch.capture.kernels import KernelText
 from webtorch.capture.memory import MemoryPlan
@@ -23,7 +22,7 @@ def page(
 ) -> str:
     """Return the page. It needs nothing else: no server, no network."""
     names = {h.buffer: h for h in memory.buffers}
-    steps: list[dict[str, Any]] = []
+    steps: list[dict[str, object]] = []
     for step in program.steps:
         if isinstance(step, Copy):
             steps.append(

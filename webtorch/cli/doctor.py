@@ -294,7 +294,7 @@ def _reduction_checks() -> Iterator[Check]:
 
     array = np.random.default_rng(8).uniform(0.5, 1.5, (5, 33, 4)).astype(np.float32).astype(float)
     named = [op for op in TABLE.values() if op.numpy]
-    references: dict[str, Callable[..., Any]] = {
+    references: dict[str, Callable[..., object]] = {
         **{op.name: getattr(np, op.numpy) for op in named if op.out != "mask"},
         "var": lambda x, axis=None: np.var(x, axis, ddof=1),
         "std": lambda x, axis=None: np.std(x, axis, ddof=1),
@@ -313,7 +313,7 @@ def _reduction_checks() -> Iterator[Check]:
             yield Check("reduce", f"{name} over {dim}", run, partial(reference, array, axis=dim))
     for name, truth in [(op.name, getattr(np, op.numpy)) for op in named if op.out == "mask"]:
 
-        def test(device: str, name: str = name) -> Any:
+        def test(device: str, name: str = name) -> object:
             """Return any or all on a device."""
             x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
             return getattr(torch, name)(x > 0.52, 1)

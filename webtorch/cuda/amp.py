@@ -49,7 +49,7 @@ class GradScaler(amp.GradScaler):
         )
 
 
-def custom_fwd(fwd: Callable[..., Any] | None = None, **kwargs: Any) -> Callable[..., Any]:
+def custom_fwd(fwd: Callable[..., object] | None = None, **kwargs: Any) -> Callable[..., Any]:
     """`webtorch.amp.custom_fwd` for "webgpu", which is where programs for CUDA run here."""
     _deprecated("custom_fwd", "args...", "custom_fwd(args..., device_type='cuda')")
     return functools.partial(amp.custom_fwd, device_type="webgpu")(fwd, **kwargs)

@@ -38,7 +38,7 @@ class Dataset(Generic[Example]):
         """Return one example."""
         raise NotImplementedError("Subclasses of Dataset should implement __getitem__.")
 
-    def __add__(self, other: Dataset[Any]) -> ConcatDataset:
+    def __add__(self, other: Dataset[object]) -> ConcatDataset:
         """Return a dataset of the examples of both."""
         return ConcatDataset([self, other])
 
@@ -49,7 +49,7 @@ class IterableDataset(Dataset[Example], Iterable[Example]):
     With several workers each one iterates; `get_worker_info()` tells which one it is.
     """
 
-    def __add__(self, other: Dataset[Any]) -> ChainDataset:  # type: ignore[override]
+    def __add__(self, other: Dataset[object]) -> ChainDataset:  # type: ignore[override]
         """Return a dataset of the examples of both."""
         return ChainDataset([self, other])
 
@@ -78,7 +78,7 @@ class TensorDataset(Dataset[tuple[Tensor, ...]]):
             if not -size <= index < size:
                 raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
         places = [index % size for index in indices]
-        made: dict[Any, Tensor] = {}
+        made: dict[object, Tensor] = {}
         for tensor in self.tensors:
             device = tensor.device
             if device not in made:
@@ -180,7 +180,7 @@ class Subset(Dataset[Any]):
             return self.dataset[[self.indices[i] for i in idx]]
         return self.dataset[self.indices[idx]]
 
-    def __getitems__(self, indices: list[int]) -> list[Any]:
+    def __getitems__(self, indices: list[int]) -> list[object]:
         """Return the examples at several places."""
         places = [self.indices[i] for i in indices]
         many = getattr(self.dataset, "__getitems__", None)

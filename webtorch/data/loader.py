@@ -192,7 +192,7 @@ class DataLoader(Generic[Batch]):
         """Iterate over the batches of one epoch."""
         return self._get_iterator()
 
-    def _get_iterator(self) -> Iterator[Any]:
+    def _get_iterator(self) -> Iterator[object]:
         # Of this name in PyTorch, where loaders of others put theirs around it.
         if self.num_workers == 0:
             return self._read_here()
@@ -211,7 +211,7 @@ class DataLoader(Generic[Batch]):
 
         return Processes(self)
 
-    def _read_here(self) -> Iterator[Any]:
+    def _read_here(self) -> Iterator[object]:
         """Yield the batches, each read when it is asked for."""
         reader = self._reader()
         reader.start()

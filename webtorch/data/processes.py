@@ -41,7 +41,7 @@ class _Sent:
     dtype: str
 
 
-def pack(x: Any) -> Any:
+def pack(x: object) -> Any:
     """Return a batch with what can cross in place of its tensors."""
     if isinstance(x, Tensor):
         if x.device.type != "cpu":
@@ -54,7 +54,7 @@ def pack(x: Any) -> Any:
     return _each(pack, x)
 
 
-def unpack(x: Any) -> Any:
+def unpack(x: object) -> Any:
     """Return a batch as it was before `pack`."""
     if isinstance(x, _Sent):
         return from_bytes(x.data, x.shape, getattr(webtorch, x.dtype), "cpu")

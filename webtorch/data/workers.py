@@ -74,7 +74,7 @@ class Reader:
         examples = many(indices) if callable(many) else [self.dataset[i] for i in indices]
         return self.collate(examples)
 
-    def _next(self, indices: Any) -> Any:
+    def _next(self, indices: Any) -> object:
         """Return the next batch of an iterable dataset; `indices` says how many examples."""
         assert self.iterator is not None
         if not self.batched:
@@ -216,13 +216,13 @@ class Workers:
             if close:
                 self.close()
 
-    def _epoch(self, batches: Iterator[object]) -> Iterator[Any]:
+    def _epoch(self, batches: Iterator[object]) -> Iterator[object]:
         """Hand out indices in turn, keep the results that are early, yield them in order."""
         timeout, ahead, in_order = self.options
         self.number_of_epoch += 1
         epoch = self.number_of_epoch
         active = set(range(self.count))
-        early: dict[int, Any] = {}
+        early: dict[int, object] = {}
         given = taken = worker = 0
         exhausted = False
 
@@ -263,7 +263,7 @@ class Workers:
             yield out
             del out
 
-    def _next_result(self, epoch: int, timeout: float) -> tuple[int, int, Any]:
+    def _next_result(self, epoch: int, timeout: float) -> tuple[int, int, object]:
         """Return (number, worker, batch) of the next result; older epochs' ones are dropped."""
         while True:
             try:
@@ -278,7 +278,7 @@ class Workers:
         return self.results.get(timeout=timeout or None)
 
 
-def _stop(tasks: list[queue.SimpleQueue[Any]]) -> None:
+def _stop(tasks: list[queue.SimpleQueue[object]]) -> None:
     """Ask every worker to end."""
     for one in tasks:
         one.put(None)

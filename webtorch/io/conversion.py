@@ -104,7 +104,7 @@ def convert(
     return found
 
 
-def dtype_named(name: str) -> Any:
+def dtype_named(name: str) -> object:
     """Return a floating-point type by name: "float16", "torch.bfloat16". Raises ConvertError for others."""
     found = getattr(webtorch, name.removeprefix("torch."), None)
     if not getattr(found, "is_floating_point", False):

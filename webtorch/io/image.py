@@ -151,7 +151,7 @@ def to_pil_image(pic: object, mode: str | None = None) -> Any:
     return pillow.frombytes(mode or _CHANNELS[x.shape[0]], size, content)
 
 
-def _image(input: Tensor, what: str, channels: Sequence[int]) -> Any:
+def _image(input: Tensor, what: str, channels: Sequence[int]) -> object:
     if input.dtype is not webtorch.uint8:
         raise DTypeError(
             f"{what}: the image must be uint8, got {input.dtype}: use (x * 255).clamp(0, 255).to(torch.uint8)"

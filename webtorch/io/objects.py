@@ -25,13 +25,13 @@ from webtorch.version import PACKAGE
 
 _NAMED = (type, FunctionType)
 # Classes without a name in their module, by their only object.
-_ONLY: dict[Any, object] = {type(x): x for x in (None, NotImplemented, Ellipsis)}
+_ONLY: dict[object, object] = {type(x): x for x in (None, NotImplemented, Ellipsis)}
 
 # "module.name" -> the class or function that the user allows in files.
-_safe: dict[str, Any] = {}
+_safe: dict[str, object] = {}
 
 
-def _full_name(one: Any) -> tuple[str, Any]:
+def _full_name(one: Any) -> tuple[str, object]:
     if isinstance(one, tuple):
         return str(one[1]), one[0]
     return f"{one.__module__}.{one.__qualname__}", one
@@ -45,7 +45,7 @@ def add_safe_globals(safe_globals: Sequence[object]) -> None:
     _safe.update(map(_full_name, safe_globals))
 
 
-def get_safe_globals() -> list[Any]:
+def get_safe_globals() -> list[object]:
     """Return what `add_safe_globals` was given."""
     return list(_safe.values())
 
@@ -142,7 +142,7 @@ def write(w: Writer, value: object, path: tuple[object, ...]) -> None:
 
 
 def _write_name(w: Writer, value: object, module: str, name: str) -> None:
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not value:
@@ -163,7 +163,7 @@ def _write_name(w: Writer, value: object, module: str, name: str) -> None:
 
 # ---- reading what is trusted
 
-_CLASSES: dict[str, Any] = {
+_CLASSES: dict[str, object] = {
     "torch.Tensor": Tensor, "torch._tensor.Tensor": Tensor, "torch.nn.Parameter": Parameter,
     "torch.nn.parameter.Parameter": Parameter,
 }  # fmt: skip
@@ -178,11 +178,11 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(io.BytesIO(data))
         self.names, self.persistent = names, persistent
 
-    def persistent_load(self, pid: object) -> Any:
+    def persistent_load(self, pid: object) -> object:
         """Return the storage that a persistent id names."""
         return self.persistent(pid)
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Return what a global name of the pickle stands for: PyTorch's names mean ours."""
         full = f"{module}.{name}"
         if full in _CLASSES:
@@ -204,13 +204,13 @@ def of_class(tensor: Any, kind: type[Any]) -> Any:
     return Tensor._make_subclass(kind, tensor.detach(), tensor.requires_grad)
 
 
-def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: object) -> Any:
+def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: object) -> object:
     made = of_class(make(*args), kind)
     vars(made).update((state[0] if isinstance(state, tuple) else state) or {})
     return made
 
 
-def _counterpart(module: str, name: str) -> Any:
+def _counterpart(module: str, name: str) -> object:
     """Return webtorch's class or function for one of PyTorch's, of that module or one around it."""
     parts = module.split(".")[1:]
     if parts[:2] == ["nn", "modules"]:

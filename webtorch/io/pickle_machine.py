@@ -67,7 +67,7 @@ _PLAIN_TYPES = frozenset(
     (type(None), bool, int, float, str, bytes, list, tuple, set, dict, OrderedDict)
 )
 _NUMBER_MODULES = ("numpy", "webtorch")
-_EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": set}
+_EMPTY: dict[str, Callable[[], object]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_SET": set}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
@@ -78,14 +78,14 @@ def _bytes_of(text: object, encoding: object) -> bytes:
     return text.encode("latin1")
 
 
-def _ordered(*pairs: Any) -> OrderedDict[Any, Any]:
-    out: OrderedDict[Any, Any] = OrderedDict()
+def _ordered(*pairs: Any) -> OrderedDict[object, object]:
+    out: OrderedDict[object, object] = OrderedDict()
     for key, value in pairs[0] if pairs else ():
         out[_key(key)] = value
     return out
 
 
-def _counter(*counts: Any) -> Counter[Any]:
+def _counter(*counts: Any) -> Counter[object]:
     return Counter({_key(k): v for k, v in (counts[0] if counts else {}).items()})
 
 
@@ -102,7 +102,7 @@ def _complex(real: object, imag: object) -> complex:
     return complex(real, imag)
 
 
-def _set(items: Any = ()) -> set[Any]:
+def _set(items: Any = ()) -> set[object]:
     return {_key(x) for x in items}
 
 
@@ -251,7 +251,7 @@ class _Machine:
             raise ValueError("a mark is used as a value")
         return value
 
-    def since_mark(self) -> list[Any]:
+    def since_mark(self) -> list[object]:
         """Take what lies above the last mark, and the mark. Raises ValueError without one."""
         stack = self.stack
         at = len(stack) - 1
@@ -311,7 +311,7 @@ class _Machine:
         if not given:
             return what.function(*args)
         if opcode == "NEWOBJ" and isinstance(what, type):
-            made: Any = what.__new__(what, *args)
+            made: object = what.__new__(what, *args)
             return made
         return what(*args)
 
@@ -427,7 +427,7 @@ class Writer:
         data = value.encode("utf-8", "surrogatepass")
         self.out += b"X" + struct.pack("<I", len(data)) + data
 
-    def mapping(self, value: dict[Any, Any], path: tuple[object, ...]) -> None:
+    def mapping(self, value: dict[object, object], path: tuple[object, ...]) -> None:
         """Write a dict, with the attributes of an OrderedDict (a state_dict's `_metadata`)."""
         ordered = isinstance(value, OrderedDict)
         if ordered:

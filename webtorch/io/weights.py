@@ -221,7 +221,7 @@ def save_model(
     The metadata has the other names of tied weights, as safetensors' own `save_model` writes them.
     max_shard_size: in bytes, or a text like "5 GB"; with it `path` is a folder, which gets the files and their index.
     """
-    first: dict[Any, str] = {}
+    first: dict[object, str] = {}
     tensors: dict[str, Tensor] = {}
     notes = {"format": "pt", **(metadata or {})}
     for key, t in model.state_dict().items():

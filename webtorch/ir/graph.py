@@ -170,7 +170,7 @@ class Recorded:
         # Whether an error may name the user's line.
         self.picks = any(s[0] in ("take", "scatter") and s[6] for s in steps)
         # What a runtime found out about calls that it computed by themselves.
-        self.programs: dict[Any, Any] = {}
+        self.programs: dict[object, object] = {}
 
     def record(self, given: Sequence[Node], line: object, results: Mapping[int, Node]) -> None:
         """Record the steps over the sources `given`, by the user's line; some are to be the nodes

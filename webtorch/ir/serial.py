@@ -72,7 +72,7 @@ def load(text: str | bytes) -> Any:
 
 class _Writer:
     def __init__(self) -> None:
-        self.exprs: list[Any] = []
+        self.exprs: list[object] = []
         self.numbers: dict[Expr, int] = {}
 
     def write(self, x: Any) -> Any:

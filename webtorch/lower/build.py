@@ -81,7 +81,7 @@ class _Form:
 
 # Form -> kernel, its nodes and arguments by their numbers in the form, and its sites.
 _BUILT: OrderedDict[
-    tuple[Any, ...], tuple[Kernel, tuple[int, ...], tuple[int, ...], tuple[Site, ...]]
+    tuple[object, ...], tuple[Kernel, tuple[int, ...], tuple[int, ...], tuple[Site, ...]]
 ] = OrderedDict()
 _MAX_BUILT = 2048
 
@@ -93,7 +93,7 @@ def _form(graph: Graph, group: Group, stored: set[int], needed: set[int]) -> _Fo
     inside = set(members)
     numbers: dict[int, int] = {}
     args: dict[int, int] = {}
-    parts: list[Any] = []
+    parts: list[object] = []
     for member in members:
         stack = [member]
         while stack:

@@ -68,7 +68,7 @@ class Families:
     """The families of a device, found by text. Bounded: the least recently used goes first."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[Any, Family] = OrderedDict()
+        self._known: OrderedDict[object, Family] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)

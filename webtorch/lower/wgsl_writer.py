@@ -144,20 +144,27 @@ class KernelWriter:
 
     def mask(self, x: Expr) -> int:
         """Return the set of loop variables in `x`, as bits."""
-        if x not in self.mask_memo:
-            for node in ex.walk(x):
-                if node in self.mask_memo:
-                    continue
-                m = 0
-                if node.op == "reduced" and not self.kernel.reduces:
-                    # The sum of a product, each point's own.
-                    m = 1 << (self.rank - 1)
-                if node.op == "index":
-                    m = 1 << cast("tuple[int, int]", node.value)[0]
-                for a in node.args:
-                    m |= self.mask_memo[a]
-                self.mask_memo[node] = m
-        return self.mask_memo[x]
+        memo = self.mask_memo
+        waiting = [x]
+        while waiting:
+            node = waiting[-1]
+            unknown = () if node in memo else [a for a in node.args if a not in memo]
+            if unknown:
+                waiting += unknown
+                continue
+            waiting.pop()
+            if node in memo:
+                continue
+            m = 0
+            if node.op == "reduced" and not self.kernel.reduces:
+                # The sum of a product, each point's own.
+                m = 1 << (self.rank - 1)
+            if node.op == "index":
+                m = 1 << cast("tuple[int, int]", node.value)[0]
+            for a in node.args:
+                m |= memo[a]
+            memo[node] = m
+        return memo[x]
 
     @property
     def inner_mask(self) -> int:

@@ -30,7 +30,7 @@ def spawn(
     join: bool = True,
     daemon: bool = False,
     start_method: str = "spawn",
-) -> Any:
+) -> object:
     """Run fn(i, *args) in `nprocs` processes; with `join`, wait for them.
 
     Returns the processes, or None after `join`. Raises RuntimeError if one of them failed.

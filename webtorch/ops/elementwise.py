@@ -214,7 +214,7 @@ def _trunc_quotient(x: Expr, y: Expr) -> Expr:
     return ex.trunc(x / y) if x.dtype.kind == "float" else ex.truncdiv(x, y)
 
 
-def no_derivative(name: str) -> Callable[..., Any]:
+def no_derivative(name: str) -> Callable[..., object]:
     """Return the gradient of an operation that has none: as in PyTorch, only asking for it raises."""
 
     def refuse(_g: Tensor, _out: Tensor, *_inputs: object) -> Tensor:

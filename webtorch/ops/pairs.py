@@ -71,7 +71,7 @@ def over_pairs(op: Elementwise, values: tuple[Complex, ...]) -> Complex:
     return found[root]
 
 
-def _evaluate(node: Expr, args: list[Any], values: tuple[Complex, ...]) -> Any:
+def _evaluate(node: Expr, args: list[Any], values: tuple[Complex, ...]) -> object:
     if node.op == "input":
         return values[node.value]
     if not any(isinstance(a, Pair) for a in args):

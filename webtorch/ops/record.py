@@ -138,7 +138,7 @@ class Op:
     # Wider relative tolerance for float32, with the reason written where it is set.
     rtol: float | None = None
     # Extra arguments for the generated tests: a list of (args after the tensors, kwargs).
-    samples: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (((), {}),)
+    samples: tuple[tuple[tuple[object, ...], dict[str, object]], ...] = (((), {}),)
     # A call, for entries that PyTorch's database of test inputs does not have; a string: why no results can be
     # compared.
     example: Example | str | None = None
@@ -231,7 +231,7 @@ class Op:
         names = self.signature.split("*")[0].strip("(), ")
         return tuple([n.partition("=")[0].strip() for n in names.split(",")])
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return (_lookup, (self.name,))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
 from webtorch.optim.optimizer import Derived, Optimizer, check_options
@@ -52,7 +52,7 @@ class Adadelta(Optimizer):
             raise ValueError(f"Invalid rho value: {rho}")
         super().__init__(params, defaults)
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: dict[str, object]) -> None:
         """Change the parameters of one group."""
         rate, hyper = self._scalar(group, "-lr"), self._hyper(group)
         for _, members in self._advanced(group):

@@ -170,7 +170,7 @@ class AdamW(Adam):
             decoupled_weight_decay=True,
         )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Take back a pickled state; decay is decoupled whatever an old checkpoint says."""
         super().__setstate__(state)
         for group in self.param_groups:

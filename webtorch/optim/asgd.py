@@ -53,7 +53,7 @@ class ASGD(Optimizer):
         check_options(defaults, "weight_decay")
         super().__init__(params, defaults)
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: dict[str, object]) -> None:
         """Change the parameters of one group."""
         hyper, rate = self._hyper(group), self._scalar(group, "lr")
         for step, members in self._advanced(group):

@@ -109,7 +109,7 @@ class LBFGS(Optimizer):
             raise TypeError("LBFGS.step() missing 1 required positional argument: 'closure'")
         given = closure
 
-        def evaluate() -> Any:
+        def evaluate() -> object:
             """Return the closure's loss, with gradients recorded."""
             with webtorch.enable_grad():
                 return given()

@@ -62,7 +62,7 @@ class NAdam(Optimizer):
         check_options(defaults, "eps", "betas", "weight_decay", "momentum_decay")
         super().__init__(params, defaults)
 
-    def _momentum(self, group: dict[str, Any], step: Tensor) -> Tensor:
+    def _momentum(self, group: dict[str, object], step: Tensor) -> Tensor:
         """Return the momentum of the given step."""
         hyper = self._hyper(group)
         return webtorch.exp(step * hyper("log decay")) * hyper("-beta1/2") + hyper("beta1")

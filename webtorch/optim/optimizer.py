@@ -124,7 +124,7 @@ class Hyper(Mapping[str, float]):
         return host_scalar(self, name)
 
 
-def _hooked(step: Callable[..., object]) -> Callable[..., Any]:
+def _hooked(step: Callable[..., object]) -> Callable[..., object]:
     """Return a class's `step` with hooks around it, without autograd unless differentiable."""
 
     @functools.wraps(step)
@@ -239,7 +239,7 @@ class Optimizer:
             self.__dict__.setdefault(name, OrderedDict())
         self.__dict__.setdefault("_hypers", {})
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return what is pickled: options, state and groups, not the hooks."""
         return {
             "defaults": self.defaults,
@@ -247,7 +247,7 @@ class Optimizer:
             "param_groups": self.param_groups,
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Take back what `__getstate__` returned, or part of it."""
         self.__dict__.update(state)
         self._make_hook_tables()
@@ -463,7 +463,7 @@ class Optimizer:
 
     def _new_steps(self, params: Iterable[Tensor]) -> None:
         """Give parameters without a step count one that starts at 0, shared by device."""
-        fresh: dict[Any, Tensor] = {}
+        fresh: dict[object, Tensor] = {}
         for param in params:
             state = self.state[param]
             if "step" not in state:

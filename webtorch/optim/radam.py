@@ -73,7 +73,7 @@ class RAdam(Optimizer):
         check_options(defaults, "eps", "betas", "weight_decay")
         super().__init__(params, defaults)
 
-    def _length(self, group: dict[str, Any], step: Tensor) -> Tensor:
+    def _length(self, group: dict[str, object], step: Tensor) -> Tensor:
         """Return rho, the length of the average of squares: rho_inf - 2 n b^n / (1 - b^n).
 
         Both terms are near 2 / (1 - b), and rho is near n: float32 would keep few of its digits.

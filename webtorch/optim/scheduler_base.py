@@ -165,7 +165,7 @@ class LRScheduler:
         """Return every attribute but the optimizer."""
         return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Take back what `state_dict` returned."""
         self.__dict__.update(state_dict)
 

@@ -212,7 +212,7 @@ class SWALR(LRScheduler):
             raise ValueError(
                 f"anneal_strategy must be one of 'cos' or 'linear', instead got {anneal_strategy}"
             )
-        given: Any = anneal_epochs
+        given: object = anneal_epochs
         if not isinstance(given, int) or given < 0:
             raise ValueError(f"anneal_epochs must be equal or greater than 0, got {anneal_epochs}")
         self._anneal_strategy = anneal_strategy
@@ -238,7 +238,7 @@ class SWALR(LRScheduler):
         before = self.anneal_func(max(0, min(1, (step - 1) / length)))
         after = self.anneal_func(max(0, min(1, step / length)))
 
-        def next_rate(lr: Any, goal: Any) -> Any:
+        def next_rate(lr: Any, goal: Any) -> object:
             """Return the rate a step further on the way from where annealing began to `goal`."""
             start = goal if before == 1 else (lr - before * goal) / (1 - before)
             return goal * after + start * (1 - after)

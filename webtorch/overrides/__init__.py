@@ -72,11 +72,11 @@ def wrap_torch_function(
     gives those that are asked.
     """
 
-    def decorate(func: Callable[..., object]) -> Callable[..., Any]:
+    def decorate(func: Callable[..., object]) -> Callable[..., object]:
         """Return the function that asks the dispatcher's arguments first."""
 
         @functools.wraps(func)
-        def wrapped(*args: object, **kwargs: object) -> Any:
+        def wrapped(*args: object, **kwargs: object) -> object:
             """Ask `__torch_function__` of the relevant arguments, else call the function."""
             relevant = tuple(dispatcher(*args, **kwargs))
             if has_torch_function(relevant):
@@ -104,7 +104,7 @@ def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
     found: dict[Any, list[Any]] = {}
     for p in override.public_functions():
         if not p.only_modes:
-            owner: Any = _PACKAGE
+            owner: object = _PACKAGE
             for part in p.name.split(".")[1 : 2 if "Tensor." in p.name else -1]:
                 owner = getattr(owner, part)
             found.setdefault(owner, []).append(p.func)
@@ -144,7 +144,7 @@ class TorchFunctionMode:
 
     def __torch_function__(
         self, func: Callable[..., object], types: object, args: object = (), kwargs: object = None
-    ) -> Any:
+    ) -> object:
         """Return what the call gives. A mode defines this."""
         raise NotImplementedError
 
@@ -169,23 +169,23 @@ class BaseTorchFunctionMode(TorchFunctionMode):
 
     def __torch_function__(
         self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    ) -> object:
         """Call the function."""
         return func(*args, **(kwargs or {}))
 
 
-def _get_current_function_mode() -> Any:
+def _get_current_function_mode() -> object:
     """Return the innermost mode, or None."""
     return state.modes[-1] if state.modes else None
 
 
-def _get_current_function_mode_stack() -> list[Any]:
+def _get_current_function_mode_stack() -> list[object]:
     """Return the modes that are on, outermost first."""
     return list(state.modes)
 
 
 @contextmanager
-def _pop_mode_temporarily() -> Generator[Any, None, None]:
+def _pop_mode_temporarily() -> Generator[object, None, None]:
     """A block without the innermost mode."""
     before = state.modes
     state.modes = before[:-1]

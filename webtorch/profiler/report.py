@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from webtorch.runtime.realize import runtime_named
 from webtorch.show.theme import style
@@ -124,7 +124,7 @@ def _device_names(found: profile) -> list[str]:
     return list(dict.fromkeys(e.device for e in found.events))
 
 
-def _data(found: profile) -> dict[str, Any]:
+def _data(found: profile) -> dict[str, object]:
     averages = found.key_averages()
     numbers = {(a.key, a.line, a.device): i for i, a in enumerate(averages)}
     devices = _device_names(found)
@@ -173,7 +173,7 @@ def _data(found: profile) -> dict[str, Any]:
 
 def save_trace(found: profile, path: Path) -> None:
     """Write the trace of a profile: Chrome's JSON format, which Perfetto reads too."""
-    events: list[dict[str, Any]] = [
+    events: list[dict[str, object]] = [
         {"ph": "M", "pid": 0, "tid": 0, "name": "process_name", "args": {"name": "host"}}
     ]
     for number, device in enumerate(_device_names(found), start=1):

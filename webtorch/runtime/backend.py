@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Routine
@@ -104,7 +104,7 @@ class Backend(Protocol):
         """
         ...
 
-    def kept_form(self, program: Program) -> Sequence[Sequence[Any]]:
+    def kept_form(self, program: Program) -> Sequence[Sequence[object]]:
         """Return what this device made of each of a program's routines, to be kept; or nothing."""
         ...
 

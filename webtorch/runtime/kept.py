@@ -83,7 +83,7 @@ def _text(x: object) -> str:
     raise _NoKey
 
 
-_FORMULAS: dict[tuple[Any, ...], str] = {}
+_FORMULAS: dict[tuple[object, ...], str] = {}
 
 
 def _formula(op: object, pattern: str, compute: DType) -> str:

@@ -49,7 +49,7 @@ class _MetaBackend:
     name = "meta"
     index = 0
     limits = COMMON_GPU
-    unsupported: frozenset[Any] = frozenset()
+    unsupported: frozenset[object] = frozenset()
 
     def description(self) -> str:
         """Return the device's name."""

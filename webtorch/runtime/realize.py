@@ -299,7 +299,7 @@ def family(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[Any, ...]:
     """Return the structure without shapes and strides, and the user's lines: what stays equal from
     one step of a loop to the next when only shapes change.
     """
-    parts: list[Any] = []
+    parts: list[object] = []
     for node in nodes:
         attrs = node.attrs if node.kind == "map" else [a for a in node.attrs if type(a) is str]
         line = (id(node.line[0]), node.line[1]) if isinstance(node.line, tuple) else None
@@ -335,7 +335,7 @@ def _reason(before: object, now: object) -> str:
     return f"from the last graph of its form to this one, {difference(before, now)}"
 
 
-def _outline(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[Any, ...]:
+def _outline(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[object, ...]:
     """Return kind, shape, attributes, name and line of every node, for `difference`."""
     return tuple(
         (
@@ -395,7 +395,7 @@ class Runtime:
         self.most_settled = 1024
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         # Some of them once more, by the keys of `signature`.
-        self.single: dict[tuple[Any, ...], weakref.ref[Executable]] = {}
+        self.single: dict[tuple[object, ...], weakref.ref[Executable]] = {}
         self.counters = Counters()
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
         # Graphs that are computed in parts, by structure.

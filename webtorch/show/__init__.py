@@ -160,7 +160,7 @@ def _numbers(x: object) -> tuple[list[float], tuple[int, ...], str]:
         x = x.detach()
     nested = x.tolist() if hasattr(x, "tolist") else x
     shape: list[int] = []
-    flat: Any = nested
+    flat: object = nested
     while isinstance(flat, (list, tuple)):
         shape.append(len(flat))
         flat = flat[0] if flat else None

@@ -26,15 +26,17 @@ class MappingKey(NamedTuple):
     key: Any
 
 
-def _dict_flatten_with_keys(d: dict[Any, Any]) -> tuple[list[tuple[MappingKey, Any]], list[Any]]:
+def _dict_flatten_with_keys(
+    d: dict[object, object],
+) -> tuple[list[tuple[MappingKey, object]], list[object]]:
     return [(MappingKey(k), v) for k, v in d.items()], list(d)
 
 
-def _dict_flatten(d: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+def _dict_flatten(d: dict[object, object]) -> tuple[list[object], list[object]]:
     return list(d.values()), list(d)
 
 
-def _dict_unflatten(values: Any, context: list[Any]) -> dict[Any, Any]:
+def _dict_unflatten(values: Any, context: list[Any]) -> dict[object, object]:
     return dict(zip(context, values, strict=True))
 
 
@@ -133,7 +135,7 @@ def broadcast_leaves(tree: object, treespec: TreeSpec) -> list[Any] | None:
         or len(parts) != len(treespec.children_specs)
     ):
         return None
-    out: list[Any] = []
+    out: list[object] = []
     for part, spec in zip(parts, treespec.children_specs, strict=True):
         inner = broadcast_leaves(part, spec)
         if inner is None:

@@ -108,7 +108,7 @@ def checkpoint_sequential(
     preserve = kwargs.pop("preserve_rng_state", True)
     if kwargs:
         raise ValueError(f"Unexpected keyword arguments: {','.join(kwargs)}")
-    steps: list[Callable[..., Any]] = list(
+    steps: list[Callable[..., object]] = list(
         functions.children() if hasattr(functions, "children") else functions
     )
     size = len(steps) // segments
@@ -126,7 +126,7 @@ def checkpoint_sequential(
     return _chain(steps[(segments - 1) * size :])(input)
 
 
-def _chain(steps: Sequence[Callable[..., object]]) -> Callable[[Any], Any]:
+def _chain(steps: Sequence[Callable[..., object]]) -> Callable[[Any], object]:
     def run(x: object) -> Any:
         """Return x after all steps."""
         for step in steps:
@@ -307,7 +307,7 @@ class _Frame:
         self.autocast = autocast.snapshot()
         # What forward saved, in order: a handle that lives as long as its gradient function, and shape, dtype, device.
         self.handles: list[weakref.ref[_Handle]] = []
-        self.looks: list[tuple[Any, ...]] = []
+        self.looks: list[tuple[object, ...]] = []
         # Saved number -> value, from the second computation until backward has used it.
         self.values: dict[int, Tensor] = {}
 
@@ -329,7 +329,7 @@ class _Frame:
 
     def _compute_again(self) -> None:
         values: dict[int, Tensor] = {}
-        looks: list[tuple[Any, ...]] = []
+        looks: list[tuple[object, ...]] = []
 
         def keep(tensor: Tensor) -> Tensor:
             """Keep a saved tensor that backward still asks for. Raises CheckpointError for one too many."""
@@ -361,7 +361,7 @@ class _Frame:
             self._compare(looks)
         self.values = values
 
-    def _compare(self, looks: list[tuple[Any, ...]]) -> None:
+    def _compare(self, looks: list[tuple[object, ...]]) -> None:
         if len(looks) != len(self.looks):
             raise CheckpointError(
                 "torch.utils.checkpoint: A different number of tensors was saved during the original forward and "
@@ -389,7 +389,7 @@ class _Handle:
         self.number = number
 
 
-def _fresh(args: Sequence[Any]) -> list[Any]:
+def _fresh(args: Sequence[Any]) -> list[object]:
     """Return arguments for a second computation, which need gradients where the first ones did."""
     with no_grad():
         fresh = _again(args)
@@ -399,7 +399,7 @@ def _fresh(args: Sequence[Any]) -> list[Any]:
     return fresh
 
 
-def _look(tensor: Tensor) -> tuple[Any, ...]:
+def _look(tensor: Tensor) -> tuple[object, ...]:
     return tensor._shape, tensor.dtype, str(tensor.device)
 
 

@@ -54,7 +54,7 @@ def find(browser: str) -> str | None:
 class _Reports(Handler):
     """Serves a folder and a few pages that are in memory, and takes what pages post."""
 
-    posted: queue.Queue[tuple[str, Any]]
+    posted: queue.Queue[tuple[str, object]]
     pages: Mapping[str, str]
 
     def do_GET(self) -> None:
@@ -97,7 +97,7 @@ def report(
     program = find(browser)
     if program is None:
         raise BrowserError(f"{browser} is not installed: none of {', '.join(PROGRAMS[browser])}")
-    posted: queue.Queue[tuple[str, Any]] = queue.Queue()
+    posted: queue.Queue[tuple[str, object]] = queue.Queue()
     handler = type("Reports", (_Reports,), {"posted": posted, "pages": pages or {}})
     made = functools.partial(handler, directory=str(folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), made) as running:

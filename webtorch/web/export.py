@@ -137,7 +137,7 @@ def export(
     )  # fmt: skip
 
 
-def _functions(what: Function | Mapping[str, Function], name: str | None) -> dict[str, Any]:
+def _functions(what: Function | Mapping[str, Function], name: str | None) -> dict[str, object]:
     """Return the functions by their names in the page."""
     if not isinstance(what, Mapping):
         return {name or _name(what): function_of(what)}
@@ -339,8 +339,8 @@ def _captured(what: object, name: str, call: object) -> CompiledFunction | Captu
         raise TypeError(f"export: {name} must be a function or a Module, got {type(what).__name__}")
     compiled = CompiledFunction(function, device="meta")
     compiled.compiler = compile_never
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
+    args: tuple[object, ...] = ()
+    kwargs: dict[str, object] = {}
     if isinstance(call, Mapping):
         kwargs = dict(call)
     elif isinstance(call, (tuple, list)):
@@ -464,7 +464,7 @@ def _referred(function: Any) -> dict[str, Any]:
     """Return the modules, optimizers and tensors that a function refers to by name."""
     if isinstance(function, Module):
         return {"": function}
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     owner = getattr(function, "__self__", None)
     if isinstance(owner, Module):
         found[""] = owner

@@ -9,7 +9,7 @@ from typing import Any
 
 NAME = "webgpu"
 # The libraries hold the registrations: they must live as long as PyTorch does.
-libraries: list[Any] = []
+libraries: list[object] = []
 # "guard": the class that C++ asks for the device's type, once it is registered.
 state: dict[str, Any] = {}
 

@@ -80,24 +80,24 @@ def _allocation(torch: ModuleType) -> None:
     library = torch.library.Library("aten", "IMPL")
 
     def empty(
-        size: Any,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        memory_format: Any = None,
-    ) -> Any:
+        size: object,
+        dtype: object = None,
+        layout: object = None,
+        device: object = None,
+        pin_memory: object = None,
+        memory_format: object = None,
+    ) -> object:
         """Stand for aten::empty.memory_format."""
         return _engine().empty(size, dtype, layout, device, memory_format)
 
     def empty_strided(
-        size: Any,
-        stride: Any,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-    ) -> Any:
+        size: object,
+        stride: object,
+        dtype: object = None,
+        layout: object = None,
+        device: object = None,
+        pin_memory: object = None,
+    ) -> object:
         """Stand for aten::empty_strided."""
         return _engine().empty_strided(size, stride, dtype, layout, device)
 
@@ -113,7 +113,7 @@ def _storages(torch: ModuleType) -> None:
     """Let `UntypedStorage(n, device="webgpu")` make our storages; PyTorch would crash, having no allocator for them."""
     original = torch.UntypedStorage.__new__
 
-    def new(cls: Any, *args: Any, device: Any = None, **options: Any) -> Any:
+    def new(cls: object, *args: object, device: object = None, **options: object) -> Any:
         """Return one of our storages for our device, else PyTorch's."""
         if device is not None and torch.device(device).type == NAME:
             return _engine().untyped_storage(*args, device=torch.device(device))
@@ -126,14 +126,14 @@ def _storages(torch: ModuleType) -> None:
     torch.UntypedStorage.__new__ = staticmethod(new)
     made = torch.UntypedStorage.new
 
-    def new_like(self: Any) -> Any:
+    def new_like(self: Any) -> object:
         """Return an empty storage on the same device."""
         return new(type(self), 0, device=self.device) if self.device.type == NAME else made(self)
 
     torch.UntypedStorage.new = new_like
     resized = torch.UntypedStorage.resize_
 
-    def resize_(self: Any, nbytes: int) -> Any:
+    def resize_(self: Any, nbytes: int) -> object:
         """Change the size, keeping the bytes that fit."""
         if self.device.type == NAME:
             return importlib.import_module("webtorch.pytorch.device").resize_storage(self, nbytes)
@@ -150,7 +150,7 @@ def _other_layouts(torch: ModuleType) -> None:
     library = torch.library.Library("_", "IMPL")
     for kind in ("Sparse", "SparseCsr", "Quantized", "NestedTensor"):
 
-        def refuse(operator: Any, *args: Any, kind: str = kind, **kwargs: Any) -> Any:
+        def refuse(operator: object, *args: object, kind: str = kind, **kwargs: object) -> object:
             """Raise NotImplementedError for an operator on a tensor that is not dense."""
             word = {"NestedTensor": "nested"}.get(kind, kind.lower().removesuffix("csr"))
             raise NotImplementedError(
@@ -163,7 +163,7 @@ def _other_layouts(torch: ModuleType) -> None:
     # would end. Those of layout torch.jagged are made of dense ones, and work.
     makers = torch.library.Library("aten", "IMPL")
 
-    def refuse_nested(*args: Any, **kwargs: Any) -> Any:
+    def refuse_nested(*args: object, **kwargs: object) -> object:
         """Raise NotImplementedError for nested tensors of layout torch.strided."""
         raise NotImplementedError(
             "webgpu: nested tensors of layout torch.strided are not on the device: use layout=torch.jagged, or keep "
@@ -244,14 +244,14 @@ def _default_compiler(torch: ModuleType, module: ModuleType) -> None:
         """Return the module of our compiler, imported when it is needed."""
         return importlib.import_module("webtorch.pytorch.dynamo")
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: object, *args: object, **kwargs: object) -> None:
         """Make PyTorch's wrapper; prepare our compiler if a device is open."""
         begin(self, *args, **kwargs)
         if module.is_initialized():
             # What it changes of how optimizers are traced must be there before the first is.
             compiler()
 
-    def call(self: Any, model_: Any, inputs_: Any, **options: Any) -> Any:
+    def call(self: object, model_: object, inputs_: object, **options: object) -> Any:
         """Compile a graph with our compiler if it has values on the device, else with Inductor."""
         if type(self) is wrapper and is_on_device(model_):
             return compiler().compile_backend(model_, inputs_)
@@ -265,11 +265,11 @@ def _one_device(torch: ModuleType) -> None:
     if hasattr(torch._C, "_scatter"):
         return
 
-    def scatter(tensor: Any, devices: Any, *args: Any, **kwargs: Any) -> Any:
+    def scatter(tensor: Any, devices: object, *args: object, **kwargs: object) -> object:
         """Return the whole tensor, on the device."""
         return (tensor.to(NAME),)
 
-    def gather(tensors: Any, dim: int = 0, destination: Any = None, **kwargs: Any) -> Any:
+    def gather(tensors: Any, dim: int = 0, destination: Any = None, **kwargs: object) -> object:
         """Return the only tensor, where it is wanted: -1 is the CPU."""
         (tensor,) = tensors
         return tensor.cpu() if destination in (-1, torch.device("cpu")) else tensor
@@ -293,7 +293,7 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
     torch._C._accelerator_emptyHostCache = lambda: None
     index_of = importlib.import_module("torch.accelerator._utils")._get_device_index
 
-    def set_device_index(device: Any, /) -> None:
+    def set_device_index(device: object, /) -> None:
         """Select a device. Raises ValueError for one of another kind, RuntimeError for any but number 0."""
         module.set_device(index_of(device, optional=False))
 
@@ -327,12 +327,12 @@ def _streams(torch: ModuleType, module: Any) -> None:
     PyTorch asks a guard in C++ for these, in functions that Python cannot provide.
     """
 
-    def own_stream(device: Any = None, priority: int = 0, **place: Any) -> Any:
+    def own_stream(device: Any = None, priority: int = 0, **place: Any) -> object:
         """Return a stream of our device."""
         # PyTorch makes one anew from its number, its device's and the kind of that.
         return module.Stream(place.get("device_index") if device is None else device, priority)
 
-    def own_event(device: Any = None, **options: Any) -> Any:
+    def own_event(device: Any = None, **options: Any) -> object:
         """Return an event of our device. Raises for another one."""
         module._check("Event", device)
         return module.Event(**options)
@@ -357,7 +357,7 @@ def _streams(torch: ModuleType, module: Any) -> None:
     replace(torch.Event, own_event)
     current = torch.accelerator.current_stream
 
-    def current_stream(device: Any = None, /) -> Any:
+    def current_stream(device: Any = None, /) -> object:
         """Return the stream that work of the accelerator runs in."""
         found = current(device)
         return module.Stream() if found.device.type == NAME else found
@@ -372,14 +372,14 @@ def _generators(torch: ModuleType) -> None:
     class Generator(base, metaclass=_stand_in(base)):  # type: ignore[metaclass]
         __doc__ = base.__doc__
 
-        def __new__(cls, device: Any = "cpu") -> Any:
+        def __new__(cls, device: object = "cpu") -> Any:
             if torch.device(device).type != NAME:
                 return base(device=device)
             if torch.device(device).index not in (None, 0):
                 raise RuntimeError(f"webgpu: there is no device '{device}'")
             return base.__new__(cls)
 
-        def __init__(self, device: Any = "cpu") -> None:
+        def __init__(self, device: object = "cpu") -> None:
             return None
 
         @property
@@ -387,14 +387,14 @@ def _generators(torch: ModuleType) -> None:
             """The device."""
             return torch.device(NAME, 0)
 
-        def clone_state(self) -> Any:
+        def clone_state(self) -> object:
             """Return another generator in the same state."""
             return Generator(NAME).set_state(self.get_state())
 
         def __reduce__(self) -> Any:
             return Generator, (NAME,), self.get_state()
 
-        def __setstate__(self, state: Any) -> None:
+        def __setstate__(self, state: object) -> None:
             self.set_state(state)
 
     # Pickle looks the class up by these.
@@ -402,8 +402,8 @@ def _generators(torch: ModuleType) -> None:
     setattr(torch, "Generator", Generator)  # noqa: B010
 
 
-def _synchronize(original: Any, module: ModuleType) -> Any:
-    def synchronize(device: Any = None, /) -> None:
+def _synchronize(original: object, module: ModuleType) -> object:
+    def synchronize(device: object = None, /) -> None:
         """Wait until the current accelerator has done all its work."""
         module.synchronize()
 

@@ -92,7 +92,7 @@ def _database() -> dict[str, list[Any]]:
         # It warns of optional packages when it is imported.
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[object]] = {}
     for info in op_db:
         for name in (info.name, *(alias.name for alias in info.aliases)):
             found.setdefault(name.removeprefix(_T), []).append(info)
@@ -104,7 +104,7 @@ def entries() -> list[Op]:
     return [op for op in TABLE.values() if op.function_in and op.torch]
 
 
-def _named(root: object, name: str) -> Any:
+def _named(root: object, name: str) -> object:
     """Return what is called `name`; an attribute of tensors as a function of one."""
     for part in name.split("."):
         root = getattr(root, part, None)
@@ -253,7 +253,7 @@ def _own(op: Op) -> list[Sample]:
 # --- both sides -------------------------------------------------------------------------------------------------------
 
 
-def _theirs(item: object, wide: bool) -> Any:
+def _theirs(item: object, wide: bool) -> object:
     torch = _torch()
     if isinstance(item, torch.Tensor):
         new = item.detach().clone()
@@ -269,7 +269,7 @@ def _theirs(item: object, wide: bool) -> Any:
     return item
 
 
-def _ours(item: object, device: str) -> Any:
+def _ours(item: object, device: str) -> object:
     torch = _torch()
     if isinstance(item, torch.Tensor):
         return to_ours(item, device)

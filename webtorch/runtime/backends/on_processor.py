@@ -54,7 +54,7 @@ class ProcessorBackend:
         """Return what `download` returns."""
         return self.download(buffer)
 
-    def kept_form(self, program: Program) -> Sequence[Sequence[Any]]:
+    def kept_form(self, program: Program) -> Sequence[Sequence[object]]:
         """Return nothing: what is kept of kernels has files of its own, if any."""
         return ()
 

@@ -31,8 +31,8 @@ FILE = "playground.py"
 page: Any = importlib.import_module("webtorch_page")
 # Where calls are folded away: webtorch, and what it uses of Python.
 _INSIDE = (__file__.removesuffix("web/playground/session.py"), "<frozen ", "/lib/python")
-_names: dict[str, Any] = {}
-_running: asyncio.Task[Any] | None = None
+_names: dict[str, object] = {}
+_running: asyncio.Task[object] | None = None
 
 
 class _Stream(io.TextIOBase):
@@ -125,7 +125,7 @@ async def run(text: str) -> str:
     return json.dumps({"ok": True, "error": "", "line": 0})
 
 
-def _failure(error: BaseException) -> Mapping[str, Any]:
+def _failure(error: BaseException) -> Mapping[str, object]:
     """Return an error as the page shows it: from the first typed line on."""
     frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename != FILE:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from webtorch.runtime.backends.cpu.threads import get_num_threads
 
 
 @functools.cache
-def _scipy() -> Any:
+def _scipy() -> object:
     """Return scipy.fft, which is the same code with vector instructions and threads, or None."""
     try:
         return importlib.import_module("scipy.fft")

@@ -93,7 +93,7 @@ class _Engine:
             if found:
                 self.symbols[name] = found
 
-    def new_machine(self) -> Any:
+    def new_machine(self) -> object:
         """Return what writes object code; a thread needs its own."""
         return self.llvm.Target.from_triple(self.triple).create_target_machine(
             cpu=self.cpu,
@@ -149,14 +149,14 @@ def _object_code(
     return _emitted(machine, module), optimised
 
 
-def _unlocked(name: str) -> Callable[..., Any]:
+def _unlocked(name: str) -> Callable[..., object]:
     """Return a function of LLVM's that threads may run side by side, on modules and machines of their
     own: llvmlite lets only one in at a time.
     """
     from llvmlite.binding import ffi
 
     wrapped = getattr(ffi.lib, name)
-    found: Callable[..., Any] = getattr(wrapped, "_cfn", wrapped)
+    found: Callable[..., object] = getattr(wrapped, "_cfn", wrapped)
     return found
 
 
@@ -182,7 +182,7 @@ _WASM_TRIPLE = "wasm32-unknown-unknown"
 
 
 @cache
-def _wasm_machine() -> Any:
+def _wasm_machine() -> object:
     import llvmlite.binding as llvm
 
     _engine()
@@ -260,7 +260,7 @@ _LATEST: deque[Native] = deque(maxlen=256)
 # Those that a thread is compiling.
 _WAITING: dict[str, Future[Native]] = {}
 # Functions that are never dropped, as few as there are of them.
-_KEPT: list[Any] = []
+_KEPT: list[object] = []
 _COUNTS = {"hits": 0, "misses": 0}
 
 

@@ -608,7 +608,7 @@ def _known_symbol(name: str) -> None:
 
 
 @cache
-def libm() -> Any:
+def libm() -> object:
     """Return the C mathematics library."""
     name = ctypes.util.find_library("m") or ("msvcrt" if os.name == "nt" else None)
     return ctypes.CDLL(name)

@@ -32,7 +32,7 @@ _POOL_LIMIT = 4 << 30
 # After so many blocks that found no room, a size must be asked for again to stay.
 _PATIENCE = 64
 
-_ARRAY_TYPES: dict[DType, Any] = {}
+_ARRAY_TYPES: dict[DType, object] = {}
 
 
 def array_type(dtype: DType) -> Any:

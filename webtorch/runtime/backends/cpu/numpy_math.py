@@ -81,7 +81,7 @@ def check(status: Array, site: int, value: Array, low: int, high: int) -> None:
 # -- reductions over the inner dims ---------------------------
 
 
-def _reduction(ufunc: np.ufunc) -> Any:
+def _reduction(ufunc: np.ufunc) -> object:
     def reduce(value: Array, shape: tuple[int, ...], first: int, dtype: type) -> Array:
         """Reduce the dims from `first` on, which stay as dims of size 1."""
         full = np.broadcast_to(value, shape)
@@ -92,7 +92,7 @@ def _reduction(ufunc: np.ufunc) -> Any:
     return reduce
 
 
-def _position_reduction(find: Any) -> Any:
+def _position_reduction(find: Any) -> object:
     def reduce(value: Array, shape: tuple[int, ...], first: int, dtype: type) -> Array:
         """Return positions over the dims from `first` on, flattened."""
         rows = np.broadcast_to(value, shape).reshape(*shape[:first], -1)
@@ -148,7 +148,7 @@ def fma(x: Array, y: Array, z: Array) -> Array:
     return np.add(np.multiply(x, y), z)
 
 
-def _by_number(function: ScalarFunction) -> Any:
+def _by_number(function: ScalarFunction) -> object:
     """Return a function of arrays that computes one number after the other."""
 
     def apply(*args: Array) -> Array:

@@ -17,7 +17,7 @@ from webtorch.runtime.backends.cpu import numpy_math
 from webtorch.runtime.backends.cpu.memory import Array
 
 
-def _typed(kind: str) -> Callable[[Any], Any]:
+def _typed(kind: str) -> Callable[[Any], object]:
     target = np.dtype(kind).type
 
     def convert(x: Any) -> Any:
@@ -50,7 +50,7 @@ def local(kind: Callable[[Any], object], count: int) -> Array:
     return np.zeros(count, kind.__name__)
 
 
-def bitcast(x: object, kind: Callable[[Any], object]) -> Any:
+def bitcast(x: object, kind: Callable[[Any], object]) -> object:
     """Reinterpret the bits."""
     return np.asarray(x).view(kind.__name__)[()]
 
@@ -84,23 +84,23 @@ def _order(x: Any, nan: int) -> Any:
     return bits if bits >= 0 else bits ^ np.iinfo(bits.dtype).max
 
 
-def order_max(x: object) -> Any:
+def order_max(x: object) -> object:
     """Return an integer that orders like the float `x`, NaN last."""
     return _order(x, 1)
 
 
-def order_min(x: object) -> Any:
+def order_min(x: object) -> object:
     """Return an integer that orders like the float `x`, NaN first."""
     return _order(x, -1)
 
 
-def unorder(x: Any, kind: Callable[[Any], object]) -> Any:
+def unorder(x: Any, kind: Callable[[Any], object]) -> object:
     """Return the float that `order_max` or `order_min` mapped."""
     bits = x if x >= 0 else x ^ np.iinfo(x.dtype).max
     return np.asarray(bits).view(kind.__name__)[()]
 
 
-def _order_pair(x: Any, position: int, largest: bool) -> Any:
+def _order_pair(x: Any, position: int, largest: bool) -> object:
     if x.dtype.kind == "f":
         key = int(_order(x + x.dtype.type(0), 1 if largest else -1))
     else:
@@ -110,12 +110,12 @@ def _order_pair(x: Any, position: int, largest: bool) -> Any:
     return np.int64((key << 32) | (0xFFFFFFFF - position))
 
 
-def order_argmax(x: object, position: int) -> Any:
+def order_argmax(x: object, position: int) -> object:
     """Return value and position as one integer whose maximum is the first largest value."""
     return _order_pair(x, position, True)
 
 
-def order_argmin(x: object, position: int) -> Any:
+def order_argmin(x: object, position: int) -> object:
     """Return value and position as one integer whose maximum is the first smallest value."""
     return _order_pair(x, position, False)
 

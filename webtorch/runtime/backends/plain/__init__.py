@@ -185,7 +185,7 @@ class PlainBackend(ProcessorBackend):
         self.synchronize()
         return memoryview(bytes(buffer.data))
 
-    def lend(self, buffer: PlainBuffer, before: object) -> Any:
+    def lend(self, buffer: PlainBuffer, before: object) -> object:
         """Raise ImportError: only NumPy arrays see memory."""
         raise ImportError("this needs NumPy, which is not installed here; use x.tolist()")
 

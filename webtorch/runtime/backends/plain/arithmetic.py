@@ -67,7 +67,7 @@ def to_int(x: float) -> int:
     return int(x) if -(2.0**63) <= x < 2.0**63 else -(1 << 63)
 
 
-def bitcast(x: Any, source: str, target: str) -> Any:
+def bitcast(x: Any, source: str, target: str) -> object:
     """Reinterpret the bits."""
     return by_name(target).from_bytes(by_name(source).to_bytes([x]))[0]
 

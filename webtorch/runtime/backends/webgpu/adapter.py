@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -134,6 +135,37 @@ def _prepare_engine(module: ModuleType) -> None:
         return
 
 
+def _parse_types_quickly(module: ModuleType) -> None:
+    """Have cffi parse the name of a type with the header's names that are in it, not with all thousand.
+
+    It reads every name again for every type, which took most of the time in which a device opened. What
+    cffi keeps them in is its own affair: where another version has no such table, all is as it was.
+    """
+    package = "dawn" if module.__name__ == "wgpudawn" else "wgpu_native"
+    try:
+        ffi = importlib.import_module(f"{module.__name__}.backends.{package}._ffi").ffi
+    except ImportError:
+        return  # Whoever looks for adapters is told.
+    parser: Any = getattr(ffi, "_parser", None)
+    parse = getattr(parser, "parse_type", None)
+    if parse is None or not isinstance(getattr(parser, "_declarations", None), dict):
+        return
+
+    def parse_type(text: str) -> Any:
+        """Return the type that a text names. cffi calls this under its lock."""
+        every = parser._declarations
+        words = set(re.findall(r"\w+", text))
+        # A declaration is called "typedef WGPUBool" or "struct WGPULimits".
+        parser._declarations = {k: v for k, v in every.items() if k.rpartition(" ")[2] in words}
+        try:
+            return parse(text)
+        finally:
+            # A type that the header does not have is declared by being named.
+            parser._declarations = {**every, **parser._declarations}
+
+    parser.parse_type = parse_type
+
+
 def _handles() -> list[Any]:
     module = binding()
     if binding_name() == "browser":
@@ -142,7 +174,10 @@ def _handles() -> list[Any]:
     _prepare_engine(module)
     with quiet_loader():
         try:
-            return list(module.gpu.enumerate_adapters_sync())
+            # Loading the library gives the binding another `gpu`.
+            gpu = module.gpu
+            _parse_types_quickly(module)
+            return list(gpu.enumerate_adapters_sync())
         except RuntimeError:
             # wgpu-native raises when neither a Vulkan loader nor EGL exists.
             return []

@@ -136,7 +136,7 @@ def enumerate_adapters() -> list[Adapter]:
     return [_adapter]
 
 
-def _adapter_of(waiting: Any, script: Any) -> Any:
+def _adapter_of(waiting: Any, script: Any) -> object:
     try:
         return waiting(script.adapter(), "look for a WebGPU adapter")
     except _ffi().JsException as error:

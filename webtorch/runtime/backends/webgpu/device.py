@@ -129,7 +129,7 @@ class PendingRead:
     def __init__(self, future: Future[Bytes]) -> None:
         self._future = future
 
-    def __await__(self) -> Generator[Any, None, Bytes]:
+    def __await__(self) -> Generator[object, None, Bytes]:
         return asyncio.wrap_future(self._future).__await__()
 
 

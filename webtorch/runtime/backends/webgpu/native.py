@@ -97,7 +97,7 @@ class Native:
         """Stop collecting, and return the last error."""
         raise NotImplementedError
 
-    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> Any:
+    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> object:
         """Compile a shader; raises the binding's error. What is trusted need not be checked as it runs."""
         # Only wgpu-native can leave its checks out for one module.
         del trusted_indices, trusted_loops
@@ -268,7 +268,7 @@ class WgpuNative(Native):
         problem: Problem | None = self._errors.release("webtorch")
         return problem
 
-    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> Any:
+    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> object:
         """Compile WGSL; trusted indices and loops are not checked again."""
         if not (trusted_indices or trusted_loops):
             return super().create_module(source, trusted_indices, trusted_loops)

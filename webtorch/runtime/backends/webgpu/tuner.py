@@ -86,7 +86,7 @@ def load(device: WebGPUBackend) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _read() -> dict[str, Any]:
+def _read() -> dict[str, object]:
     """Return the file's contents; nothing for a file that is missing or damaged."""
     try:
         stored = json.loads(table_path().read_text(encoding="utf-8"))
