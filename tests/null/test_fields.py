@@ -1,7 +1,7 @@
 """Every fact of an operation is a field of its entry: nothing else in the package lists operations by name.
 
-Read from the source text. The rooms of entries, `ops/` and `functions/`, may list what they declare. Scalar functions,
-which the compiler's rooms are about, have records and a test of their own (test_scalar_functions.py).
+Read from the source text. The rooms of entries, `ops/` and `functions/`, may list what they declare, and `ir/`
+its scalar functions, which have records and a test of their own (test_scalar_functions.py).
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ import ast
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import webtorch  # noqa: F401  (declares the entries)
 from webtorch.ir.graph import KINDS
-from webtorch.ir.kernel import Combine, ReduceOp
+from webtorch.ir.reducer import REDUCERS
 from webtorch.ops.record import TABLE
 
 ROOT = Path(__file__).resolve().parents[2] / "webtorch"
 ENTRIES = ("ops", "functions")
-SCALARS = ("ir", "lower", "runtime")
+SCALARS = ("ir",)
 # So many names make a list.
 FEWEST = 4
 # Words of the graph's own that operations are called by too: kinds of nodes, of reductions, of what scatters.
-WORDS = {*KINDS, *get_args(ReduceOp), *get_args(Combine)}
+WORDS = {*KINDS, *REDUCERS, *(r.combine for r in REDUCERS.values())}
 NAMES = {n for op in TABLE.values() for n in (op.name, *op.aliases) if n.isidentifier()} - WORDS
 # (file, the first name of a list) -> why it stands there.
 ALLOWED = {

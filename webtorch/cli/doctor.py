@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
 from rich.markup import escape
@@ -29,6 +29,12 @@ from webtorch.ops.record import TABLE, Elementwise
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.backends.webgpu import AdapterInfo, WebGPUBackend
 from webtorch.runtime.backends.webgpu import adapters as webgpu_adapters
+from webtorch.tensors.tensor import Tensor
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Array: TypeAlias = npt.NDArray[Any]
 
 # The limits that decide what a kernel may do, in the order in which they are shown.
 SHOWN_LIMITS = (
@@ -196,8 +202,8 @@ class Check:
 
     family: str
     name: str
-    actual: Callable[[str], Any]
-    expected: Callable[[], Any]
+    actual: Callable[[str], Tensor]
+    expected: Callable[[], object]
     tolerance: float = TOLERANCE
 
 
@@ -228,7 +234,7 @@ def _run(check: Check, device: str, outcome: Outcome) -> None:
         outcome.worst, outcome.error = check.name, error
 
 
-def _error(actual: Any, expected: object) -> float:
+def _error(actual: Tensor, expected: object) -> float:
     """Return the largest error relative to 1 + |expected|; infinite where one is NaN and the other not."""
     import numpy as np
 
@@ -276,13 +282,14 @@ def _formula_check(op: Elementwise) -> Check:
     ]
     arguments, options = op.samples[0]
 
-    def run(device: str, wide: bool = False) -> Any:
+    def run(device: str, wide: bool = False) -> Tensor:
         """Return the entry's result on a device; `wide` computes in float64."""
         inputs = [torch.tensor(array.tolist(), dtype=dtype, device=device) for array in arrays]
         if wide and is_float:
             # The rounded values, so that both compute from the same numbers.
             inputs = [tensor.to(torch.float64) for tensor in inputs]
-        return op(*inputs, *arguments, **options)
+        out: Tensor = op(*inputs, *arguments, **options)
+        return out
 
     tolerance = max(TOLERANCE, op.rtol or 0.0)
     return Check("elementwise", op.name, run, lambda: run("cpu", wide=True).numpy(), tolerance)
@@ -305,29 +312,31 @@ def _reduction_checks() -> Iterator[Check]:
         dims: list[int | tuple[int, ...]] = [1, 2] if one_dim_only else [1, (0, 2), (0, 1, 2)]
         for dim in dims:
 
-            def run(device: str, name: str = name, dim: int | tuple[int, ...] = dim) -> Any:
+            def run(device: str, name: str = name, dim: int | tuple[int, ...] = dim) -> Tensor:
                 """Return the reduction on a device."""
                 x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
-                return getattr(torch, name)(x, dim)
+                out: Tensor = getattr(torch, name)(x, dim)
+                return out
 
             yield Check("reduce", f"{name} over {dim}", run, partial(reference, array, axis=dim))
     for name, truth in [(op.name, getattr(np, op.numpy)) for op in named if op.out == "mask"]:
 
-        def test(device: str, name: str = name) -> object:
+        def test(device: str, name: str = name) -> Tensor:
             """Return any or all on a device."""
             x = torch.tensor(array.tolist(), dtype=torch.float32, device=device)
-            return getattr(torch, name)(x > 0.52, 1)
+            out: Tensor = getattr(torch, name)(x > 0.52, 1)
+            return out
 
         yield Check("reduce", name, test, partial(truth, array > 0.52, axis=1), 0.0)
 
 
-def _put(array: Any, device: str) -> Any:
+def _put(array: Array, device: str) -> Tensor:
     """Return an array as a tensor on a device."""
     dtype = torch.int64 if array.dtype.kind == "i" else torch.float32
     return torch.tensor(array.tolist(), dtype=dtype, device=device)
 
 
-def _normal(seed: int, *shape: int) -> Any:
+def _normal(seed: int, *shape: int) -> Array:
     """Return random numbers in float64, of those that float32 can hold: what it makes of an input is
     not the kernel's error."""
     import numpy as np
@@ -335,7 +344,7 @@ def _normal(seed: int, *shape: int) -> Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32).astype(float)
 
 
-def _log_softmax(x: Any) -> Any:
+def _log_softmax(x: Array) -> Array:
     """Return NumPy's log_softmax of the last dim."""
     import numpy as np
 
@@ -352,10 +361,11 @@ def _product_checks() -> Iterator[Check]:
     padded = np.pad(image, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::2, ::2]
 
-    def gradient(device: str) -> Any:
+    def gradient(device: str) -> Tensor:
         """Return the gradient of a convolution's weight on a device."""
         weight = _put(kernel, device).requires_grad_()
         F.conv2d(_put(image, device), weight, stride=2, padding=1).sum().backward()
+        assert weight.grad is not None
         return weight.grad
 
     yield Check("contract", "matmul", lambda d: _put(a, d) @ _put(b, d), lambda: a @ b)
@@ -383,7 +393,7 @@ def _place_checks() -> Iterator[Check]:
     random = np.random.default_rng(15)
     index, labels = random.integers(0, 65, (6, 11)), random.integers(0, 10, 7)
 
-    def scattered() -> Any:
+    def scattered() -> Array:
         """Return NumPy's sum of rows at indices."""
         out = np.zeros_like(rows)
         np.add.at(out, (np.arange(6)[:, None], index), rows[:, :11])
@@ -426,17 +436,17 @@ def _composite_checks() -> Iterator[Check]:
     labels = np.random.default_rng(17).integers(0, 10, 7)
     query = rows[:, :64].reshape(1, 2, 3, 64)
 
-    def normalised() -> Any:
+    def normalised() -> Array:
         """Return NumPy's layer norm of the last dim."""
         centred = rows - rows.mean(-1, keepdims=True)
         return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-5)
 
-    def attended() -> Any:
+    def attended() -> Array:
         """Return NumPy's attention."""
         scores = np.einsum("bhid,bhjd->bhij", query, query) / 8.0
         return np.einsum("bhij,bhjd->bhid", np.exp(_log_softmax(scores)), query)
 
-    def attention(device: str) -> Any:
+    def attention(device: str) -> Tensor:
         """Return the attention on a device."""
         q = _put(query, device)
         return F.scaled_dot_product_attention(q, q, q)
@@ -462,7 +472,7 @@ def _creation_checks() -> Iterator[Check]:
     """Check random numbers and sequences."""
     import numpy as np
 
-    def drawn(device: str) -> Any:
+    def drawn(device: str) -> Tensor:
         """Return random numbers of a fixed seed on a device."""
         torch.manual_seed(11)
         return torch.rand(1000, device=device)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from webtorch.data.sampler import permutation
 from webtorch.functions import public as webtorch
+from webtorch.functions.random import Generator
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.tensor import Tensor
 
@@ -206,7 +207,7 @@ def batch_reader(dataset: object) -> Any:
 
 
 def random_split(
-    dataset: Any, lengths: Sequence[int | float], generator: object = None
+    dataset: Any, lengths: Sequence[int | float], generator: Generator | None = None
 ) -> list[Subset]:
     """Return random subsets of the given lengths, or of the given fractions, which sum to 1.
 

@@ -14,6 +14,7 @@ from webtorch.data.collate import default_collate, default_convert
 from webtorch.data.dataset import IterableDataset
 from webtorch.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from webtorch.data.workers import Reader, WorkerInfo, Workers, get_worker_info
+from webtorch.functions.random import Generator
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -97,7 +98,7 @@ class DataLoader(Generic[Batch]):
         timeout: float = 0,
         worker_init_fn: Callable[[int], None] | None = None,
         multiprocessing_context: str | BaseContext | None = None,
-        generator: Any = None,
+        generator: Generator | None = None,
         *,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,

@@ -6,10 +6,12 @@ Random orders are drawn on the CPU, so that a seed gives the same one whatever t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Generic, TypeVar
 
 from webtorch.functions import public as webtorch
+from webtorch.functions.random import Generator
+from webtorch.tensors.device import DeviceLike
 
 __all__ = [
     "BatchSampler",
@@ -24,12 +26,12 @@ __all__ = [
 Index = TypeVar("Index", covariant=True)
 
 
-def _device(generator: Any) -> Any:
+def _device(generator: Generator | None) -> DeviceLike:
     """Return the generator's device, the CPU without one."""
     return "cpu" if generator is None else generator.device
 
 
-def permutation(n: int, generator: Any = None) -> list[int]:
+def permutation(n: int, generator: Generator | None = None) -> list[int]:
     """Return 0 .. n - 1 in random order."""
     return webtorch.randperm(n, generator=generator, device=_device(generator)).tolist()
 
@@ -45,7 +47,7 @@ class Sampler(Generic[Index]):
 class SequentialSampler(Sampler[int]):
     """All indices in order."""
 
-    def __init__(self, data_source: Any) -> None:
+    def __init__(self, data_source: Sized) -> None:
         """Take the dataset, for its length."""
         self.data_source = data_source
 
@@ -63,10 +65,10 @@ class RandomSampler(Sampler[int]):
 
     def __init__(
         self,
-        data_source: Any,
-        replacement: Any = False,
-        num_samples: Any = None,
-        generator: Any = None,
+        data_source: Sized,
+        replacement: bool = False,
+        num_samples: int | None = None,
+        generator: Generator | None = None,
     ) -> None:
         """Take the dataset, for its length."""
         self.data_source = data_source
@@ -77,14 +79,15 @@ class RandomSampler(Sampler[int]):
             raise TypeError(
                 f"replacement should be a boolean value, but got replacement={replacement}"
             )
-        if not isinstance(self.num_samples, int) or self.num_samples <= 0:
+        wanted: object = self.num_samples
+        if not isinstance(wanted, int) or wanted <= 0:
             raise ValueError(
                 "num_samples should be a positive integer value, but got "
                 f"num_samples={self.num_samples}"
             )
 
     @property
-    def num_samples(self) -> Any:
+    def num_samples(self) -> int:
         """Return the number of indices; the dataset may have changed its length."""
         return len(self.data_source) if self._num_samples is None else self._num_samples
 
@@ -109,7 +112,7 @@ class RandomSampler(Sampler[int]):
 class SubsetRandomSampler(Sampler[int]):
     """The given indices in random order."""
 
-    def __init__(self, indices: Sequence[int], generator: Any = None) -> None:
+    def __init__(self, indices: Sequence[int], generator: Generator | None = None) -> None:
         """Take the indices."""
         self.indices = indices
         self.generator = generator
@@ -130,9 +133,9 @@ class WeightedRandomSampler(Sampler[int]):
     def __init__(
         self,
         weights: Sequence[float],
-        num_samples: Any,
-        replacement: Any = True,
-        generator: Any = None,
+        num_samples: int | None,
+        replacement: bool = True,
+        generator: Generator | None = None,
     ) -> None:
         """Take one weight for each index; they need not sum to 1."""
         if not isinstance(num_samples, int) or isinstance(num_samples, bool) or num_samples <= 0:
@@ -204,7 +207,7 @@ class DistributedSampler(Sampler[int]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Sized,
         num_replicas: int | None = None,
         rank: int | None = None,
         shuffle: bool = True,

@@ -61,12 +61,16 @@ class Interpreter(Protocol):
     def on(self) -> bool:
         """Whether it wants to be asked, in this thread."""
 
+    @property
+    def inside(self) -> bool:
+        """Whether it wants the calls, too, that one which it was asked about is made of."""
+
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Return what a call gives; `run` is the call as it goes on below."""
 
 
-class _Active:
-    """How many interpreters are on, in all threads: cheaper to ask than what is the thread's own."""
+class Count:
+    """How many of something are on, in all threads: cheaper to ask than what is the thread's own."""
 
     __slots__ = ("_lock", "count")
 
@@ -75,12 +79,13 @@ class _Active:
         self._lock = threading.Lock()
 
     def add(self, number: int) -> None:
-        """Count interpreters that come, or that go."""
+        """Count some that come, or that go."""
         with self._lock:
             self.count += number
 
 
-active = _Active()
+# How many interpreters are on.
+active = Count()
 # The interpreters, outermost first.
 ORDER = ("override", "autocast", "listen")
 _interpreters: dict[str, Interpreter] = {}
@@ -100,6 +105,11 @@ def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         if interpreter.on:
             run = functools.partial(interpreter.call, callee, run)
     return run(args, kwargs)
+
+
+def inside() -> bool:
+    """Whether an interpreter that is on in this thread wants the calls that a call is made of."""
+    return any(interpreter.inside for interpreter in _inwards)
 
 
 class Foreign(TypeError):

@@ -17,7 +17,7 @@ from webtorch.ops.primitive import fill
 from webtorch.ops.record import TABLE
 from webtorch.tensors import engine
 from webtorch.tensors.forward import Level, dual, tangent_of
-from webtorch.tensors.modes import enable_grad, mode
+from webtorch.tensors.modes import enable_grad, mode, transforms
 from webtorch.tensors.tape import AccumulateGrad, GradFn, Source, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -40,6 +40,7 @@ class _Transform:
                 "Please open an issue with your use case."
             )
         mode.grad, mode.inference, mode.transforms = True, False, (*mode.transforms, self)
+        transforms.add(1)
         return self
 
     def __exit__(
@@ -49,6 +50,7 @@ class _Transform:
         trace: TracebackType | None,
     ) -> None:
         mode.grad, mode.inference, mode.transforms = self.before
+        transforms.add(-1)
         for source in self.sources:
             source.open = False  # type: ignore[attr-defined]
 
@@ -94,6 +96,7 @@ class _Running:
     def __enter__(self) -> None:
         self.before = mode.transforms
         mode.transforms = (*mode.transforms, self)
+        transforms.add(1)
 
     def __exit__(
         self,
@@ -102,6 +105,7 @@ class _Running:
         trace: TracebackType | None,
     ) -> None:
         mode.transforms = self.before
+        transforms.add(-1)
 
 
 def cut(x: Tensor) -> Tensor:

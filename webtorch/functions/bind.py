@@ -62,7 +62,7 @@ NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
 def load_table() -> None:
     """Import the table, bind every entry, and hang the methods on Tensor."""
     assert primitives.as_view is not None
-    assert attention.suits is not None
+    assert attention.attention is not None
     assert lapack.host is not None
     assert complex_numbers.apply_form is not None
     assert show.show_tensor is not None

@@ -17,6 +17,7 @@ from webtorch.functions.ranges import eye
 from webtorch.functions.slicing import narrow
 from webtorch.ir.dtype import DType, Number, bool_, promote_types
 from webtorch.ir.view import (
+    Shape,
     broadcast_shapes,
     contiguous_strides,
     expands_to,
@@ -25,7 +26,7 @@ from webtorch.ir.view import (
     reshape_strides,
 )
 from webtorch.ops.precision import computed_wide, is_short, to_type, widened
-from webtorch.ops.primitive import as_view, conjugate, fill, matmul3, unrounded
+from webtorch.ops.primitive import as_view, cast_to, conjugate, fill, matmul3, unrounded
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
     BOOL,
@@ -38,7 +39,6 @@ from webtorch.ops.record import (
     composite,
     with_factors_first,
 )
-from webtorch.tensors.tape import attach
 from webtorch.tensors.tensor import Tensor
 
 # C++ names, which PyTorch's messages use.
@@ -90,22 +90,51 @@ def viewable(x: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the batched product of (B, M, K) and (B, K, N); any size may be 0."""
-    batch, m, k = a.shape
-    n = b.shape[2]
-    if batch and m and n and k:
+    """Return the product of (*, M, K) and (*, K, N), with the same batches; any size may be 0."""
+    # The cotangent of a transposed matrix is made in the layout of the matrix itself, so that it is stored
+    # without a copy.
+    return _bmm(a, b, *[t._strides[-2] == 1 != t._strides[-1] for t in (a, b)])
+
+
+def _cotangent_of_left(
+    g: Tensor, _out: Tensor, _a: Tensor, b: Tensor, turned: bool, _turned: bool
+) -> Tensor:
+    b, g = conjugate(b), cast_to(g, b.dtype)
+    return product(b, g.mT).mT if turned else product(g, b.mT)
+
+
+def _cotangent_of_right(
+    g: Tensor, _out: Tensor, a: Tensor, _b: Tensor, _turned: bool, turned: bool
+) -> Tensor:
+    a, g = conjugate(a), cast_to(g, a.dtype)
+    return product(g.mT, a).mT if turned else product(a.mT, g)
+
+
+@composite(
+    name="_bmm",
+    function_in=(),
+    torch="",
+    complex_rule=True,
+    vjp=(_cotangent_of_left, _cotangent_of_right),
+)
+def _bmm(a: Tensor, b: Tensor, turned_a: bool, turned_b: bool) -> Tensor:
+    """Return `product(a, b)`. `turned_a`, `turned_b`: how the cotangents will lie."""
+    *batch, m, k = a._shape
+    n, count = b._shape[-1], numel(tuple(batch))
+    shape = (*batch, m, n)
+    if not (count and m and n and k):
+        return fill(shape, 0, a.dtype, a.device)
+    if len(batch) == 1:
         return matmul3(a, b)
-    # No terms: zeros, still connected to the inputs, whose gradients may have elements.
-    out = fill((batch, m, n), 0, a.dtype, a.device)
-    return attach(
-        out,
-        "Bmm",
-        (a, b),
-        lambda g: (
-            product(g, conjugate(b).transpose(1, 2)),
-            product(conjugate(a).transpose(1, 2), g),
-        ),
-    )
+    return _as_new(matmul3(a.reshape((count, m, k)), b.reshape((count, k, n))), shape)
+
+
+def _as_new(out: Tensor, shape: Shape) -> Tensor:
+    """Return a result that nobody has seen yet with another shape: no view."""
+    if out._whole:
+        out._shape, out._strides = shape, contiguous_strides(shape)
+        return out
+    return as_view(out, shape, contiguous_strides(shape), 0).detach()
 
 
 def rows_times(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
@@ -154,12 +183,7 @@ def _mm(a: Tensor, b: Tensor, transposed: bool, turned: bool) -> Tensor:
         as_view(a, (1, m, k), (0, *strides), a._offset),
         as_view(b, (1, k, n), across, b._offset),
     )
-    shape = (*lead, n)
-    if out._whole:
-        # A result that nobody has seen yet: it simply is of that shape.
-        out._shape, out._strides = shape, contiguous_strides(shape)
-        return out
-    return as_view(out, shape, contiguous_strides(shape), 0).detach()
+    return _as_new(out, (*lead, n))
 
 
 def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
@@ -367,7 +391,9 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
 
 def batched(a: Tensor, b: Tensor) -> Tensor:
     """Return the product of (*A, M, K) and (*B, K, N) with A and B broadcast, without writing out what is broadcast."""
-    batch_a, batch_b = tuple(a.shape[:-2]), tuple(b.shape[:-2])
+    batch_a, batch_b = a._shape[:-2], b._shape[:-2]
+    if batch_a == batch_b:
+        return product(a, b)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     try:
         batch = broadcast_shapes(batch_a, batch_b)

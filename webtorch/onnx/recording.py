@@ -172,6 +172,8 @@ class Listener:
         """Whether a function is being recorded in this thread."""
         return getattr(self.listening, "notes", None) is not None
 
+    inside = on
+
     @contextlib.contextmanager
     def listen(self, names: Mapping[int, str]) -> Iterator[_Notes]:
         """Note the calls that are made inside; `names`: paths of modules by id."""

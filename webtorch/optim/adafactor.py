@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer
+from webtorch.optim.optimizer import Derived, Group, Optimizer
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adafactor"]
@@ -70,7 +70,7 @@ class Adafactor(Optimizer):
         }
         super().__init__(params, defaults)
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper, rate = self._hyper(group), self._scalar(group, "lr")
         for step, members in self._advanced(group):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Optimizer, check_flags, check_options
+from webtorch.optim.optimizer import Group, Optimizer, check_flags, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adagrad"]
@@ -57,7 +57,7 @@ class Adagrad(Optimizer):
                 start = self.defaults["initial_accumulator_value"]
                 self.state[param]["sum"] = webtorch.full_like(param, start).detach()
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         self._start([param for param in group["params"] if param.grad is not None])
         hyper = self._hyper(group)

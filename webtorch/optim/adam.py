@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
 from webtorch.ops.optimize import adam_step, square_average
-from webtorch.optim.optimizer import Derived, Optimizer, check_flags, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_flags, check_options
 from webtorch.tensors.calls import write_result
 from webtorch.tensors.tensor import Tensor
 
@@ -81,7 +81,7 @@ class Adam(Optimizer):
         super().__init__(params, defaults)
         check_flags(defaults)
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper = self._hyper(group)
         for step, members in self._advanced(group):
@@ -100,7 +100,7 @@ class Adam(Optimizer):
 
     def _update_one(
         self,
-        group: dict[str, Any],
+        group: Group,
         param: Tensor,
         grad: Tensor,
         scale: Tensor,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
 from webtorch.optim.adam import log_beta
-from webtorch.optim.optimizer import Derived, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adamax"]
@@ -53,7 +53,7 @@ class Adamax(Optimizer):
         check_options(defaults, "eps", "betas", "weight_decay")
         super().__init__(params, defaults)
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper = self._hyper(group)
         for step, members in self._advanced(group):

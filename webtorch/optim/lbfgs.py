@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Optimizer, check_lr
+from webtorch.optim.optimizer import Optimizer, StateDict, check_lr
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
@@ -166,7 +166,7 @@ class LBFGS(Optimizer):
                 break
         return first
 
-    def _direction(self, state: dict[str, Any], grad: Tensor, history_size: int) -> Tensor:
+    def _direction(self, state: StateDict, grad: Tensor, history_size: int) -> Tensor:
         """Return the Newton step by the two loops of Nocedal, 1980, and remember what they need."""
         if state["n_iter"] == 1:
             state.update(d=grad.neg(), old_dirs=[], old_stps=[], ro=[], H_diag=1)

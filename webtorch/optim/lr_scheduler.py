@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsFloat
 
 from webtorch.ir.lines import user_depth
-from webtorch.optim.optimizer import Optimizer
+from webtorch.optim.optimizer import Optimizer, StateDict
 from webtorch.optim.scheduler_base import (
     EPOCH_WARNING,
     LRScheduler,
@@ -65,7 +65,7 @@ class _Lambdas(LRScheduler):
             self.lr_lambdas = list(lr_lambda)
         super().__init__(optimizer, last_epoch)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the attributes; functions are left out, callable objects give theirs."""
         state = super().state_dict()
         state["lr_lambdas"] = [
@@ -74,7 +74,7 @@ class _Lambdas(LRScheduler):
         ]
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Take back what `state_dict` returned."""
         rest = {key: value for key, value in state_dict.items() if key != "lr_lambdas"}
         self.__dict__.update(rest)
@@ -427,14 +427,14 @@ class _Combined(LRScheduler):
 
     _schedulers: Sequence[LRScheduler]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the attributes, and the states of the members."""
         state = super().state_dict()
         state.pop("_schedulers")
         state["_schedulers"] = [one.state_dict() for one in self._schedulers]
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Take back what `state_dict` returned."""
         rest = {key: value for key, value in state_dict.items() if key != "_schedulers"}
         self.__dict__.update(rest)
@@ -716,7 +716,7 @@ class CyclicLR(LRScheduler):
             for base, most in zip(self.base_lrs, self.max_lrs, strict=True)
         ]
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return the attributes; a scale function is left out, a callable object gives its own."""
         state = super().state_dict()
         function = state.pop("_scale_fn_custom")
@@ -725,7 +725,7 @@ class CyclicLR(LRScheduler):
             state["_scale_fn_custom"] = function.__dict__.copy()
         return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Take back what `state_dict` returned."""
         rest = {key: value for key, value in state_dict.items() if key != "_scale_fn_custom"}
         super().load_state_dict(rest)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer
+from webtorch.optim.optimizer import Derived, Group, Optimizer
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Muon"]
@@ -71,7 +71,7 @@ class Muon(Optimizer):
                         f"size: {param.size()}"
                     )
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper, rate = self._hyper(group), self._scalar(group, "-lr")
         for param, grad in self._gradients(group):
@@ -93,7 +93,7 @@ class Muon(Optimizer):
                 param.mul_(hyper("1-lr*weight_decay"))
             param.add_(update * ratio * rate)
 
-    def _orthogonal(self, group: dict[str, Any], matrix: Tensor) -> Tensor:
+    def _orthogonal(self, group: Group, matrix: Tensor) -> Tensor:
         """Return a matrix near the orthogonal factor of `matrix`: singular values near 1."""
         steps = group["ns_steps"]
         if steps >= 100:

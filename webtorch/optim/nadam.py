@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
 from webtorch.optim.adam import log_beta
-from webtorch.optim.optimizer import Derived, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["NAdam"]
@@ -67,7 +67,7 @@ class NAdam(Optimizer):
         hyper = self._hyper(group)
         return webtorch.exp(step * hyper("log decay")) * hyper("-beta1/2") + hyper("beta1")
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper, rate = self._hyper(group), self._scalar(group, "-lr")
         for step, members in self._advanced(group):

@@ -76,7 +76,7 @@ def register_optimizer_step_post_hook(hook: Hook) -> RemovableHandle:
     return _add(_global_post_hooks, hook)
 
 
-class _Begun(dict[str, Any]):
+class _Begun(StateDict):
     """The state of a parameter that begins while a step is captured.
 
     What begins as a constant exists then as if it had been made before: the captured program is
@@ -207,7 +207,7 @@ class Optimizer:
             # Another update may keep numbers on the host.
             cls._takes_back = cls.__dict__.get("_takes_back", False)
 
-    def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
+    def __init__(self, params: Any, defaults: Group) -> None:
         """Take the parameters into groups."""
         self.defaults = defaults
         self._make_hook_tables()
@@ -216,7 +216,7 @@ class Optimizer:
                 "params argument given to the optimizer should be an iterable of Tensors or "
                 f"dicts, but got {typename(params)}"
             )
-        self.state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        self.state: defaultdict[Any, StateDict] = defaultdict(dict)
         self.param_groups: list[Group] = []
         groups = list(params)
         if not groups:
@@ -590,14 +590,14 @@ class Optimizer:
                 "loaded state dict contains a parameter group that doesn't match the size of "
                 "optimizer's group"
             )
-        together: dict[Any, list[tuple[dict[str, Any], Any, dict[str, Any]]]] = {}
+        together: dict[Any, list[tuple[StateDict, Any, StateDict]]] = {}
         # Copies of one count share their value, and reading it waits for the device.
         counts: dict[int, tuple[Any, float]] = {}
         params: dict[Any, tuple[int, Tensor]] = {}
         for position, (group, new) in enumerate(zip(groups, saved, strict=True)):
             for number, param in zip(new["params"], group["params"], strict=True):
                 params[number] = (position, param)
-        state: defaultdict[Any, dict[str, Any]] = defaultdict(dict)
+        state: defaultdict[Any, StateDict] = defaultdict(dict)
         for key, value in state_dict["state"].items():
             if key not in params:
                 state[key] = value
@@ -688,7 +688,7 @@ def check_lr(lr: object) -> None:
     check_at_least_zero("learning rate", lr)
 
 
-def check_options(options: Mapping[str, Any], *names: str) -> None:
+def check_options(options: Group, *names: str) -> None:
     """Raise ValueError, in PyTorch's words, unless lr and the options of these names may be so.
 
     betas are at least 0 and under 1; all others at least 0.

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
 from webtorch.optim.adam import log_beta
-from webtorch.optim.optimizer import Derived, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["RAdam"]
 
 
-def _rate(group: dict[str, Any]) -> float:
+def _rate(group: Group) -> float:
     """Return -log(beta2), positive and finite."""
     return max(-float(log_beta(1)(group)), 1e-30)
 
 
-def _longest(group: dict[str, Any]) -> float:
+def _longest(group: Group) -> float:
     """Return the length of the average that beta2 makes in the limit."""
     return 2 / (1 - group["betas"][1]) - 1
 
@@ -87,7 +87,7 @@ class RAdam(Optimizer):
         behind = webtorch.where(y < 0.7, series, y / webtorch.expm1(y) - 1 + y / 2)
         return step + hyper("rest") + behind * hyper("-2/x")
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper = self._hyper(group)
         for step, members in self._advanced(group):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["RMSprop"]
@@ -53,7 +53,7 @@ class RMSprop(Optimizer):
         check_options(defaults, "eps", "momentum", "weight_decay", "alpha")
         super().__init__(params, defaults)
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         rate, hyper = self._scalar(group, "-lr"), self._hyper(group)
         for _, members in self._advanced(group):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Rprop"]
@@ -54,7 +54,7 @@ class Rprop(Optimizer):
             raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
         super().__init__(params, defaults)
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper = self._hyper(group)
         for _, members in self._advanced(group):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from webtorch.ir.lines import user_depth
-from webtorch.optim.optimizer import Optimizer
+from webtorch.optim.optimizer import Group, Optimizer, StateDict
 from webtorch.tensors.host import host_scalar, tracing
 from webtorch.tensors.tensor import Tensor
 
@@ -48,7 +48,7 @@ def read_option(optimizer: Optimizer, key: str) -> list[Rate]:
     return [one.clone() if isinstance(one, Tensor) else one for one in found]
 
 
-def write_option(group: dict[str, Any], key: str, value: Rate) -> None:
+def write_option(group: Group, key: str, value: Rate) -> None:
     """Set an option; a tensor keeps its identity."""
     if isinstance(group[key], Tensor):
         if isinstance(value, Tensor):
@@ -58,7 +58,7 @@ def write_option(group: dict[str, Any], key: str, value: Rate) -> None:
         group[key] = value
 
 
-def write_momentum(group: dict[str, Any], use_beta1: bool, momentum: Rate) -> None:
+def write_momentum(group: Group, use_beta1: bool, momentum: Rate) -> None:
     """Set a group's momentum, which is its first beta in the Adam family."""
     if use_beta1:
         group["betas"] = (momentum, *group["betas"][1:])
@@ -161,7 +161,7 @@ class LRScheduler:
         finally:
             self._is_initial = False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> StateDict:
         """Return every attribute but the optimizer."""
         return {key: value for key, value in self.__dict__.items() if key != "optimizer"}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from webtorch.optim.optimizer import Derived, Optimizer, check_flags, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_flags, check_options
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["SGD"]
@@ -70,7 +70,7 @@ class SGD(Optimizer):
             if p.grad is not None
         )
 
-    def _update(self, group: dict[str, Any]) -> None:
+    def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         rate = self._scalar(group, "-lr")
         for param, grad in self._gradients(group):

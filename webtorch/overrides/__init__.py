@@ -31,6 +31,8 @@ __all__ = [
     "wrap_torch_function",
 ]
 
+Function = Callable[..., Any]
+
 # Users look functions up by the module that they find them in. Whoever reads this has loaded it.
 _PACKAGE = sys.modules["webtorch"]
 
@@ -67,7 +69,7 @@ def handle_torch_function(
 
 def wrap_torch_function(
     dispatcher: Callable[..., Iterable[object]],
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Function], Function]:
     """Decorate a function that classes and modes may replace; `dispatcher` has its parameters and
     gives those that are asked.
     """
@@ -99,7 +101,7 @@ def is_tensor_method_or_property(func: Callable[..., object]) -> bool:
 
 
 @functools.cache
-def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
+def get_overridable_functions() -> dict[Any, list[Function]]:
     """Return the functions that ask classes, by module or class."""
     found: dict[Any, list[Any]] = {}
     for p in override.public_functions():
@@ -112,7 +114,7 @@ def get_overridable_functions() -> dict[Any, list[Callable[..., Any]]]:
 
 
 @functools.cache
-def get_ignored_functions() -> set[Callable[..., Any]]:
+def get_ignored_functions() -> set[Function]:
     """Return the functions of `webtorch` and methods of Tensor that ask no class."""
     asked = {f for functions in get_overridable_functions().values() for f in functions}
     public: list[Any] = [
@@ -124,7 +126,7 @@ def get_ignored_functions() -> set[Callable[..., Any]]:
     return set(public) - asked
 
 
-def get_default_nowrap_functions() -> set[Callable[..., Any]]:
+def get_default_nowrap_functions() -> set[Function]:
     """Return the functions whose results `Tensor.__torch_function__` leaves as they are."""
     return override.nowrap()
 
@@ -168,7 +170,7 @@ class BaseTorchFunctionMode(TorchFunctionMode):
     """A mode that changes nothing."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+        self, func: Function, types: object, args: Any = (), kwargs: Any = None
     ) -> object:
         """Call the function."""
         return func(*args, **(kwargs or {}))

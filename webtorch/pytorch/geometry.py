@@ -13,6 +13,7 @@ from webtorch.pytorch.device import (
     HELD,
     TO_WEBTORCH,
     memory_of,
+    offset_of,
 )
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -48,9 +49,7 @@ def look(x: torch.Tensor) -> tuple[Storage, Geometry]:
     """Return the storage of an input and how the input lies there."""
     dtype = x.dtype
     storage = memory_of(x).typed(HELD[dtype])
-    return storage, Geometry(
-        tuple(x.shape), x.stride(), x.storage_offset(), storage.elements, dtype
-    )
+    return storage, Geometry(tuple(x.shape), x.stride(), offset_of(x), storage.elements, dtype)
 
 
 def storage_of(value: Any, form: Geometry) -> Storage:
@@ -82,7 +81,10 @@ def view_of(storage: Storage, form: Geometry) -> Tensor:
 
 
 def torch_tensor(
-    storage: Storage, form: Geometry, made: dict[Storage, Any], like: torch.Tensor | None = None
+    storage: Storage,
+    form: Geometry,
+    made: dict[Storage, torch.UntypedStorage],
+    like: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return a PyTorch tensor on a webtorch storage; one that shares the version of `like`."""
     holder = made.get(storage)

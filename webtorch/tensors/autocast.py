@@ -171,6 +171,8 @@ class Autocasting:
         """Whether autocast is on in this thread, for any kind of device."""
         return bool(state.enabled)
 
+    inside = on
+
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Call with the arguments that the rules ask for, as a whole in their type."""
         rules: Autocast | None = callee.autocast

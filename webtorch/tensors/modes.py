@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from webtorch.dispatch.call import Count
+
 if TYPE_CHECKING:
     from webtorch.tensors.tape import GradFn, SavedTensor
 
@@ -45,17 +47,9 @@ class _Mode(threading.local):
 mode = _Mode()
 
 
-class _Forward:
-    """How many levels of forward-mode differentiation are open, in all threads."""
-
-    __slots__ = ("levels",)
-
-    def __init__(self) -> None:
-        self.levels = 0
-
-
-# Asked before every operation: cheaper than a look at `mode`.
-forward = _Forward()
+# How many transforms are open, in all threads: vmaps, levels of forward mode, differentiations of webtorch.func.
+# Asked before every operation: cheaper than a look at `mode`, which says what they are in this one.
+transforms = Count()
 
 
 class _ModeContext(contextlib.ContextDecorator):

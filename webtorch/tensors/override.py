@@ -174,6 +174,11 @@ class Override:
         """Whether this thread has modes or classes to ask."""
         return bool((state.modes and state.modes_asked) or (self.armed and state.classes))
 
+    @property
+    def inside(self) -> bool:
+        """Whether modes are on: they see what is called while an operation runs. Classes do not."""
+        return bool(state.modes)
+
     def arm(self) -> None:
         """Ask the classes of arguments, from now on."""
         askable()

@@ -13,14 +13,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from webtorch.dispatch.call import Args, Kwargs, Run, active
+from webtorch.dispatch.call import Args, Kwargs, Run, active, inside
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import IN_MEMORY, Node, Recorded
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import is_seen
-from webtorch.tensors import autocast, override
-from webtorch.tensors.modes import forward, mode
+from webtorch.tensors import override
+from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
@@ -88,7 +88,8 @@ def remembering(function: Callable[..., Any]) -> Run:
         if failures >= _MOST_FAILURES or look.watching:
             return function(*args, **kwargs)
         nodes: list[Node] = []
-        parts: list[Any] = []
+        # What products of 16-bit floats give is not told by their arguments.
+        parts: list[Any] = [mode.keeps_sums]
         if not _kinds(args, parts, nodes):
             return function(*args, **kwargs)
         for name, value in kwargs.items():
@@ -97,10 +98,9 @@ def remembering(function: Callable[..., Any]) -> Run:
                 return function(*args, **kwargs)
         if (
             not nodes
-            or forward.levels
-            or mode.vmaps
-            or mode.transforms
-            or (active.count and (override.state.modes or autocast.state.enabled))
+            # Transforms and interpreters meet the calls that this one is made of.
+            or transforms.count
+            or (active.count and inside())
         ):
             return function(*args, **kwargs)
         if len(nodes) > 1:

@@ -16,7 +16,7 @@ from webtorch.dispatch.call import Args, Run
 from webtorch.ops.record import Op, gradient_title, used_arguments
 from webtorch.tensors.engine import run_backward
 from webtorch.tensors.forward import transposed
-from webtorch.tensors.modes import enable_grad, forward, mode, unrecorded
+from webtorch.tensors.modes import enable_grad, mode, transforms, unrecorded
 from webtorch.tensors.primitives import conjugate
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.remember import remembered
@@ -43,7 +43,7 @@ def with_rule(op: Op, inner: Run) -> Run:
 
     def run(args: Args, kwargs: dict[str, Any]) -> Any:
         """Call, and give the results their gradient function and tangents."""
-        moves = forward.levels and mode.forward
+        moves = transforms.count and mode.forward
         recorded = mode.grad and (
             _one_requires_grad(args) or (kwargs and _one_requires_grad(kwargs.values()))
         )

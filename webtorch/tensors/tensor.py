@@ -35,7 +35,7 @@ from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.engine import backward, checked
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
-from webtorch.tensors.modes import forward, in_transform, mode
+from webtorch.tensors.modes import in_transform, mode, transforms
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import (
@@ -360,7 +360,7 @@ class Tensor(TensorBase):
     def detach(self) -> Tensor:
         """Return a tensor on the same storage that needs no gradient."""
         storage = self._storage
-        if forward.levels and any(self in level for level in mode.forward):
+        if transforms.count and any(self in level for level in mode.forward):
             # Tangents belong to storages: what has none is another storage, of the same value. A write to
             # one is a write to both.
             storage = Storage(storage.share(), storage.runtime)

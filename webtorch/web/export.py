@@ -150,7 +150,7 @@ def _functions(what: Function | Mapping[str, Function], name: str | None) -> dic
 
 def _each(
     functions: Mapping[str, object], several: bool, given: object, absent: object, parameter: str
-) -> dict[str, Any]:
+) -> Json:
     """Return one value of a parameter for each function: the same, those of a dict, or `absent`."""
     if not several:
         return dict.fromkeys(functions, absent if given is None else given)
@@ -460,7 +460,7 @@ def _argument_names(step: CompiledFunction) -> tuple[list[tuple[str, Shape]], li
     return tensors, numbers
 
 
-def _referred(function: Any) -> dict[str, Any]:
+def _referred(function: Any) -> Json:
     """Return the modules, optimizers and tensors that a function refers to by name."""
     if isinstance(function, Module):
         return {"": function}

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from webtorch.tensors.host import HostScalar
+from webtorch.web.program_json import Json
 
 # A sum of coefficients times products of settings: [coefficient, [names]].
 Terms = list[tuple[float, tuple[str, ...]]]
@@ -51,12 +52,12 @@ class Settings:
         return out
 
 
-def _group(number: HostScalar) -> dict[str, Any] | None:
+def _group(number: HostScalar) -> Json | None:
     group = getattr(number.source, "group", None)
     return group if isinstance(group, dict) else None
 
 
-def _polynomial(source: Mapping[str, object], key: str, group: dict[str, Any]) -> Terms | None:
+def _polynomial(source: Mapping[str, object], key: str, group: Json) -> Terms | None:
     options = [
         k
         for k, v in group.items()
@@ -90,9 +91,7 @@ def _polynomial(source: Mapping[str, object], key: str, group: dict[str, Any]) -
     return terms
 
 
-def _at(
-    source: Mapping[str, Any], key: str, group: dict[str, Any], other: dict[str, float]
-) -> float | None:
+def _at(source: Mapping[str, Any], key: str, group: Json, other: dict[str, float]) -> float | None:
     """Return `source[key]` as it would be with other options, or None when that cannot be computed."""
     before = {name: group[name] for name in other}
     group.update(other)

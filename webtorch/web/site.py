@@ -16,11 +16,11 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from webtorch.io.safetensors import RawTensor, dump, save_file
 from webtorch.runtime.backends import webassembly
 from webtorch.show.theme import style
+from webtorch.web.program_json import Json
 
 HERE = Path(__file__).parent
 PAGE_FILES = ("runtime.d.ts", "page/page.js")
@@ -47,7 +47,7 @@ import(module(text("page.js").replace('"./runtime.js"', JSON.stringify(runtime))
 
 def write_site(
     path: Path,
-    program: Mapping[str, Any],
+    program: Json,
     weights: Mapping[str, RawTensor],
     examples: Mapping[str, RawTensor],
     native: Mapping[str, object],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from webtorch.ir.expr.node import Expr, binary, const, unary, where
+from webtorch.ir.expr.node import Expr, Operand, binary, const, unary, where
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,22 +16,22 @@ class Pair:
 
     # A real number leaves the imaginary part as it is, the sign of a zero included: it says on which side of a
     # branch cut a number is.
-    def __add__(self, other: Any) -> Pair:
+    def __add__(self, other: Pair | Operand) -> Pair:
         if not isinstance(other, Pair):
             return Pair(self.re + other, self.im)
         return Pair(self.re + other.re, self.im + other.im)
 
     __radd__ = __add__
 
-    def __sub__(self, other: Any) -> Pair:
+    def __sub__(self, other: Pair | Operand) -> Pair:
         if not isinstance(other, Pair):
             return Pair(self.re - other, self.im)
         return Pair(self.re - other.re, self.im - other.im)
 
-    def __rsub__(self, other: Any) -> Pair:
+    def __rsub__(self, other: Operand) -> Pair:
         return Pair(other - self.re, -self.im)
 
-    def __mul__(self, other: Any) -> Pair:
+    def __mul__(self, other: Pair | Operand) -> Pair:
         if not isinstance(other, Pair):
             return Pair(self.re * other, self.im * other)
         return Pair(
@@ -41,17 +40,17 @@ class Pair:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other: Any) -> Pair:
+    def __truediv__(self, other: Pair | Operand) -> Pair:
         return _quotient(self, other) if isinstance(other, Pair) else self * (1.0 / other)
 
-    def __rtruediv__(self, other: object) -> Pair:
+    def __rtruediv__(self, other: Operand) -> Pair:
         return _quotient(as_pair(other, self), self)
 
     def __neg__(self) -> Pair:
         return Pair(-self.re, -self.im)
 
 
-def as_pair(value: Any, like: Pair) -> Pair:
+def as_pair(value: Pair | Operand | complex, like: Pair) -> Pair:
     """Return a Pair, or a real expression or number as one of the type of `like`."""
     if isinstance(value, Pair):
         return value
@@ -61,9 +60,10 @@ def as_pair(value: Any, like: Pair) -> Pair:
     return Pair(const(number.real, like.re.dtype), const(number.imag, like.re.dtype))
 
 
-def select(condition: Expr, a: Any, b: Any) -> Pair:
+def select(condition: Expr, a: Pair | Operand, b: Pair | Operand) -> Pair:
     """Return `a` where the condition holds, else `b`; one of them is a Pair."""
     like = a if isinstance(a, Pair) else b
+    assert isinstance(like, Pair)
     a, b = as_pair(a, like), as_pair(b, like)
     return Pair(where(condition, a.re, b.re), where(condition, a.im, b.im))
 

@@ -8,15 +8,18 @@ compiled graphs both run through these. Operators whose name and arguments are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from webtorch.ops.layout import Layout
 from webtorch.ops.record import TABLE, AutocastRule, Elementwise, Op, OutRule, Overlap
 from webtorch.tensors.autocast import rules_of
 
 Function = Callable[..., Any]
+# As PyTorch's schemas have them: one for all dims, or one for each; and dims, where none are all of them.
+Sizes: TypeAlias = int | Sequence[int]
+Dims: TypeAlias = int | Sequence[int] | None
 FUNCTIONS: dict[str, Function] = {}
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -119,7 +122,7 @@ def load() -> dict[str, Function]:
     return FUNCTIONS
 
 
-def dims_of(dim: Any) -> Any:
+def dims_of(dim: Dims) -> Dims:
     """Return reduction dims; an empty list means all, as in PyTorch's older operators."""
     return None if dim is None or (not isinstance(dim, int) and len(dim) == 0) else dim
 
