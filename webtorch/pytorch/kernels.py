@@ -87,8 +87,8 @@ def _is_fresh(result: Tensor, operands: Iterable[object]) -> bool:
 
 
 def _results(
-    found: Any, operands: list[Any], forms: Forms | None = None, rule: Layout | None = None
-) -> Any:
+    found: object, operands: list[object], forms: Forms | None = None, rule: Layout | None = None
+) -> object:
     """Return webtorch results as new PyTorch tensors, with the strides that a rule gives them."""
 
     def made(x: Tensor, seen: list[object]) -> torch.Tensor:

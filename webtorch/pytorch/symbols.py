@@ -68,7 +68,7 @@ class Sizes:
             now.dtype,
         )
 
-    def number(self, i: int, point: Point, now: Any) -> Any:
+    def number(self, i: int, point: Point, now: object) -> object:
         """Return number argument `i` at other sizes than now."""
         e = self.numbers[i]
         if not hasattr(e, "free_symbols"):
