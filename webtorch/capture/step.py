@@ -42,7 +42,7 @@ from webtorch.capture.trace import (
 )
 from webtorch.capture.viewer import page
 from webtorch.errors import CacheChurnWarning, CaptureError
-from webtorch.functions import movement
+from webtorch.functions import joining
 from webtorch.ir.graph import Graph
 from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Program
@@ -736,7 +736,7 @@ def read_together(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     with no_grad():
         for names in groups.values():
             parts = [tensors[n].detach().reshape(-1) for n in names]
-            whole = (movement.cat(parts) if len(parts) > 1 else parts[0]).cpu()
+            whole = (joining.cat(parts) if len(parts) > 1 else parts[0]).cpu()
             at = 0
             for name, part in zip(names, parts, strict=True):
                 count = part.numel()
