@@ -398,7 +398,7 @@ def test_one_hot(device: str) -> None:
 
 
 def test_embedding_options(device: str) -> None:
-    from webtorch.functions.indexing import embedding
+    from webtorch.functions.lookup import embedding
 
     def run(lib: Any, i: Any, w: Any, **options: Any) -> Any:
         return (lib.F.embedding if lib is TORCH else embedding)(i, w, **options)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.functions.creation import ones_like, zeros, zeros_like
-from webtorch.functions.movement import stack
+from webtorch.functions.joining import stack
 from webtorch.tensors.engine import grad
 from webtorch.tensors.modes import enable_grad
 from webtorch.tensors.tensor import Tensor

@@ -9,9 +9,10 @@ from typing import Any
 
 from webtorch.autograd import forward_ad
 from webtorch.functions.assign import allclose
-from webtorch.functions.creation import eye, zeros_like
-from webtorch.functions.movement import stack
+from webtorch.functions.creation import zeros_like
+from webtorch.functions.joining import stack
 from webtorch.functions.random import randn_like
+from webtorch.functions.ranges import eye
 from webtorch.ir.dtype import float64
 from webtorch.ir.lines import user_depth
 from webtorch.ops.primitive import paired, pairs

@@ -17,7 +17,8 @@ from webtorch.functions.contract import c_name, matmul
 from webtorch.functions.random import default_generator
 from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.ir.view import Shape
-from webtorch.ops.elementwise import _where, clamp_min, exp
+from webtorch.ops.comparison import _where, clamp_min
+from webtorch.ops.elementwise import exp
 from webtorch.ops.primitive import (
     attention,
     iota,

@@ -12,7 +12,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.contract import c_name, check_tensor
-from webtorch.functions.movement import pick, window
+from webtorch.functions.slicing import pick, window
 from webtorch.ir.dtype import bool_
 from webtorch.ir.view import Shape
 from webtorch.ops.precision import to_type

@@ -13,8 +13,9 @@ from typing import Any
 
 from webtorch.errors import ShapeError
 from webtorch.functions.convolution import Sizes, crop, ranked, sizes_of
-from webtorch.functions.movement import integers_held, pick
+from webtorch.functions.movement import integers_held
 from webtorch.functions.pointwise import where
+from webtorch.functions.slicing import pick
 from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
 from webtorch.ops.layout import channels_last_as

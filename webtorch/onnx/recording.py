@@ -293,9 +293,9 @@ def recorded() -> bool:
 
 
 def record(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     inputs: list[Tensor],
     names: Mapping[int, str],
 ) -> Recording:

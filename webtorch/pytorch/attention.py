@@ -14,13 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from webtorch.functions.attention import _by_groups, _safe_softmax, _scores, by_rank_four
 from webtorch.functions.contract import matmul
 from webtorch.ops.primitive import copy, reduce_dims
 from webtorch.pytorch import device
-from webtorch.pytorch.aten.table import aten, op
+from webtorch.pytorch.aten.table import Function, aten, op
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
@@ -278,7 +279,7 @@ def _transformed() -> bool:
     )
 
 
-def register(make_kernel: Any) -> None:
+def register(make_kernel: Callable[[OpOverload, Function], Function]) -> None:
     """Declare the operators, and let `scaled_dot_product_attention` on the device be them."""
     library = torch.library.Library("webgpu", "DEF")
     operands = "Tensor query, Tensor key, Tensor value, Tensor? mask"

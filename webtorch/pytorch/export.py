@@ -48,11 +48,11 @@ class Captured:
     # By function: names and shapes of the tensors that it takes.
     arguments: dict[str, list[tuple[str, Shape]]] = field(default_factory=dict)
     # By function: batches for the page.
-    examples: dict[str, list[Any]] = field(default_factory=dict)
+    examples: dict[str, list[object]] = field(default_factory=dict)
     # By the id of a storage: its name and shape in the weights file.
     names: dict[int, tuple[str, Shape]] = field(default_factory=dict)
     # What the names stand for: modules that were moved must live until the page is written.
-    held: list[Any] = field(default_factory=list)
+    held: list[object] = field(default_factory=list)
 
 
 def is_pytorch(what: object, call: object) -> bool:
@@ -65,7 +65,7 @@ def is_pytorch(what: object, call: object) -> bool:
 def capture_all(
     functions: Mapping[str, object],
     calls: Mapping[str, object],
-    examples: Mapping[str, Sequence[Any]],
+    examples: Mapping[str, Sequence[object]],
     state: Mapping[str, object] | None,
 ) -> Captured:
     """Capture PyTorch functions, each for a call. `state` names further modules, optimizers and tensors.
@@ -82,7 +82,7 @@ def capture_all(
 def _capture_each(
     functions: Mapping[str, object],
     calls: Mapping[str, object],
-    examples: Mapping[str, Sequence[Any]],
+    examples: Mapping[str, Sequence[object]],
     state: Mapping[str, object] | None,
     out: Captured,
     moved: dict[int, torch.nn.Module],
@@ -195,9 +195,9 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _capture(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     tensors: list[torch.Tensor],
     before: _Before,
 ) -> Capture:

@@ -11,8 +11,7 @@ import collections
 import os
 import threading
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch._decomp import decomposition_table
@@ -57,11 +56,11 @@ def check_one_device(op: OpOverload, *args: object) -> None:
         )
 
 
-def on_cpu(op: OpOverload) -> Callable[..., Any]:
+def on_cpu(op: OpOverload) -> Callable[..., object]:
     """Return the kernel of an operator that is computed on the CPU by decision: its calls are counted."""
     name = str(op)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         """Count the call, and compute it on the CPU."""
         check_one_device(op, args, kwargs)
         host_counts[name] += 1
@@ -80,7 +79,7 @@ class _Within(threading.local):
 _within = _Within()
 
 
-def fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+def fallback(op: OpOverload, *args: object, **kwargs: object) -> object:
     """Run `op`, which has no kernel here: as PyTorch composes it of others, or on the CPU if that is allowed.
 
     Raises NotImplementedError if neither can be.
@@ -107,7 +106,7 @@ def fallback(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return run_on_cpu(op, args, kwargs)
 
 
-def run_on_cpu(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_on_cpu(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """Run `op` on copies on the CPU; arguments that it writes are copied back, results go to the device."""
     schema = op._schema.arguments
     written: list[tuple[torch.Tensor, torch.Tensor]] = []

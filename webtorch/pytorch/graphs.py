@@ -361,7 +361,7 @@ def _convert(x: Tensor, dtype: DType) -> Tensor:
 
 
 @graph("_assert_scalar")
-def _assert_scalar(holds: Any, message: str) -> None:
+def _assert_scalar(holds: object, message: str) -> None:
     """Check a fact about sizes, which are known when the graph is recorded."""
     if not holds:
         raise RuntimeError(message)
@@ -386,7 +386,7 @@ def _foreach(name: str) -> Function | None:
     if base is None:
         return None
 
-    def run(*args: Any, **kwargs: Any) -> list[Any]:
+    def run(*args: Any, **kwargs: Any) -> list[Tensor]:
         """Return the results of all elements, as a list."""
         count = max(len(a) for a in args if isinstance(a, list))
         rows = [a if isinstance(a, list) else [a] * count for a in args]

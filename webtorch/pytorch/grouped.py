@@ -8,14 +8,13 @@ waits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from webtorch.errors import ShapeError
 from webtorch.ir.dtype import DType, float32, int64
 from webtorch.ops.primitive import cast_to, fill, iota
-from webtorch.pytorch.aten.table import aten, op
+from webtorch.pytorch.aten.table import Function, aten, op
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
 
@@ -56,7 +55,7 @@ class _Tiles:
         found = op.index_select(x, 0, place.reshape(-1)).reshape(*place._shape, x._shape[1])
         return op.where(self.inside[first : first + count].unsqueeze(2), found, 0.0)
 
-    def give_back(self, tiles: Any, count: int) -> Tensor:
+    def give_back(self, tiles: Tensor, count: int) -> Tensor:
         """Return the rows of all tiles (tiles, rows in a tile, width) in their order, 0 beyond the last group."""
         row = iota(count, 0, 1, int64, tiles.device)
         group = op.sum(cast_to(op.le(self.ends.unsqueeze(1), row), int64), 0)
@@ -153,7 +152,7 @@ def _fallback_backward(
     )
 
 
-def register(functional: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+def register(functional: Callable[[str, Function], Function]) -> None:
     """Register the operators that transformers has in place of `grouped_mm` where it compiles: its own ones read
     where the groups end. `functional` makes a kernel of a name and a meaning.
     """

@@ -17,10 +17,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ops.layout import Form, Forms, Layout, of_operands
 from webtorch.ops.primitive import fill
 from webtorch.pytorch import device
-from webtorch.pytorch.aten.table import (
-    OPERATORS,
-    Operator,
-)
+from webtorch.pytorch.aten.table import OPERATORS, Operator
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -87,8 +84,8 @@ def _is_fresh(result: Tensor, operands: Iterable[object]) -> bool:
 
 
 def _results(
-    found: Any, operands: list[Any], forms: Forms | None = None, rule: Layout | None = None
-) -> Any:
+    found: object, operands: list[object], forms: Forms | None = None, rule: Layout | None = None
+) -> object:
     """Return webtorch results as new PyTorch tensors, with the strides that a rule gives them."""
 
     def made(x: Tensor, seen: list[object]) -> torch.Tensor:

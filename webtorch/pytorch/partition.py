@@ -124,14 +124,14 @@ class _Call:
 
     out: int
     function: Callable[..., Any]
-    leaves: list[Any]
+    leaves: list[object]
     spec: TreeSpec
     name: str | None
     # Whether tensors on the CPU are to be uploaded, and which of the graph's inputs are kept there.
     moves: bool
     static: frozenset[int]
 
-    def run(self, values: list[Any]) -> None:
+    def run(self, values: list[object]) -> None:
         """Call the operator on values of the slots; keep its result in its own."""
         leaves = [self._value(x, values) if type(x) is _Slot else x for x in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.spec)
@@ -139,7 +139,7 @@ class _Call:
             fallback.eager_counts[self.name] += 1
         values[self.out] = self.function(*args, **kwargs)
 
-    def _value(self, slot: _Slot, values: list[Any]) -> object:
+    def _value(self, slot: _Slot, values: list[object]) -> object:
         value = values[slot.number]
         if self.moves and isinstance(value, torch.Tensor) and value.is_cpu:
             return uploaded(value, slot.number in self.static)
@@ -154,7 +154,7 @@ class _Piece:
     inputs: list[int]
     outs: list[int]
 
-    def run(self, values: list[Any]) -> None:
+    def run(self, values: list[object]) -> None:
         """Run the program on values of its slots; keep its results in theirs."""
         made = self.programs([values[i] for i in self.inputs])
         for out, value in zip(self.outs, made, strict=True):
@@ -356,7 +356,7 @@ class Partition:
     # ---- running
 
     def __call__(self, *args: Any) -> Arguments:
-        values: list[Any] = [None] * len(self.nodes)
+        values: list[object] = [None] * len(self.nodes)
         for slot, value in zip(self.holders, args, strict=True):
             values[slot] = value
         for slot, value in self.constants.items():

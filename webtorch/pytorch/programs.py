@@ -37,14 +37,7 @@ from webtorch.capture.trace import capture, compile_never, compile_varying
 from webtorch.ir.view import numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt
-from webtorch.pytorch.device import (
-    TO_TORCH,
-    Memory,
-    changes,
-    flat,
-    memory_of,
-    tensor_on,
-)
+from webtorch.pytorch.device import TO_TORCH, Memory, changes, flat, memory_of, tensor_on
 from webtorch.pytorch.geometry import (
     NOWHERE,
     Geometry,
@@ -74,6 +67,8 @@ Storages: TypeAlias = list[Any]
 Key: TypeAlias = tuple[tuple[Geometry, ...], tuple[int, ...] | None, tuple[object, ...]]
 # Dtype, shape, strides and offset of a new tensor.
 Placed: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+# Of each result Fresh, OfInput, Itself or Again; or the result, where it is no tensor.
+Found: TypeAlias = list[Any]
 # Programs that one graph keeps, for other shapes, strides or offsets of its inputs.
 _MAX_PROGRAMS = 16
 # The same where sizes are symbols: further sizes cost no capture.
@@ -90,8 +85,8 @@ class Ready:
     pick: Callable[[Storages], Sequence[Any]]
     # Inputs whose memory it overwrites.
     donated: list[int]
-    # Fresh, OfInput, Itself, Again, or what is no tensor.
-    results: list[Any]
+    # Where each is found.
+    results: Found
     # Where all that the caller sees is new: for each the output and how it lies there, for `tensor_on`.
     simple: list[tuple[int, Placed]] | None
     # For each input the program's input that is its storage.
@@ -276,9 +271,9 @@ class Programs:
 
     # ---- inputs
 
-    def _given(self, args: Arguments, source: Ready | None) -> list[Any]:
+    def _given(self, args: Arguments, source: Ready | None) -> list[torch.Tensor]:
         """Return the tensors among the arguments, on the device; without what a forward program saved."""
-        given: list[Any] = []
+        given: list[torch.Tensor] = []
         for i in self.tensors if source is None else self.given:
             a = args[i]
             if a.is_cpu:
@@ -550,7 +545,7 @@ class Programs:
         self, captured: Capture, geometry: list[Geometry], live: dict[str, object]
     ) -> Ready:
         """Find out once what each call of a program needs."""
-        results: list[Any] = []
+        results: Found = []
         packed = self.graph.packed
         for i, (value, found) in enumerate(zip(self.graph.results, captured.result, strict=True)):
             if value.again is not None and i not in packed:
@@ -588,7 +583,7 @@ class Programs:
             captured, constants, pick, donated, results, simple, places, written, live, reads, keeps
         )
 
-    def _simple(self, captured: Capture, results: list[Any]) -> list[tuple[int, Placed]] | None:
+    def _simple(self, captured: Capture, results: Found) -> list[tuple[int, Placed]] | None:
         """Return how to make the results of a call where all are new and have storages of their own."""
         if self.graph.written and not self.plain:
             return None
@@ -608,7 +603,7 @@ class Programs:
         self,
         captured: Capture,
         geometry: list[Geometry],
-        results: list[Any],
+        results: Found,
         written: dict[Storage, int],
     ) -> Keeps:
         """Find out once where each call of a program finds what it saves."""
@@ -680,7 +675,7 @@ class Programs:
             ready.live[f"n{i}"] = args[i]
         numbers = read_arguments(captured)[0] if ready.reads else captured.args
         outputs = captured.executable.run(buffers, numbers)
-        moved: dict[Any, Storage] = {s: storages[n] for s, n in ready.written.items()}
+        moved: dict[Storage, Storage] = {s: storages[n] for s, n in ready.written.items()}
         return outputs, settle(captured, outputs, moved)
 
     def _buffers(self, ready: Ready, storages: Storages, known: Inputs | None) -> Storages:

@@ -20,7 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import py_sym_types
 from torch.fx.node import Argument
 
-Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+Hooks = tuple[Callable[[torch.Tensor], object], Callable[[object], torch.Tensor]]
 # Where a node of a graph keeps what people call its value.
 _TITLE = "webtorch_title"
 # What a path of Dynamo begins with: "L['self'].encoder.0".
@@ -42,9 +42,9 @@ class Saved(OpaqueBase):
     def __init__(
         self,
         source: Any,
-        values: Sequence[Any],
+        values: Sequence[object],
         owners: Sequence[torch.Tensor] = (),
-        unpack: Callable[[Any], torch.Tensor] | None = None,
+        unpack: Callable[[object], torch.Tensor] | None = None,
     ) -> None:
         """`source`: the program whose values these are, which tells how they lie in memory; None for what hooks
         returned, with `unpack`. `owners`: tensors that must not be overwritten before the values are used.
@@ -63,7 +63,7 @@ class Saved(OpaqueBase):
             ) from None
         self.unpack = unpack
 
-    def take(self) -> Sequence[Any]:
+    def take(self) -> Sequence[object]:
         """Return the values: of hooks, tensors. They are let go, unless the pass keeps its graph.
 
         Raises RuntimeError, as PyTorch does, where some have been overwritten since.

@@ -7,9 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from webtorch.capture.dynamic import (
-    Point,
-)
+from webtorch.capture.dynamic import Point
 from webtorch.pytorch.geometry import Geometry
 from webtorch.pytorch.values import Arguments, Value
 
@@ -68,7 +66,7 @@ class Sizes:
             now.dtype,
         )
 
-    def number(self, i: int, point: Point, now: Any) -> Any:
+    def number(self, i: int, point: Point, now: object) -> object:
         """Return number argument `i` at other sizes than now."""
         e = self.numbers[i]
         if not hasattr(e, "free_symbols"):

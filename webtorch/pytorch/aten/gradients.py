@@ -55,7 +55,7 @@ def pullback(
 
 
 def elementwise_slope(
-    name: str, g: Tensor, tensors: Sequence[Any], numbers: Sequence[Any] = ()
+    name: str, g: Tensor, tensors: Sequence[Any], numbers: Sequence[float] = ()
 ) -> Tensor:
     """Return the cotangent of the first tensor of an elementwise entry."""
     entry = TABLE[name]
@@ -526,7 +526,7 @@ def _nll_loss(
 def _pair(name: str) -> Function:
     forward = FUNCTIONS[name]
 
-    def run(g: Tensor, x: Tensor, y: Tensor, reduction: int = 1, *numbers: Any) -> Tensor:
+    def run(g: Tensor, x: Tensor, y: Tensor, reduction: int = 1, *numbers: float) -> Tensor:
         """Return the cotangent of the first operand."""
         # The second derivative asks for this with one g for each element, whatever the reduction.
         each = g / numel(x._shape) if reduction == 1 and x.numel() else g

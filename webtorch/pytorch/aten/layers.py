@@ -6,7 +6,6 @@ Each calls the op table or `webtorch.nn.functional`, and its gradient is that of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ir.dtype import Number, float32, int64
@@ -386,7 +385,7 @@ def _segment_reduce_backward(
 @aten("histogram.bin_ct", "histogram.bins_tensor")
 def _histogram(
     x: Tensor,
-    bins: Any = 100,
+    bins: int | Sequence[int] = 100,
     *,
     range: Sequence[float] | None = None,
     weight: Tensor | None = None,
@@ -410,7 +409,7 @@ def _histogramdd_edges(
 @aten("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors")
 def _histogramdd(
     x: Tensor,
-    bins: Any,
+    bins: Sequence[int] | Sequence[Tensor],
     *,
     range: Sequence[float] | None = None,
     weight: Tensor | None = None,

@@ -8,7 +8,6 @@ at a number drawn from it.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
@@ -38,7 +37,7 @@ def _uniform(x: Tensor, generator: torch.Generator | None) -> Tensor:
 def _overwritten(name: str) -> Function:
     """Return a random operator that overwrites its operand: the table's own, with its checks, on new memory."""
 
-    def run(x: Tensor, *numbers: Any, generator: torch.Generator | None = None) -> Tensor:
+    def run(x: Tensor, *numbers: float, generator: torch.Generator | None = None) -> Tensor:
         """Return new random numbers of the operand's shape and dtype."""
         new = empty(x._shape, x.dtype, x.device)
         return TABLE[name].function(new, *numbers, generator=source(generator, x.device))

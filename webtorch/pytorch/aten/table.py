@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from webtorch.ops.layout import Layout
 from webtorch.ops.record import TABLE, AutocastRule, Elementwise, Op, OutRule, Overlap
@@ -33,9 +33,17 @@ class Operator:
     layout: Layout | None = None
 
 
+class Facts(TypedDict, total=False):
+    """What may be stated of an operator: see `Operator`."""
+
+    out: OutRule | Callable[..., OutRule]
+    overlap: Overlap
+    layout: Layout | None
+
+
 # Operator, without its overload -> what is known of it: the fields of its entry, and what is stated here.
 OPERATORS: dict[str, Operator] = {}
-_STATED: dict[str, dict[str, Any]] = {}
+_STATED: dict[str, Facts] = {}
 # Overloads that have a kernel though PyTorch could make them of others; those that are remembered; what autocast
 # does with operators. See the fields of an entry.
 DIRECT: set[str] = set()
@@ -47,7 +55,7 @@ def aten(
     *names: str,
     direct: tuple[str, ...] = (),
     remembered: tuple[str, ...] = (),
-    **facts: Any,
+    **facts: Unpack[Facts],
 ) -> Callable[[Function], Function]:
     """Declare the meaning of the operators `names`, and what else is to be known of them: see `Operator`."""
     DIRECT.update(direct)
@@ -65,7 +73,7 @@ def aten(
     return declare
 
 
-def ruled_as(function: Callable[..., Any], *names: str) -> None:
+def ruled_as(function: Function, *names: str) -> None:
     """Have autocast do with operators what it does with a function of ours that is no entry of the table."""
     rule = rules_of(function).gpu
     assert rule is not None, f"{names}: the function has no rule"
@@ -111,12 +119,12 @@ def load() -> dict[str, Function]:
         OPERATORS[name] = Operator(**facts)
     # What an entry that users find says counts for more than what one says that it is made of.
     for entry in sorted(TABLE.values(), key=lambda e: not e.function_in):
-        fields = {"out": entry.out, "overlap": entry.overlap, "layout": entry.layout}
+        fields: Facts = {"out": entry.out, "overlap": entry.overlap, "layout": entry.layout}
         for name in operators_of(entry):
             if name in seen:
                 continue
             seen.add(name)
-            OPERATORS[name] = Operator(**(fields | _STATED.get(name, {})))
+            OPERATORS[name] = Operator(**(fields | _STATED.get(name, Facts())))
             if entry.function_in and entry.autocast is not None and entry.autocast.gpu is not None:
                 AUTOCAST.setdefault(name, entry.autocast.gpu)
     return FUNCTIONS
