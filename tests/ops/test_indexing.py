@@ -94,7 +94,6 @@ def _variables(device: str, dtype: str) -> tuple[list[torch.Tensor], list[Any]]:
     return theirs, [tensor(x, device) for x in theirs]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.covers("G8", "G9", "G10", "G11")
 @pytest.mark.parametrize("name", BRACKETS)
 def test_reading_with_brackets(name: str, device: str) -> None:
@@ -398,7 +397,7 @@ def test_one_hot(device: str) -> None:
 
 
 def test_embedding_options(device: str) -> None:
-    from webtorch.functions.indexing import embedding
+    from webtorch.functions.lookup import embedding
 
     def run(lib: Any, i: Any, w: Any, **options: Any) -> Any:
         return (lib.F.embedding if lib is TORCH else embedding)(i, w, **options)

@@ -10,12 +10,19 @@ import torch
 
 import webtorch.pytorch  # noqa: F401  (where PyTorch's autoloading is off)
 from tests.conftest import need_device
+from tests.pytorch import processes
 
 
 @pytest.fixture(scope="session")
 def _adapter() -> None:
     if not os.environ.get("WEBTORCH_PYTORCH_ENGINE"):
         need_device("webgpu")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_end() -> Iterator[None]:
+    yield
+    processes.end()
 
 
 @pytest.fixture

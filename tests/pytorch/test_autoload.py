@@ -1,4 +1,4 @@
-"""What `import torch` does by itself: each case in a process of its own."""
+"""What `import torch` does by itself, and signals and forks: each case in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,18 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-
-def python(program: str, timeout: float = 120, **environment: str) -> str:
-    """Run a program in a new interpreter; return what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from tests.pytorch.processes import forked, python
 
 
 @pytest.mark.one_in(3)
@@ -43,7 +32,7 @@ def test_import_torch_is_enough_in_any_order(first: str) -> None:
 
 def test_a_gpu_that_pytorch_drives_comes_first() -> None:
     """PyTorch's autograd knows one kind of GPU: programs that only import PyTorch must train on theirs."""
-    out = python(
+    out = forked(
         """
         import torch
         torch.accelerator.current_accelerator = lambda: torch.device("cuda")
@@ -57,7 +46,7 @@ def test_a_gpu_that_pytorch_drives_comes_first() -> None:
         import webtorch.pytorch
         print(torch.device("webgpu").type, torch.webgpu.is_initialized())
         """,
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        bare=True,
     )
     assert out.splitlines() == ["None cuda", "privateuseone False", "webgpu False"]
 
@@ -88,21 +77,19 @@ def test_import_torch_stays_light() -> None:
     )
     assert out.splitlines() == ["[]", "True"]
     # What it costs after the rest of PyTorch is there; PyTorch's own import takes some 1500 ms.
-    times = [
-        float(
-            python(
-                """
-                import time, torch
-                start = time.process_time()
-                import webtorch_autoload
-                webtorch_autoload.autoload()
-                print((time.process_time() - start) * 1000)
-                """,
-                TORCH_DEVICE_BACKEND_AUTOLOAD="0",
-            )
+    times: list[float] = []
+    while len(times) < 3 and min(times, default=30) >= 30:
+        out = python(
+            """
+            import time, torch
+            start = time.process_time()
+            import webtorch_autoload
+            webtorch_autoload.autoload()
+            print((time.process_time() - start) * 1000)
+            """,
+            TORCH_DEVICE_BACKEND_AUTOLOAD="0",
         )
-        for _ in range(3)
-    ]
+        times.append(float(out))
     assert min(times) < 30, times
 
 
@@ -136,7 +123,7 @@ def test_a_fault_of_ours_does_not_break_import_torch(fault: str) -> None:
 @pytest.mark.parametrize("version", ["1.13.1+cu117", "2.9.1", "2.10.0a0+git1234567"])
 def test_an_older_pytorch_is_refused_in_words(version: str) -> None:
     """By a warning where `import torch` asks, by an error where the user does."""
-    out = python(
+    out = forked(
         f"""
         import sys, warnings
         import torch
@@ -156,7 +143,7 @@ def test_an_older_pytorch_is_refused_in_words(version: str) -> None:
             except Exception as error:
                 print(type(error).__name__, error)
         """,
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        bare=True,
     )
     warning, state, imported, *compiled = out.splitlines()
     words = f"needs PyTorch 2.11 or later, and this is {version}"
@@ -169,7 +156,7 @@ def test_an_older_pytorch_is_refused_in_words(version: str) -> None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("version", ["2.11.0+cu130", "2.13.0", "3.0.0.dev1"])
 def test_other_versions_of_pytorch_get_the_device(version: str) -> None:
-    out = python(
+    out = forked(
         f"""
         import warnings
         warnings.simplefilter("error")
@@ -178,7 +165,7 @@ def test_other_versions_of_pytorch_get_the_device(version: str) -> None:
         import webtorch.pytorch
         print(torch.device("webgpu").type, hasattr(torch, "webgpu"))
         """,
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        bare=True,
     )
     assert out == "webgpu True"
 
@@ -199,20 +186,20 @@ def test_registering_again_does_nothing() -> None:
 
 
 def test_switched_off_until_asked_for() -> None:
-    out = python(
+    out = forked(
         """
         import torch
         before = hasattr(torch, "webgpu")
         import webtorch.pytorch
         print(before, hasattr(torch, "webgpu"))
         """,
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        bare=True,
     )
     assert out == "False True"
 
 
 def test_without_an_adapter_torch_works_and_the_device_says_why() -> None:
-    out = python(
+    out = forked(
         """
         import torch
         from webtorch.runtime.backends.webgpu import adapter
@@ -230,7 +217,7 @@ def test_without_an_adapter_torch_works_and_the_device_says_why() -> None:
 
 
 def test_a_taken_place_is_a_warning_not_an_error() -> None:
-    out = python(
+    out = forked(
         """
         import warnings, torch
         torch.utils.rename_privateuse1_backend("other")
@@ -239,13 +226,13 @@ def test_a_taken_place_is_a_warning_not_an_error() -> None:
             import webtorch.pytorch
         print([w.category.__name__ for w in seen], (torch.ones(2) + 1).tolist())
         """,
-        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+        bare=True,
     )
     assert out == "['RuntimeWarning'] [2.0, 2.0]"
 
 
 def test_forked_children_are_refused(webgpu: str) -> None:
-    out = python(
+    out = forked(
         """
         import os, sys, torch
         torch.ones(2, device="webgpu")
@@ -264,7 +251,7 @@ def test_forked_children_are_refused(webgpu: str) -> None:
 
 
 def test_data_loader_workers_that_fork_before_the_first_tensor(webgpu: str) -> None:
-    out = python(
+    out = forked(
         """
         import torch
         data = torch.utils.data.TensorDataset(torch.arange(8.0))
@@ -288,11 +275,11 @@ def test_fallback_runs_on_the_cpu_only_when_allowed(webgpu: str) -> None:
         print(len([w for w in seen if "combination" in str(w.message)]), torch.webgpu.fallback_counts())
     """
     assert (
-        python(program, WEBTORCH_FALLBACK="warn")
+        forked(program, WEBTORCH_FALLBACK="warn")
         == "1 {'aten._compute_linear_combination.default': 1}"
     )
     assert (
-        python(program, WEBTORCH_FALLBACK="silent")
+        forked(program, WEBTORCH_FALLBACK="silent")
         == "0 {'aten._compute_linear_combination.default': 1}"
     )
 
@@ -324,7 +311,7 @@ def test_ctrl_c_in_the_middle_of_anything(webgpu: str, delay: str) -> None:
         {f"interrupt._DELAY = interrupt._PERIOD = {delay}" if delay else ""}
         print(interrupts.run({presses}, seed=1))
         """
-    assert python(program, timeout=60 + presses) == str(presses)
+    assert forked(program, timeout=60 + presses) == str(presses)
 
 
 @pytest.mark.one_in(3)
@@ -364,7 +351,7 @@ def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str, busy: str) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as on POSIX")
 def test_ctrl_c_is_the_main_threads_and_the_programs_own_handler_stays(webgpu: str) -> None:
-    out = python(
+    out = forked(
         """
         import signal, threading, time, torch
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -391,7 +378,7 @@ def test_ctrl_c_is_the_main_threads_and_the_programs_own_handler_stays(webgpu: s
         """
     )
     assert out.splitlines() == ["caught", "[]"]
-    out = python(
+    out = forked(
         """
         import signal, torch
         signal.signal(signal.SIGINT, lambda *_: print("mine"))
@@ -404,7 +391,7 @@ def test_ctrl_c_is_the_main_threads_and_the_programs_own_handler_stays(webgpu: s
 
 
 def test_recursion_without_end_is_an_error(webgpu: str) -> None:
-    out = python(
+    out = forked(
         """
         import torch
         x = torch.ones(2, device="webgpu")

@@ -1,6 +1,6 @@
 """Out of memory, a lost device, a forked process, hooks that raise: errors that say what happened.
 
-The first three in processes of their own.
+The first ones in processes of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.pytorch.test_autoload import python
+from tests.pytorch.processes import forked
 
 _TRIES = """
 import copy, io, os, sys, torch
@@ -57,7 +57,7 @@ def attempt(error, words):
 def test_a_lost_device_says_so_at_every_use(webgpu: str) -> None:
     if os.environ.get("WEBTORCH_PYTORCH_ENGINE"):
         pytest.skip("the CPU engine cannot be lost")
-    out = python(
+    out = forked(
         _TRIES
         + """
 from webtorch.pytorch import device
@@ -69,7 +69,7 @@ print(attempt(torch.AcceleratorError, "was lost"))
 
 
 def test_a_forked_child_is_refused_and_its_parent_goes_on(webgpu: str) -> None:
-    out = python(
+    out = forked(
         _TRIES
         + """
 read, write = os.pipe()
@@ -86,7 +86,7 @@ print(pending.sum().item(), model(x).shape)
 
 
 def test_data_loader_workers_that_fork_after_the_first_tensor(webgpu: str) -> None:
-    out = python(
+    out = forked(
         """
         import torch
         data = torch.arange(8.0)
@@ -110,7 +110,7 @@ def test_data_loader_workers_that_fork_after_the_first_tensor(webgpu: str) -> No
 
 
 def test_out_of_memory_is_pytorchs_error_and_training_goes_on(webgpu: str) -> None:
-    out = python(
+    out = forked(
         """
         import copy, torch
         from torch import nn
@@ -259,7 +259,7 @@ def test_backward_passes_within_hooks_raise_to_the_hook(webgpu: str) -> None:
 
 def test_nothing_that_is_refused_ends_the_process(webgpu: str) -> None:
     """Errors that arise where C++ lets none through: sizes of nested tensors, memory of the host, recursion."""
-    out = python(
+    out = forked(
         """
         import torch, warnings
         warnings.simplefilter("ignore")

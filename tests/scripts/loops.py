@@ -1,7 +1,7 @@
 """Random training loops: the same program in webtorch, with scripts and without, and in PyTorch.
 
-`python -m tests.scripts.loops --count 2000 --seed 0` runs many. A loop branches, writes in place, changes sizes, raises,
-keeps tensors, reads between, registers hooks, and looks at what it kept.
+`python -m tests.scripts.loops --count 2000 --seed 0` runs many. A loop branches, writes in place, changes sizes,
+raises, keeps tensors, reads between, registers hooks, and looks at what it kept.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class _Running:
         if kind == "linear":
             model = nn.Linear(w, 3)
         elif kind == "deep":
-            model = nn.Sequential(nn.Linear(w, 5), nn.GELU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+            model = nn.Sequential(
+                nn.Linear(w, 5), nn.GELU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)
+            )
         elif kind == "norm":
             model = nn.Sequential(
                 nn.Linear(w, 4), nn.LayerNorm(4), nn.ReLU(), nn.BatchNorm1d(4), nn.Linear(4, 3)
@@ -273,7 +275,10 @@ class _Running:
             self.optimizer = self.make_optimizer()
             self.schedule = None
         if happens("load", step):
-            state = {k: v * 0.5 if v.dtype.is_floating_point else v for k, v in self.model.state_dict().items()}
+            state = {
+                k: v * 0.5 if v.dtype.is_floating_point else v
+                for k, v in self.model.state_dict().items()
+            }
             self.model.load_state_dict(state)
         if happens("average", step):
             with torch.no_grad():

@@ -32,6 +32,7 @@ from webtorch.lower.pysource import python_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, scan_kernel
 from webtorch.runtime.compilations import compilations as compilations
 from webtorch.runtime.realize import open_runtimes
+from webtorch.scripts import report
 from webtorch.tensors.host import tracing
 from webtorch.tensors.numerics import check_numerics as check_numerics
 
@@ -207,6 +208,11 @@ def _shown(value: Any, dtype: DType) -> Scalar:
         return dtype.from_bytes(value.tobytes())[0]
     number: Scalar = value.item()
     return number
+
+
+def scripts() -> str:
+    """Return how many steps of uncompiled loops followed a script, and why and where others did not."""
+    return report()
 
 
 def caches() -> dict[str, dict[str, dict[str, int]]]:

@@ -83,28 +83,65 @@ class Interpreter(Protocol):
     def on(self) -> bool:
         """Whether it wants to be asked, in this thread."""
 
+    @property
+    def inside(self) -> bool:
+        """Whether it wants the calls, too, that one which it was asked about is made of."""
+
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Return what a call gives; `run` is the call as it goes on below."""
 
 
-class _Active:
-    """How many interpreters are on, in all threads: cheaper to ask than what is the thread's own."""
+class Count:
+    """How many of something are on, in all threads: cheaper to ask than what is the thread's own."""
 
-    __slots__ = ("_lock", "count", "follower")
+    __slots__ = ("_lock", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        # Who looks for steps that come again (`webtorch.scripts`).
-        self.follower: Any = None
         self._lock = threading.Lock()
+
+    def add(self, number: int) -> None:
+        """Count some that come, or that go."""
+        with self._lock:
+            self.count += number
+
+
+class Follower(Protocol):
+    """Who looks for steps that come again, in one thread (`webtorch.scripts`)."""
+
+    thread: int
+
+    def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call, or make it."""
+
+    def settle(self, why: str) -> None:
+        """Compute what is promised, or record it."""
+
+    def refuse(self, why: str) -> None:
+        """Keep what follows out of scripts until something is computed."""
+
+    def before_drawing(self) -> None:
+        """Let the calls that promised something draw random numbers before another one does."""
+
+    def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
+        """Return what was drawn, as numbers that remember it while calls are recorded."""
+
+
+class _Active(Count):
+    """How many interpreters are on, a follower of scripts among them."""
+
+    __slots__ = ("follower",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.follower: Follower | None = None
 
     def add(self, number: int) -> None:
         """Count interpreters that come, or that go."""
         if number > 0 and self.follower is not None:
             # It sees nothing of what was called before.
             self.follower.refuse("somebody begins to look at each operation")
-        with self._lock:
-            self.count += number
+        super().add(number)
 
 
 active = _Active()
@@ -149,6 +186,11 @@ def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     return run(args, kwargs)
 
 
+def inside() -> bool:
+    """Whether an interpreter that is on in this thread wants the calls that a call is made of."""
+    return any(interpreter.inside for interpreter in _inwards)
+
+
 class Foreign(TypeError):
     """An operation met an object that is no tensor, and whose class is to be asked (`__torch_function__`)."""
 
@@ -174,7 +216,7 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
     run = callee.run
 
     @functools.wraps(like)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         """Call the operation, or the interpreters that are on."""
         if active.count:
             return call(callee, args, kwargs)
@@ -208,7 +250,7 @@ def dispatched(
         )
         names = list(parameters.parameters)
 
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def called(*args: object, **kwargs: object) -> Any:
             """Call the function, or the interpreters that are on."""
             if active.count:
                 return call(callee, args, kwargs)
@@ -220,13 +262,13 @@ def dispatched(
         public: Callable[..., Any] = called
         if names == ["self"]:
 
-            def public(self: Any) -> Any:
+            def public(self: object) -> Any:
                 """Call the method, or the interpreters that are on."""
                 return call(callee, (self,), {}) if active.count else function(self)
 
         elif positional and len(names) == 2:
 
-            def public(self: Any, other: Any) -> Any:
+            def public(self: object, other: object) -> Any:
                 """Call the method, or the interpreters that are on."""
                 if active.count:
                     return call(callee, (self, other), {})

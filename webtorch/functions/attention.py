@@ -5,24 +5,31 @@ Letters of shapes: H query heads, G groups of them that share a key head, L quer
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import movement
 from webtorch.functions.composite import dropout
 from webtorch.functions.contract import c_name, matmul
 from webtorch.functions.random import default_generator
 from webtorch.ir.dtype import bool_, float32, int64
-from webtorch.ops.elementwise import _where, clamp_min, exp
+from webtorch.ir.view import Shape
+from webtorch.ops.comparison import _where, clamp_min
+from webtorch.ops.elementwise import exp
 from webtorch.ops.primitive import (
     attention,
     iota,
     multiplies_narrow,
     philox,
     reduce_dims,
-    suits_attention,
 )
 from webtorch.ops.record import LOWER, composite
+from webtorch.tensors.attention import Parts, suits_shapes
+from webtorch.tensors.modes import mode
+from webtorch.tensors.tape import needs_grad
 from webtorch.tensors.tensor import Tensor
 
 # The lowest float32.
@@ -205,65 +212,126 @@ def _without_scores(
     enable_gqa: bool,
 ) -> Tensor | None:
     """Return the attention of a kernel that keeps no scores, or None where products serve better."""
-    if dropout_p == 1.0:
+    if dropout_p == 1.0 or not _has_kernel(query, key, value, mask, enable_gqa):
         return None
-    operands = by_rank_four(query, key, value, mask, enable_gqa)
-    if operands is None or not suits_attention(*operands):
-        return None
-    q, k, v, m = operands
-    batch, heads, length = q.shape[:3]
-    source = k.shape[2]
-    drawn = None
-    if dropout_p > 0.0:
-        count = batch * heads * length * source
-        drawn = (dropout_p, *default_generator(query.device).advance(count))
-
+    if dropout_p == 0.0:
+        return _attended(query, key, value, mask, is_causal, factor, enable_gqa)[0]
+    q, k, v, m = by_rank_four(query, key, value, mask, enable_gqa)
+    count = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    drawn = (dropout_p, *default_generator(query.device).advance(count))
     out = attention(q, k, v, m, is_causal, factor, drawn, _gradients)
     rank = max(t.ndim for t in (query, key, value))
     return out.reshape(out.shape[4 - rank :])
 
 
-def by_rank_four(
+def _has_kernel(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
-) -> Any:
-    """Return query, key, value and mask expanded to (batch, heads, .., ..), as the kernels take them.
+) -> bool:
+    """Whether a kernel that keeps scores out of memory takes the operands, and serves better than products."""
+    shown = None if mask is None else mask._shape
+    shapes = _four_dims(query._shape, key._shape, value._shape, shown, enable_gqa)
+    # The kernels compute no gradient of a mask.
+    if shapes is None or (mask is not None and needs_grad((mask,))):
+        return False
+    return suits_shapes(query._storage.runtime, query.dtype, shapes[0], shapes[2])
+
+
+def _attended_back(
+    gs: Sequence[Tensor],
+    results: Sequence[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    factor: float,
+    enable_gqa: bool,
+) -> list[Tensor]:
+    """Return the cotangents of query, key and value."""
+    q, k, v, m = by_rank_four(query, key, value, mask, enable_gqa)
+    (out, statistics), shape = results, (*q._shape[:3], v._shape[3])
+    g = gs[0].reshape(shape)
+    if mode.grad or needs_grad((query, key, value, g)):
+        # To be differentiated again, backwards or forwards: with products.
+        found: Sequence[Tensor | None] = _gradients(q, k, v, m, causal, factor, None, g)
+    else:
+        operands = [q, k, v] if m is None else [q, k, v, m]
+        parts = Parts(operands, causal, factor)
+        found = parts.gradients(out.reshape(shape), statistics, g, (True, True, True))
+    cotangents = []
+    for x, c in zip((query, key, value), found, strict=True):
+        assert c is not None
+        ranked = (*(1,) * (4 - x.ndim), *x._shape)
+        cotangents.append(movement.sum_to(c, ranked).reshape(x._shape))
+    return cotangents
+
+
+@composite(name="_attended", function_in=(), torch="", vjp=_attended_back, outputs=2)
+def _attended(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    factor: float,
+    enable_gqa: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention of a kernel that keeps no scores, and what backward needs of them."""
+    q, k, v, m = by_rank_four(query, key, value, mask, enable_gqa)
+    parts = Parts([q, k, v] if m is None else [q, k, v, m], causal, factor)
+    out = parts.result()
+    statistics = parts.statistics(out)
+    rank = max(t.ndim for t in (query, key, value))
+    return out if rank == 4 else out.reshape(out._shape[4 - rank :]).detach(), statistics
+
+
+@functools.lru_cache(maxsize=1024)
+def _four_dims(
+    query: Shape, key: Shape, value: Shape, mask: Shape | None, enable_gqa: bool
+) -> tuple[Shape, Shape, Shape, Shape | None] | None:
+    """Return the shapes (batch, heads, .., ..) of query, key, value and mask, as the kernels take them.
 
     None where there are no such views: more dims, no elements, or shapes that do not fit.
     """
-    if 0 in (*query.shape, *key.shape, *value.shape):
+    if 0 in (*query, *key, *value):
         return None
-    rank = max(t.ndim for t in (query, key, value))
-    if rank > 4 or (mask is not None and mask.ndim > rank):
+    rank = max(map(len, (query, key, value)))
+    if rank > 4 or (mask is not None and len(mask) > rank):
         return None
-
-    def ranked(x: Tensor) -> Tensor:
-        """Return a tensor with dims of size 1 before its own."""
-        return x.reshape((*(1,) * (4 - x.ndim), *x.shape)) if x.ndim < 4 else x
-
-    q, k, v = (ranked(t) for t in (query, key, value))
-    batches = {t.shape[0] for t in (q, k, v)} - {1}
-    heads, shared = q.shape[1], k.shape[1]
+    q, k, v = ((*(1,) * (4 - len(s)), *s) for s in (query, key, value))
+    batches = {s[0] for s in (q, k, v)} - {1}
+    heads, shared = q[1], k[1]
     if enable_gqa:
-        if shared != v.shape[1]:
+        if shared != v[1]:
             return None
-    elif not shared == v.shape[1] == 1:
-        several = {t.shape[1] for t in (q, k, v)} - {1}
+    elif not shared == v[1] == 1:
+        several = {s[1] for s in (q, k, v)} - {1}
         if len(several) > 1:
             return None  # products say what is wrong
         heads = shared = max(several, default=1)
     if len(batches) > 1:
         return None
     batch = max(batches, default=1)
-    length, source = q.shape[2], k.shape[2]
-    q = q.expand((batch, heads, *q.shape[2:]))
-    k, v = (t.expand((batch, shared, *t.shape[2:])) for t in (k, v))
     m = None
     if mask is not None:
-        wanted = (batch, heads, length, source)
-        if any(a not in (1, b) for a, b in zip(ranked(mask).shape, wanted, strict=True)):
+        m = (batch, heads, q[2], k[2])
+        if any(a not in (1, b) for a, b in zip((1,) * (4 - len(mask)) + mask, m, strict=True)):
             return None
-        m = ranked(mask).expand(wanted)
-    return q, k, v, m
+    return (batch, heads, *q[2:]), (batch, shared, *k[2:]), (batch, shared, *v[2:]), m
+
+
+def by_rank_four(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool
+) -> Any:
+    """Return query, key, value and mask expanded to (batch, heads, .., ..), as the kernels take them, or None."""
+    shown = None if mask is None else mask._shape
+    shapes = _four_dims(query._shape, key._shape, value._shape, shown, enable_gqa)
+    if shapes is None:
+        return None
+    return [
+        x if x is None or shape is None or x._shape == shape else x.expand(shape)
+        for x, shape in zip((query, key, value, mask), shapes, strict=True)
+    ]
 
 
 def _gradients(

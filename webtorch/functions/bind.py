@@ -41,15 +41,14 @@ from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
 _FORMULAS = (
-    "elementwise", "special", "activation", "optimize", "bessel", "gamma", "integer",
+    "elementwise", "circular", "comparison", "special", "activation", "optimize", "bessel", "gamma", "integer",
     "floats", "reduction", "loss", "grid", "packed", "samplers",
 )  # fmt: skip
 _FUNCTIONS = (
-    "pointwise", "reduce", "movement", "indexing", "ordering", "creation", "random",
-    "assign", "contract", "convolution", "pooling", "resize",
-    "norm", "loss", "attention", "composite", "statistics",
-    "quantize",
-    "linalg", "decomposition", "lobpcg", "polynomial", "window", "copying", "complex", "fft",
+    "pointwise", "reduce", "variance", "cumulative", "movement", "slicing", "joining", "repeating", "padding",
+    "indexing", "gather_scatter", "lookup", "ordering", "creation", "ranges", "random", "assign",
+    "contract", "einsum", "convolution", "pooling", "resize", "norm", "loss", "attention", "composite", "statistics",
+    "quantize", "linalg", "cholesky", "decomposition", "lobpcg", "polynomial", "window", "copying", "complex", "fft",
     "spectrum", "segment", "masked", "native", "sampling", "oldnames",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
@@ -65,7 +64,7 @@ NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
 def load_table() -> None:
     """Import the table, bind every entry, and hang the methods on Tensor."""
     assert primitives.as_view is not None
-    assert attention.suits is not None
+    assert attention.attention is not None
     assert lapack.host is not None
     assert complex_numbers.apply_form is not None
     assert show.show_tensor is not None

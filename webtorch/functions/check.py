@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.ir.dtype import bool_, int32
-from webtorch.ops import elementwise
+from webtorch.ops import comparison
 from webtorch.ops.primitive import cast_to, fill, take
 from webtorch.tensors.tensor import Tensor
 
@@ -17,8 +17,8 @@ def demand(result: Tensor, holds: Any, message: str) -> Tensor:
     DeviceCheckError (a RuntimeError) with `message` and the user's line, as bad indices do. Not
     differentiable in `holds`.
     """
-    broken = cast_to(elementwise.logical_not(holds), int32)
+    broken = cast_to(comparison.logical_not(holds), int32)
     # A look-up of the only place that there is, or of one that is not.
     kind = result.dtype.to_real() if result.dtype.is_complex else result.dtype
     one = take(fill((1,), 1, kind, result.device), [broken], message, dims=(-1,))
-    return elementwise.logical_and(result, one) if result.dtype is bool_ else result * one
+    return comparison.logical_and(result, one) if result.dtype is bool_ else result * one

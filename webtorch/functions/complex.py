@@ -12,7 +12,7 @@ from typing import Any
 from webtorch.errors import DTypeError
 from webtorch.functions import movement, pointwise
 from webtorch.ir.dtype import float16
-from webtorch.ops import elementwise
+from webtorch.ops import circular, comparison, elementwise
 from webtorch.ops.primitive import (
     conjugate,
     imag_part,
@@ -58,7 +58,7 @@ def complex_(real: Tensor, imag: Tensor) -> Tensor:
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """The complex tensor of absolute values and angles: abs * (cos(angle) + i sin(angle))."""
     size, turn = parts_together("polar", abs, angle)
-    return join(size * elementwise.cos(turn), size * elementwise.sin(turn))
+    return join(size * circular.cos(turn), size * circular.sin(turn))
 
 
 @composite(family="movement", function_in=FUNCTION, geometry=("view_as_real",))
@@ -146,5 +146,5 @@ def sgn(input: Tensor) -> Tensor:
     if not input.dtype.is_complex:
         return elementwise.sign(input)
     size = elementwise.abs(input)
-    one = pointwise.where(elementwise.eq(size, 0), 1.0, size)
+    one = pointwise.where(comparison.eq(size, 0), 1.0, size)
     return paired(pairs(input) / one.unsqueeze(-1))

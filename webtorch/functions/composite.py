@@ -14,7 +14,8 @@ from webtorch.functions.reduce import eq, positions, sum, vector_norm
 from webtorch.ir.dtype import FLOATS, DType, float32
 from webtorch.ir.view import broadcast_shapes, wrap_dim
 from webtorch.ops.activation import FUNCTIONAL, put_back
-from webtorch.ops.elementwise import EVERYWHERE, _where, clamp_min, exp, ge, log
+from webtorch.ops.comparison import _where, clamp_min, ge
+from webtorch.ops.elementwise import EVERYWHERE, exp, log
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, reduce_dims
 from webtorch.ops.purity import warn

@@ -11,11 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions.creation import eye
+from webtorch.functions.joining import join
 from webtorch.functions.linalg import inv
-from webtorch.functions.movement import join, narrow
+from webtorch.functions.ranges import eye
+from webtorch.functions.slicing import narrow
 from webtorch.ir.dtype import DType, Number, bool_, promote_types
 from webtorch.ir.view import (
+    Shape,
     broadcast_shapes,
     contiguous_strides,
     expands_to,
@@ -24,7 +26,7 @@ from webtorch.ir.view import (
     reshape_strides,
 )
 from webtorch.ops.precision import computed_wide, is_short, to_type, widened
-from webtorch.ops.primitive import as_view, conjugate, fill, matmul3, unrounded
+from webtorch.ops.primitive import as_view, cast_to, conjugate, fill, matmul3, unrounded
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import (
     BOOL,
@@ -33,12 +35,10 @@ from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
     Example,
-    Operand,
     OutRule,
     composite,
     with_factors_first,
 )
-from webtorch.tensors.tape import attach
 from webtorch.tensors.tensor import Tensor
 
 # C++ names, which PyTorch's messages use.
@@ -54,8 +54,6 @@ _C_NAMES = {
     "int32": "int",
     "int64": "long int",
 }
-# Subscript number n of the form with lists is letter n, which also is the order of implicit outputs.
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def c_name(dtype: DType) -> str:
@@ -92,22 +90,51 @@ def viewable(x: Tensor, shape: tuple[int, ...]) -> bool:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Return the batched product of (B, M, K) and (B, K, N); any size may be 0."""
-    batch, m, k = a.shape
-    n = b.shape[2]
-    if batch and m and n and k:
+    """Return the product of (*, M, K) and (*, K, N), with the same batches; any size may be 0."""
+    # The cotangent of a transposed matrix is made in the layout of the matrix itself, so that it is stored
+    # without a copy.
+    return _bmm(a, b, *[t._strides[-2] == 1 != t._strides[-1] for t in (a, b)])
+
+
+def _cotangent_of_left(
+    g: Tensor, _out: Tensor, _a: Tensor, b: Tensor, turned: bool, _turned: bool
+) -> Tensor:
+    b, g = conjugate(b), cast_to(g, b.dtype)
+    return product(b, g.mT).mT if turned else product(g, b.mT)
+
+
+def _cotangent_of_right(
+    g: Tensor, _out: Tensor, a: Tensor, _b: Tensor, _turned: bool, turned: bool
+) -> Tensor:
+    a, g = conjugate(a), cast_to(g, a.dtype)
+    return product(g.mT, a).mT if turned else product(a.mT, g)
+
+
+@composite(
+    name="_bmm",
+    function_in=(),
+    torch="",
+    complex_rule=True,
+    vjp=(_cotangent_of_left, _cotangent_of_right),
+)
+def _bmm(a: Tensor, b: Tensor, turned_a: bool, turned_b: bool) -> Tensor:
+    """Return `product(a, b)`. `turned_a`, `turned_b`: how the cotangents will lie."""
+    *batch, m, k = a._shape
+    n, count = b._shape[-1], numel(tuple(batch))
+    shape = (*batch, m, n)
+    if not (count and m and n and k):
+        return fill(shape, 0, a.dtype, a.device)
+    if len(batch) == 1:
         return matmul3(a, b)
-    # No terms: zeros, still connected to the inputs, whose gradients may have elements.
-    out = fill((batch, m, n), 0, a.dtype, a.device)
-    return attach(
-        out,
-        "Bmm",
-        (a, b),
-        lambda g: (
-            product(g, conjugate(b).transpose(1, 2)),
-            product(conjugate(a).transpose(1, 2), g),
-        ),
-    )
+    return _as_new(matmul3(a.reshape((count, m, k)), b.reshape((count, k, n))), shape)
+
+
+def _as_new(out: Tensor, shape: Shape) -> Tensor:
+    """Return a result that nobody has seen yet with another shape: no view."""
+    if out._whole:
+        out._shape, out._strides = shape, contiguous_strides(shape)
+        return out
+    return as_view(out, shape, contiguous_strides(shape), 0).detach()
 
 
 def rows_times(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
@@ -156,12 +183,7 @@ def _mm(a: Tensor, b: Tensor, transposed: bool, turned: bool) -> Tensor:
         as_view(a, (1, m, k), (0, *strides), a._offset),
         as_view(b, (1, k, n), across, b._offset),
     )
-    shape = (*lead, n)
-    if out._whole:
-        # A result that nobody has seen yet: it simply is of that shape.
-        out._shape, out._strides = shape, contiguous_strides(shape)
-        return out
-    return as_view(out, shape, contiguous_strides(shape), 0).detach()
+    return _as_new(out, (*lead, n))
 
 
 def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
@@ -361,15 +383,17 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
         return dot(input, other)
     a = input if rank_a > 1 else input.unsqueeze(0)
     b = other if rank_b > 1 else other.unsqueeze(1)
-    out = _batched(a, b)
+    out = batched(a, b)
     if rank_a == 1:
         out = out.squeeze(-2)
     return out.squeeze(-1) if rank_b == 1 else out
 
 
-def _batched(a: Tensor, b: Tensor) -> Tensor:
+def batched(a: Tensor, b: Tensor) -> Tensor:
     """Return the product of (*A, M, K) and (*B, K, N) with A and B broadcast, without writing out what is broadcast."""
-    batch_a, batch_b = tuple(a.shape[:-2]), tuple(b.shape[:-2])
+    batch_a, batch_b = a._shape[:-2], b._shape[:-2]
+    if batch_a == batch_b:
+        return product(a, b)
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     try:
         batch = broadcast_shapes(batch_a, batch_b)
@@ -745,246 +769,6 @@ def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     left = a.permute((*free_a, *dims_a)).reshape((numel(sizes_a), k))
     right = b.permute((*dims_b, *free_b)).reshape((k, numel(sizes_b)))
     return mm(left, right).reshape((*sizes_a, *sizes_b))
-
-
-@composite(
-    family="contract",
-    function_in=("torch",),
-    autocast=LOWER,
-    own_view=True,
-    gradient_name="ViewBackward0",
-    example=Example((), ("bij,bjk->ik", Operand(3, 4, 5), Operand(3, 5, 2))),
-)
-def einsum(*args: Any) -> Tensor:
-    """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
-
-    Supports implicit outputs, ellipses, repeated subscripts (diagonals), broadcasting of size 1, and
-    the form with lists of numbers, einsum(a, [0, 1], b, [1, 2], [0, 2]). Operands are contracted in
-    pairs, from left to right.
-    """
-    operands, inputs, output = _parse_einsum(args)
-    sizes: dict[Any, int] = {}
-    for number, (x, labels) in enumerate(zip(operands, inputs, strict=True)):
-        for d, label in enumerate(labels):
-            size, known = x.shape[d], sizes.get(label, 1)
-            if size != 1 and known not in (1, size):
-                raise ShapeError(
-                    f"einsum(): subscript {_label(label)} has size {size} for operand {number} "
-                    f"which "
-                    f"does not broadcast with previously seen size {known}"
-                )
-            if known == 1:
-                sizes[label] = size
-    terms = [_diagonal(x, labels) for x, labels in zip(operands, inputs, strict=True)]
-    x, labels = _sum_out(*terms[0], _needed(terms[1:], output))
-    for i in range(1, len(terms)):
-        x, labels = _contract_pair((x, labels), terms[i], _needed(terms[i + 1 :], output))
-    # Every output label is in the result; sizes of 1 stand for broadcast ones.
-    x = x.permute([labels.index(label) for label in output])
-    shape = tuple(sizes[label] for label in output)
-    return x if tuple(x.shape) == shape else x.expand(shape)
-
-
-def _label(label: Any) -> str:
-    return label if isinstance(label, str) else f"{label}"
-
-
-def _parse_einsum(args: tuple[Any, ...]) -> tuple[list[Any], list[list[Any]], list[Any]]:
-    """Return operands, their labels and the output's labels. Ellipsis dims get negative numbers, -1 the last one."""
-    if not args:
-        raise ValueError(
-            "einsum(): must specify the equation string and at least one operand, or at least one "
-            "operand and its subscripts list"
-        )
-    if isinstance(args[0], str):
-        equation = args[0].replace(" ", "")
-        given = args[1:]
-        operands = (
-            list(given[0])
-            if len(given) == 1 and isinstance(given[0], (list, tuple))
-            else list(given)
-        )
-        left, arrow, right = equation.partition("->")
-        inputs = [_tokens(part) for part in left.split(",")]
-        output = _tokens(right) if arrow else None
-    else:
-        operands = list(args[0 : 2 * (len(args) // 2) : 2])
-        inputs = [_sublist(s) for s in args[1 : 2 * (len(args) // 2) : 2]]
-        output = _sublist(args[-1]) if len(args) % 2 else None
-    if not operands:
-        raise ValueError("einsum(): at least one operand must be provided")
-    if len(inputs) != len(operands):
-        more, fewer = ("more", "") if len(operands) > len(inputs) else ("fewer", "")
-        raise ShapeError(
-            f"einsum(): {more} operands were provided than specified in the equation{fewer}: "
-            f"{len(operands)} tensors for {len(inputs)} lists of subscripts"
-        )
-    longest = 0
-    for number, (x, labels) in enumerate(zip(operands, inputs, strict=True)):
-        named = sum(label is not ... for label in labels)
-        if ... in labels:
-            if named > x.ndim:
-                raise ShapeError(
-                    f"einsum(): the number of subscripts in the equation ({named}) is more than "
-                    f"the "
-                    f"number of dimensions ({x.ndim}) for operand {number}"
-                )
-            longest = max(longest, x.ndim - named)
-        elif named != x.ndim:
-            raise ShapeError(
-                f"einsum(): the number of subscripts in the equation ({named}) does not match the "
-                f"number of dimensions ({x.ndim}) for operand {number} and no ellipsis was given"
-            )
-    expanded = []
-    for x, labels in zip(operands, inputs, strict=True):
-        count = x.ndim - sum(label is not ... for label in labels)
-        expanded.append(_with_ellipsis(labels, range(-count, 0)))
-    flat = [label for labels in expanded for label in labels]
-    ellipsis = range(-longest, 0)
-    if output is None:
-        names = sorted({n for n in flat if not _in_ellipsis(n) and flat.count(n) == 1})
-        return operands, expanded, [*ellipsis, *names]
-    result = _with_ellipsis(output, ellipsis)
-    for label in result:
-        if result.count(label) > 1:
-            raise ShapeError(
-                f"einsum(): output subscript {_label(label)} appears more than once in the output"
-            )
-        if label not in flat:
-            raise ShapeError(
-                f"einsum(): output subscript {_label(label)} does not appear in the equation for "
-                f"any input operand"
-            )
-    return operands, expanded, result
-
-
-def _in_ellipsis(label: Any) -> bool:
-    return isinstance(label, int) and label < 0
-
-
-def _with_ellipsis(labels: list[Any], dims: range) -> list[Any]:
-    if ... not in labels:
-        return labels
-    at = labels.index(...)
-    return [*labels[:at], *dims, *labels[at + 1 :]]
-
-
-def _tokens(part: str) -> list[Any]:
-    """Return the subscripts of one operand, `...` for an ellipsis."""
-    found: list[Any] = []
-    i = 0
-    while i < len(part):
-        if part.startswith("...", i):
-            if ... in found:
-                raise ShapeError(
-                    f"einsum(): found '.' in '{part}' for which an ellipsis was already found"
-                )
-            found.append(...)
-            i += 3
-            continue
-        if part[i] not in _LETTERS:
-            raise ShapeError(
-                f"einsum(): invalid subscript given at '{part[i]}' in '{part}', subscripts must "
-                f"be in [a-zA-Z]"
-            )
-        found.append(part[i])
-        i += 1
-    return found
-
-
-def _sublist(given: Sequence[Any]) -> list[Any]:
-    """Return the subscripts of a list of numbers, as letters so that they sort as PyTorch's do."""
-    found: list[Any] = []
-    for label in given:
-        if label is ...:
-            found.append(...)
-        elif isinstance(label, int) and 0 <= label < 52:
-            found.append(_LETTERS[label])
-        else:
-            raise ShapeError(f"einsum(): subscript {label!r} is not within the valid range [0, 52)")
-    return found
-
-
-Term = tuple[Any, list[Any]]
-
-
-def _diagonal(x: Tensor, labels: list[Tensor]) -> Term:
-    """Return the operand with repeated subscripts taken along diagonals."""
-    for label in dict.fromkeys(labels):
-        while labels.count(label) > 1:
-            first = labels.index(label)
-            second = labels.index(label, first + 1)
-            if x.shape[first] != x.shape[second]:
-                raise ShapeError(
-                    f"einsum(): subscript {_label(label)} is repeated for one operand but the "
-                    f"sizes "
-                    f"don't match, {x.shape[second]} != {x.shape[first]}"
-                )
-            x = x.diagonal(0, first, second)
-            labels = [n for d, n in enumerate(labels) if d not in (first, second)] + [label]
-    return x, list(labels)
-
-
-def _needed(terms: Sequence[Term], output: list[Tensor]) -> set[Any]:
-    return set(output).union(*(labels for _, labels in terms))
-
-
-def _sum_out(x: Tensor, labels: list[Tensor], needed: set[Any]) -> Term:
-    """Return the operand summed over the subscripts that nothing else has."""
-    dims = [d for d, label in enumerate(labels) if label not in needed]
-    if not dims:
-        return x, labels
-    return x.sum(dims), [label for label in labels if label in needed]
-
-
-def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
-    """Return the product of two operands, summed over the subscripts that nothing after them has."""
-    a, labels_a = _sum_out(*first, needed | set(second[1]))
-    b, labels_b = _sum_out(*second, needed | set(first[1]))
-    both = [n for n in labels_a if n in labels_b]
-
-    def size(x: Tensor, labels: list[Tensor], n: Any) -> int:
-        """Return the size of a subscript."""
-        return int(x.shape[labels.index(n)])
-
-    # Where one operand has size 1 it broadcasts: a sum over the subscript is then the other's own sum.
-    for n in both:
-        if n in needed:
-            continue
-        if size(b, labels_b, n) == 1 != size(a, labels_a, n):
-            a = a.sum(labels_a.index(n), keepdim=True)
-        elif size(a, labels_a, n) == 1 != size(b, labels_b, n):
-            b = b.sum(labels_b.index(n), keepdim=True)
-    batch = [n for n in both if n in needed]
-    summed = [n for n in both if n not in needed]
-    free_a = [n for n in labels_a if n not in both]
-    free_b = [n for n in labels_b if n not in both]
-    if not summed and a.dtype is not b.dtype:
-        # Without a sum it is a multiplication, which promotes.
-        a, b = (x.to(promote_types(a.dtype, b.dtype)) for x in (a, b))
-    check_types("einsum", a, b)
-
-    def arranged(x: Tensor, labels: list[Tensor], order: list[Tensor]) -> Tensor:
-        """Return the operand with its subscripts in another order."""
-        return x.permute([labels.index(n) for n in order])
-
-    if not summed:
-        # An outer or elementwise product: (batch, A, 1) * (batch, 1, B).
-        a = arranged(a, labels_a, [*batch, *free_a])
-        b = arranged(b, labels_b, [*batch, *free_b])
-        a = a.reshape((*a.shape, *(1,) * len(free_b)))
-        b = b.reshape((*b.shape[: len(batch)], *(1,) * len(free_a), *b.shape[len(batch) :]))
-        return a * b, [*batch, *free_a, *free_b]
-    a = arranged(a, labels_a, [*batch, *free_a, *summed])
-    b = arranged(b, labels_b, [*batch, *summed, *free_b])
-    n, f = len(batch), len(free_a)
-    sizes_a = tuple(a.shape[n : n + f])
-    sizes_b = tuple(b.shape[n + len(summed) :])
-    k = numel(tuple(a.shape[n + f :]))
-    left = a.reshape((*a.shape[:n], numel(sizes_a), k))
-    right = b.reshape((*b.shape[:n], k, numel(sizes_b)))
-    out = _batched(left, right)
-    return out.reshape((*out.shape[:n], *sizes_a, *sizes_b)), [*batch, *free_a, *free_b]
 
 
 @composite(family="contract", out="cast", gradient_name="UnsafeViewBackward0")

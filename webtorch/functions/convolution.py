@@ -12,13 +12,13 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.contract import c_name, check_tensor
-from webtorch.functions.movement import pick, window
+from webtorch.functions.slicing import pick, window
 from webtorch.ir.dtype import bool_
 from webtorch.ir.view import Shape
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, Composite, P, R, composite
-from webtorch.tensors.tape import attach
+from webtorch.tensors.tape import attach, zeros_of
 from webtorch.tensors.tensor import Tensor
 
 Sizes = int | Sequence[int]
@@ -142,12 +142,7 @@ def _raw(
     if a.numel() and b.numel() and 0 not in out_shape:
         return conv2d_raw(kind, a, b, *shapes, stride, padding, dilation, groups)
     out = fill(out_shape, 0, a.dtype, a.device)
-
-    def rule(g: Tensor) -> tuple[Tensor, ...]:
-        """Return zeros: nothing was added."""
-        return tuple(fill(tuple(x.shape), 0, g.dtype, g.device) for x in (a, b))
-
-    return attach(out, "Convolution", (a, b), rule)
+    return attach(out, "Convolution", (a, b), zeros_of, (), (a._shape, b._shape))
 
 
 def _biased(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.functions import movement
+from webtorch.functions import movement, slicing
 from webtorch.ops.primitive import as_view
 from webtorch.ops.record import TABLE, Example, composite
 from webtorch.tensors.tensor import Tensor
@@ -59,13 +59,13 @@ def _alone(views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 @composite(family="movement")
 def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """What chunk gives, as if it had memory of its own: a write is not seen by gradients of the input."""
-    return _alone(movement.chunk(input, chunks, dim))
+    return _alone(slicing.chunk(input, chunks, dim))
 
 
 @composite(family="movement")
 def unsafe_split(input: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     """What split gives, as `unsafe_chunk` does."""
-    return _alone(movement.split(input, split_size, dim))
+    return _alone(slicing.split(input, split_size, dim))
 
 
 @composite(family="movement", example=Example(((7, 3),), ([3, 4],)))
@@ -73,7 +73,7 @@ def unsafe_split_with_sizes(
     input: Tensor, split_sizes: Sequence[int], dim: int = 0
 ) -> tuple[Tensor, ...]:
     """What split_with_sizes gives, as `unsafe_chunk` does."""
-    return _alone(movement.split_with_sizes(input, split_sizes, dim))
+    return _alone(slicing.split_with_sizes(input, split_sizes, dim))
 
 
 @composite(
@@ -98,10 +98,10 @@ def as_strided_scatter(
     # Positions count in the memory that the tensor is a view of, so all of that is copied.
     whole = as_view(input, (input._storage.nbytes // input.dtype.itemsize,), (1,), 0)
     start = input._offset if storage_offset is None else storage_offset
-    copy = movement._replaced(
+    copy = slicing._replaced(
         "as_strided_scatter",
         whole,
         src,
-        lambda x: movement.as_strided(x, size, stride, start),
+        lambda x: slicing.as_strided(x, size, stride, start),
     )
     return as_view(copy, input._shape, input._strides, input._offset)

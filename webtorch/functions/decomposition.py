@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions import creation, movement, random, reduce
+from webtorch.functions import creation, joining, movement, random, reduce
 from webtorch.functions.linalg import (
     EVERYWHERE,
     LINALG,
@@ -29,6 +29,7 @@ from webtorch.functions.linalg import (
 from webtorch.functions.norm import EPSILON
 from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, float32, float64, int32, int64
+from webtorch.ir.view import wrap_dim
 from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite, return_type
@@ -142,7 +143,7 @@ def _qr_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, mode: str) -
     total = _plus(gq, q @ _symmetrised(core))
     left = solve_triangular(u.mH, total, upper=False, left=False)
     right = q @ gv if gv is not None else creation.zeros_like(y)
-    return (movement.cat((left, right), -1),)
+    return (joining.cat((left, right), -1),)
 
 
 @composite(
@@ -789,7 +790,7 @@ def matrix_norm(
         raise ShapeError(
             f"{name}: The input tensor A must have at least 2 dimensions, but got {A.ndim}."
         )
-    dims = [reduce.wrap_dim(name, d, A.ndim) for d in dim]
+    dims = [wrap_dim(name, d, A.ndim) for d in dim]
     if len(dims) != 2:
         raise ShapeError(f"{name}: dim must be a 2-tuple. Got {tuple(dim)}")
     if dims[0] == dims[1]:
@@ -901,8 +902,8 @@ def _matrix_exp_vjp(g: Tensor, _out: Tensor, a: Tensor) -> tuple[Tensor]:
     n = a._shape[-1]
     t = a.mT
     zero = creation.zeros_like(t)
-    top, bottom = movement.cat((t, g), -1), movement.cat((zero, t), -1)
-    return (_matrix_exp(movement.cat((top, bottom), -2))[..., :n, n:],)
+    top, bottom = joining.cat((t, g), -1), joining.cat((zero, t), -1)
+    return (_matrix_exp(joining.cat((top, bottom), -2))[..., :n, n:],)
 
 
 @composite(name="_matrix_exp", function_in=(), torch="", vjp=_matrix_exp_vjp)

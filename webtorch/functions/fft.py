@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError
-from webtorch.functions import creation, movement
+from webtorch.functions import creation, repeating
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import normalize_dim
@@ -359,7 +359,7 @@ def _shifted(input: Tensor, dim: Any, back: bool) -> Tensor:
     sizes = [input._shape[d] for d in dims]
     if not dims:
         return input.clone()
-    return movement.roll(input, [(n + 1) // 2 if back else n // 2 for n in sizes], list(dims))
+    return repeating.roll(input, [(n + 1) // 2 if back else n // 2 for n in sizes], list(dims))
 
 
 @composite(family="movement", function_in=FFT, torch="fft.fftshift")

@@ -15,7 +15,7 @@ import functools
 import math
 from typing import Any
 
-from webtorch.functions import creation, movement
+from webtorch.functions import creation, joining, movement, repeating
 from webtorch.ir.view import numel
 from webtorch.ops.primitive import (
     as_view,
@@ -107,8 +107,8 @@ def half_transform(x: Tensor, dim: int, n: int) -> Tensor:
         shape = (*x._shape[:dim], n, *x._shape[dim + 1 :])
         return _hosted("fft_c2r", pairs(x), (dim, n), shape)
     twice = (n - 1) // 2
-    rest = conjugate(movement.flip(x.narrow(dim, 1, twice), dim))
-    whole = movement.cat((x, rest), dim) if twice else x
+    rest = conjugate(repeating.flip(x.narrow(dim, 1, twice), dim))
+    whole = joining.cat((x, rest), dim) if twice else x
     return movement.clone(real_part(complex_transform(whole, (dim,), True)))
 
 

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, LinAlgError, ShapeError
-from webtorch.functions import movement
+from webtorch.functions import joining, movement, slicing
 from webtorch.functions.check import demand
-from webtorch.functions.creation import eye
 from webtorch.functions.pointwise import where
+from webtorch.functions.ranges import eye
 from webtorch.ir.dtype import COMPLEX, DType, bool_, float32, float64, int32, int64
 from webtorch.ir.view import broadcast_shapes, numel
-from webtorch.ops.elementwise import eq
+from webtorch.ops.comparison import eq
 from webtorch.ops.primitive import (
     cast_to,
     complex_of,
@@ -59,14 +59,6 @@ class InvEx(NamedTuple):
     """What linalg_inv_ex returns."""
 
     inverse: Tensor
-    info: Tensor
-
-
-@return_type("linalg_cholesky_ex")
-class CholeskyEx(NamedTuple):
-    """What linalg_cholesky_ex returns."""
-
-    L: Tensor
     info: Tensor
 
 
@@ -127,23 +119,6 @@ class TriangularSolve(NamedTuple):
 
     solution: Tensor
     cloned_coefficient: Tensor
-
-
-@return_type("linalg_ldl_factor")
-class LDLFactor(NamedTuple):
-    """What linalg_ldl_factor returns."""
-
-    LD: Tensor
-    pivots: Tensor
-
-
-@return_type("linalg_ldl_factor_ex")
-class LDLFactorEx(NamedTuple):
-    """What linalg_ldl_factor_ex returns."""
-
-    LD: Tensor
-    pivots: Tensor
-    info: Tensor
 
 
 # -- checks -------------------------------------------------------------------------------------------
@@ -528,10 +503,10 @@ def _lu_vjp(g: Tensor, out: Tensor, a: Tensor, _pivot: bool) -> tuple[Tensor]:
     core = solve_triangular(l1.mT, core, upper=True, unitriangular=True)
     if m < n:
         right = solve_triangular(l1.mT, gu2, upper=True, unitriangular=True)
-        core = movement.cat((core, right), -1)
+        core = joining.cat((core, right), -1)
     elif m > n:
         below = solve_triangular(u1.mT, gl2, upper=False, left=False)
-        core = movement.cat((core, below), -2)
+        core = joining.cat((core, below), -2)
     return (perm @ core,)
 
 
@@ -800,207 +775,6 @@ def logdet(input: Tensor) -> Tensor:
     return where(sign < 0, sign.log(), value)
 
 
-# -- symmetric positive definite ----------------------------------------------------------------------
-
-
-def _cholesky_vjp(g: Tensor, out: Tensor, _a: Tensor, _upper: bool) -> tuple[Tensor]:
-    """Murray, "Differentiation of the Cholesky decomposition", 2016."""
-    phi = (out.mH @ g).tril()
-    inner = solve_triangular(out.mH, phi + phi.tril(-1).mH, upper=True)
-    return (0.5 * solve_triangular(out, inner, upper=False, left=False),)
-
-
-@composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp, complex_rule=True)
-def _cholesky(a: Tensor, upper: bool) -> tuple[Tensor, ...]:
-    """(L, info) from the lower or the `upper` triangle. The gradient is that of the lower one, as
-    PyTorch's is: they differ in what they say of matrices that are not Hermitian.
-    """
-    return call("cholesky", (a.mH if upper else a,), (), (a._shape[-2:], ()))
-
-
-@composite(
-    name="linalg_cholesky_ex",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.cholesky_ex",
-    autocast=Autocast(cpu="fp32"),
-    gradient_name="LinalgCholeskyExBackward0",
-    lapack=("linalg_cholesky_ex.L",),
-)
-def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> CholeskyEx:
-    """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
-    check_matrix("linalg.cholesky", A, "A", square=True)
-    x, info = _cholesky(A, upper)
-    info = cast_to(info, int32)
-    if check_errors:
-        (x,) = check_info("linalg.cholesky", info, _NOT_POSITIVE, x)
-    return CholeskyEx(x.mH if upper else x, info)
-
-
-_NOT_POSITIVE = (
-    "The factorization could not be completed because the input is not positive-definite (the "
-    "leading minor of order {} is not positive-definite)."
-)
-
-
-@composite(
-    name="linalg_cholesky",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.cholesky",
-    autocast=Autocast(cpu="fp32"),
-    gradient_name="LinalgCholeskyExBackward0",
-)
-def linalg_cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
-    """L with A = L L^T. Raises LinAlgError where A is not positive definite."""
-    return cholesky_ex(A, upper=upper, check_errors=True).L
-
-
-@composite(
-    name="cholesky",
-    family="index",
-    autocast=Autocast(cpu="fp32"),
-    out="cast",
-    gradient_name="CholeskyBackward0",
-    lapack=("cholesky", "cholesky.out"),
-)
-def cholesky(input: Tensor, upper: bool = False) -> Tensor:
-    """L with input = L L^T; `upper` gives L^T."""
-    warn_once(
-        "torch.cholesky is deprecated in favor of torch.linalg.cholesky and will be removed in a future PyTorch "
-        "release. L = torch.cholesky(A) should be replaced with L = torch.linalg.cholesky(A) and U = "
-        "torch.cholesky(A, upper=True) should be replaced with U = torch.linalg.cholesky(A).mH This transform "
-        "will produce equivalent results for all valid (symmetric positive definite) inputs."
-    )
-    check_matrix("cholesky", input, "A", square=True)
-    x, info = _cholesky(input, upper)
-    (x,) = check_info("cholesky", cast_to(info, int32), _NOT_POSITIVE, x)
-    return x.mH if upper else x
-
-
-@composite(
-    family="index", autocast=Autocast(cpu="fp32"), out="cast", lapack=("_cholesky_solve_helper",)
-)
-def cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
-    """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
-    for x, what in ((input, "b"), (input2, "u")):
-        if x.ndim < 2:
-            raise ShapeError(
-                f"{what} should have at least 2 dimensions, but has {x.ndim} dimensions instead"
-            )
-        check_float("cholesky_solve", x, what)
-    if input2._shape[-1] != input2._shape[-2] or input2._shape[-2] != input._shape[-2]:
-        raise ShapeError(
-            f"Incompatible matrix sizes for cholesky_solve: each A matrix is {input2._shape[-1]} by "
-            f"{input2._shape[-2]} but each b matrix is {input._shape[-2]} by {input._shape[-1]}"
-        )
-    return _cholesky_solve(*expand_batch(input, input2), upper)
-
-
-def _cholesky_solve_vjp(
-    g: Tensor, out: Tensor, _b: Tensor, factor: Any, upper: bool
-) -> tuple[Tensor, Tensor]:
-    gb = _cholesky_solve(g, factor, upper)
-    common = gb @ out.mH
-    common = -(common + common.mH)
-    return gb, (factor @ common if upper else common @ factor)
-
-
-@composite(
-    name="_cholesky_solve", function_in=(), torch="", vjp=_cholesky_solve_vjp, complex_rule=True
-)
-def _cholesky_solve(b: Tensor, factor: Any, upper: bool) -> Tensor:
-    lower = factor.mH if upper else factor
-    return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
-
-
-@composite(
-    family="index",
-    autocast=Autocast(cpu="fp32"),
-    out="cast",
-    lapack=("cholesky_inverse", "cholesky_inverse.out"),
-)
-def cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
-    """The inverse of A = L L^T from L."""
-    check_matrix("cholesky_inverse", input, "A", square=True)
-    return _cholesky_inverse(input, upper)
-
-
-def _cholesky_inverse_vjp(g: Tensor, out: Tensor, factor: Any, upper: bool) -> tuple[Tensor]:
-    common = -(out @ ((g + g.mH) @ out))
-    return (factor @ common if upper else common @ factor,)
-
-
-@composite(
-    name="_cholesky_inverse", function_in=(), torch="", vjp=_cholesky_inverse_vjp, complex_rule=True
-)
-def _cholesky_inverse(factor: Any, upper: bool) -> Tensor:
-    one = identity(factor._shape[-1], factor).expand(factor._shape)
-    return _cholesky_solve(one, factor, upper)
-
-
-@composite(
-    name="linalg_ldl_factor_ex",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.ldl_factor_ex",
-    differentiable=False,
-    lapack=("linalg_ldl_factor_ex.out",),
-)
-def ldl_factor_ex(A: Tensor, *, hermitian: bool = False, check_errors: bool = False) -> LDLFactorEx:
-    """(L and D in one matrix, pivots, info) of symmetric matrices, or of `hermitian` complex ones, by
-    Bunch and Kaufman's method.
-    """
-    check_matrix("torch.linalg.ldl_factor_ex", A, "A", square=True)
-    n = A._shape[-1]
-    turned = hermitian and A.dtype.is_complex
-    packed, pivots, info = call("ldl_factor", (A.detach(),), (turned,), ((n, n), (n,), ()))
-    info = cast_to(info, int32)
-    if check_errors:
-        packed, pivots = check_info(
-            "torch.linalg.ldl_factor_ex", info, "D[{0},{0}] is zero.", packed, pivots
-        )
-    return LDLFactorEx(packed, cast_to(pivots, int32), info)
-
-
-@composite(
-    name="linalg_ldl_factor",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.ldl_factor",
-    differentiable=False,
-)
-def ldl_factor(A: Tensor, *, hermitian: bool = False) -> LDLFactor:
-    """(L and D in one matrix, pivots) of symmetric matrices."""
-    found = ldl_factor_ex(A, hermitian=hermitian, check_errors=True)
-    return LDLFactor(found.LD, found.pivots)
-
-
-@composite(
-    name="linalg_ldl_solve",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.ldl_solve",
-    differentiable=False,
-    lapack=("linalg_ldl_solve.out",),
-)
-def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, hermitian: bool = False) -> Tensor:
-    """The solution of A X = B from what ldl_factor returned."""
-    check_matrix("torch.linalg.ldl_solve", LD, "LD", square=True)
-    check_matrix("torch.linalg.ldl_solve", B, "B")
-    if pivots.dtype.kind != "int":
-        raise DTypeError(
-            f"torch.linalg.ldl_solve: Expected pivots to be integers. Got {pivots.dtype}"
-        )
-    check_same_type("torch.linalg.ldl_solve", LD, B)
-    batch = broadcast_shapes(LD._shape[:-2], B._shape[:-2])
-    n, k = B._shape[-2:]
-    swaps = cast_to(pivots, LD.dtype).expand((*batch, n)).unsqueeze(-1)
-    given = [LD.detach().expand((*batch, n, n)), swaps, B.detach().expand((*batch, n, k))]
-    turned = hermitian and LD.dtype.is_complex
-    return call("ldl_solve", given, (turned,), [(n, k)])[0]
-
-
 # -- structured matrices ------------------------------------------------------------------------------
 
 
@@ -1011,17 +785,17 @@ def linalg_vander(x: Tensor, *, N: int | None = None) -> Tensor:
     """The matrix of powers 0 to N - 1 of the elements, one row for each."""
     if N is not None and N <= 1:
         raise RuntimeError(f"N must be greater than 1. Got {N}")
-    x = movement.atleast_1d(x)
+    x = joining.atleast_1d(x)
     count = x._shape[-1] if N is None else N
     dtype = x.dtype if x.dtype.has_gradient else int64
     value = cast_to(x, dtype).unsqueeze(-1)
     ones = fill((*x._shape, 1), 1, dtype, x.device)
     if count <= 1:
         return ones[..., :count]
-    return movement.cat((ones, value.expand((*x._shape, count - 1)).cumprod(-1)), -1)
+    return joining.cat((ones, value.expand((*x._shape, count - 1)).cumprod(-1)), -1)
 
 
 @composite(name="linalg_diagonal", family="index", function_in=LINALG, torch="linalg.diagonal")
 def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """The diagonals of matrices, as a view."""
-    return movement.diagonal(A, offset, dim1, dim2)
+    return slicing.diagonal(A, offset, dim1, dim2)

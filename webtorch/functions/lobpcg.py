@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions import movement, random
+from webtorch.functions import joining, random, repeating, slicing
+from webtorch.functions.cholesky import linalg_cholesky
 from webtorch.functions.decomposition import eigh as linalg_eigh
-from webtorch.functions.linalg import check_matrix, linalg_cholesky, solve_triangular
+from webtorch.functions.linalg import check_matrix, solve_triangular
 from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ops.elementwise import rsqrt
 from webtorch.ops.record import composite
@@ -50,8 +51,8 @@ def _orthonormal(s: Any, b: Tensor | None, spare: float) -> Tensor:
     values, vectors = linalg_eigh(gram * scale.unsqueeze(0) * scale.unsqueeze(1))
     kept = int((values > spare * values[-1:]).sum().item())
     first = values.shape[0] - kept
-    columns = movement.narrow(vectors, 1, first, kept)
-    return s @ (scale.unsqueeze(1) * columns * rsqrt(movement.narrow(values, 0, first, kept)))
+    columns = slicing.narrow(vectors, 1, first, kept)
+    return s @ (scale.unsqueeze(1) * columns * rsqrt(slicing.narrow(values, 0, first, kept)))
 
 
 def _ritz(s: Any, a: Tensor, n: int, largest: bool) -> tuple[Tensor, Tensor]:
@@ -60,8 +61,8 @@ def _ritz(s: Any, a: Tensor, n: int, largest: bool) -> tuple[Tensor, Tensor]:
     """
     values, vectors = linalg_eigh(s.mT @ (a @ s))
     if largest:
-        values, vectors = movement.flip(values, (0,)), movement.flip(vectors, (1,))
-    return movement.narrow(values, 0, 0, n), movement.narrow(vectors, 1, 0, n)
+        values, vectors = repeating.flip(values, (0,)), repeating.flip(vectors, (1,))
+    return slicing.narrow(values, 0, 0, n), slicing.narrow(vectors, 1, 0, n)
 
 
 def _solve(
@@ -90,14 +91,14 @@ def _solve(
             return
         w = state.R if state.iK is None else state.iK @ state.R
         parts = [w] if last is None else [w, last]
-        fresh = movement.cat(parts, 1)
+        fresh = joining.cat(parts, 1)
         for _ in range(2):
             fresh = fresh - x @ (x.mT @ _weighted(b, fresh))
         fresh = _orthonormal(fresh, b, spare)
-        state.S = movement.cat([x, fresh], 1)
+        state.S = joining.cat([x, fresh], 1)
         state.E, c = _ritz(state.S, a, n, largest)
-        last = fresh @ movement.narrow(c, 0, n, fresh.shape[1])
-        state.X = x @ movement.narrow(c, 0, 0, n) + last
+        last = fresh @ slicing.narrow(c, 0, n, fresh.shape[1])
+        state.X = x @ slicing.narrow(c, 0, 0, n) + last
         if step % 10 == 0:
             state.X = _orthonormal(state.X, b, 0.0)
             state.E, c = _ritz(state.X, a, n, largest)
@@ -115,8 +116,8 @@ def _whole(a: Tensor, b: Tensor | None, k: int, largest: bool) -> tuple[Tensor, 
         values, vectors = linalg_eigh(solve_triangular(factor, half.mT, upper=False))
         vectors = solve_triangular(factor.mT, vectors, upper=True)
     if largest:
-        values, vectors = movement.flip(values, (-1,)), movement.flip(vectors, (-1,))
-    return movement.narrow(values, -1, 0, k), movement.narrow(vectors, -1, 0, k)
+        values, vectors = repeating.flip(values, (-1,)), repeating.flip(vectors, (-1,))
+    return slicing.narrow(values, -1, 0, k), slicing.narrow(vectors, -1, 0, k)
 
 
 @composite(family="index", function_in=("torch",), dtypes=FLOATS, differentiable=False)
@@ -175,5 +176,5 @@ def lobpcg(
         _solve(state, 1000 if niter is None else niter, tol or limit, largest, tracker)
         found.append((state.E[:k], state.X[:, :k]))
     shape = A.shape[:-2]
-    values = movement.stack([e for e, _ in found]).reshape((*shape, k))
-    return values, movement.stack([x for _, x in found]).reshape((*shape, m, k))
+    values = joining.stack([e for e, _ in found]).reshape((*shape, k))
+    return values, joining.stack([x for _, x in found]).reshape((*shape, m, k))

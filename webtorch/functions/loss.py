@@ -11,22 +11,14 @@ import math
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions import indexing
+from webtorch.functions import gather_scatter
 from webtorch.functions.composite import log_softmax, pairwise_distance
 from webtorch.functions.reduce import mean, positions, sum
 from webtorch.ir.dtype import FLOATS, int64
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL
-from webtorch.ops.elementwise import (
-    _where,
-    clamp_min,
-    eq,
-    exp,
-    log,
-    ne,
-    sqrt,
-    xlogy,
-)
+from webtorch.ops.comparison import _where, clamp_min, eq, ne
+from webtorch.ops.elementwise import exp, log, sqrt, xlogy
 from webtorch.ops.layout import of_operands
 from webtorch.ops.loss import (
     absolute_error,
@@ -423,7 +415,7 @@ def _negative_log_likelihood(
     if gathered and weight is None and 0 not in target.shape:
         # All weights are 1: reading the class checks its number.
         places = _where(counted, target, 0).unsqueeze(dim)
-        chosen = indexing._gather(x, dim, cast_to(places, int64), name).squeeze(dim)
+        chosen = gather_scatter.gather_along(x, dim, cast_to(places, int64), name).squeeze(dim)
         loss = _where(counted, -chosen, 0.0)
         if reduction == "none":
             return loss

@@ -12,12 +12,13 @@ from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import composite as norms
-from webtorch.functions import creation, ordering, reduce
+from webtorch.functions import creation, cumulative, ordering, reduce
 from webtorch.functions.movement import integers_held
 from webtorch.functions.pointwise import where
 from webtorch.functions.reduce import Dims
 from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ops import elementwise
+from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
 from webtorch.ops.record import Composite, P, R, composite
 from webtorch.tensors.tensor import Tensor
@@ -275,7 +276,7 @@ def _spread(
     x = _numbers("std" if root else "var", _typed(input, dtype))
     if not x.dtype.has_gradient:
         x = cast_to(x, creation.default_dtype())
-    wide = reduce.widened(x)
+    wide = widened(x)
     real = wide.dtype.to_real()
     count = _counted(wide, mask, dim, True, real)
     mean = masked_sum(wide, dim, keepdim=True, mask=mask) / count
@@ -327,7 +328,7 @@ def cumsum_(
 ) -> Tensor:
     """The running sum of the elements that count."""
     x = _filled(_numbers("cumsum", _typed(input, dtype)), mask, 0)
-    return reduce.cumsum(x, dim, dtype=x.dtype)
+    return cumulative.cumsum(x, dim, dtype=x.dtype)
 
 
 @_masked
@@ -336,7 +337,7 @@ def cumprod_(
 ) -> Tensor:
     """The running product of the elements that count."""
     x = _filled(_numbers("cumprod", _typed(input, dtype)), mask, 1)
-    return reduce.cumprod(x, dim, dtype=x.dtype)
+    return cumulative.cumprod(x, dim, dtype=x.dtype)
 
 
 @_masked

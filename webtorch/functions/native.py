@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError
-from webtorch.functions import creation, decomposition, indexing, movement, norm, resize
+from webtorch.functions import (
+    creation,
+    decomposition,
+    joining,
+    lookup,
+    movement,
+    norm,
+    padding,
+    resize,
+)
 from webtorch.functions.reduce import vector_norm
 from webtorch.ir.dtype import (
     FLOATS,
@@ -103,7 +112,7 @@ def native_batch_norm(
 @composite(family="index", function_in=FUNCTION)
 def constant_pad_nd(input: Tensor, pad: Sequence[int], value: Scalar = 0) -> Tensor:
     """The input inside a border of `value`, its widths counted from the last dim."""
-    return movement.pad(input, pad, "constant", value)
+    return padding.pad(input, pad, "constant", value)
 
 
 def _sampler(name: str, **fields: Any) -> None:
@@ -111,8 +120,8 @@ def _sampler(name: str, **fields: Any) -> None:
         input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
     ) -> Tensor:
         mode = ("bilinear", "nearest", "bicubic")[interpolation_mode]
-        padding = ("zeros", "border", "reflection")[padding_mode]
-        return resize.grid_sample(input, grid, mode, padding, align_corners)
+        beyond = ("zeros", "border", "reflection")[padding_mode]
+        return resize.grid_sample(input, grid, mode, beyond, align_corners)
 
     function.__doc__ = "nn.functional.grid_sample with modes as numbers."
     composite(name=name, family="index", function_in=FUNCTION, **fields)(function)
@@ -253,7 +262,7 @@ def torch_embedding(
 ) -> Tensor:
     """nn.functional.embedding with the weight first; padding_idx -1 is none."""
     chosen = None if padding_idx == -1 else padding_idx
-    return indexing.embedding(indices, weight, chosen, None, 2.0, scale_grad_by_freq, sparse)
+    return lookup.embedding(indices, weight, chosen, None, 2.0, scale_grad_by_freq, sparse)
 
 
 @composite(
@@ -289,7 +298,7 @@ def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     powers = [cast_to(x, kind) ** k for k in range(count)]
     if not powers:
         return creation.empty((x._shape[0], 0), dtype=kind, device=x.device)
-    return movement.stack(powers if increasing else powers[::-1], 1)
+    return joining.stack(powers if increasing else powers[::-1], 1)
 
 
 @composite(family="index", function_in=FUNCTION, example="works on the host")

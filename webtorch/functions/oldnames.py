@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import ShapeError
-from webtorch.functions import convolution, creation, indexing, movement, pointwise
+from webtorch.functions import convolution, creation, indexing, movement, pointwise, ranges
 from webtorch.functions.assign import METHOD
 from webtorch.functions.composite import alpha_dropout, dropout, feature_alpha_dropout
 from webtorch.functions.creation import TORCH
@@ -163,7 +163,7 @@ def _range(
     count = math.floor((end - start) / step) + 1
     wanted = creation.chosen_dtype(dtype, None if out is None else out.dtype)
     where = device if out is None else out.device
-    places = creation.arange(count, dtype=wanted, device=where)
+    places = ranges.arange(count, dtype=wanted, device=where)
     return creation.finish(places * step + start, requires_grad, out, "range")
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from webtorch.errors import ShapeError
-from webtorch.functions import indexing, movement, pointwise
+from webtorch.functions import gather_scatter, indexing, joining, movement, pointwise, slicing
 from webtorch.functions.reduce import one_of_all
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
-from webtorch.ops import elementwise
+from webtorch.ops import comparison, elementwise
 from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
@@ -85,7 +85,7 @@ def _sorted(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
         return copy(x), fill((), 0, int64, x.device)
     dim = normalize_dim(dim, len(x._shape))
     order = _order(x, dim, descending)
-    return indexing._gather(x, dim, order, "sort"), order
+    return gather_scatter.gather_along(x, dim, order, "sort"), order
 
 
 @composite(family="index", gradient_name="SortBackward0", ties=True)
@@ -121,12 +121,12 @@ def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: boo
             f"selected index k out of range: k={k} of {input._shape[dim]} elements along dim {dim}"
         )
     order = _order(input, dim, largest, 0, k)
-    return Topk(indexing._gather(input, dim, order, "topk"), order)
+    return Topk(gather_scatter.gather_along(input, dim, order, "topk"), order)
 
 
 def _selected(x: Tensor, dim: int, index: Tensor, keepdim: bool) -> tuple[Tensor, Tensor]:
     """Return values and positions at `index`, a position tensor of size 1 along `dim`."""
-    values = indexing._gather(x, dim, index, "kthvalue")
+    values = gather_scatter.gather_along(x, dim, index, "kthvalue")
     if keepdim:
         return values, index
     return movement.squeeze(values, dim), movement.squeeze(index, dim)
@@ -159,14 +159,14 @@ def _median(x: Tensor, dim: int, keepdim: bool, skip_nan: bool, record: Any) -> 
     if not n:
         raise IndexError(f"median(): Expected reduction dim {dim} to have non-zero size.")
     if skip_nan and x.dtype.kind == "float":
-        count = reduce_dims(cast_to(elementwise.isnan(x.detach()), int64), "sum", (dim,))
-        middle = elementwise.bitwise_right_shift(elementwise.clamp_min(n - 1 - count, 0), 1)
-        index = indexing._gather(_order(x, dim, False), dim, middle, "median")
+        count = reduce_dims(cast_to(comparison.isnan(x.detach()), int64), "sum", (dim,))
+        middle = comparison.bitwise_right_shift(comparison.clamp_min(n - 1 - count, 0), 1)
+        index = gather_scatter.gather_along(_order(x, dim, False), dim, middle, "median")
     else:
         index = _order(x, dim, False, (n - 1) // 2, 1)
         if x.dtype.kind == "float":
             # One NaN makes the median NaN: the first of them.
-            missing = elementwise.isnan(x.detach())
+            missing = comparison.isnan(x.detach())
             first = reduce_dims(missing, "argmax", (dim,))
             index = pointwise.where(reduce_dims(missing, "any", (dim,)), first, index)
     return record(*_selected(x, dim, index, keepdim and bool(rank)))
@@ -253,16 +253,14 @@ def _quantile(
     *outer, n = moved._shape
     ordered = _sorted(moved, -1, False)[0]
     qs = movement.reshape(q, (1,) * len(outer) + (-1,))
-    missing = reduce_dims(cast_to(elementwise.isnan(moved.detach()), x.dtype), "sum", (len(outer),))
+    missing = reduce_dims(cast_to(comparison.isnan(moved.detach()), x.dtype), "sum", (len(outer),))
     last = (
-        elementwise.clamp_min(n - 1 - missing, 0)
-        if skip_nan
-        else fill((), n - 1, x.dtype, x.device)
+        comparison.clamp_min(n - 1 - missing, 0) if skip_nan else fill((), n - 1, x.dtype, x.device)
     )
     position = qs * last
     if not skip_nan:
         # One NaN makes the result NaN: it is the last in order.
-        position = pointwise.where(elementwise.gt(missing, 0), n - 1, position)
+        position = pointwise.where(comparison.gt(missing, 0), n - 1, position)
     if how == "lower":
         position = elementwise.floor(position)
     elif how == "higher":
@@ -272,14 +270,16 @@ def _quantile(
     shape = (*outer, q.numel())
     position = movement.broadcast_to(position, shape)
     low = elementwise.floor(position)
-    below = indexing._gather(ordered, -1, cast_to(low, int64), name)
+    below = gather_scatter.gather_along(ordered, -1, cast_to(low, int64), name)
     if how in ("linear", "midpoint"):
-        above = indexing._gather(ordered, -1, cast_to(elementwise.ceil(position), int64), name)
+        above = gather_scatter.gather_along(
+            ordered, -1, cast_to(elementwise.ceil(position), int64), name
+        )
         weight = 0.5 if how == "midpoint" else position - low
         between = elementwise.lerp(
             below, above, fill((), 0.5, x.dtype, x.device) if how == "midpoint" else weight
         )
-        below = pointwise.where(elementwise.eq(position, low), below, between)
+        below = pointwise.where(comparison.eq(position, low), below, between)
     # The dimension of q comes first.
     out = movement.movedim(below, -1, 0)
     count = q._shape
@@ -323,18 +323,16 @@ def _runs(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     if n == 1:
         new = one
     else:
-        differ = elementwise.ne(
-            movement.narrow(rows, 0, 1, n - 1), movement.narrow(rows, 0, 0, n - 1)
-        )
-        new = movement.cat((one, movement.reshape(reduce_dims(differ, "any", (1,)), (n - 1,))), 0)
+        differ = comparison.ne(slicing.narrow(rows, 0, 1, n - 1), slicing.narrow(rows, 0, 0, n - 1))
+        new = joining.cat((one, movement.reshape(reduce_dims(differ, "any", (1,)), (n - 1,))), 0)
     starts = indexing.true_positions(new)
     number = _scan(cast_to(new, int64), "sum", 0) - 1
     return starts, number, starts.numel()
 
 
 def _counts(starts: Any, n: int) -> Tensor:
-    ends = movement.cat(
-        (movement.narrow(starts, 0, 1, starts.numel() - 1), fill((1,), n, int64, starts.device)), 0
+    ends = joining.cat(
+        (slicing.narrow(starts, 0, 1, starts.numel() - 1), fill((1,), n, int64, starts.device)), 0
     )
     return ends - starts
 
@@ -368,11 +366,13 @@ def _unique(
         order = iota(n, 0, 1, int64, x.device)
         # Rows in lexicographic order: a stable sort by each column, the last one first.
         for column in reversed(range(width)):
-            keys = indexing.index_select(movement.select(rows, 1, column), 0, order)
-            order = indexing.index_select(order, 0, _order(keys, 0, False))
-        rows = indexing.index_select(rows, 0, order)
+            keys = gather_scatter.index_select(slicing.select(rows, 1, column), 0, order)
+            order = gather_scatter.index_select(order, 0, _order(keys, 0, False))
+        rows = gather_scatter.index_select(rows, 0, order)
     starts, number, count = _runs(rows)
-    values = movement.reshape(indexing.index_select(rows, 0, starts), (count, *moved._shape[1:]))
+    values = movement.reshape(
+        gather_scatter.index_select(rows, 0, starts), (count, *moved._shape[1:])
+    )
     if dim is not None:
         values = movement.contiguous(movement.movedim(values, 0, dim))
     inverse: Tensor | None = None

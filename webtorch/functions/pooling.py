@@ -13,8 +13,9 @@ from typing import Any
 
 from webtorch.errors import ShapeError
 from webtorch.functions.convolution import Sizes, crop, ranked, sizes_of
-from webtorch.functions.movement import integers_held, pick
+from webtorch.functions.movement import integers_held
 from webtorch.functions.pointwise import where
+from webtorch.functions.slicing import pick
 from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
 from webtorch.ops.layout import channels_last_as
@@ -29,7 +30,7 @@ from webtorch.ops.record import (
 )
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.modes import no_grad
-from webtorch.tensors.tape import attach, needs_grad
+from webtorch.tensors.tape import SavedTensor, attach, needs_grad, zeros_of
 from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
@@ -97,13 +98,22 @@ def spread(
                 out = _spread_taps(g, whole, kernel, stride, dilation)
             out = crop(out, before, (*lead, *sizes)).contiguous().detach()
 
-    def rule(h: Any) -> tuple[Tensor]:
-        """Return the windows of the cotangent."""
-        if any(low) or any(high):
-            h = pad_with(h, before, after, 0)
-        return (windows(h, kernel, stride, dilation),)
+    args = (before, after, kernel, stride, dilation)
+    return attach(out, "Spread", (g,), _windows_inside, (), args)
 
-    return attach(out, "Spread", (g,), rule)
+
+def _windows_inside(
+    h: Tensor,
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> tuple[Tensor]:
+    """Return the windows of a cotangent inside a border."""
+    if any(before) or any(after):
+        h = pad_with(h, before, after, 0)
+    return (windows(h, kernel, stride, dilation),)
 
 
 def _spread_dense(
@@ -317,6 +327,13 @@ _MAX = _indices_too(
 _ADAPTIVE_MAX = _indices_too("input: Tensor, output_size: int | Sequence[int | None]")
 
 
+def _to_maxima(g: Tensor, chosen: Tensor, pool: Pool) -> tuple[Tensor]:
+    """Return the cotangents sent to the maxima."""
+    numbers = iota(numel(pool.kernel), 0, 1, int64, g.device).reshape(pool.kernel)
+    ones = (*g._shape, *(1,) * pool.rank)
+    return (pool.spread(where(chosen.reshape(ones) == numbers, g.reshape(ones), 0.0)),)
+
+
 def _max_pool(
     op: str,
     rank: int,
@@ -338,7 +355,9 @@ def _max_pool(
             fill(shape, 0, input.dtype, input.device),
             op,
             (input,),
-            lambda g: (fill(tuple(input.shape), 0, g.dtype, g.device),),
+            zeros_of,
+            (),
+            (input._shape,),
         )
         return (out, fill(shape, 0, int64, input.device)) if return_indices else out
     dims = tuple(range(len(shape), len(shape) + rank))
@@ -351,14 +370,9 @@ def _max_pool(
             # Number of the maximum within its window: the first one, as in PyTorch.
             chosen = reduce_dims(seen, "argmax", dims).reshape(shape)
 
-    def rule(g: Tensor) -> tuple[Tensor]:
-        """Return the cotangents sent to the maxima."""
-        numbers = iota(numel(pool.kernel), 0, 1, int64, g.device).reshape(pool.kernel)
-        ones = (*shape, *(1,) * rank)
-        return (pool.spread(where(chosen.reshape(ones) == numbers, g.reshape(ones), 0.0)),)
-
     title = {1: "MaxPool2DWithIndices", 2: "MaxPool2DWithIndices", 3: "MaxPool3DWithIndices"}[rank]
-    out = attach(out, title, (input,), rule)
+    if needs_grad((input,)):
+        attach(out, title, (input,), _to_maxima, (SavedTensor(chosen),), (pool,))
     if not return_indices:
         return out
     with no_grad():
@@ -796,13 +810,15 @@ def _adaptive_max_last(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
         starts = iota(count, 0, 1, int64, x.device) * size // count
         chosen = where(chosen < starts, starts, chosen)
 
-    def rule(g: Tensor) -> tuple[Tensor]:
-        """Return the cotangents sent to the maxima."""
-        positions = iota(size, 0, 1, int64, g.device)
-        hit = chosen.unsqueeze(-1) == positions
-        return (where(hit, g.unsqueeze(-1), 0.0).sum(-2),)
+    if needs_grad((x,)):
+        attach(out, "AdaptiveMaxPool", (x,), _to_row_maxima, (SavedTensor(chosen),), (size,))
+    return out, chosen
 
-    return attach(out, "AdaptiveMaxPool", (x,), rule), chosen
+
+def _to_row_maxima(g: Tensor, chosen: Tensor, size: int) -> tuple[Tensor]:
+    """Return the cotangents of rows of `size` elements, sent to the maxima of their bins."""
+    hit = chosen.unsqueeze(-1) == iota(size, 0, 1, int64, g.device)
+    return (where(hit, g.unsqueeze(-1), 0.0).sum(-2),)
 
 
 def _adaptive_max(op: str, rank: int, input: Tensor, output_size: Any, return_indices: bool) -> Any:

@@ -9,6 +9,8 @@ from typing import overload as _overload
 
 from webtorch.errors import OutOfMemoryError as OutOfMemoryError
 from webtorch.functions.convolution import Sizes as _Sizes
+from webtorch.functions.cumulative import Cummax as _Cummax
+from webtorch.functions.cumulative import Cummin as _Cummin
 from webtorch.functions.decomposition import Geqrf as _Geqrf
 from webtorch.functions.decomposition import OldQR as _OldQR
 from webtorch.functions.decomposition import OldSVD as _OldSVD
@@ -28,8 +30,6 @@ from webtorch.functions.random import Generator as Generator
 from webtorch.functions.random import Generator as _Generator
 from webtorch.functions.random import default_generator as default_generator
 from webtorch.functions.reduce import Aminmax as _Aminmax
-from webtorch.functions.reduce import Cummax as _Cummax
-from webtorch.functions.reduce import Cummin as _Cummin
 from webtorch.functions.reduce import Dims as _Dims
 from webtorch.functions.reduce import Max as _Max
 from webtorch.functions.reduce import Min as _Min

@@ -16,13 +16,23 @@ from typing import Any
 
 from webtorch.dispatch.call import active
 from webtorch.errors import DTypeError
-from webtorch.functions import creation, indexing, movement, ordering, pointwise
+from webtorch.functions import creation, lookup, movement, ordering, pointwise, slicing
 from webtorch.functions.check import demand
 from webtorch.functions.creation import TORCH, chosen_dtype, finish
 from webtorch.functions.movement import METHOD
-from webtorch.ir.dtype import FLOATS, DType, bool_, float64, int32, int64, integer_limits
-from webtorch.ir.view import Shape, numel
-from webtorch.ops import elementwise
+from webtorch.ir.dtype import (
+    FLOATS,
+    DType,
+    bool_,
+    float32,
+    float64,
+    int32,
+    int64,
+    integer_limits,
+    uint8,
+)
+from webtorch.ir.view import Shape, broadcast_shapes, numel
+from webtorch.ops import circular, comparison, elementwise
 from webtorch.ops.primitive import (
     cast_to,
     complex_of,
@@ -108,7 +118,7 @@ class Generator:
     def get_state(self) -> Tensor:
         """Return the state as a CPU tensor of 16 bytes: seed and counter, little-endian."""
         contents = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
-        return creation.tensor(list(contents), dtype=creation.by_name("uint8"), device="cpu")
+        return creation.tensor(list(contents), dtype=uint8, device="cpu")
 
     def set_state(self, new_state: Tensor) -> Generator:
         """Go back to a state that get_state returned. Raises RuntimeError for anything else."""
@@ -317,7 +327,7 @@ def randperm(
     if n > 1 and (not reads.possible or n >= 1 << 12):
         made = cast_to(_permutation_on_device(n, source, where), wanted)
     else:
-        made = creation._make(permutation(n, source), wanted, where)
+        made = creation.made_of(permutation(n, source), wanted, where)
     return finish(made, requires_grad, out, "randperm")
 
 
@@ -405,7 +415,7 @@ def _integers(
         # Two draws make 62 bits. Only the CPU holds such numbers.
         bits = bits * 2**31 + _draw(shape, int64, device, generator, "bits")
         if span > 2**62:
-            bits, span = elementwise.bitwise_xor(bits, bits * 2), 2**63
+            bits, span = comparison.bitwise_xor(bits, bits * 2), 2**63
     value = bits if span in (2**31, 2**62, 2**63) else elementwise.remainder(bits, span)
     return cast_to(value + low if low else value, dtype)
 
@@ -561,16 +571,16 @@ def normal(
     else:
         shape = like._shape
         if isinstance(mean, Tensor) and isinstance(std, Tensor):
-            shape = movement.broadcast_shapes(mean._shape, std._shape)
+            shape = broadcast_shapes(mean._shape, std._shape)
         elif isinstance(mean, Tensor) and out is not None:
             # PyTorch lets the shape of `out` count here.
-            shape = movement.broadcast_shapes(mean._shape, out._shape)
+            shape = broadcast_shapes(mean._shape, out._shape)
         noise = _draw(shape, _floating("normal", like.dtype), like.device, generator, "normal")
         mean = mean.detach() if isinstance(mean, Tensor) else mean
         if isinstance(std, Tensor):
             std = std.detach()
             if numel(std._shape):
-                holds = elementwise.ge(std, 0)
+                holds = comparison.ge(std, 0)
                 std = demand(std, holds, "normal expects all elements of std >= 0.0")
     return finish(noise * std + mean, requires_grad, out, "normal")
 
@@ -581,12 +591,12 @@ def _below(
     """Return whether uniform numbers are below `p`: true with probability p. A tensor of probabilities is
     checked on the device.
     """
-    kind = dtype if dtype is float64 else creation.float32
-    drawn = elementwise.lt(_draw(shape, kind, device, generator), p)
+    kind = dtype if dtype is float64 else float32
+    drawn = comparison.lt(_draw(shape, kind, device, generator), p)
     if not isinstance(p, Tensor) or not numel(p._shape):
         return drawn
     # NaN is in no range.
-    holds = elementwise.logical_and(elementwise.ge(p, 0), elementwise.le(p, 1))
+    holds = comparison.logical_and(comparison.ge(p, 0), comparison.le(p, 1))
     return demand(drawn, holds, f"{op}: Expected all probabilities p to be in [0, 1]")
 
 
@@ -654,28 +664,28 @@ def multinomial(
             f"of {num_samples} out of {input._shape[-1]}; pass replacement=True"
         )
     weights = input.detach()
-    if weights.dtype not in (creation.float32, float64):
-        weights = cast_to(weights, creation.float32)
+    if weights.dtype not in (float32, float64):
+        weights = cast_to(weights, float32)
     rows = movement.reshape(weights, (-1, n))
     count = rows._shape[0]
     if count and reads.possible and not input.is_meta:
         _check_weights(rows)
     if replacement:
         sums = scan(rows, "sum", 1)
-        total = movement.narrow(sums, 1, n - 1, 1)
+        total = slicing.narrow(sums, 1, n - 1, 1)
         u = _draw((count, num_samples), rows.dtype, rows.device, generator) * total
-        found = indexing._search(sums, u, True, int64)
+        found = lookup._search(sums, u, True, int64)
         # A product that rounds up to the total would fall past the last weight: take the first index that reaches it.
-        last = indexing._search(sums, total, False, int64)
-        result = elementwise.minimum(found, last)
+        last = lookup._search(sums, total, False, int64)
+        result = comparison.minimum(found, last)
     else:
         u = _draw((count, n), rows.dtype, rows.device, generator)
         key = elementwise.log1p(-u) / rows
-        key = pointwise.where(elementwise.gt(rows, 0), key, -math.inf)
+        key = pointwise.where(comparison.gt(rows, 0), key, -math.inf)
         result = ordering.topk(key, num_samples, 1).indices
     if count and not reads.possible:
         for wrong, message in _wrong_weights(rows):
-            result = demand(result, elementwise.logical_not(wrong), message)
+            result = demand(result, comparison.logical_not(wrong), message)
     return finish(
         movement.reshape(result, (*input._shape[:-1], num_samples)), False, out, "multinomial"
     )
@@ -683,14 +693,14 @@ def multinomial(
 
 def _wrong_weights(rows: Tensor) -> tuple[tuple[Any, str], ...]:
     """Return, for each rule that weights must keep, which rows (count, 1) break it, and what to say."""
-    fits = elementwise.logical_and(elementwise.ge(rows, 0), elementwise.isfinite(rows))
+    fits = comparison.logical_and(comparison.ge(rows, 0), comparison.isfinite(rows))
     return (
         (
-            reduce_dims(elementwise.logical_not(fits), "any", (1,)),
+            reduce_dims(comparison.logical_not(fits), "any", (1,)),
             "probability tensor contains either `inf`, `nan` or element < 0",
         ),
         (
-            elementwise.le(reduce_dims(rows, "sum", (1,)), 0),
+            comparison.le(reduce_dims(rows, "sum", (1,)), 0),
             "invalid multinomial distribution (sum of probabilities <= 0)",
         ),
     )
@@ -877,7 +887,7 @@ def cauchy_(
     if sigma <= 0:
         raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
     u = _uniform_of("cauchy_", input, generator)
-    return _fill_in(input, elementwise.tan((u - 0.5) * math.pi) * sigma + median)
+    return _fill_in(input, circular.tan((u - 0.5) * math.pi) * sigma + median)
 
 
 @composite(
@@ -893,8 +903,8 @@ def geometric_(input: Tensor, p: float, *, generator: Generator | None = None) -
     """Overwrite with the number of trials of probability p up to the first success: 1, 2, ..."""
     if not 0 < p < 1:
         raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")
-    kind = float64 if input.dtype is float64 else creation.float32
+    kind = float64 if input.dtype is float64 else float32
     u = _draw(input._shape, kind, input.device, generator)
     # u = 0 would give 0 trials.
-    trials = elementwise.clamp_min(elementwise.ceil(elementwise.log1p(-u) / math.log1p(-p)), 1)
+    trials = comparison.clamp_min(elementwise.ceil(elementwise.log1p(-u) / math.log1p(-p)), 1)
     return _fill_in(input, trials)

@@ -1,6 +1,6 @@
-"""Reductions and running reductions over dims.
+"""Reductions over dims: sums, products, means, logic, extremes, norms.
 
-The kernel of each is the primitive `reduce_dims` (or `scan`); what stands here is PyTorch's rules around
+The kernel of each is the primitive `reduce_dims`; what stands here is PyTorch's rules around
 it: which dims, which types, what an empty input gives, and gradients where the derived ones would be wrong
 (zeros in a product, a norm of zero) or wasteful. 16-bit floats are summed as float32.
 
@@ -28,24 +28,18 @@ from webtorch.ir.dtype import (
     uint8,
 )
 from webtorch.ir.view import contiguous_strides, wrap_dim
-from webtorch.ops.elementwise import (
-    _div,
-    _round,
+from webtorch.ops.comparison import (
     _where,
     eq,
-    exp,
-    is_tensor,
-    isfinite,
     isinf,
     isnan,
-    log,
-    log1p,
     logical_and,
     logical_or,
     maximum,
     minimum,
     ne,
 )
+from webtorch.ops.elementwise import _div, exp, is_tensor, log
 from webtorch.ops.elementwise import (
     abs as absolute,
 )
@@ -55,16 +49,12 @@ from webtorch.ops.primitive import (
     cast_to,
     copy,
     fill,
-    imag_part,
     iota,
-    join,
     pad_with,
     pairs,
     real_part,
     reduce_dims,
-    scan,
 )
-from webtorch.ops.purity import warn
 from webtorch.ops.record import (
     TABLE,
     WHOLE,
@@ -74,7 +64,7 @@ from webtorch.ops.record import (
     over_dims,
     return_type,
 )
-from webtorch.ops.reduction import is_nonzero_part, log_add, norm_slope, root
+from webtorch.ops.reduction import is_nonzero_part, norm_slope, root
 from webtorch.tensors.tensor import Tensor
 
 Dims = int | Sequence[int] | None
@@ -94,22 +84,6 @@ class Max(NamedTuple):
 @return_type("min")
 class Min(NamedTuple):
     """What min returns."""
-
-    values: Tensor
-    indices: Tensor
-
-
-@return_type("cummax")
-class Cummax(NamedTuple):
-    """What cummax returns."""
-
-    values: Tensor
-    indices: Tensor
-
-
-@return_type("cummin")
-class Cummin(NamedTuple):
-    """What cummin returns."""
 
     values: Tensor
     indices: Tensor
@@ -194,7 +168,7 @@ def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     torch="",
     vjp=lambda _g, _out, x, _shape, _value, _dtype: (fill(x.shape, 0, x.dtype, x.device),),
 )
-def _of_nothing(x: Tensor, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Tensor:
+def of_nothing(x: Tensor, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Tensor:
     """Return the reduction of an empty x: `value` everywhere. Connected to x for autograd."""
     return fill(shape, value, dtype, x.device)
 
@@ -204,7 +178,7 @@ def combine_dims(
 ) -> Tensor:
     """Return the reduction over `dims` in x's type; `identity` where there is nothing to combine."""
     if 0 in x._shape:
-        return _of_nothing(x, reduced_shape(x._shape, dims, keepdim), identity, x.dtype)
+        return of_nothing(x, reduced_shape(x._shape, dims, keepdim), identity, x.dtype)
     # Of nothing to combine the result is a tensor of its own all the same.
     return drop_dims(reduce_dims(x, combine, dims), dims, keepdim) if dims else copy(x)
 
@@ -226,7 +200,7 @@ def _check_not_empty(name: str, x: Tensor, dim: Dims, dims: tuple[int, ...], err
 # -- sums, products, means --------------------------------------------------------------------------------------------
 
 
-def _accumulated(x: Tensor, dtype: DType | None) -> Tensor:
+def accumulated(x: Tensor, dtype: DType | None) -> Tensor:
     """Return x in the type of its sum: `dtype`, or int64 for integers and bools."""
     if dtype is None:
         dtype = x.dtype if x.dtype.has_gradient else int64
@@ -255,7 +229,7 @@ def sum(
 ) -> Tensor:
     """Return the sum over `dim` (all dims for None); integers and bools give int64."""
     dims = wrap_dims("sum", dim, input.ndim)
-    return combine_dims(_accumulated(input, dtype), "sum", dims, keepdim)
+    return combine_dims(accumulated(input, dtype), "sum", dims, keepdim)
 
 
 @composite(
@@ -388,7 +362,7 @@ def prod(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Tensor:
     """Return the product over one dim or all; gradients are exact where elements are zero."""
-    x = _accumulated(input, dtype)
+    x = accumulated(input, dtype)
     if dim is None:
         shape = (1,) * x.ndim if keepdim else ()
         x, dims = x.reshape((-1,) if 0 not in x.shape else (0,)), (0,)
@@ -396,7 +370,7 @@ def prod(
         dims = (one_dim("prod", dim, x.ndim),)
         shape = reduced_shape(x.shape, dims, keepdim)
     if 0 in x.shape:
-        return _of_nothing(x, shape, 1, x.dtype)
+        return of_nothing(x, shape, 1, x.dtype)
     return _prod(x, dims[0]).reshape(shape) if x.ndim else copy(x)
 
 
@@ -576,7 +550,7 @@ def _select(name: str, input: Tensor, dim: Any, keepdim: bool, other: Tensor | N
     _check_not_empty(name, input, dim, dims, RuntimeError)
     if not dims or 0 in input.shape:
         shape = reduced_shape(input.shape, dims, keepdim)
-        values = copy(input) if not dims else _of_nothing(input, shape, 0, input.dtype)
+        values = copy(input) if not dims else of_nothing(input, shape, 0, input.dtype)
         return result(values, fill(shape, 0, int64, input.device))
     if input.dtype is bool_:
         # The engine orders numbers only.
@@ -642,165 +616,6 @@ def min(
 ) -> Any:
     """Return the smallest element; with a dim (values, indices); with a second tensor, the elementwise minimum."""
     return _select("min", input, dim, keepdim, other)
-
-
-# -- variance ---------------------------------------------------------------------------------------------------------
-
-
-def _variance_slope(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
-    freedom = count_of(x.shape, dims) - correction
-    return (x - mean_of(x, dims, True)) * (2.0 / freedom if freedom else math.inf)
-
-
-@composite(
-    name="_variance",
-    function_in=(),
-    torch="",
-    # The path through the mean cancels: it is left out.
-    vjp=lambda g, _out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
-)
-def _variance(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
-    """Return the variance over `dims`, kept: in two passes, so that a large mean cancels nothing."""
-    squares = square(x - mean_of(x, dims, True))
-    freedom = builtins.max(count_of(x.shape, dims) - correction, 0)
-    return _div(combine_dims(squares, "sum", dims, True), freedom)
-
-
-def _spread(
-    name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any
-) -> tuple[Any, tuple[int, ...]]:
-    """Return the variance (dims kept, float32 for 16-bit floats) and the dims."""
-    if isinstance(dim, bool):
-        # The form var(input, unbiased).
-        dim, unbiased = None, dim
-    if not input.dtype.has_gradient:
-        raise DTypeError(
-            f"{name}: std and var only support floating point and complex dtypes: got {input.dtype}. "
-            f"Convert it with .float()."
-        )
-    if unbiased is not None and correction is not None:
-        raise TypeError(f"{name}: pass unbiased= or correction=, not both.")
-    if correction is None:
-        correction = 1 if unbiased is None else int(unbiased)
-    dims = wrap_dims(name, dim, input.ndim)
-    if name and count_of(input.shape, dims) <= correction:
-        warn(
-            f"{name}(): degrees of freedom is <= 0. Correction should be strictly less than the reduction "
-            "factor (input numel divided by output numel)."
-        )
-    if input.dtype.is_complex:
-        # The variance of both parts.
-        parts = real_part(input), imag_part(input)
-        of_real, of_imag = (_spread("", x, dim, None, keepdim, correction)[0] for x in parts)
-        return of_real + of_imag, dims
-    wide = widened(input)
-    if 0 in input.shape:
-        shape = reduced_shape(input.shape, dims, True)
-        return _of_nothing(wide, shape, math.nan, wide.dtype), dims
-    return _variance(wide, dims, correction), dims
-
-
-def _var_of(
-    name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any
-) -> Tensor:
-    result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
-    return to_type(drop_dims(result, dims, keepdim), input.dtype.to_real())
-
-
-def _std_of(
-    name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any
-) -> Tensor:
-    result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
-    return to_type(drop_dims(root(result), dims, keepdim), input.dtype.to_real())
-
-
-_SPREADS: tuple[Any, ...] = (
-    ((), {}),
-    ((0,), {}),
-    ((), {"dim": (0, -1), "correction": 0, "keepdim": True}),
-)
-
-
-@composite(
-    family="reduce",
-    dtypes=FLOATS,
-    samples=_SPREADS,
-    autocast=WHOLE,
-    out="cast",
-    gradient_name="VarBackward0",
-)
-def var(
-    input: Tensor,
-    dim: int | Sequence[int] | None = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-) -> Tensor:
-    """Return the variance over `dim`, divided by the count less `correction` (1 by default)."""
-    return _var_of("var", input, dim, unbiased, keepdim, correction)
-
-
-@composite(
-    family="reduce",
-    dtypes=FLOATS,
-    samples=_SPREADS,
-    autocast=WHOLE,
-    out="cast",
-    gradient_name="StdBackward0",
-)
-def std(
-    input: Tensor,
-    dim: int | Sequence[int] | None = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-) -> Tensor:
-    """Return the standard deviation over `dim`; its gradient is 0 where it is 0."""
-    return _std_of("std", input, dim, unbiased, keepdim, correction)
-
-
-@composite(
-    family="reduce",
-    dtypes=FLOATS,
-    function_in=("torch",),
-    samples=_SPREADS,
-    autocast=WHOLE,
-    gradient_name="VarMeanBackward0",
-)
-def var_mean(
-    input: Tensor,
-    dim: int | Sequence[int] | None = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return (variance, mean) over `dim`."""
-    spread = _var_of("var_mean", input, dim, unbiased, keepdim, correction)
-    return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
-
-
-@composite(
-    family="reduce",
-    dtypes=FLOATS,
-    function_in=("torch",),
-    samples=_SPREADS,
-    autocast=WHOLE,
-    gradient_name="StdMeanBackward0",
-)
-def std_mean(
-    input: Tensor,
-    dim: int | Sequence[int] | None = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return (standard deviation, mean) over `dim`."""
-    spread = _std_of("std_mean", input, dim, unbiased, keepdim, correction)
-    return spread, mean(input, None if isinstance(dim, bool) else dim, keepdim)
 
 
 # -- norms ------------------------------------------------------------------------------------------------------------
@@ -871,7 +686,7 @@ def vector_norm(
             f"does not have an identity"
         )
     if 0 in x.shape:
-        return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), 0.0, result_type)
+        return of_nothing(x, reduced_shape(x.shape, dims, keepdim), 0.0, result_type)
     if ord == 2:
         result = root(combine_dims(square(x), "sum", dims, True))
     elif ord == 1:
@@ -945,191 +760,5 @@ def logsumexp(input: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
         )
     result_type, x = x.dtype, widened(x)
     if 0 in x.shape:
-        return _of_nothing(x, reduced_shape(x.shape, dims, keepdim), -math.inf, result_type)
+        return of_nothing(x, reduced_shape(x.shape, dims, keepdim), -math.inf, result_type)
     return to_type(drop_dims(_logsumexp(x, dims), dims, keepdim), result_type)
-
-
-# -- running reductions -----------------------------------------------------------------------------------------------
-
-
-def _shifted(x: Tensor, dim: int, by: int, value: Scalar) -> Tensor:
-    """Return x moved by `by` places along `dim` (towards the front for by < 0), `value` where nothing comes from."""
-    size = x.shape[dim]
-    low, high = [0] * x.ndim, [0] * x.ndim
-    if by > 0:
-        low[dim] = by
-        return pad_with(x.narrow(dim, 0, size - by), tuple(low), tuple(high), value)
-    high[dim] = -by
-    return pad_with(x.narrow(dim, -by, size + by), tuple(low), tuple(high), value)
-
-
-@composite(
-    family="scan",
-    samples=(((0,), {}), ((-1,), {})),
-    inplace=True,
-    autocast=Autocast(gpu="fp32_result"),
-    out="into",
-    gradient_name="CumsumBackward0",
-    aten=("cumsum",),
-    overlap="whole",
-)
-def cumsum(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
-    """Return the running sum along `dim`; integers and bools give int64."""
-    dim = one_dim("cumsum", dim, input.ndim)
-    x = _accumulated(input, dtype)
-    return scan(x, "sum", dim) if x.ndim and 0 not in x.shape else x.clone()
-
-
-def _cumprod_slope(g: Tensor, x: Tensor, dim: int) -> Tensor:
-    """Return the cotangent of a running product: (product of those before) * s, with s[k] = g[k] + x[k+1] * s[k+1].
-
-    The recurrence is solved by doubling, in products and sums only, so zeros are exact, here and in its own derivative.
-    """
-    size = x.shape[dim]
-    before = (
-        _shifted(_cumprod(x, dim), dim, 1, 1) if size > 1 else fill(x.shape, 1, x.dtype, x.device)
-    )
-    if size == 1:
-        return g * before
-    total, factor = g, _shifted(x, dim, -1, 0)
-    step = 1
-    while step < size:
-        total = total + factor * _shifted(total, dim, -step, 0)
-        factor = factor * _shifted(factor, dim, -step, 0)
-        step *= 2
-    return before * total
-
-
-@computed_wide
-def _cumprod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]:
-    return (_cumprod_slope(g, x, dim),)
-
-
-@composite(
-    name="_cumprod",
-    function_in=(),
-    torch="",
-    vjp=_cumprod_rule,
-)
-def _cumprod(x: Tensor, dim: int) -> Tensor:
-    return scan(x, "prod", dim)
-
-
-@composite(
-    family="scan",
-    samples=(((0,), {}), ((-1,), {})),
-    inplace=True,
-    autocast=Autocast(gpu="fp32_result"),
-    out="into",
-    gradient_name="CumprodBackward0",
-    aten=("cumprod",),
-    overlap="whole",
-)
-def cumprod(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
-    """Return the running product along `dim`; gradients are exact where elements are zero."""
-    dim = one_dim("cumprod", dim, input.ndim)
-    x = _accumulated(input, dtype)
-    return _cumprod(x, dim) if x.ndim and 0 not in x.shape else x.clone()
-
-
-@composite(
-    family="scan",
-    dtypes=FLOATS,
-    samples=(((0,), {}), ((-1,), {})),
-    autocast=WHOLE,
-    gradient_name="LogcumsumexpBackward0",
-    overlap="whole",
-)
-def logcumsumexp(input: Tensor, dim: int) -> Tensor:
-    """Return log(cumsum(exp(input))) along `dim`; nothing overflows."""
-    if not input.dtype.has_gradient:
-        raise NotImplementedError(
-            f"logcumsumexp: not implemented for {input.dtype}. Convert it with .float()."
-        )
-    dim = one_dim("logcumsumexp", dim, input.ndim)
-    if not input.ndim or 0 in input.shape:
-        return input.clone()
-    x = widened(input)
-    total = _complex_running(x, dim) if input.dtype.is_complex else _running_logsumexp(x, dim)
-    return to_type(total, input.dtype)
-
-
-def _running_logsumexp(x: Tensor, dim: int) -> Tensor:
-    """Return m + log1p(t) of real numbers: m the running maximum, t the sum of exp(x - m) less the maximum's own 1.
-
-    t[i] = exp(min(x[i], m[i-1]) - m[i]) + exp(m[i-1] - m[i]) * t[i-1], solved by doubling. t is added to m at the end
-    only: values are rounded once, and gradients do not depend on how large the numbers are.
-    """
-    values = x.detach()
-    highest = scan(values, "max", dim)
-
-    def weight(low: Any, high: Any) -> Tensor:
-        """Return exp(low - high), 1 where both are equal, as infinities may be."""
-        # Of two equal infinities too.
-        return exp(_where(eq(low, high), 0, low - high))
-
-    sums = weight(minimum(values, _shifted(highest, dim, 1, -math.inf)), highest)
-    # The sum changes with each of its terms, with the maximum's own too.
-    terms = exp(_where(isinf(highest), 0, x - highest))
-    sums = sums + (terms - terms.detach())
-    # After step k each element covers the 2 ** k before it.
-    step = 1
-    while step < x.shape[dim]:
-        before = _shifted(highest, dim, step, -math.inf)
-        sums = sums + weight(before, highest) * _shifted(sums, dim, step, 0)
-        step *= 2
-    return highest + log1p(sums)
-
-
-def _complex_running(x: Tensor, dim: int) -> Tensor:
-    total, step = x, 1
-    while step < x.shape[dim]:
-        total = log_add(total, _shifted(total, dim, step, -math.inf))
-        step *= 2
-    return _on_branch(total, x, dim)
-
-
-def _on_branch(total: Any, x: Tensor, dim: int) -> Tensor:
-    """Add the multiples of 2 pi i that PyTorch's order of addition gives logcumsumexp: each sum is
-    within pi / 2 of the larger (in its real part) of the sum before and the new element.
-    """
-    phase, before = imag_part(total.detach()), _shifted(total.detach(), dim, 1, -math.inf)
-
-    def turns(to: Any) -> Tensor:
-        """Return how many turns a phase is away from another, 0 for NaN and infinities."""
-        found = _round((to - phase) / (2 * math.pi))
-        return _where(isfinite(found), found, 0)
-
-    after_new, after_sum = turns(imag_part(x.detach())), turns(imag_part(before))
-    # The last place where the new element was the larger one: from there on turns add up.
-    is_new = real_part(x.detach()) >= real_part(before)
-    last = scan(_where(is_new, positions(x, dim), 0), "max", dim)
-    running = scan(_where(is_new, 0, after_sum), "sum", dim)
-    whole = running + (after_new - running).gather(dim, last)
-    return total + join(fill(whole.shape, 0, whole.dtype, whole.device), whole * (2 * math.pi))
-
-
-def _running(name: str, input: Tensor, dim: int, combine: str, result: Any) -> Any:
-    dim = one_dim(name, dim, input.ndim)
-    if not input.ndim or 0 in input.shape:
-        return result(input.clone(), fill(input.shape, 0, int64, input.device))
-    x = cast_to(input, int64) if input.dtype is bool_ else input
-    best = scan(x.detach(), combine, dim)
-    here = eq(x, best)
-    if x.dtype.kind == "float":
-        here = here | isnan(x)
-    # PyTorch returns the last of equal elements.
-    indices = scan(_where(here, positions(x, dim), 0), "max", dim)
-    return result(input.gather(dim, indices), indices)
-
-
-@composite(family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CummaxBackward0")
-def cummax(input: Tensor, dim: int) -> Cummax:
-    """Return (values, indices) of the running maximum along `dim`."""
-    return _running("cummax", input, dim, "max", Cummax)
-
-
-@composite(family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CumminBackward0")
-def cummin(input: Tensor, dim: int) -> Cummin:
-    """Return (values, indices) of the running minimum along `dim`."""
-    return _running("cummin", input, dim, "min", Cummin)

@@ -112,7 +112,11 @@ def resample(x: Tensor, dim: int, taps: Taps) -> Tensor:
             out = terms.sum(1)
         back = (*range(1, dim + 1), 0, *range(dim + 1, x.ndim))
         out = out.permute(back).contiguous().detach()
-    return attach(out, "Upsample", (x,), lambda g: (resample(g, dim, taps.transposed),))
+    return attach(out, "Upsample", (x,), _resample_back, (), (dim, taps))
+
+
+def _resample_back(g: Tensor, dim: int, taps: Taps) -> tuple[Tensor]:
+    return (resample(g, dim, taps.transposed),)
 
 
 def _resample_bytes(x: Tensor, dim: int, taps: Taps) -> Tensor:

@@ -17,7 +17,7 @@ from webtorch.functions.creation import TORCH
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.view import broadcast_shapes, numel
-from webtorch.ops import elementwise
+from webtorch.ops import comparison
 from webtorch.ops.primitive import draw
 from webtorch.ops.record import Elementwise, Example, composite
 from webtorch.ops.samplers import (
@@ -101,7 +101,7 @@ def _sample_dirichlet(input: Tensor, generator: Generator | None = None) -> Tens
     total = _sample(GAMMA, (input,), generator)
     # Numbers of small concentrations may all be 0 in this dtype: the quotient stays finite.
     tiny = 1e-37 if input.dtype.compute is not float64 else 1e-300
-    total = elementwise.clamp_min(total, tiny)
+    total = comparison.clamp_min(total, tiny)
     return total / total.sum(-1, keepdim=True)
 
 
@@ -151,9 +151,9 @@ def _not_negative(rates: Any, drawn: Tensor) -> Tensor:
     if not numel(rates._shape) or rates.is_meta:
         return drawn
     message = "invalid Poisson rate, expected rate to be non-negative"
-    wrong = elementwise.lt(rates.detach(), 0)
+    wrong = comparison.lt(rates.detach(), 0)
     if not reads.possible:
-        return demand(drawn, elementwise.logical_not(wrong), message)
+        return demand(drawn, comparison.logical_not(wrong), message)
     if bool(wrong.any().item()):
         raise RuntimeError(message)
     return drawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from webtorch.functions.movement import cat
+from webtorch.functions.joining import cat
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import physical
 from webtorch.tensors.modes import mode, no_grad

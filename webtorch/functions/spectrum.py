@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from webtorch.errors import DTypeError
-from webtorch.functions import creation, movement
+from webtorch.functions import creation, padding, slicing
 from webtorch.functions.fft import fft_fft, fft_ifft, fft_irfft, fft_rfft
 from webtorch.ir.dtype import bool_
 from webtorch.ir.view import numel
@@ -108,7 +108,7 @@ def stft(
     _check("stft", input.ndim in (1, 2), "expected a 1D or 2D tensor")
     x = input if input.ndim == 2 else input.unsqueeze(0)
     if center:
-        x = movement.pad(x.unsqueeze(0), (n_fft // 2, n_fft // 2), pad_mode).squeeze(0)
+        x = padding.pad(x.unsqueeze(0), (n_fft // 2, n_fft // 2), pad_mode).squeeze(0)
     _check(
         "stft",
         0 < n_fft <= x._shape[1] or bool(align_to_window),
@@ -179,9 +179,9 @@ def istft(
         frames = fft_irfft(terms, n=n_fft, norm=norm)
     count = x._shape[2]
     total = n_fft + hop * (count - 1)
-    signal = movement._overlap(frames * weights, (x._shape[0], total), 1, n_fft, hop)
+    signal = slicing._overlap(frames * weights, (x._shape[0], total), 1, n_fft, hop)
     squares = (weights * weights).expand((1, count, n_fft))
-    envelope = movement._overlap(squares, (1, total), 1, n_fft, hop)
+    envelope = slicing._overlap(squares, (1, total), 1, n_fft, hop)
     start = n_fft // 2 if center else 0
     end = start + length if length is not None else total - start
     _check(

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from webtorch.errors import ShapeError
-from webtorch.functions import creation, indexing, movement, ordering, pointwise
+from webtorch.functions import (
+    creation,
+    gather_scatter,
+    joining,
+    lookup,
+    movement,
+    ordering,
+    pointwise,
+    ranges,
+    slicing,
+)
 from webtorch.functions.reduce import as_float, vector_norm
 from webtorch.ir.dtype import bool_, int64, uint8
 from webtorch.ir.view import normalize_dim
@@ -64,11 +74,11 @@ def diff(
     if n < 0:
         raise RuntimeError(f"order must be non-negative but got {n}")
     parts = [p for p in (prepend, input, append) if p is not None and n]
-    x = movement.cat(parts, dim) if len(parts) > 1 else input
+    x = joining.cat(parts, dim) if len(parts) > 1 else input
     d = normalize_dim(dim, x.ndim)
     for _ in range(min(n, x._shape[d])):
         size = x._shape[d] - 1
-        after, before = movement.narrow(x, d, 1, size), movement.narrow(x, d, 0, size)
+        after, before = slicing.narrow(x, d, 1, size), slicing.narrow(x, d, 0, size)
         x = after ^ before if x.dtype.kind == "bool" else after - before
     return x.clone() if x is input else x
 
@@ -79,7 +89,7 @@ def _uneven_slopes(x: Tensor, places: Tensor, d: int) -> Tensor:
     steps = diff(places)
     shape = (1,) * d + (-1,) + (1,) * (x.ndim - d - 1)
     before, after = steps[:-1].reshape(shape), steps[1:].reshape(shape)
-    first, middle, last = (movement.narrow(x, d, k, size - 2) for k in range(3))
+    first, middle, last = (slicing.narrow(x, d, k, size - 2) for k in range(3))
     total = before + after
     return (
         -after / (before * total) * first
@@ -97,14 +107,14 @@ def _slope_along(x: Tensor, d: int, spacing: Any, edge_order: int) -> Tensor:
         count = len(steps)
         first, second, last, previous = (steps[k % count] for k in (0, 1, -1, -2))
     else:
-        inside = (movement.narrow(x, d, 2, size - 2) - movement.narrow(x, d, 0, size - 2)) / (
+        inside = (slicing.narrow(x, d, 2, size - 2) - slicing.narrow(x, d, 0, size - 2)) / (
             2 * spacing
         )
         first = second = last = previous = spacing
 
     def at(k: int) -> Tensor:
         """Return place k along the dim, from the end for negative k."""
-        return movement.narrow(x, d, k % size, 1)
+        return slicing.narrow(x, d, k % size, 1)
 
     if edge_order == 1:
         low, high = (at(1) - at(0)) / first, (at(-1) - at(-2)) / last
@@ -121,7 +131,7 @@ def _slope_along(x: Tensor, d: int, spacing: Any, edge_order: int) -> Tensor:
             - total / (previous * last) * at(-2)
             + (last + total) / (last * total) * at(-1)
         )
-    return movement.cat((low, inside, high), d)
+    return joining.cat((low, inside, high), d)
 
 
 @composite(family="index", function_in=("torch",), refuses=(bool_, uint8))
@@ -185,7 +195,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -
     size = y._shape[d] - 1
     if size <= 0:
         return y.sum(d) * 0
-    heights = movement.narrow(y, d, 1, size) + movement.narrow(y, d, 0, size)
+    heights = slicing.narrow(y, d, 1, size) + slicing.narrow(y, d, 0, size)
     if x is None:
         return heights.sum(d) * (dx / 2)
     if x.ndim == 1:
@@ -200,7 +210,7 @@ def cumulative_trapezoid(
     """The running integral of samples y at x (or at steps of dx) by the trapezoidal rule."""
     d = normalize_dim(dim, y.ndim)
     size = max(y._shape[d] - 1, 0)
-    heights = movement.narrow(y, d, y._shape[d] - size, size) + movement.narrow(y, d, 0, size)
+    heights = slicing.narrow(y, d, y._shape[d] - size, size) + slicing.narrow(y, d, 0, size)
     if x is None:
         return (heights * (dx / 2)).cumsum(d)
     if x.ndim == 1:
@@ -296,7 +306,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     if not rows or not r:
         return input.new_empty((len(rows) if r else 0, r) if r else (0,))
     where = creation.tensor(list(itertools.chain(*rows)), dtype=int64, device=input.device)
-    return indexing.index_select(input, 0, where).reshape((len(rows), r))
+    return gather_scatter.index_select(input, 0, where).reshape((len(rows), r))
 
 
 @composite(family="index", function_in=("torch",), example=Example(("i5",), ((2, 3),)))
@@ -340,7 +350,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
     place = pointwise.where(x == high, bins - 1, place)
     inside = (x >= low) & (x <= high)
     place = pointwise.where(inside, place, bins)
-    return indexing.counted(place, bins + 1)[:bins].to(input.dtype)
+    return lookup.counted(place, bins + 1)[:bins].to(input.dtype)
 
 
 def _check_range(what: str, low: float, high: float) -> None:
@@ -363,13 +373,13 @@ def _edges(name: str, x: Tensor, bins: int, low_high: Any) -> Tensor:
         raise RuntimeError(f"{name}(): min {low} should not exceed max {high}")
     if low == high:
         low, high = (0.0, 1.0) if not x.numel() and low_high is None else (low - 0.5, high + 0.5)
-    return creation.linspace(low, high, bins + 1, dtype=x.dtype, device=x.device)
+    return ranges.linspace(low, high, bins + 1, dtype=x.dtype, device=x.device)
 
 
 def _bin_of(x: Tensor, edges: Any) -> Tensor:
     """Return the bin of each element; the number of bins where it lies outside. The last is closed."""
     count = edges._shape[0] - 1
-    place = indexing.searchsorted(edges.contiguous(), x.contiguous(), right=True) - 1
+    place = lookup.searchsorted(edges.contiguous(), x.contiguous(), right=True) - 1
     place = pointwise.where(x == edges[-1], count - 1, place)
     return pointwise.where((x >= edges[0]) & (x <= edges[-1]), place, count)
 
@@ -448,7 +458,7 @@ def _histogram(
         else cast_to(weight.detach().reshape((-1,)), x.dtype)
     )
     flat = fill((total + 1,), 0, x.dtype, x.device)
-    found = indexing.index_add(flat, 0, place, amount)[:total].reshape(tuple(counts))
+    found = gather_scatter.index_add(flat, 0, place, amount)[:total].reshape(tuple(counts))
     if density:
         found = found / found.sum()
         for d, e in enumerate(edges):
@@ -499,17 +509,15 @@ def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Mode:
     # Lengths of runs of equal values: places since the last change.
     places = iota(size, 0, 1, int64, input.device).expand(values._shape)
     if size > 1:
-        changed = movement.narrow(values, -1, 1, size - 1) != movement.narrow(
-            values, -1, 0, size - 1
-        )
-        starts = pointwise.where(changed, movement.narrow(places, -1, 1, size - 1), 0)
+        changed = slicing.narrow(values, -1, 1, size - 1) != slicing.narrow(values, -1, 0, size - 1)
+        starts = pointwise.where(changed, slicing.narrow(places, -1, 1, size - 1), 0)
         first = fill((*values._shape[:-1], 1), 0, int64, input.device)
-        run = places - movement.cat([first, starts], -1).cummax(-1)[0]
+        run = places - joining.cat([first, starts], -1).cummax(-1)[0]
     else:
         run = places
     best = run.argmax(-1, keepdim=True)
-    found = movement.movedim(indexing.gather(order, -1, best), -1, d)
-    picked = indexing.gather(input, d, found)
+    found = movement.movedim(gather_scatter.gather(order, -1, best), -1, d)
+    picked = gather_scatter.gather(input, d, found)
     if keepdim:
         return Mode(picked, found)
     return Mode(picked.squeeze(d), found.squeeze(d))

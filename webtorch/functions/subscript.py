@@ -14,10 +14,10 @@ from typing import Any
 from webtorch.dispatch.call import Foreign
 from webtorch.errors import DeviceError
 from webtorch.functions import assign, creation, indexing, movement, pointwise
-from webtorch.functions.movement import pick, slice_bounds, window
+from webtorch.functions.slicing import pick, slice_bounds, window
 from webtorch.ir.dtype import bool_, int8, int16, int32, int64, uint8
 from webtorch.ir.view import numel
-from webtorch.ops import elementwise
+from webtorch.ops import comparison
 from webtorch.ops.primitive import cast_to, fill, write
 from webtorch.ops.purity import warn
 from webtorch.tensors import override
@@ -99,7 +99,7 @@ def _as_value(x: Tensor, value: Any) -> Tensor:
     if isinstance(value, (bool, int, float, complex)) or (
         hasattr(value, "item") and getattr(value, "ndim", 1) == 0
     ):
-        number = creation.fits(creation._number(value), x.dtype)
+        number = creation.fits(creation.number_of(value), x.dtype)
         return fill((), number, x.dtype, x.device)
     raise TypeError(
         f"can't assign a {type(value).__name__} to a {x.type()}: use webtorch.tensor(value)"
@@ -222,7 +222,7 @@ def _mask(
     x: Tensor, view: Tensor, mask: Tensor, dim: int, at: int, tensors: dict[int, Tensor]
 ) -> tuple[Tensor, int]:
     """Put the positions of a mask's true elements (read on the host) among the index tensors."""
-    flags = mask if mask.dtype is bool_ else elementwise.ne(mask, 0)
+    flags = mask if mask.dtype is bool_ else comparison.ne(mask, 0)
     if not mask.ndim:
         view = movement.unsqueeze(view, dim)
         tensors[dim] = indexing.true_positions(movement.reshape(flags, (1,)))
@@ -234,7 +234,7 @@ def _mask(
                 f"indexed tensor {list(x._shape)} at index {at + d}"
             )
     positions = indexing.true_positions(movement.reshape(flags, (numel(mask._shape),)))
-    for d, column in enumerate(indexing._unravel(positions, mask._shape)):
+    for d, column in enumerate(indexing.unravel(positions, mask._shape)):
         tensors[dim + d] = column
     return view, dim + mask.ndim
 
@@ -276,7 +276,7 @@ def _convert(x: Tensor, item: Any, reads: bool = False) -> Any:
             and item.dtype.name != "uint8"
         ):
             item = item.astype("int64")
-        made = creation._make(
+        made = creation.made_of(
             item, int64 if hasattr(item, "__len__") and not len(item) else None, x.device
         )
         if made.dtype not in (int64, int32, bool_, uint8):

@@ -3,16 +3,16 @@
 from collections.abc import Sequence as _Sequence
 from typing import Any as _Any
 
+from webtorch.functions.cholesky import CholeskyEx as _CholeskyEx
+from webtorch.functions.cholesky import LDLFactor as _LDLFactor
+from webtorch.functions.cholesky import LDLFactorEx as _LDLFactorEx
 from webtorch.functions.decomposition import QR as _QR
 from webtorch.functions.decomposition import SVD as _SVD
 from webtorch.functions.decomposition import Eig as _Eig
 from webtorch.functions.decomposition import Eigh as _Eigh
 from webtorch.functions.decomposition import Lstsq as _Lstsq
 from webtorch.functions.linalg import LU as _LU
-from webtorch.functions.linalg import CholeskyEx as _CholeskyEx
 from webtorch.functions.linalg import InvEx as _InvEx
-from webtorch.functions.linalg import LDLFactor as _LDLFactor
-from webtorch.functions.linalg import LDLFactorEx as _LDLFactorEx
 from webtorch.functions.linalg import LUFactor as _LUFactor
 from webtorch.functions.linalg import LUFactorEx as _LUFactorEx
 from webtorch.functions.linalg import Slogdet as _Slogdet

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from webtorch import webgpu
-from webtorch.functions.movement import cat
+from webtorch.functions.joining import cat
 from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.tensors.device import device as as_device

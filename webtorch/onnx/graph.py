@@ -9,10 +9,10 @@ dynamic dimensions, and computed in the file by Shape, Gather and arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from webtorch.capture.dynamic import Point, _monomials, _row
 from webtorch.errors import CaptureError
@@ -83,7 +83,9 @@ class Graph:
         return self.fresh(f"{base}_{count}")
 
 
-def different_constants(graphs: Sequence[Graph], read: Any) -> set[tuple[int, ...]]:
+def different_constants(
+    graphs: Sequence[Graph], read: Callable[[Tensor], bytes]
+) -> set[tuple[int, ...]]:
     """Return the calls whose folded values differ between recordings: they depend on sizes."""
     first = graphs[0]
     found: set[tuple[int, ...]] = set()
@@ -170,10 +172,10 @@ class _Sizes:
         self, graph: Graph, points: Sequence[Point], symbols: Sequence[tuple[str, int]]
     ) -> None:
         self.graph, self.points, self.symbols = graph, points, symbols
-        self.made: dict[Any, str] = {}
+        self.made: dict[Hashable, str] = {}
         self.place = 0
 
-    def node(self, op: str, inputs: list[str], **attrs: Any) -> str:
+    def node(self, op: str, inputs: list[str], **attrs: Attr) -> str:
         """Return the result of an operator, added once for the same inputs and attributes."""
         key = (op, tuple(inputs), tuple(sorted(attrs.items())))
         if key not in self.made:
@@ -255,7 +257,9 @@ class _Sizes:
             if name in step.inputs:
                 step.inputs = [new if x == name else x for x in step.inputs]
 
-    def number(self, values: list[int], near: Any, name: str) -> str:
+    def number(
+        self, values: list[int], near: Sequence[Sequence[tuple[str, tuple[int, ...]]]], name: str
+    ) -> str:
         """Return the name of a vector of one integer that takes these values at the points."""
         for own in near:
             tensor = own[0][0]
@@ -299,7 +303,7 @@ class _Sizes:
             x = self.node("Mul", [x, self.constant(a)])
         return x if b == 0 else self.node("Add", [x, self.constant(b)])
 
-    def coefficients(self, values: Sequence[Any]) -> list[Fraction] | None:
+    def coefficients(self, values: Sequence[float]) -> list[Fraction] | None:
         """Return the coefficients of the monomials that give these values, if there are any."""
         rows = [
             [*map(Fraction, _row(p)), Fraction(v)] for p, v in zip(self.points, values, strict=True)
@@ -348,13 +352,13 @@ class _Sizes:
         total = self.affine(total, 1, constant)
         return total if scale == 1 else self.node("Div", [total, self.constant(scale)])
 
-    def replace_number(self, name: str, values: list[Any], dtype: DType) -> None:
+    def replace_number(self, name: str, values: list[Scalar], dtype: DType) -> None:
         """Compute a number that depends on sizes: a polynomial of them, its inverse, or a root."""
         users = [i for i, s in enumerate(self.graph.steps) if name in s.inputs]
         if not users:
             return
         self.at(users[0], ())
-        forms: list[tuple[str, Callable[[Any], Any]]] = [("", lambda v: v)]
+        forms: list[tuple[str, Callable[[float], float]]] = [("", lambda v: v)]
         if dtype.kind == "float":
             forms += [
                 ("inverse", lambda v: 1 / v),

@@ -172,6 +172,8 @@ class Listener:
         """Whether a function is being recorded in this thread."""
         return getattr(self.listening, "notes", None) is not None
 
+    inside = on
+
     @contextlib.contextmanager
     def listen(self, names: Mapping[int, str]) -> Iterator[_Notes]:
         """Note the calls that are made inside; `names`: paths of modules by id."""
@@ -291,9 +293,9 @@ def recorded() -> bool:
 
 
 def record(
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     inputs: list[Tensor],
     names: Mapping[int, str],
 ) -> Recording:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS
 from webtorch.ir.expr import Expr
-from webtorch.ops.elementwise import EVERYWHERE, NUMERIC, log1pexp, logistic, mul, sigmoid, tanh
+from webtorch.ops.circular import tanh
+from webtorch.ops.elementwise import EVERYWHERE, NUMERIC, log1pexp, logistic, mul, sigmoid
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.record import BOOL, Autocast, Elementwise, elementwise
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import FLOATS, bfloat16, float16, float32, float64, int32, int64
 from webtorch.ir.expr import Expr
-from webtorch.ops.elementwise import _where
+from webtorch.ops.comparison import _where
 from webtorch.ops.primitive import fill
 from webtorch.ops.record import elementwise
 

@@ -147,11 +147,6 @@ def attention(
     """
 
 
-@_primitive("_suits_attention")
-def suits_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether `attention` serves these better than products."""
-
-
 @_primitive("_multiplies_narrow")
 def multiplies_narrow(query: Tensor, key: Tensor) -> bool:
     """Whether query key^T, of 16 bits, runs on units of its own, or reads too few queries to cast all

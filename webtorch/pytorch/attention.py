@@ -10,16 +10,18 @@ functions.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from webtorch.functions.attention import _by_groups, _safe_softmax, _scores, by_rank_four
 from webtorch.functions.contract import matmul
 from webtorch.ops.primitive import copy, reduce_dims
 from webtorch.pytorch import device
-from webtorch.pytorch.aten.table import aten, op
+from webtorch.pytorch.aten.table import Function, aten, op
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
@@ -111,7 +113,7 @@ def _summed(x: Tensor, like: Tensor) -> Tensor:
 # ---- the operators ------------------------------------------------------------------------------
 
 
-def _keeps(query: Any, value: Any) -> str:
+def _keeps(query: torch.Tensor, value: torch.Tensor) -> str:
     """Return what backward is to get. Where sizes are symbols, it is what is right for all of them."""
     sizes = (*query.shape, *value.shape)
     if not all(isinstance(n, int) for n in sizes):
@@ -122,8 +124,14 @@ def _keeps(query: Any, value: Any) -> str:
 
 
 def _fake_attention(
-    query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float, keeps: str
-) -> tuple[Any, Any]:
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float,
+    keeps: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
     rows = query.shape[:3]
     batch, heads, length = rows
     out = query.new_empty((batch, length, heads, value.shape[3]))
@@ -135,8 +143,15 @@ def _fake_attention(
 
 
 def _fake_backward(
-    g: Any, query: Any, key: Any, value: Any, mask: Any, out: Any, kept: Any, *rest: Any
-) -> tuple[Any, Any, Any]:
+    g: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    out: torch.Tensor | None,
+    kept: torch.Tensor,
+    *rest: object,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
 
 
@@ -145,8 +160,14 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float
-    ) -> Any:
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> torch.Tensor:
         """Compute the attention, and keep what its gradient reads."""
         keeps = _keeps(query, value)
         out, kept = torch.ops.webgpu.attention(query, key, value, mask, is_causal, scale, keeps)
@@ -157,7 +178,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of query, key, value and mask."""
         query, key, value, mask, out, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
@@ -178,23 +199,26 @@ class _Attention(torch.autograd.Function):
         return (*grads, None, None, None)
 
 
-def composed(*args: Any, **kwargs: Any) -> Any:
+_attend: Callable[..., torch.Tensor] = _Attention.apply
+
+
+def composed(*args: Any, **kwargs: Any) -> torch.Tensor:
     """`scaled_dot_product_attention` as PyTorch composes it."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch.ops.aten.scaled_dot_product_attention.default._op_dk(composite, *args, **kwargs)
 
 
 def _scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> torch.Tensor:
     mask = attn_mask
     operands = (query, key, value)
     if dropout_p or not _takes(query, key, value, mask, is_causal, enable_gqa) or _transformed():
@@ -206,19 +230,26 @@ def _scaled_dot_product_attention(
     if rank < 4:
         query, key, value = (t[(None,) * (4 - rank)] for t in operands)
     if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        out = _Attention.apply(query, key, value, mask, is_causal, factor)
+        out = _attend(query, key, value, mask, is_causal, factor)
     else:
         out, _ = torch.ops.webgpu.attention(query, key, value, mask, is_causal, factor, "nothing")
     out = out.transpose(1, 2)
     return out if rank == 4 else out[(0,) * (4 - rank)]
 
 
-def _takes(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, enable_gqa: bool) -> bool:
+def _takes(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> bool:
     """Whether the node takes these; PyTorch's composition says what is wrong with others."""
     rank = query.dim()
     if not (2 <= rank <= 4 and key.dim() == value.dim() == rank):
         return False
-    if not (query.is_webgpu and key.is_webgpu and value.is_webgpu):
+    if not all(map(device.on_device, (query, key, value))):
         return False
     if not query.dtype is key.dtype is value.dtype or not query.is_floating_point():
         return False
@@ -233,7 +264,7 @@ def _takes(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, enable_
         return False
     if mask is None:
         return True
-    if is_causal or mask.requires_grad or not mask.is_webgpu or mask.dim() > rank:
+    if is_causal or mask.requires_grad or not device.on_device(mask) or mask.dim() > rank:
         return False
     if mask.dtype is not torch.bool and mask.dtype not in (query.dtype, torch.float32):
         return False
@@ -248,7 +279,7 @@ def _transformed() -> bool:
     )
 
 
-def register(make_kernel: Any) -> None:
+def register(make_kernel: Callable[[OpOverload, Function], Function]) -> None:
     """Declare the operators, and let `scaled_dot_product_attention` on the device be them."""
     library = torch.library.Library("webgpu", "DEF")
     operands = "Tensor query, Tensor key, Tensor value, Tensor? mask"

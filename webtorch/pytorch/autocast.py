@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
-from webtorch.pytorch.aten.table import (
-    AUTOCAST,
-)
-from webtorch.pytorch.kernels import Kernel, dispatched, overloads, tensors_of
+from webtorch.pytorch.aten.table import AUTOCAST
+from webtorch.pytorch.device import on_device
+from webtorch.pytorch.kernels import AUTOCAST_KEYS, Kernel, dispatched, overloads, tensors_of
 from webtorch.tensors.autocast import UNSAFE
 from webtorch_autoload.device import libraries
 
 
-def _ruled(base: str, known: set[str]) -> list[tuple[str, Any]]:
+def _ruled(base: str, known: set[str]) -> list[tuple[str, OpOverload]]:
     """Return the overloads that autocast looks at: those of PyTorch's own list for CUDA, or all that make tensors."""
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     found = [(base if o == "default" else f"{base}.{o}", f) for o, f in overloads(base)]
@@ -24,33 +25,33 @@ def _ruled(base: str, known: set[str]) -> list[tuple[str, Any]]:
     return [(n, f) for n, f in found if has(f"aten::{n}", "AutocastCUDA")] or found
 
 
-def _names_dims(operator: Any) -> bool:
+def _names_dims(operator: OpOverload) -> bool:
     return any("Dimname" in str(a.type) for a in operator._schema.arguments)
 
 
-def _writes(operator: Any) -> bool:
+def _writes(operator: OpOverload) -> bool:
     return any(
         a.alias_info is not None and a.alias_info.is_write for a in operator._schema.arguments
     )
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
+def _cast(value: object, dtype: torch.dtype) -> object:
     if isinstance(value, torch.Tensor):
-        cast = value.is_floating_point() and value.dtype is not dtype and value.is_webgpu
+        cast = value.is_floating_point() and value.dtype is not dtype and on_device(value)
         return value.to(dtype) if cast else value
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(v, dtype) for v in value)
     return value
 
 
-def _widest_of(values: Any, found: torch.dtype) -> torch.dtype:
+def _widest_of(values: Iterable[object], found: torch.dtype) -> torch.dtype:
     for v in tensors_of(values):
-        if v.is_webgpu and v.dtype is torch.float32:
+        if on_device(v) and v.dtype is torch.float32:
             found = torch.float32
     return found
 
 
-def _under_autocast(operator: Any, rule: str) -> Kernel:
+def _under_autocast(operator: OpOverload, rule: str) -> Kernel:
     """Return what an operator does under autocast: see `AutocastRule`."""
     names = [a.name for a in operator._schema.arguments]
     # The result's type is asked for where the operator has a word for it.
@@ -60,9 +61,7 @@ def _under_autocast(operator: Any, rule: str) -> Kernel:
         """Run the operator below autocast, on the operands that the rule gives it."""
         if rule == "refuse":
             raise RuntimeError(UNSAFE)
-        guard = torch._C._ExcludeDispatchKeyGuard(
-            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-        )
+        guard = torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS)
         if dtype_at is not None:
             given = args[dtype_at] if len(args) > dtype_at else kwargs.get("dtype")
             if given is None and args[0].is_floating_point():

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from webtorch.pytorch.device import (
-    resize_to,
-)
+from webtorch.pytorch.device import resize_to
 from webtorch.pytorch.kernels import Kernel, composed, own
 
 
 @own("_native_multi_head_attention")
 def _native_attention(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
     width: int,
     heads: int,
-    qkv_weight: Any,
-    qkv_bias: Any,
-    out_weight: Any,
-    out_bias: Any,
-    mask: Any = None,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
     need_weights: bool = True,
     average: bool = True,
     mask_type: int | None = None,
-) -> Any:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What PyTorch runs in place of `nn.MultiheadAttention` where no gradient is wanted."""
     linear = torch.nn.functional.linear
     parts = zip((q, k, v), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
@@ -49,31 +48,31 @@ def _native_attention(
 
 @own("_transformer_encoder_layer_fwd")
 def _encoder_layer(
-    x: Any,
+    x: torch.Tensor,
     width: int,
     heads: int,
-    qkv_weight: Any,
-    qkv_bias: Any,
-    out_weight: Any,
-    out_bias: Any,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
     use_gelu: bool,
     norm_first: bool,
     eps: float,
-    norm_weight_1: Any,
-    norm_bias_1: Any,
-    norm_weight_2: Any,
-    norm_bias_2: Any,
-    weight_1: Any,
-    bias_1: Any,
-    weight_2: Any,
-    bias_2: Any,
-    mask: Any = None,
+    norm_weight_1: torch.Tensor,
+    norm_bias_1: torch.Tensor,
+    norm_weight_2: torch.Tensor,
+    norm_bias_2: torch.Tensor,
+    weight_1: torch.Tensor,
+    bias_1: torch.Tensor,
+    weight_2: torch.Tensor,
+    bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None,
     mask_type: int | None = None,
-) -> Any:
+) -> torch.Tensor:
     """What PyTorch runs in place of `nn.TransformerEncoderLayer` where no gradient is wanted."""
     f = torch.nn.functional
 
-    def attend(y: Any) -> Any:
+    def attend(y: torch.Tensor) -> torch.Tensor:
         """Return the self-attention of y."""
         given = (
             width,
@@ -89,16 +88,16 @@ def _encoder_layer(
         )
         return _native_attention(y, y, y, *given)[0]
 
-    def inner(y: Any) -> Any:
+    def inner(y: torch.Tensor) -> torch.Tensor:
         """Return the feedforward part of y."""
         y = f.linear(y, weight_1, bias_1)
         return f.linear(f.gelu(y) if use_gelu else f.relu(y), weight_2, bias_2)
 
-    def norm_1(y: Any) -> Any:
+    def norm_1(y: torch.Tensor) -> torch.Tensor:
         """Return the first layer norm of y."""
         return f.layer_norm(y, (width,), norm_weight_1, norm_bias_1, eps)
 
-    def norm_2(y: Any) -> Any:
+    def norm_2(y: torch.Tensor) -> torch.Tensor:
         """Return the second layer norm of y."""
         return f.layer_norm(y, (width,), norm_weight_2, norm_bias_2, eps)
 
@@ -113,14 +112,28 @@ def recurrent_cell(kind: str) -> Kernel:
     """Return a recurrent cell written out: PyTorch would pick a fused kernel that outside devices do not have."""
     linear, sigmoid, tanh = torch.nn.functional.linear, torch.sigmoid, torch.tanh
 
-    def lstm(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    def lstm(
+        x: torch.Tensor,
+        hx: Sequence[torch.Tensor],
+        w_ih: torch.Tensor,
+        w_hh: torch.Tensor,
+        b_ih: torch.Tensor | None = None,
+        b_hh: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the next hidden and cell state."""
         h, c = hx
         i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         return sigmoid(o) * tanh(c), c
 
-    def gru(x: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
+    def gru(
+        x: torch.Tensor,
+        hx: torch.Tensor,
+        w_ih: torch.Tensor,
+        w_hh: torch.Tensor,
+        b_ih: torch.Tensor | None = None,
+        b_hh: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the next hidden state."""
         xr, xz, xn = linear(x, w_ih, b_ih).chunk(3, 1)
         hr, hz, hn = linear(hx, w_hh, b_hh).chunk(3, 1)
@@ -134,7 +147,7 @@ def recurrent_cell(kind: str) -> Kernel:
 def recurrent_layer(name: str) -> Kernel:
     """Return PyTorch's own decomposition of a recurrent layer."""
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the decomposition."""
         from torch._decomp import decompositions
 
@@ -147,13 +160,18 @@ def recurrent_layer(name: str) -> Kernel:
 
 
 @composed("renorm")
-def _renorm(x: Any, p: float, dim: int, maxnorm: float) -> Any:
+def _renorm(x: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Tensor:
     dims = [d for d in range(x.dim()) if d != dim % x.dim()]
     norm = torch.linalg.vector_norm(x, p, dims, keepdim=True)
     return x.contiguous() * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
 
 
-def _bound(x: Any, largest: Any, atol: Any, rtol: Any) -> Any:
+def _bound(
+    x: torch.Tensor,
+    largest: torch.Tensor,
+    atol: float | torch.Tensor | None,
+    rtol: float | torch.Tensor | None,
+) -> torch.Tensor:
     """Return below which a singular value counts as zero."""
     if rtol is None:
         rtol = torch.finfo(x.dtype).eps * max(x.shape[-2:])
@@ -167,7 +185,13 @@ def _bound(x: Any, largest: Any, atol: Any, rtol: Any) -> Any:
 
 
 @own("linalg_pinv.atol_rtol_tensor")
-def _pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+def _pinv(
+    x: torch.Tensor,
+    *,
+    atol: float | torch.Tensor | None = None,
+    rtol: float | torch.Tensor | None = None,
+    hermitian: bool = False,
+) -> torch.Tensor:
     if not x.numel():
         return x.new_empty((*x.shape[:-2], x.shape[-1], x.shape[-2]))
     if hermitian:
@@ -181,17 +205,28 @@ def _pinv(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False
     return (left * inverse.unsqueeze(-2).to(left.dtype)) @ right
 
 
-def _matrix_rank(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+def _matrix_rank(
+    x: torch.Tensor,
+    *,
+    atol: float | torch.Tensor | None = None,
+    rtol: float | torch.Tensor | None = None,
+    hermitian: bool = False,
+) -> torch.Tensor:
     if not x.numel():
         return x.new_zeros(x.shape[:-2], dtype=torch.int64)
     values = torch.linalg.eigvalsh(x).abs() if hermitian else torch.linalg.svdvals(x)
     return (values > _bound(x, values.amax(-1, keepdim=True), atol, rtol)).sum(-1)
 
 
-def _pinv_of(x: Any, atol: Any, rtol: Any, hermitian: bool) -> Any:
+def _pinv_of(
+    x: torch.Tensor,
+    atol: float | torch.Tensor | None,
+    rtol: float | torch.Tensor | None,
+    hermitian: bool,
+) -> torch.Tensor:
     """Return the pseudoinverse by the operator that has PyTorch's derivative; `_pinv` is its kernel."""
 
-    def number(value: Any) -> Any:
+    def number(value: float | torch.Tensor | None) -> torch.Tensor | None:
         """Return a tolerance as a tensor."""
         if value is None or isinstance(value, torch.Tensor):
             return value
@@ -213,7 +248,9 @@ def _into(function: Kernel) -> Kernel:
     return run
 
 
-def _with_tolerance(x: Any, tol: Any, hermitian: bool = False) -> Any:
+def _with_tolerance(
+    x: torch.Tensor, tol: float | torch.Tensor | None, hermitian: bool = False
+) -> torch.Tensor:
     return _matrix_rank(x, atol=tol, rtol=0.0, hermitian=hermitian)
 
 
@@ -225,22 +262,32 @@ composed(f"{_RANK}.out", f"{_RANK}.out_tol_tensor")(_into(_with_tolerance))
 
 
 @composed("linalg_pinv", "linalg_pinv.rcond_tensor")
-def _pinv_rcond(x: Any, rcond: Any, hermitian: bool = False) -> Any:
+def _pinv_rcond(
+    x: torch.Tensor, rcond: float | torch.Tensor | None, hermitian: bool = False
+) -> torch.Tensor:
     return _pinv_of(x, None, rcond, hermitian)
 
 
 @composed("linalg_pinv.atol_rtol_float")
-def _pinv_tolerances(x: Any, *, atol: Any = None, rtol: Any = None, hermitian: bool = False) -> Any:
+def _pinv_tolerances(
+    x: torch.Tensor,
+    *,
+    atol: float | torch.Tensor | None = None,
+    rtol: float | torch.Tensor | None = None,
+    hermitian: bool = False,
+) -> torch.Tensor:
     return _pinv_of(x, atol, rtol, hermitian)
 
 
 @composed("pinverse")
-def _pinverse(x: Any, rcond: Any = 1e-15) -> Any:
+def _pinverse(x: torch.Tensor, rcond: float | torch.Tensor | None = 1e-15) -> torch.Tensor:
     return _pinv_of(x, None, rcond, False)
 
 
 @composed("_batch_norm_impl_index")
-def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+def _batch_norm_index(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """`aten::_batch_norm_impl_index`, where PyTorch takes float64 statistics for an empty batch."""
     operator = torch.ops.aten._batch_norm_impl_index.default
     if x.numel():
@@ -255,7 +302,7 @@ def _batch_norm_index(x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
 
 
 @composed("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
-def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> Any:
+def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> torch.Tensor:
     """`aten::kaiser_window`, which PyTorch hands to a CPU kernel."""
     kind = options.get("dtype")
     if kind is not None and not kind.is_floating_point:

@@ -13,7 +13,7 @@ import itertools
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,8 @@ from webtorch import errors
 from webtorch.errors import DTypeError
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir import dtype as dtypes
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, Number
+from webtorch.ir.graph import Node
 from webtorch.ir.lines import pass_over, user_depth
 from webtorch.ir.view import (
     OVERWRITTEN,
@@ -75,6 +76,10 @@ HELD: dict[torch.dtype, DType] = {k: v.to_real() for k, v in TO_WEBTORCH.items()
 UNSUPPORTED = frozenset(d for d in TO_TORCH if not d.webgpu)
 
 
+# A tensor's offset in its storage. PyTorch's type allows for a symbol, which tensors that are traced have.
+offset_of: Callable[[torch.Tensor], int] = vars(torch._C.TensorBase)["storage_offset"]
+
+
 # ---- the device ---------------------------------------------------------------------------------
 
 
@@ -122,7 +127,7 @@ def _flush() -> None:
         _open.runtime.flush()
 
 
-def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program."""
     try:
         _flush()
@@ -131,27 +136,27 @@ def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         raise
 
 
-def _take_back(optimizer: Any, before: dict[Any, Any]) -> None:
+def _take_back(optimizer: torch.optim.Optimizer, before: Mapping[Storage, Node]) -> None:
     """Undo a step for which there was no memory: PyTorch, which is not lazy, would not have come to it.
 
     `before` are the values that storages had last.
     """
     for group in optimizer.param_groups:
         for param in group["params"]:
-            if not param.is_webgpu:
+            if not on_device(param):
                 continue
             state = optimizer.state.get(param, {})
             _hold_the_last_computed(param, before)
-            there = [v for v in state.values() if isinstance(v, torch.Tensor) and v.is_webgpu]
+            there = [v for v in state.values() if isinstance(v, torch.Tensor) and on_device(v)]
             computed = [_hold_the_last_computed(v, before) for v in there]
             if False in computed:
                 # The step made it.
                 del optimizer.state[param]
-            elif isinstance(state.get("step"), torch.Tensor) and not state["step"].is_webgpu:
+            elif isinstance(state.get("step"), torch.Tensor) and not on_device(state["step"]):
                 state["step"] -= 1
 
 
-def _hold_the_last_computed(x: torch.Tensor, before: dict[Any, Any]) -> bool:
+def _hold_the_last_computed(x: torch.Tensor, before: Mapping[Storage, Node]) -> bool:
     """Drop writes that are not computed yet; return whether the tensor has a computed value."""
     storage = memory_of(x).held
     if storage is None:
@@ -185,6 +190,11 @@ def set_random_state(state: Sequence[int]) -> None:
     """Go back to a state of the device's generator, given as its bytes."""
     contents = from_contents(bytes(state), (len(state),), dtypes.uint8, resolve("cpu"))
     generator().set_state(contents)
+
+
+def on_device(x: torch.Tensor) -> bool:
+    """Whether a tensor is on the device."""
+    return x.device.type == "webgpu"
 
 
 def webtorch_dtype(dtype: torch.dtype) -> DType:
@@ -354,11 +364,11 @@ _create = torch._C._acc.create_empty_tensor
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
-def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[Any, Memory]:
+def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedStorage, Memory]:
     """Return a new PyTorch storage on the device, and its memory."""
     # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
     address = next(_addresses) << 32
-    storage = _construct(address, DEVICE, nbytes)
+    storage: Any = _construct(address, DEVICE, nbytes)
     storage._webgpu = memory = Memory(nbytes, dtype)
     found = _memories.found
     found[address] = _reference(memory)
@@ -380,7 +390,7 @@ def check_device(device: torch.device | None) -> None:
         )
 
 
-def untyped_storage(size: Any = 0, *, device: torch.device) -> Any:
+def untyped_storage(size: int | Iterable[int] = 0, *, device: torch.device) -> torch.UntypedStorage:
     """Return `torch.UntypedStorage(size, device="webgpu")`."""
     check_device(device)
     runtime()
@@ -398,7 +408,7 @@ def untyped_storage(size: Any = 0, *, device: torch.device) -> Any:
 _swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 
 
-def resize_storage(storage: Any, nbytes: int) -> Any:
+def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:
     """`torch.UntypedStorage.resize_`: all tensors that share the storage see it; the bytes that fit are kept.
 
     Raises NotImplementedError with a PyTorch that cannot exchange what storages hold.
@@ -418,11 +428,12 @@ def resize_storage(storage: Any, nbytes: int) -> Any:
     if old and nbytes:
         _swap(storage, new_storage(0)[0])
     _swap(storage, taken)
-    storage._webgpu = memory
+    carrier: Any = storage
+    carrier._webgpu = memory
     return storage
 
 
-def _resized(memory: Memory, nbytes: int) -> tuple[Any, Memory]:
+def _resized(memory: Memory, nbytes: int) -> tuple[torch.UntypedStorage, Memory]:
     """Return a new storage of another size with as much of the contents as fits, and zeros."""
     storage, new = new_storage(nbytes, memory.dtype)
     new.is_cut = memory.is_cut or nbytes < memory.nbytes
@@ -501,7 +512,7 @@ def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
         _check_reach(x, memory)
     # A view can be of a type that is not available.
     kind = TO_WEBTORCH.get(x.dtype) or webtorch_dtype(x.dtype)
-    shape, strides, offset = tuple(x.shape), x.stride(), x.storage_offset()
+    shape, strides, offset = tuple(x.shape), x.stride(), offset_of(x)
     if kind.is_complex:
         storage = memory.typed(kind.to_real())
         out = Tensor._from_storage(storage, shape, strides, offset, False, kind)
@@ -532,7 +543,7 @@ def _reach(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
 
 def _check_reach(x: torch.Tensor, memory: Memory) -> None:
     """Raise RuntimeError for a tensor that reaches beyond the end of its memory."""
-    need = _reach(x.shape, x.stride(), x.storage_offset()) * x.element_size()
+    need = _reach(x.shape, x.stride(), offset_of(x)) * x.element_size()
     if need > memory.nbytes:
         raise RuntimeError(
             f"webgpu: a tensor of shape {tuple(x.shape)} and type {x.dtype} on '{x.device}' needs a storage of {need} "
@@ -594,7 +605,7 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
     shape = tuple(out.shape)
     if result._shape != shape:
         result, fresh = result.expand(shape), False
-    strides, offset = out.stride(), out.storage_offset()
+    strides, offset = out.stride(), offset_of(out)
     if dtype.is_complex:
         if out.is_conj():
             result, fresh = primitive.conjugate(result), True
@@ -721,12 +732,7 @@ def download(x: torch.Tensor) -> torch.Tensor:
 
 def _is_raw(x: torch.Tensor) -> bool:
     """Whether a tensor is all bytes of a storage of another type: how PyTorch copies storages."""
-    if (
-        x.dtype is not torch.uint8
-        or x.device.type != "webgpu"
-        or x.dim() != 1
-        or x.storage_offset()
-    ):
+    if x.dtype is not torch.uint8 or x.device.type != "webgpu" or x.dim() != 1 or offset_of(x):
         return False
     memory = memory_of(x)
     kind = memory.dtype if memory.storage is None else memory.storage.dtype
@@ -788,12 +794,12 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
 def to_copy(
     x: torch.Tensor,
     *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
     non_blocking: bool = False,
-    memory_format: Any = None,
+    memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
     """`aten::_to_copy` from or to the device. Results keep the strides where these have no gaps."""
     interrupt.check()
@@ -823,7 +829,7 @@ def to_copy(
     return copy_from(x, allocate(x.shape, strides, dtype))
 
 
-def item(x: torch.Tensor) -> Any:
+def item(x: torch.Tensor) -> Number:
     """Return the value of a tensor with one element. Waits for the device."""
     interrupt.check()
     return wrap(x).item()
@@ -833,7 +839,11 @@ def item(x: torch.Tensor) -> Any:
 
 
 def empty(
-    size: Sequence[int], dtype: Any, layout: Any, device: Any, memory_format: Any
+    size: Sequence[int],
+    dtype: torch.dtype | None,
+    layout: torch.layout | None,
+    device: torch.device | None,
+    memory_format: torch.memory_format | None,
 ) -> torch.Tensor:
     """`aten::empty.memory_format`."""
     check_device(device)
@@ -843,7 +853,7 @@ def empty(
     return _fill_empty(out) if _fills_empty() else out
 
 
-def _strides(size: tuple[int, ...], memory_format: Any) -> tuple[int, ...]:
+def _strides(size: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
     """Return the strides of a tensor without gaps in a memory format; None is row-major order."""
     if memory_format not in (torch.channels_last, torch.channels_last_3d):
         return contiguous_strides(size)
@@ -856,7 +866,11 @@ def _strides(size: tuple[int, ...], memory_format: Any) -> tuple[int, ...]:
 
 
 def empty_strided(
-    size: Sequence[int], stride: Sequence[int], dtype: Any, layout: Any, device: Any
+    size: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype | None,
+    layout: torch.layout | None,
+    device: torch.device | None,
 ) -> torch.Tensor:
     """`aten::empty_strided`."""
     check_device(device)
@@ -865,21 +879,23 @@ def empty_strided(
     return _fill_empty(out) if _fills_empty() else out
 
 
-def _check_layout(layout: Any) -> None:
+def _check_layout(layout: torch.layout | None) -> None:
     if layout not in (None, torch.strided):
         raise NotImplementedError(
             f"webgpu: layout {layout} is not available: tensors are dense; use .to_dense() first"
         )
 
 
-def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) -> torch.Tensor:
+def resize_(
+    x: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
     """`aten::resize_`. Memory grows for all tensors that share it."""
     if memory_format is torch.preserve_format:
         raise RuntimeError(f"Unsupported memory format {memory_format}")
     if memory_format is None and tuple(x.shape) == tuple(size):
         return x
     strides = _strides(tuple(size), memory_format)
-    storage, offset, width = x.untyped_storage(), x.storage_offset(), x.element_size()
+    storage, offset, width = x.untyped_storage(), offset_of(x), x.element_size()
     had, need = storage.nbytes(), (offset + numel(tuple(size))) * width
     if need > had:
         # Older versions of PyTorch: other views of the tensor keep the old memory.
@@ -893,7 +909,11 @@ def resize_(x: torch.Tensor, size: Sequence[int], *, memory_format: Any = None) 
 
 
 def set_(
-    x: torch.Tensor, source: Any, offset: int, size: Sequence[int], stride: Sequence[int] = ()
+    x: torch.Tensor,
+    source: torch.UntypedStorage,
+    offset: int,
+    size: Sequence[int],
+    stride: Sequence[int] = (),
 ) -> torch.Tensor:
     """`aten::set_`: the storage grows to what the geometry reaches."""
     stride = tuple(stride) or contiguous_strides(tuple(size))
@@ -909,7 +929,7 @@ def _fills_empty() -> bool:
     """Whether memory that nothing has been written to is to be filled with NaN or the largest number."""
     return (
         torch._C._get_deterministic_algorithms()
-        and torch.utils.deterministic.fill_uninitialized_memory
+        and torch._C._get_deterministic_fill_uninitialized_memory()
     )
 
 
@@ -932,7 +952,7 @@ def resize_to(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int] | No
             )
         resize_(x, shape)
         if strides is not None:
-            _set(CPU, x, x.untyped_storage(), x.storage_offset(), shape, strides)
+            _set(CPU, x, x.untyped_storage(), offset_of(x), shape, strides)
 
 
 def set_to_nothing(x: torch.Tensor) -> torch.Tensor:

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
+from torch._ops import OperatorBase
 from torch.utils._pytree import tree_leaves
 
 from webtorch.ir.view import is_contiguous, memory_order
 from webtorch.ops.primitive import copy
 from webtorch.pytorch import device as bridge
-from webtorch.pytorch.aten.table import op
-from webtorch.pytorch.device import upload, webtorch_dtype
+from webtorch.pytorch.aten.table import Function, op
+from webtorch.pytorch.device import on_device, upload, webtorch_dtype
 from webtorch.pytorch.graphs import meaning
 from webtorch.pytorch.origin import Origin, origin_of
 from webtorch.pytorch.partition import Partition, is_called
@@ -36,11 +37,13 @@ from webtorch.pytorch.saved import hooks as saving_hooks
 from webtorch.pytorch.values import NUMBERS, Value
 from webtorch.tensors.tensor import Tensor
 
-Function = Callable[..., Any]
-
 
 def compile_backend(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, **kwargs: Any
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    options: object = None,
+    **kwargs: object,
 ) -> Function:
     """Compile a Dynamo graph: what `torch.compile(..., backend="webgpu")` calls.
 
@@ -62,12 +65,12 @@ def compile_backend(
 
 
 @functools.cache
-def _decompositions() -> dict[Any, Function]:
+def _decompositions() -> dict[OperatorBase, Function]:
     """Return PyTorch's decompositions into core operators, of those that are no better whole.
 
     Those of `linspace` and `logspace` compute in float64; that of `take` asks for the number of indices.
     """
-    table: dict[Any, Function] = torch._decomp.core_aten_decompositions().materialize()
+    table: dict[OperatorBase, Function] = torch._decomp.core_aten_decompositions().materialize()
     aten = torch.ops.aten
     whole = (aten.linspace, aten.logspace, aten.take)
     return {k: v for k, v in table.items() if getattr(k, "overloadpacket", None) not in whole}
@@ -86,19 +89,20 @@ def _count_steps_on_the_device() -> None:
         """Make groups of new parameters on the device capturable."""
         for group in self.value.param_groups:
             params = group.get("params", [])
-            new = all(p.is_webgpu and p not in self.value.state for p in params)
+            new = all(on_device(p) and p not in self.value.state for p in params)
             if "capturable" in group and params and new:
                 group["capturable"] = True
         original(self, tx)
 
-    OptimizerVariable._set_capturable = set_capturable
+    variable: Any = OptimizerVariable
+    variable._set_capturable = set_capturable
 
 
 _count_steps_on_the_device()
 
 
 def _partition(
-    joint: torch.fx.GraphModule, inputs: Sequence[Any], *, num_fwd_outputs: int, **options: Any
+    joint: torch.fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **options: Any
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Split a graph of values and gradients as PyTorch does, then let one object carry all that is saved.
 
@@ -122,7 +126,7 @@ def _writes(gm: torch.fx.GraphModule) -> bool:
 
 
 def lower(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], origin: Origin | None = None
+    gm: torch.fx.GraphModule, example_inputs: Sequence[object], origin: Origin | None = None
 ) -> Function:
     """Return a callable for one graph of aten operators, which come from `origin`."""
     if _is_split(gm):
@@ -132,7 +136,7 @@ def lower(
 
 
 def _lower_backward(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], origin: Origin | None = None
+    gm: torch.fx.GraphModule, example_inputs: Sequence[object], origin: Origin | None = None
 ) -> Function:
     """Return a callable for a backward graph."""
     if _is_split(gm):
@@ -143,7 +147,7 @@ def _lower_backward(
 
 
 def _lower_forward(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], origin: Origin | None = None
+    gm: torch.fx.GraphModule, example_inputs: Sequence[object], origin: Origin | None = None
 ) -> Function:
     """Return a callable for a forward graph, which ends with what its backward graph will take."""
     metadata = torch._guards.TracingContext.get().fw_metadata
@@ -204,8 +208,8 @@ class Step:
 
     slot: int
     function: Function
-    args: Any
-    kwargs: dict[str, Any]
+    args: Sequence[Template]
+    kwargs: dict[str, Template]
     dead: tuple[int, ...]
 
 
@@ -216,7 +220,11 @@ class Slot:
     number: int
 
 
-def _template(value: Any, slots: dict[torch.fx.Node, int], of: torch.fx.Node) -> Any:
+# An argument of a step: a value, or lists and slices of such, with slots in them.
+Template: TypeAlias = Any
+
+
+def _template(value: object, slots: dict[torch.fx.Node, int], of: torch.fx.Node) -> Template:
     """Return an argument with nodes as slots and PyTorch's types as the engine's."""
     if isinstance(value, torch.fx.Node):
         return Slot(slots[value])
@@ -232,7 +240,7 @@ def _template(value: Any, slots: dict[torch.fx.Node, int], of: torch.fx.Node) ->
     return value
 
 
-def _fill_in(value: Any, values: list[Any]) -> Any:
+def _fill_in(value: Template, values: list[Any]) -> Any:
     kind = type(value)
     if kind is Slot:
         return values[value.number]
@@ -383,7 +391,7 @@ def _is_new(node: torch.fx.Node) -> bool:
     return all(v.untyped_storage()._cdata != place for v in given if isinstance(v, torch.Tensor))
 
 
-def _traced_order(fake: Any) -> tuple[int, ...] | None:
+def _traced_order(fake: object) -> tuple[int, ...] | None:
     """Return the dims of a traced tensor in the order in which they lie in memory; None if it has gaps."""
     if not isinstance(fake, torch.Tensor):
         return None

@@ -35,7 +35,7 @@ class GraphsExplained:
         return "\n".join([*lines, *map(str, self.graphs)])
 
 
-def explain(compiled: Callable[..., Any]) -> GraphsExplained:
+def explain(compiled: Callable[..., object]) -> GraphsExplained:
     """Return what a function or module that `torch.compile(..., backend="webgpu")` returned was compiled to.
 
     It tells which graphs Dynamo found and which guard made it look again, of each graph the kernels and what
@@ -55,7 +55,7 @@ def explain(compiled: Callable[..., Any]) -> GraphsExplained:
     return GraphsExplained(found[0].title, entries, tuple(e for o in found for e in _explained(o)))
 
 
-def _codes(compiled: Callable[..., Any]) -> list[CodeType]:
+def _codes(compiled: Callable[..., object]) -> list[CodeType]:
     function: Any = innermost_fn(compiled)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return [] if code is None else [code]

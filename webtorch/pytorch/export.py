@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 from torch.optim.lr_scheduler import LRScheduler as _Scheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -26,7 +27,7 @@ from webtorch.capture.trace import capture, compile_never
 from webtorch.errors import CaptureError
 from webtorch.functions import public as webtorch
 from webtorch.pytorch import device as bridge
-from webtorch.pytorch.device import flat, memory_of, wrap
+from webtorch.pytorch.device import flat, memory_of, on_device, wrap
 from webtorch.tensors.storage import Storage
 
 # What the first step finds where an optimizer's state is not there yet, if not zero.
@@ -47,14 +48,14 @@ class Captured:
     # By function: names and shapes of the tensors that it takes.
     arguments: dict[str, list[tuple[str, Shape]]] = field(default_factory=dict)
     # By function: batches for the page.
-    examples: dict[str, list[Any]] = field(default_factory=dict)
+    examples: dict[str, list[object]] = field(default_factory=dict)
     # By the id of a storage: its name and shape in the weights file.
     names: dict[int, tuple[str, Shape]] = field(default_factory=dict)
     # What the names stand for: modules that were moved must live until the page is written.
-    held: list[Any] = field(default_factory=list)
+    held: list[object] = field(default_factory=list)
 
 
-def is_pytorch(what: Any, call: Any) -> bool:
+def is_pytorch(what: object, call: object) -> bool:
     """Whether a function is PyTorch's: a module, an exported program, or called with its tensors."""
     if isinstance(what, (torch.nn.Module, torch.export.ExportedProgram)):
         return True
@@ -62,10 +63,10 @@ def is_pytorch(what: Any, call: Any) -> bool:
 
 
 def capture_all(
-    functions: Mapping[str, Any],
-    calls: Mapping[str, Any],
-    examples: Mapping[str, Sequence[Any]],
-    state: Mapping[str, Any] | None,
+    functions: Mapping[str, object],
+    calls: Mapping[str, object],
+    examples: Mapping[str, Sequence[object]],
+    state: Mapping[str, object] | None,
 ) -> Captured:
     """Capture PyTorch functions, each for a call. `state` names further modules, optimizers and tensors.
 
@@ -79,10 +80,10 @@ def capture_all(
 
 
 def _capture_each(
-    functions: Mapping[str, Any],
-    calls: Mapping[str, Any],
-    examples: Mapping[str, Sequence[Any]],
-    state: Mapping[str, Any] | None,
+    functions: Mapping[str, object],
+    calls: Mapping[str, object],
+    examples: Mapping[str, Sequence[object]],
+    state: Mapping[str, object] | None,
     out: Captured,
     moved: dict[int, torch.nn.Module],
     after: contextlib.ExitStack,
@@ -132,7 +133,7 @@ def _callable(
             args, kwargs = what.example_inputs
             call = {**dict(zip(_input_names(what), args)), **kwargs}
         program = what
-        if any(not t.is_webgpu for t in program.state_dict.values()):
+        if any(not on_device(t) for t in program.state_dict.values()):
             with warnings.catch_warnings():
                 # Of PyTorch about its own exported programs.
                 warnings.simplefilter("ignore", FutureWarning)
@@ -151,7 +152,7 @@ def _callable(
             )
         return what, call, None
     tensors = [*what.parameters(), *what.buffers()]
-    if any(not t.is_webgpu for t in tensors):
+    if any(not on_device(t) for t in tensors):
         # A copy, so that the caller's model stays where it is.
         if id(what) not in moved:
             moved[id(what)] = copy.deepcopy(what).to("webgpu")
@@ -173,7 +174,7 @@ def _callable(
     return what, call, what
 
 
-def _input_names(program: Any) -> list[str]:
+def _input_names(program: ExportedProgram) -> list[str]:
     return [str(n) for n in program.graph_signature.user_inputs]
 
 
@@ -194,16 +195,16 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _capture(
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    function: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     tensors: list[torch.Tensor],
     before: _Before,
 ) -> Capture:
     flats = [flat(memory_of(t).typed(bridge.HELD[t.dtype])) for t in tensors]
     versions = before.host_versions()
 
-    def run(*_: Any) -> Any:
+    def run(*_: object) -> object:
         """Call the function, and return its results without their history."""
         return _detached(function(*args, **kwargs))
 
@@ -224,10 +225,10 @@ def _capture(
     return captured
 
 
-def _detached(x: Any) -> Any:
+def _detached(x: object) -> object:
     """Return a structure with PyTorch's tensors as the engine's, and without what is neither."""
     if isinstance(x, torch.Tensor):
-        if not x.is_webgpu:
+        if not on_device(x):
             raise CaptureError(
                 "export: the function returns a tensor on the CPU: return it on the device, since a "
                 "program cannot read values"
@@ -245,7 +246,7 @@ def _detached(x: Any) -> Any:
 class _Before:
     """What a function refers to, as it was before a call."""
 
-    def __init__(self, referred: Mapping[str, Any]) -> None:
+    def __init__(self, referred: Mapping[str, object]) -> None:
         self.optimizers = _optimizers(referred)
         tensors = [v for v in referred.values() if isinstance(v, torch.Tensor)]
         for module in (v for v in referred.values() if isinstance(v, torch.nn.Module)):
@@ -261,7 +262,7 @@ class _Before:
         self.tensors = list({id(t): t for t in tensors}.values())
         self.known = {id(t) for t in self.tensors}
         self.named = {id(v): repr(k) for k, v in referred.items()}
-        self.on_host = [(t, t.detach().clone()) for t in self.tensors if not t.is_webgpu]
+        self.on_host = [(t, t.detach().clone()) for t in self.tensors if not on_device(t)]
         self.gradients = self.grads()
         self.stateful = [(o, set(o.state)) for o in self.optimizers]
         self.options = [
@@ -283,7 +284,7 @@ class _Before:
         # A second holder of each value, so that writes go elsewhere.
         kept = [(s, Storage(s.share(), runtime), s.version) for s in Storage.live(runtime)]
 
-        def check(optimizer: Any, *_: Any) -> None:
+        def check(optimizer: torch.optim.Optimizer, *_: object) -> None:
             """Raise CaptureError for an optimizer that is not known."""
             if optimizer not in self.optimizers:
                 raise CaptureError(
@@ -353,7 +354,7 @@ class _Before:
             for p in [p for p in optimizer.state if p not in stateful]:
                 del optimizer.state[p]
 
-    def grads(self) -> list[tuple[torch.Tensor, Any]]:
+    def grads(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Return the gradients of all tensors that may have some."""
         return [(t, t.grad) for t in self.tensors if t.is_leaf]
 
@@ -361,7 +362,7 @@ class _Before:
         found = [(self.named.get(id(t), "a tensor"), t) for t in self.tensors]
         for optimizer in self.optimizers:
             found += [(f"'{k}' of the optimizer", t) for _, k, t in _states(optimizer)]
-        return [(n, t) for n, t in found if not t.is_webgpu]
+        return [(n, t) for n, t in found if not on_device(t)]
 
     def host_versions(self) -> dict[int, int]:
         """Return how often each tensor on the CPU has been written."""
@@ -372,16 +373,16 @@ class _Before:
         return next((n for n, t in self._on_host() if t._version != versions.get(id(t))), "")
 
 
-def _optimizers(referred: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
+def _optimizers(referred: Mapping[str, object]) -> list[torch.optim.Optimizer]:
     found = (v for v in referred.values() if isinstance(v, torch.optim.Optimizer))
     return list({id(v): v for v in found}.values())
 
 
-def _holds_tensors(x: Any) -> bool:
+def _holds_tensors(x: object) -> bool:
     return any(isinstance(v, torch.Tensor) for v in (x if isinstance(x, (list, tuple)) else (x,)))
 
 
-def _states(optimizer: Any) -> list[tuple[Any, str, torch.Tensor]]:
+def _states(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
     """Return parameter, name and value of each state of an optimizer that is a tensor."""
     return [
         (param, key, value)
@@ -392,14 +393,14 @@ def _states(optimizer: Any) -> list[tuple[Any, str, torch.Tensor]]:
 
 
 @contextlib.contextmanager
-def _on_device(optimizers: list[Any]) -> Iterator[None]:
+def _on_device(optimizers: list[torch.optim.Optimizer]) -> Iterator[None]:
     """Let optimizers count their steps on the device while they are recorded."""
     changed = [g for o in optimizers for g in o.param_groups if g.get("capturable") is False]
     counts = [
         (o.state[p], key, value)
         for o in optimizers
         for p, key, value in _states(o)
-        if key == "step" and not value.is_webgpu
+        if key == "step" and not on_device(value)
     ]
     for group in changed:
         group["capturable"] = True
@@ -434,9 +435,9 @@ def _evaluating(module: torch.nn.Module) -> Iterator[None]:
 # ---- names --------------------------------------------------------------------------------------
 
 
-def _referred(function: Any) -> dict[str, Any]:
+def _referred(function: Callable[..., object]) -> dict[str, object]:
     """Return the modules, optimizers, schedulers and tensors that a function reaches, by name."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     owner = getattr(function, "__self__", None)
     if isinstance(owner, torch.nn.Module):
         found[""] = owner
@@ -452,7 +453,7 @@ def _referred(function: Any) -> dict[str, Any]:
     return found
 
 
-def _check_devices(name: str, referred: Mapping[str, Any]) -> None:
+def _check_devices(name: str, referred: Mapping[str, object]) -> None:
     for key, value in referred.items():
         if "." in key or "[" in key:
             # What the function reaches, it need not use.
@@ -463,20 +464,20 @@ def _check_devices(name: str, referred: Mapping[str, Any]) -> None:
             parameters = [p for g in value.param_groups for p in g["params"]]
         else:
             continue
-        if any(not p.is_webgpu for p in parameters):
+        if any(not on_device(p) for p in parameters):
             raise CaptureError(
                 f"export: {name} uses {key!r}, whose tensors are on the CPU: move the model first, "
                 "as in model.to('webgpu')"
             )
 
 
-def _add_names(out: Captured, referred: Mapping[str, Any]) -> None:
+def _add_names(out: Captured, referred: Mapping[str, object]) -> None:
     names = out.names
     taken = {name for name, _ in names.values()}
 
     def add(name: str, x: torch.Tensor) -> None:
         """Name a tensor's storage, if neither the storage nor the name is taken."""
-        if not x.is_webgpu:
+        if not on_device(x):
             return
         storage: Storage = memory_of(x).typed(bridge.HELD[x.dtype])
         if id(storage) not in names and name not in taken:
@@ -500,15 +501,15 @@ def _add_names(out: Captured, referred: Mapping[str, Any]) -> None:
             }
             for p, key, x in _states(value):
                 shown = str(numbers.get(id(p), 0))
-                if p.is_webgpu:
+                if on_device(p):
                     storage = memory_of(p).typed(bridge.HELD[p.dtype])
                     shown = names.get(id(storage), (shown, ()))[0]
                 add(f"{prefix}.{key}.{shown}", x)
 
 
 def _named(
-    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+    function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     """Yield the leaves of a call's arguments with their names in the page."""
     called = function.forward if isinstance(function, torch.nn.Module) else function
     try:
@@ -522,7 +523,7 @@ def _named(
         yield from _paths(str(key), value)
 
 
-def _paths(name: str, x: Any) -> Iterator[tuple[str, Any]]:
+def _paths(name: str, x: object) -> Iterator[tuple[str, object]]:
     if isinstance(x, Mapping):
         for k, v in x.items():
             yield from _paths(f"{name}.{k}", v)
@@ -533,7 +534,7 @@ def _paths(name: str, x: Any) -> Iterator[tuple[str, Any]]:
         yield name, x
 
 
-def _leaves(x: Any) -> Iterator[Any]:
+def _leaves(x: object) -> Iterator[object]:
     return (leaf for _, leaf in _paths("", x))
 
 

@@ -11,10 +11,11 @@ import collections
 import os
 import threading
 import warnings
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch._decomp import decomposition_table
+from torch._ops import OpOverload
 
 from webtorch.ir.lines import user_depth
 
@@ -36,7 +37,7 @@ def mode() -> str:
     return wanted
 
 
-def unsupported(op: Any) -> NotImplementedError:
+def unsupported(op: object) -> NotImplementedError:
     """Return the error for an operator without a kernel."""
     return NotImplementedError(
         f"webgpu: operator '{op}' is not implemented. Run it on the CPU (x.cpu(), then .to('webgpu')), or set "
@@ -44,7 +45,7 @@ def unsupported(op: Any) -> NotImplementedError:
     )
 
 
-def check_one_device(op: Any, *args: Any) -> None:
+def check_one_device(op: OpOverload, *args: object) -> None:
     """Raise RuntimeError if tensors on the CPU are mixed with those on the device."""
     tensors = [a for a in torch.utils._pytree.tree_leaves(args) if isinstance(a, torch.Tensor)]
     other = next((t for t in tensors if t.device.type != "webgpu" and t.dim()), None)
@@ -55,11 +56,11 @@ def check_one_device(op: Any, *args: Any) -> None:
         )
 
 
-def on_cpu(op: Any) -> Any:
+def on_cpu(op: OpOverload) -> Callable[..., object]:
     """Return the kernel of an operator that is computed on the CPU by decision: its calls are counted."""
     name = str(op)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> object:
         """Count the call, and compute it on the CPU."""
         check_one_device(op, args, kwargs)
         host_counts[name] += 1
@@ -72,13 +73,13 @@ class _Within(threading.local):
     """The operators whose decomposition runs in a thread: one that leads to itself again has none."""
 
     def __init__(self) -> None:
-        self.operators: set[Any] = set()
+        self.operators: set[OpOverload] = set()
 
 
 _within = _Within()
 
 
-def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
+def fallback(op: OpOverload, *args: object, **kwargs: object) -> object:
     """Run `op`, which has no kernel here: as PyTorch composes it of others, or on the CPU if that is allowed.
 
     Raises NotImplementedError if neither can be.
@@ -105,13 +106,13 @@ def fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     return run_on_cpu(op, args, kwargs)
 
 
-def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run_on_cpu(op: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """Run `op` on copies on the CPU; arguments that it writes are copied back, results go to the device."""
     schema = op._schema.arguments
     written: list[tuple[torch.Tensor, torch.Tensor]] = []
     copies: dict[int, torch.Tensor] = {}
 
-    def down(value: Any, is_write: bool, is_tensor: bool) -> Any:
+    def down(value: object, is_write: bool, is_tensor: bool) -> object:
         """Return an argument with copies on the CPU; what is written is noted."""
         if isinstance(value, torch.Tensor):
             if value.device.type != "webgpu":
@@ -130,7 +131,7 @@ def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_number = isinstance(value, (bool, int, float, complex))
         return torch.tensor(value, device="cpu") if is_tensor and is_number else value
 
-    def prepare(argument: Any, value: Any) -> Any:
+    def prepare(argument: torch.Argument, value: object) -> object:
         """Return an argument of the operator's schema as the CPU takes it."""
         is_write = argument.alias_info is not None and argument.alias_info.is_write
         return down(value, is_write, str(argument.type) in ("Tensor", "Optional[Tensor]"))
@@ -145,7 +146,7 @@ def run_on_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value.resize_(copy.shape)
         value.copy_(copy)
 
-    def up(value: Any) -> Any:
+    def up(value: object) -> object:
         """Return a result on the device; what was written is the argument itself."""
         if isinstance(value, torch.Tensor):
             found = originals.get(id(value))

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.pytorch import device as bridge
-from webtorch.pytorch.device import (
-    HELD,
-    TO_WEBTORCH,
-    memory_of,
-)
+from webtorch.pytorch.device import HELD, TO_WEBTORCH, memory_of, offset_of
+from webtorch.runtime.backend import Buffer
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -48,12 +45,10 @@ def look(x: torch.Tensor) -> tuple[Storage, Geometry]:
     """Return the storage of an input and how the input lies there."""
     dtype = x.dtype
     storage = memory_of(x).typed(HELD[dtype])
-    return storage, Geometry(
-        tuple(x.shape), x.stride(), x.storage_offset(), storage.elements, dtype
-    )
+    return storage, Geometry(tuple(x.shape), x.stride(), offset_of(x), storage.elements, dtype)
 
 
-def storage_of(value: Any, form: Geometry) -> Storage:
+def storage_of(value: Storage | Buffer, form: Geometry) -> Storage:
     """Return what was saved as a storage: memory gets one, of which others may have the value too."""
     if type(value) is Storage:
         return value
@@ -62,7 +57,7 @@ def storage_of(value: Any, form: Geometry) -> Storage:
     return Storage(node, bridge.runtime())
 
 
-def own_storage(value: Any, form: Geometry) -> Storage:
+def own_storage(value: Storage | Buffer, form: Geometry) -> Storage:
     """Return a storage of its own with a saved value."""
     if type(value) is Storage:
         return Storage(value.share(), value.runtime)
@@ -82,7 +77,10 @@ def view_of(storage: Storage, form: Geometry) -> Tensor:
 
 
 def torch_tensor(
-    storage: Storage, form: Geometry, made: dict[Storage, Any], like: torch.Tensor | None = None
+    storage: Storage,
+    form: Geometry,
+    made: dict[Storage, torch.UntypedStorage],
+    like: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return a PyTorch tensor on a webtorch storage; one that shares the version of `like`."""
     holder = made.get(storage)

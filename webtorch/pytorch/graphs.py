@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
+from webtorch.ir.dtype import DType, Number
 from webtorch.ir.view import numel
 from webtorch.ops.primitive import cast_to, copy, empty
 from webtorch.ops.record import TABLE
 from webtorch.pytorch import attention
 from webtorch.pytorch import library as library  # operators are registered, the table is full
 from webtorch.pytorch.aten.elementwise import filled
-from webtorch.pytorch.aten.table import FUNCTIONS, op
+from webtorch.pytorch.aten.table import FUNCTIONS, Dims, Function, Sizes, op
 from webtorch.pytorch.aten.table import meaning as declared_meaning
 from webtorch.pytorch.device import here, webtorch_dtype
 from webtorch.pytorch.fallback import unsupported
 from webtorch.tensors.tensor import Tensor
 
-Function = Callable[..., Any]
 GRAPH: dict[str, Function] = {}
 
 
@@ -40,71 +40,73 @@ def graph(*names: str) -> Callable[[Function], Function]:
 
 
 @graph("view", "_unsafe_view", "reshape")
-def _view(x: Tensor, shape: Sequence[int]) -> Any:
+def _view(x: Tensor, shape: Sequence[int]) -> Tensor:
     return op.reshape(x, tuple(shape))
 
 
 @graph("permute")
-def _permute(x: Tensor, dims: Sequence[int]) -> Any:
+def _permute(x: Tensor, dims: Sequence[int]) -> Tensor:
     return op.permute(x, tuple(dims))
 
 
 @graph("expand")
-def _expand(x: Tensor, shape: Sequence[int], *, implicit: bool = False) -> Any:
+def _expand(x: Tensor, shape: Sequence[int], *, implicit: bool = False) -> Tensor:
     return op.expand(x, tuple(shape))
 
 
 @graph("squeeze")
-def _squeeze(x: Tensor, dim: Any = None) -> Any:
+def _squeeze(x: Tensor, dim: Dims = None) -> Tensor:
     return op.squeeze(x, tuple(dim) if isinstance(dim, list) else dim)
 
 
 @graph("alias", "detach", "lift", "lift_fresh")
-def _alias(x: Tensor) -> Any:
+def _alias(x: Tensor) -> Tensor:
     return x
 
 
 @graph("clone", "contiguous", "lift_fresh_copy")
-def _clone(x: Tensor, **options: Any) -> Any:
+def _clone(x: Tensor, **options: object) -> Tensor:
     return copy(x)
 
 
 @graph("as_strided")
 def _as_strided(
     x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
-) -> Any:
+) -> Tensor:
     return op.as_strided(x, tuple(size), tuple(stride), offset)
 
 
 @graph("split")
-def _split(x: Tensor, size: int, dim: int = 0) -> Any:
+def _split(x: Tensor, size: int, dim: int = 0) -> Tensor:
     return op.split(x, size, dim)
 
 
 @graph("repeat")
-def _repeat(x: Tensor, repeats: Sequence[int]) -> Any:
+def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
     return op.repeat(x, tuple(repeats))
 
 
 @graph("sort")
-def _sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
+def _sort(
+    x: Tensor, dim: int = -1, descending: bool = False, stable: bool = False
+) -> tuple[Tensor, ...]:
     return tuple(op.sort(x, dim, descending, bool(stable)))
 
 
 @graph("_to_copy")
-def _to_copy(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
+def _to_copy(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
     return copy(x) if dtype is None or dtype is x.dtype else cast_to(x, dtype)
 
 
 @graph("copy")
-def _copy(x: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
+def _copy(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if isinstance(src, (bool, int, float)):
         return filled(x._shape, src, x.dtype, x.device)
     return copy(op.expand(cast_to(src, x.dtype), x._shape))
 
 
 @graph("copy_")
-def _copy_into(x: Tensor, src: Tensor, non_blocking: bool = False) -> Any:
+def _copy_into(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     return op.copy_(x, src)
 
 
@@ -116,25 +118,27 @@ def _slice_scatter(
     start: int | None = None,
     end: int | None = None,
     step: int = 1,
-) -> Any:
+) -> Tensor:
     out = copy(x)
     op.copy_(op.slice(out, dim, start, end, step), src)
     return out
 
 
 @graph("select_scatter")
-def _select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Any:
+def _select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     out = copy(x)
     op.copy_(op.select(out, dim, index), src)
     return out
 
 
-def _dtype(dtype: Any) -> Any:
+def _dtype(dtype: DType | None) -> DType:
     return webtorch_dtype(torch.get_default_dtype()) if dtype is None else dtype
 
 
 @graph("full")
-def _full(size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _full(
+    size: Sequence[int], value: Number, *, dtype: DType | None = None, **options: object
+) -> Tensor:
     if dtype is None:
         default = torch.get_default_dtype()
         dtype = webtorch_dtype(
@@ -148,7 +152,7 @@ def _full(size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any)
 
 
 @graph("zeros", "empty", "new_zeros", "new_empty")
-def _zeros(*args: Any, dtype: Any = None, **options: Any) -> Any:
+def _zeros(*args: Any, dtype: DType | None = None, **options: object) -> Tensor:
     like, size = (
         (args[0], args[1]) if len(args) > 1 and isinstance(args[0], Tensor) else (None, args[0])
     )
@@ -156,57 +160,68 @@ def _zeros(*args: Any, dtype: Any = None, **options: Any) -> Any:
 
 
 @graph("empty_strided", "empty_permuted")
-def _empty_strided(size: Sequence[int], layout: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _empty_strided(
+    size: Sequence[int], layout: object, *, dtype: DType | None = None, **options: object
+) -> Tensor:
     return empty(tuple(size), _dtype(dtype), here())
 
 
 @graph("ones", "new_ones")
-def _ones(*args: Any, dtype: Any = None, **options: Any) -> Any:
+def _ones(*args: Any, dtype: DType | None = None, **options: object) -> Tensor:
     like, size = (args[0], args[1]) if len(args) > 1 else (None, args[0])
     return filled(size, 1, dtype or (like.dtype if like is not None else _dtype(None)), here())
 
 
 @graph("new_full")
 def _new_full(
-    x: Tensor, size: Sequence[int], value: Any, *, dtype: Any = None, **options: Any
-) -> Any:
+    x: Tensor, size: Sequence[int], value: Number, *, dtype: DType | None = None, **options: object
+) -> Tensor:
     return filled(size, value, dtype or x.dtype, here())
 
 
 @graph("full_like")
-def _full_like(x: Tensor, value: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _full_like(
+    x: Tensor, value: Number, *, dtype: DType | None = None, **options: object
+) -> Tensor:
     return filled(x._shape, value, dtype or x.dtype, here())
 
 
 @graph("zeros_like", "empty_like")
-def _zeros_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
+def _zeros_like(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
     return filled(x._shape, 0, dtype or x.dtype, here())
 
 
 @graph("ones_like")
-def _ones_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
+def _ones_like(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
     return filled(x._shape, 1, dtype or x.dtype, here())
 
 
 @graph("scalar_tensor")
-def _scalar_tensor(value: Any, *, dtype: Any = None, **options: Any) -> Any:
+def _scalar_tensor(value: Number, *, dtype: DType | None = None, **options: object) -> Tensor:
     return filled((), value, _dtype(dtype), here())
 
 
 @graph("arange")
-def _arange(*args: Any, dtype: Any = None, **options: Any) -> Any:
+def _arange(*args: Any, dtype: DType | None = None, **options: object) -> Tensor:
     return op.arange(*args, dtype=dtype, device=here())
 
 
 @graph("linspace")
-def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, **options: Any) -> Any:
-    dtype = _dtype(dtype)
+def _linspace(
+    start: float | Tensor,
+    end: float | Tensor,
+    steps: int,
+    *,
+    dtype: DType | None = None,
+    **options: object,
+) -> Tensor:
+    kind = _dtype(dtype)
     if isinstance(start, Tensor) or isinstance(end, Tensor):
-        return cast_to(_between(start, end, steps, dtype), dtype)
-    return op.linspace(start, end, steps, dtype=dtype, device=here())
+        return cast_to(_between(start, end, steps, kind), kind)
+    return op.linspace(start, end, steps, dtype=kind, device=here())
 
 
-def _between(start: Any, end: Any, steps: int, dtype: Any) -> Any:
+def _between(start: float | Tensor, end: float | Tensor, steps: int, dtype: DType) -> Tensor:
     """Return `steps` numbers at equal distances; the values of `start` and `end` are known when the program runs."""
     kind = webtorch_dtype(torch.float32)
     first, last = (
@@ -223,48 +238,54 @@ def _between(start: Any, end: Any, steps: int, dtype: Any) -> Any:
 
 @graph("logspace")
 def _logspace(
-    start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, **options: Any
-) -> Any:
-    dtype = _dtype(dtype)
+    start: float | Tensor,
+    end: float | Tensor,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: DType | None = None,
+    **options: object,
+) -> Tensor:
+    kind = _dtype(dtype)
     if isinstance(start, Tensor) or isinstance(end, Tensor):
-        return cast_to(op.pow(base, _between(start, end, steps, dtype)), dtype)
-    return op.logspace(start, end, steps, base, dtype=dtype, device=here())
+        return cast_to(op.pow(base, _between(start, end, steps, kind)), kind)
+    return op.logspace(start, end, steps, base, dtype=kind, device=here())
 
 
 @graph("eye")
-def _eye(n: int, m: int | None = None, *, dtype: Any = None, **options: Any) -> Any:
+def _eye(n: int, m: int | None = None, *, dtype: DType | None = None, **options: object) -> Tensor:
     return op.eye(n, n if m is None else m, dtype=_dtype(dtype), device=here())
 
 
 @graph("rand")
-def _rand(size: Sequence[int], *, dtype: Any = None, **options: Any) -> Any:
+def _rand(size: Sequence[int], *, dtype: DType | None = None, **options: object) -> Tensor:
     return op.rand(tuple(size), dtype=_dtype(dtype), device=here())
 
 
 @graph("randn")
-def _randn(size: Sequence[int], *, dtype: Any = None, **options: Any) -> Any:
+def _randn(size: Sequence[int], *, dtype: DType | None = None, **options: object) -> Tensor:
     return op.randn(tuple(size), dtype=_dtype(dtype), device=here())
 
 
 @graph("rand_like")
-def _rand_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
+def _rand_like(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
     return op.rand(x._shape, dtype=dtype or x.dtype, device=here())
 
 
 @graph("randn_like")
-def _randn_like(x: Tensor, *, dtype: Any = None, **options: Any) -> Any:
+def _randn_like(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
     return op.randn(x._shape, dtype=dtype or x.dtype, device=here())
 
 
 @graph("normal.float_float")
 def _normal(
-    mean: float, std: float, size: Sequence[int], *, dtype: Any = None, **options: Any
-) -> Any:
+    mean: float, std: float, size: Sequence[int], *, dtype: DType | None = None, **options: object
+) -> Tensor:
     return FUNCTIONS["normal_"](empty(tuple(size), _dtype(dtype), here()), mean, std)
 
 
 @graph("randint")
-def _randint(*args: Any, dtype: Any = None, **options: Any) -> Any:
+def _randint(*args: Any, dtype: DType | None = None, **options: object) -> Tensor:
     low, high, size = (0, *args) if len(args) == 2 else args
     return op.randint(
         low, high, tuple(size), dtype=dtype or webtorch_dtype(torch.int64), device=here()
@@ -272,7 +293,7 @@ def _randint(*args: Any, dtype: Any = None, **options: Any) -> Any:
 
 
 @graph("bernoulli")
-def _bernoulli(x: Tensor, p: Any = None, **options: Any) -> Any:
+def _bernoulli(x: Tensor, p: Number | None = None, **options: object) -> Tensor:
     draw = op.rand(x._shape, dtype=webtorch_dtype(torch.float32), device=here())
     return cast_to(op.lt(draw, x if p is None else p), x.dtype)
 
@@ -301,13 +322,13 @@ def _sym_storage_offset(x: Tensor) -> int:
 def _cpu_attention(
     query: Tensor,
     key: Tensor,
-    value: Any,
+    value: Number,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: Any = None,
+    attn_mask: Tensor | None = None,
     scale: float | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[Tensor, Tensor]:
     """PyTorch's CPU attention; the weights stand where it keeps the logarithm of their sums."""
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     out, kept = attention.attention(query, key, value, attn_mask, is_causal, factor, "weights")
@@ -319,15 +340,15 @@ def _cpu_attention_backward(
     g: Tensor,
     query: Tensor,
     key: Tensor,
-    value: Any,
-    out: Any,
-    kept: Any,
+    value: Number,
+    out: Tensor,
+    kept: Tensor,
     dropout_p: float,
     is_causal: bool,
     *,
-    attn_mask: Any = None,
+    attn_mask: Tensor | None = None,
     scale: float | None = None,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Tensor, Tensor, Tensor]:
     factor = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     return attention.attention_backward(
         g.transpose(1, 2), query, key, value, attn_mask, None, kept, is_causal, factor, "weights"
@@ -335,19 +356,19 @@ def _cpu_attention_backward(
 
 
 @graph("convert_element_type")
-def _convert(x: Tensor, dtype: Any) -> Any:
+def _convert(x: Tensor, dtype: DType) -> Tensor:
     return cast_to(x, dtype)
 
 
 @graph("_assert_scalar")
-def _assert_scalar(holds: Any, message: str) -> None:
+def _assert_scalar(holds: object, message: str) -> None:
     """Check a fact about sizes, which are known when the graph is recorded."""
     if not holds:
         raise RuntimeError(message)
 
 
 @graph("sym_constrain_range", "sym_constrain_range_for_size")
-def _constrain(size: Any, **options: Any) -> None:
+def _constrain(size: Sizes, **options: object) -> None:
     """Tell the trace what a size may be: nothing to do."""
 
 
@@ -365,7 +386,7 @@ def _foreach(name: str) -> Function | None:
     if base is None:
         return None
 
-    def run(*args: Any, **kwargs: Any) -> list[Any]:
+    def run(*args: Any, **kwargs: Any) -> list[Tensor]:
         """Return the results of all elements, as a list."""
         count = max(len(a) for a in args if isinstance(a, list))
         rows = [a if isinstance(a, list) else [a] * count for a in args]
@@ -379,11 +400,10 @@ def _foreach(name: str) -> Function | None:
 _NAMESPACES = ("aten", "prims", "webgpu")
 
 
-def find_meaning(target: Any) -> Function | None:
+def find_meaning(target: object) -> Function | None:
     """Return what a node's target means on webtorch tensors, or None when it has no meaning here."""
     if not isinstance(target, torch._ops.OpOverload):
-        function: Function = target  # operator.getitem, arithmetic on sizes
-        return function
+        return target if callable(target) else None  # operator.getitem, arithmetic on sizes
     packet, overload = target._schema.name.rpartition("::")[2], target._overloadname
     if target.namespace not in _NAMESPACES:
         # Somebody else's operator, whatever its name.
@@ -403,7 +423,7 @@ def find_meaning(target: Any) -> Function | None:
     return found
 
 
-def meaning(target: Any) -> Function:
+def meaning(target: object) -> Function:
     """Return what a node's target means on webtorch tensors. Raises NotImplementedError when it has no meaning here."""
     found = find_meaning(target)
     if found is None:

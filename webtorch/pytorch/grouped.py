@@ -8,14 +8,14 @@ waits.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from webtorch.errors import ShapeError
-from webtorch.ir.dtype import float32, int64
+from webtorch.ir.dtype import DType, float32, int64
 from webtorch.ops.primitive import cast_to, fill, iota
-from webtorch.pytorch.aten.table import aten, op
+from webtorch.pytorch.aten.table import Function, aten, op
+from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
 
 # Rows of one group that share a copy of their matrix, and bytes of such copies that are in memory at once.
@@ -25,7 +25,7 @@ _TILE, _BYTES = 64, 1 << 28
 class _Tiles:
     """Rows 0 ... count of consecutive groups, laid into tiles of rows of one group."""
 
-    def __init__(self, ends: Any, count: int) -> None:
+    def __init__(self, ends: Tensor, count: int) -> None:
         groups = ends._shape[0]
         each = max(1, count // max(groups, 1))
         self.rows = min(_TILE, 1 << (each - 1).bit_length())
@@ -46,16 +46,16 @@ class _Tiles:
         self.place = op.clamp(place, 0, count - 1)
 
     @staticmethod
-    def _of(values: Any, group: Any) -> Any:
+    def _of(values: Tensor, group: Tensor) -> Tensor:
         return op.index_select(values, 0, group)
 
-    def take(self, x: Any, first: int, count: int) -> Any:
+    def take(self, x: Tensor, first: int, count: int) -> Tensor:
         """Return the rows (rows, width) of some tiles, (tiles, rows in a tile, width); 0 where a tile has none."""
         place = self.place[first : first + count]
         found = op.index_select(x, 0, place.reshape(-1)).reshape(*place._shape, x._shape[1])
         return op.where(self.inside[first : first + count].unsqueeze(2), found, 0.0)
 
-    def give_back(self, tiles: Any, count: int) -> Any:
+    def give_back(self, tiles: Tensor, count: int) -> Tensor:
         """Return the rows of all tiles (tiles, rows in a tile, width) in their order, 0 beyond the last group."""
         row = iota(count, 0, 1, int64, tiles.device)
         group = op.sum(cast_to(op.le(self.ends.unsqueeze(1), row), int64), 0)
@@ -72,7 +72,7 @@ def _steps(tiles: int, each: int) -> range:
     return range(0, tiles, max(1, min(tiles, _BYTES // max(each, 1))))
 
 
-def _rows_by_groups(rows: Any, matrices: Any, ends: Any) -> Any:
+def _rows_by_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """(rows, k) and (groups, k, n): each row with the matrix of its group, (rows, n)."""
     count, (_, k, n) = rows._shape[0], matrices._shape
     if not (count and k and n and matrices._shape[0]):
@@ -89,7 +89,7 @@ def _rows_by_groups(rows: Any, matrices: Any, ends: Any) -> Any:
     return tiles.give_back(found[0] if len(found) == 1 else op.cat(found), count)
 
 
-def _groups_of_products(left: Any, right: Any, ends: Any) -> Any:
+def _groups_of_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """(rows, m) and (rows, n): the sum over the rows of each group of their outer products, (groups, m, n)."""
     count, m, n, groups = left._shape[0], left._shape[1], right._shape[1], ends._shape[0]
     total = fill((groups, m * n), 0, float32, left.device)
@@ -109,8 +109,12 @@ def _groups_of_products(left: Any, right: Any, ends: Any) -> Any:
 
 @aten("_grouped_mm", direct=("_grouped_mm",))
 def _grouped_mm(
-    left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None
-) -> Any:
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: DType | None = None,
+) -> Tensor:
     ranks = (left.ndim, right.ndim)
     if not set(ranks) <= {2, 3}:
         raise ShapeError(f"grouped_mm: operands must be 2D or 3D, got {ranks[0]}D and {ranks[1]}D")
@@ -124,7 +128,9 @@ def _grouped_mm(
         raise ValueError("grouped_mm: offs is given if, and only if, an operand is 2D")
     if ranks == (3, 3):
         out = op.bmm(left, right)
-    elif ranks == (2, 3):
+        return out if out_dtype is None else cast_to(out, out_dtype)
+    assert offs is not None
+    if ranks == (2, 3):
         out = _rows_by_groups(left, right, offs)
     elif ranks == (3, 2):
         turned = _rows_by_groups(op.transpose(right, 0, 1), op.transpose(left, 1, 2), offs)
@@ -137,14 +143,16 @@ def _grouped_mm(
 # ---- transformers' operators --------------------------------------------------------------------
 
 
-def _fallback_backward(rows: Any, matrices: Any, ends: Any, g: Any) -> Any:
+def _fallback_backward(
+    rows: Tensor, matrices: Tensor, ends: Tensor, g: Tensor
+) -> tuple[Tensor, Tensor]:
     return (
         _rows_by_groups(g, op.transpose(matrices, 1, 2), ends),
         _groups_of_products(rows, g, ends),
     )
 
 
-def register(functional: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
+def register(functional: Callable[[str, Function], Function]) -> None:
     """Register the operators that transformers has in place of `grouped_mm` where it compiles: its own ones read
     where the groups end. `functional` makes a kernel of a name and a meaning.
     """

@@ -7,18 +7,17 @@ of the three kinds of kernel it is, functional, in place or out=, follows from t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
+from webtorch.ir.dtype import DType
 from webtorch.ops.layout import Form, Forms, Layout, of_operands
 from webtorch.ops.primitive import fill
 from webtorch.pytorch import device
-from webtorch.pytorch.aten.table import (
-    OPERATORS,
-    Operator,
-)
+from webtorch.pytorch.aten.table import OPERATORS, Operator
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -34,16 +33,19 @@ from webtorch.pytorch.device import (
     wrap_memory,
 )
 from webtorch.pytorch.interrupt import check, flag
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
 Kernel = Callable[..., Any]
 
 
+# What a kernel that runs below autocast leaves out.
+AUTOCAST_KEYS = torch._C.DispatchKeySet(torch._C._dispatch_key_parse("AutocastPrivateUse1"))
 # Operators whose index tensors may be on the CPU.
 _CPU_INDICES = {"index", "_index_put_impl_"}
 
 
-def operand(value: Any, name: str) -> Any:
+def operand(value: object, name: str) -> Any:
     """Return a kernel's argument as the engine takes it: tensors wrapped, 0-d CPU tensors copied."""
     if isinstance(value, torch.Tensor):
         if value.device.type == "webgpu":
@@ -68,7 +70,7 @@ def operand(value: Any, name: str) -> Any:
     return value
 
 
-def _storages(values: Any) -> Iterator[Any]:
+def _storages(values: Iterable[object]) -> Iterator[Storage]:
     for v in values:
         if isinstance(v, Tensor):
             yield v._storage
@@ -76,17 +78,17 @@ def _storages(values: Any) -> Iterator[Any]:
             yield from _storages(v)
 
 
-def _is_fresh(result: Tensor, operands: Any) -> bool:
+def _is_fresh(result: Tensor, operands: Iterable[object]) -> bool:
     storage = result._storage
     return all(s is not storage for s in _storages(operands))
 
 
 def _results(
-    found: Any, operands: list[Any], forms: Forms | None = None, rule: Layout | None = None
-) -> Any:
+    found: object, operands: list[object], forms: Forms | None = None, rule: Layout | None = None
+) -> object:
     """Return webtorch results as new PyTorch tensors, with the strides that a rule gives them."""
 
-    def made(x: Tensor, seen: list[Any]) -> torch.Tensor:
+    def made(x: Tensor, seen: list[object]) -> torch.Tensor:
         """Return one result as a new tensor."""
         strides = None if rule is None or forms is None else rule(forms, x._shape)
         return new_tensor(x, _is_fresh(x, seen), strides)
@@ -103,7 +105,7 @@ def _results(
     return found
 
 
-def forms_of(args: Any) -> Forms:
+def forms_of(args: Iterable[object]) -> Forms:
     """Return sizes and strides of the tensors among an operator's arguments."""
     found: list[Form] = []
     for a in args:
@@ -195,7 +197,7 @@ def _inplace(name: str, function: Kernel) -> Kernel:
     return kernel
 
 
-def tensors_of(values: Any) -> Iterator[torch.Tensor]:
+def tensors_of(values: Iterable[object]) -> Iterator[torch.Tensor]:
     """Yield the tensors among an operator's arguments."""
     for v in values:
         if isinstance(v, torch.Tensor):
@@ -204,7 +206,7 @@ def tensors_of(values: Any) -> Iterator[torch.Tensor]:
             yield from tensors_of(v)
 
 
-def _refuse_overlaps(args: Any, out: torch.Tensor, whole: bool) -> None:
+def _refuse_overlaps(args: Iterable[object], out: torch.Tensor, whole: bool) -> None:
     """Raise RuntimeError where one of the arguments overlaps what is written: see `refuse_overlap`."""
     memory = device.memory_of(out)
     for x in tensors_of(args):
@@ -213,7 +215,7 @@ def _refuse_overlaps(args: Any, out: torch.Tensor, whole: bool) -> None:
 
 
 def _check_out(
-    name: str, out: torch.Tensor, dtype: Any, known: Operator, values: Sequence[Any] = ()
+    name: str, out: torch.Tensor, dtype: DType, known: Operator, values: Sequence[object] = ()
 ) -> None:
     """Raise RuntimeError if a result of the operands `values` cannot be put into `out`."""
     kind = TO_TORCH[dtype]
@@ -238,7 +240,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         typed = known.out == "into"
         inplace = overlap in ("whole", "first")
 
-        def kernel(*args: Any, **kwargs: Any) -> Any:
+        def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
             """Run the operator, and write its result to `out`, resized if need be."""
             if flag.pressed:
                 check()
@@ -263,7 +265,7 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
 
         return kernel
 
-    def many(*args: Any, **kwargs: Any) -> Any:
+    def many(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
         """Run the operator, and write its results to the tensors given."""
         if flag.pressed:
             check()
@@ -288,7 +290,7 @@ def _index(direct: Kernel) -> Kernel:
     """Return the kernel of indexing: where tensors are not row-major, PyTorch chooses the result's strides."""
     by_out = torch.ops.aten.index.Tensor
 
-    def kernel(x: torch.Tensor, indices: Any) -> Any:
+    def kernel(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Return the indexed elements."""
         given = [i for i in indices if i is not None]
         masked = any(i.dtype in (torch.bool, torch.uint8) for i in given)
@@ -301,7 +303,7 @@ def _index(direct: Kernel) -> Kernel:
     return kernel
 
 
-def kernel_for(overload: Any, function: Kernel) -> Kernel:
+def kernel_for(overload: OpOverload, function: Kernel) -> Kernel:
     """Return the kernel of one operator overload, of the kind that its schema asks for."""
     schema = overload._schema
     name = overload._name.removeprefix("aten::")
@@ -338,7 +340,7 @@ def _declared(kernels: dict[str, Kernel], names: tuple[str, ...], kernel: Kernel
     return kernel
 
 
-def overloads(packet: str) -> list[tuple[str, Any]]:
+def overloads(packet: str) -> list[tuple[str, OpOverload]]:
     """Return the overloads of an operator with their names."""
     found = getattr(torch.ops.aten, packet, None)
     return [] if found is None else [(o, getattr(found, o)) for o in found.overloads()]

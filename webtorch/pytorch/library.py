@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from webtorch.ops.record import TABLE
 from webtorch.pytorch import aten as aten  # its families declare themselves
@@ -25,20 +25,9 @@ from webtorch.pytorch import (
     patches,
     regions,
 )
-from webtorch.pytorch.aten.table import (
-    DIRECT,
-    FUNCTIONS,
-    REMEMBERED,
-    load,
-    meaning,
-)
+from webtorch.pytorch.aten.table import DIRECT, FUNCTIONS, REMEMBERED, load, meaning
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
-from webtorch.pytorch.device import (
-    CPU,
-    empty,
-    empty_strided,
-    untyped_storage,
-)
+from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (
     COMPOSITIONS,
     KERNELS,
@@ -77,7 +66,7 @@ def _packets() -> Iterator[str]:
                 yield packet
 
 
-def _register_meanings(library: Any) -> int:
+def _register_meanings(library: torch.library.Library) -> int:
     count = 0
     known = dispatched()
     for packet in _packets():
@@ -96,13 +85,13 @@ def _register_meanings(library: Any) -> int:
     return count
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str) -> OpOverload:
     """Return one overload by its name: "mm" or "add.Tensor"."""
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _register_own(library: Any) -> None:
+def _register_own(library: torch.library.Library) -> None:
     """Register what is about memory, geometry, creation and devices rather than arithmetic."""
 
     for name in [n for entry in TABLE.values() for n in entry.geometry]:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
+from webtorch.ir.dtype import Number
 from webtorch.ops.optimize import adam_step, square_average
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import copy
 from webtorch.pytorch.aten.table import op
 from webtorch.pytorch.device import store, wrap
+from webtorch.tensors.tensor import Tensor
 
 Kernel = Callable[..., None]
 
 
-def _number(value: Any) -> Any:
+def _number(value: float | torch.Tensor) -> Tensor | Number:
     """Return a learning rate: a number, or a 0-d tensor of either device as the engine takes it."""
     if not isinstance(value, torch.Tensor):
         return value
@@ -31,12 +32,14 @@ def _number(value: Any) -> Any:
 class _Scaler:
     """What a gradient scaler hands a fused step: the scale of the gradients, and whether one is infinite."""
 
-    def __init__(self, grad_scale: Any, found_inf: Any, maximize: bool) -> None:
+    def __init__(
+        self, grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None, maximize: bool
+    ) -> None:
         self.factor = None if grad_scale is None else op.reciprocal(wrap(grad_scale))
         self.failed = None if found_inf is None else op.ne(wrap(found_inf), 0.0)
         self.maximize = maximize
 
-    def gradient(self, grad: torch.Tensor) -> Any:
+    def gradient(self, grad: torch.Tensor) -> Tensor:
         """Return the gradient to descend; a scaled one is also written back without its scale."""
         g = widened(wrap(grad))
         if self.factor is not None:
@@ -44,7 +47,7 @@ class _Scaler:
             self.write(grad, g)
         return -g if self.maximize else g
 
-    def write(self, x: torch.Tensor, value: Any) -> None:
+    def write(self, x: torch.Tensor, value: Tensor) -> None:
         """Overwrite a tensor unless an infinity was found."""
         if self.failed is not None:
             value = op.where(self.failed, wrap(x), value)
@@ -60,15 +63,15 @@ def _adam(decoupled: bool) -> Kernel:
         largest: Sequence[torch.Tensor],
         steps: Sequence[torch.Tensor],
         *,
-        lr: Any,
+        lr: float | torch.Tensor,
         beta1: float,
         beta2: float,
         weight_decay: float,
         eps: float,
         amsgrad: bool,
         maximize: bool,
-        grad_scale: Any = None,
-        found_inf: Any = None,
+        grad_scale: torch.Tensor | None = None,
+        found_inf: torch.Tensor | None = None,
     ) -> None:
         """Update all parameters, averages and steps in place."""
         scaler, rate = _Scaler(grad_scale, found_inf, maximize), _number(lr)
@@ -102,13 +105,13 @@ def _sgd(
     *,
     weight_decay: float,
     momentum: float,
-    lr: Any,
+    lr: float | torch.Tensor,
     dampening: float,
     nesterov: bool,
     maximize: bool,
     is_first_step: bool,
-    grad_scale: Any = None,
-    found_inf: Any = None,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
 ) -> None:
     scaler, rate = _Scaler(grad_scale, found_inf, maximize), _number(lr)
     for i, param in enumerate(params):
@@ -134,13 +137,13 @@ def _adagrad(
     sums: Sequence[torch.Tensor],
     steps: Sequence[torch.Tensor],
     *,
-    lr: Any,
+    lr: float | torch.Tensor,
     lr_decay: float,
     weight_decay: float,
     eps: float,
     maximize: bool,
-    grad_scale: Any = None,
-    found_inf: Any = None,
+    grad_scale: torch.Tensor | None = None,
+    found_inf: torch.Tensor | None = None,
 ) -> None:
     scaler, rate = _Scaler(grad_scale, found_inf, maximize), _number(lr)
     for i, param in enumerate(params):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,16 +11,14 @@ import torch
 from webtorch.ops.primitive import fill, iota, matmul3
 from webtorch.pytorch import device
 from webtorch.pytorch.aten.random import source
-from webtorch.pytorch.aten.table import (
-    FUNCTIONS,
-    op,
-)
+from webtorch.pytorch.aten.table import FUNCTIONS, op
 from webtorch.pytorch.device import (
     TO_WEBTORCH,
     check_device,
     copy_from,
     here,
     new_tensor,
+    offset_of,
     resize_to,
     store,
     tensor_on,
@@ -47,7 +46,13 @@ own("is_pinned")(lambda x, device=None: False)
 
 
 @own("arange.start_out")
-def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
+def _arange(
+    start: float | torch.Tensor,
+    end: float | torch.Tensor,
+    step: float | torch.Tensor = 1,
+    *,
+    out: torch.Tensor,
+) -> torch.Tensor:
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
     result = op.arange(*values, dtype=webtorch_dtype(out.dtype), device=here())
     resize_to(out, result._shape)
@@ -56,7 +61,7 @@ def _arange(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.
 
 
 @own("range.out")
-def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.Tensor:
+def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> torch.Tensor:
     if step == 0:
         raise RuntimeError("range: step must be nonzero")
     if not (math.isfinite(start) and math.isfinite(end)):
@@ -76,7 +81,9 @@ def _range(start: Any, end: Any, step: Any = 1, *, out: torch.Tensor) -> torch.T
 
 
 @own("linspace.out")
-def _linspace(start: Any, end: Any, steps: int, *, out: torch.Tensor) -> torch.Tensor:
+def _linspace(
+    start: float | torch.Tensor, end: float | torch.Tensor, steps: int, *, out: torch.Tensor
+) -> torch.Tensor:
     result = op.linspace(start, end, steps, dtype=webtorch_dtype(out.dtype), device=here())
     return _spaced(out, result)
 
@@ -91,7 +98,12 @@ def _spaced(out: torch.Tensor, result: Tensor) -> torch.Tensor:
 
 @own("logspace.out")
 def _logspace(
-    start: Any, end: Any, steps: int, base: float = 10.0, *, out: torch.Tensor
+    start: float | torch.Tensor,
+    end: float | torch.Tensor,
+    steps: int,
+    base: float = 10.0,
+    *,
+    out: torch.Tensor,
 ) -> torch.Tensor:
     result = op.logspace(start, end, steps, base, dtype=webtorch_dtype(out.dtype), device=here())
     return _spaced(out, result)
@@ -106,7 +118,9 @@ def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
 
 
 @own("randperm.generator_out")
-def _randperm(n: int, *, generator: Any = None, out: torch.Tensor) -> torch.Tensor:
+def _randperm(
+    n: int, *, generator: torch.Generator | None = None, out: torch.Tensor
+) -> torch.Tensor:
     result = op.randperm(
         n, generator=source(generator, here()), dtype=webtorch_dtype(out.dtype), device=here()
     )
@@ -121,11 +135,11 @@ def _triangle_indices(name: str) -> Kernel:
         col: int,
         offset: int = 0,
         *,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-    ) -> Any:
+        dtype: torch.dtype | None = None,
+        layout: object = None,
+        device: torch.device | None = None,
+        pin_memory: object = None,
+    ) -> torch.Tensor:
         """Return the positions (2, N). Raises NotImplementedError for a dtype that is no integer's."""
         check_device(device)
         kind = webtorch_dtype(dtype or torch.int64)
@@ -166,7 +180,7 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
 
 def _matrix(x: torch.Tensor, memory: device.Memory) -> Tensor:
     """Return a matrix that is not empty as a batch of one."""
-    kind, (row, column), offset = TO_WEBTORCH[x.dtype], x.stride(), x.storage_offset()
+    kind, (row, column), offset = TO_WEBTORCH[x.dtype], x.stride(), offset_of(x)
     m, n = x.shape
     found = memory.storage
     if memory.laid is not None:
@@ -203,7 +217,9 @@ def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @own("_efficientzerotensor")
-def _zero_tensor(size: Any, *, dtype: Any = None, **options: Any) -> torch.Tensor:
+def _zero_tensor(
+    size: Sequence[int], *, dtype: torch.dtype | None = None, **options: object
+) -> torch.Tensor:
     kind = webtorch_dtype(dtype or torch.get_default_dtype())
     return new_tensor(fill(tuple(size), 0, kind, here()), fresh=True)
 

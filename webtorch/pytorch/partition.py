@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import fallback, graphs
 from webtorch.pytorch.programs import Programs, uploaded
+from webtorch.pytorch.saved import nodes_of
+from webtorch.pytorch.values import Arguments
 from webtorch.runtime.trace import debug_level
 
 # What makes programs of a graph of which nothing is called: the graph, numbers of inputs that are parameters,
@@ -66,24 +68,25 @@ def is_called(node: Node) -> bool:
 
 def _puts_as_many_as_a_mask_has(node: Node) -> bool:
     """Whether a node is the gradient of `x[mask]`, or alike: it writes as many values as a mask says."""
-    if "index_put" not in node.target.__name__:
+    if not isinstance(node.target, OpOverload) or "index_put" not in node.target.__name__:
         return False
-    _, indices, values = (n.meta.get("val") if isinstance(n, Node) else n for n in node.args[:3])
+    _, indices, put = node.args[:3]
+    values: Any = put.meta.get("val") if isinstance(put, Node) else put
     if free_unbacked_symbols(values):
         return True
     # One value for all places is chosen by the mask where they lie.
-    found = [n.meta["val"].dtype for n in indices if isinstance(n, Node)]
+    found = [n.meta["val"].dtype for n in nodes_of(indices) if isinstance(n, Node)]
     return values.numel() != 1 and (torch.bool in found or torch.uint8 in found)
 
 
-def _operator(node: Node) -> Any:
+def _operator(node: Node) -> object:
     """Return the operator that a node calls: not what wraps it because it writes, or must keep its turn."""
     if not isinstance(node.target, HigherOrderOperator):
         return node.target
     return next((a for a in node.args if isinstance(a, OpOverload)), node.target)
 
 
-def _has_kernel(op: Any) -> bool:
+def _has_kernel(op: object) -> bool:
     """Whether the eager device runs an operator by itself."""
     if not isinstance(op, OpOverload) or op in decomposition_table:
         return True
@@ -121,14 +124,14 @@ class _Call:
 
     out: int
     function: Callable[..., Any]
-    leaves: list[Any]
+    leaves: list[object]
     spec: TreeSpec
     name: str | None
     # Whether tensors on the CPU are to be uploaded, and which of the graph's inputs are kept there.
     moves: bool
     static: frozenset[int]
 
-    def run(self, values: list[Any]) -> None:
+    def run(self, values: list[object]) -> None:
         """Call the operator on values of the slots; keep its result in its own."""
         leaves = [self._value(x, values) if type(x) is _Slot else x for x in self.leaves]
         args, kwargs = tree_unflatten(leaves, self.spec)
@@ -136,7 +139,7 @@ class _Call:
             fallback.eager_counts[self.name] += 1
         values[self.out] = self.function(*args, **kwargs)
 
-    def _value(self, slot: _Slot, values: list[Any]) -> Any:
+    def _value(self, slot: _Slot, values: list[object]) -> object:
         value = values[slot.number]
         if self.moves and isinstance(value, torch.Tensor) and value.is_cpu:
             return uploaded(value, slot.number in self.static)
@@ -151,7 +154,7 @@ class _Piece:
     inputs: list[int]
     outs: list[int]
 
-    def run(self, values: list[Any]) -> None:
+    def run(self, values: list[object]) -> None:
         """Run the program on values of its slots; keep its results in theirs."""
         made = self.programs([values[i] for i in self.inputs])
         for out, value in zip(self.outs, made, strict=True):
@@ -280,7 +283,7 @@ class Partition:
             _Call(self.slots[node], function, leaves, spec, name, self.moves, self.static)
         )
 
-    def _leaf(self, value: Any) -> Any:
+    def _leaf(self, value: object) -> object:
         if isinstance(value, Node):
             return _Slot(self.slots[value])
         if self.moves and isinstance(value, torch.device) and value.type == "cpu":
@@ -352,8 +355,8 @@ class Partition:
 
     # ---- running
 
-    def __call__(self, *args: Any) -> Sequence[Any]:
-        values: list[Any] = [None] * len(self.nodes)
+    def __call__(self, *args: Any) -> Arguments:
+        values: list[object] = [None] * len(self.nodes)
         for slot, value in zip(self.holders, args, strict=True):
             values[slot] = value
         for slot, value in self.constants.items():

@@ -16,7 +16,7 @@ def _flexible() -> None:
     module: Any = importlib.import_module("torch.nn.attention.flex_attention")
     original = module._validate_device
 
-    def validate(query: Any, key: Any, value: Any) -> None:
+    def validate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Check operands of other devices as PyTorch does."""
         if query.device.type != "webgpu":
             original(query, key, value)
@@ -26,7 +26,8 @@ def _flexible() -> None:
 
 def _traced_convolutions() -> None:
     """Let traces give convolutions the strides that the kernel gives them; else they take them for row-major."""
-    original = torch._C._conv_determine_backend_memory_format
+    module: Any = torch._C
+    original = module._conv_determine_backend_memory_format
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
 
     def determine(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
@@ -37,7 +38,7 @@ def _traced_convolutions() -> None:
         last = any(map(suggests_channels_last, forms_of((x, weight))))
         return formats.get(x.dim(), found) if last else found
 
-    torch._C._conv_determine_backend_memory_format = determine
+    module._conv_determine_backend_memory_format = determine
 
 
 def _checked_traces() -> None:
@@ -46,7 +47,7 @@ def _checked_traces() -> None:
     original = module._check_trace
     widened: Any = torch.Tensor.double
 
-    def double(x: torch.Tensor, **options: Any) -> Any:
+    def double(x: torch.Tensor, **options: Any) -> torch.Tensor:
         """Return the tensor in float64, on the CPU if it was on the device."""
         return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
 
@@ -85,10 +86,10 @@ class _Reciprocal:
 
 def _scaling() -> None:
     """Let `GradScaler` work without float64."""
-    scaler = torch.amp.GradScaler
+    scaler: Any = torch.amp.GradScaler
     original = scaler.unscale_
 
-    def unscale_(self: Any, optimizer: Any) -> None:
+    def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> None:
         """Unscale the gradients with a float32 scale."""
         # One that is not enabled has no scale at all.
         scale = getattr(self, "_scale", None)

@@ -48,7 +48,7 @@ def install(flush: Callable[[], object]) -> None:
         return found
 
     @functools.wraps(stop)
-    def stopped(self: Any, *error: Any) -> Any:
+    def stopped(self: Any, *error: object) -> Any:
         """Compute what is pending, and listen no more."""
         if isinstance(watch.listener, _Listener):
             flush()

@@ -14,10 +14,10 @@ import sys
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from operator import eq, itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -37,14 +37,7 @@ from webtorch.capture.trace import capture, compile_never, compile_varying
 from webtorch.ir.view import numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt
-from webtorch.pytorch.device import (
-    TO_TORCH,
-    Memory,
-    changes,
-    flat,
-    memory_of,
-    tensor_on,
-)
+from webtorch.pytorch.device import TO_TORCH, Memory, changes, flat, memory_of, tensor_on
 from webtorch.pytorch.geometry import (
     NOWHERE,
     Geometry,
@@ -57,7 +50,7 @@ from webtorch.pytorch.geometry import (
 from webtorch.pytorch.origin import Origin
 from webtorch.pytorch.saved import Saved, hooks
 from webtorch.pytorch.symbols import Sizes
-from webtorch.pytorch.values import NUMBERS, Again, Evaluates, Fresh, Itself, OfInput
+from webtorch.pytorch.values import NUMBERS, Again, Arguments, Evaluates, Fresh, Itself, OfInput
 from webtorch.runtime.compilations import Input, nearest, told
 from webtorch.runtime.trace import debug_level
 from webtorch.tensors.host import host_scalar
@@ -68,6 +61,14 @@ from webtorch_autoload.device import hide
 _ADDRESS = torch.Tensor.data_ptr
 
 
+# What lies in memory: storages, and of what is saved for a backward graph perhaps the memory alone.
+Storages: TypeAlias = list[Any]
+# What a program is found by: how its tensors lie, which of them share a storage, and its numbers.
+Key: TypeAlias = tuple[tuple[Geometry, ...], tuple[int, ...] | None, tuple[object, ...]]
+# Dtype, shape, strides and offset of a new tensor.
+Placed: TypeAlias = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+# Of each result Fresh, OfInput, Itself or Again; or the result, where it is no tensor.
+Found: TypeAlias = list[Any]
 # Programs that one graph keeps, for other shapes, strides or offsets of its inputs.
 _MAX_PROGRAMS = 16
 # The same where sizes are symbols: further sizes cost no capture.
@@ -81,19 +82,19 @@ class Ready:
     captured: Capture
     # Of the inputs' storages and these constants, those of the program's inputs in its order.
     constants: list[Storage]
-    pick: Callable[[list[Any]], Sequence[Any]]
+    pick: Callable[[Storages], Sequence[Any]]
     # Inputs whose memory it overwrites.
     donated: list[int]
-    # Fresh, OfInput, Itself, Again, or what is no tensor.
-    results: list[Any]
+    # Where each is found.
+    results: Found
     # Where all that the caller sees is new: for each the output and how it lies there, for `tensor_on`.
-    simple: list[tuple[int, tuple[Any, ...]]] | None
+    simple: list[tuple[int, Placed]] | None
     # For each input the program's input that is its storage.
     places: dict[int, int]
     # Storages of arguments in the program's targets -> the inputs that they belong to.
     written: dict[Storage, int]
     # Free numbers: where the program reads them.
-    live: dict[str, Any]
+    live: dict[str, object]
     # Whether there are numbers to be read anew at each call.
     reads: bool
     keeps: Keeps | None
@@ -105,14 +106,14 @@ class Keeps:
 
     # What is saved, of one list: the program's outputs, the inputs' storages, and these: storages, and
     # numbers of outputs that are results too.
-    pick: Callable[[list[Any]], Sequence[Any]]
+    pick: Callable[[Storages], Sequence[Any]]
     others: list[Storage | int]
     # Outputs that are nothing else: of these the memory is saved.
     memories: frozenset[int]
     # How each lies in its storage.
     geometry: list[Geometry]
     # What must not be overwritten before it is used: parameters, other arguments, results.
-    owners: Callable[[Sequence[Any]], Sequence[torch.Tensor]]
+    owners: Callable[[Arguments], Sequence[torch.Tensor]]
     moving: list[int]
     shown: list[int]
 
@@ -125,9 +126,9 @@ class Call:
     geometry: list[Geometry]
     # For each tensor the first that has the same storage; None where all have their own.
     aliases: tuple[int, ...] | None
-    args: Sequence[Any]
+    args: Arguments
     # Free numbers, which a program reads anew at each call.
-    live: dict[str, Any]
+    live: dict[str, object]
 
 
 @dataclass(slots=True)
@@ -140,12 +141,12 @@ class Inputs:
     geometry: list[Geometry]
     # For each the first that has the same storage; None where all have their own.
     aliases: tuple[int, ...] | None
-    numbers: tuple[Any, ...]
+    numbers: tuple[object, ...]
     epoch: int
     # The program whose `Saved` brought some.
     source: Ready | None
     # None for what is loose: what a step computed must not live until the next one.
-    storages: list[Any]
+    storages: Storages
     loose: list[int]
     # Where the loose ones were, to find out which stay; None for those that are known not to.
     seen: list[int | None]
@@ -225,7 +226,7 @@ class Programs:
             downloads and r.is_on_cpu and i not in self.saved and r.origin is None
             for i, r in enumerate(graph.results)
         ]
-        self.programs: OrderedDict[Any, Ready] = OrderedDict()
+        self.programs: OrderedDict[Key, Ready] = OrderedDict()
         self.last: Inputs | None = None
         # Where the tensors of that call were, and which have been somewhere else in another one.
         self.before: list[int] = []
@@ -233,7 +234,7 @@ class Programs:
         self.since: object = None
         this = weakref.ref(self)
 
-        def freed(memory: Any) -> None:
+        def freed(memory: object) -> None:
             """Forget the last inputs when the memory of one is freed."""
             programs = this()
             if programs is not None:
@@ -243,7 +244,7 @@ class Programs:
         self.freed = hide(freed)
         self.sizes = Sizes([inputs[i] for i in self.tensors], self.others, inputs)
         # By the inputs' types: what makes captures for all sizes, or None where there is no such thing.
-        self.templates: dict[Any, Template | None] = {}
+        self.templates: dict[Hashable, Template | None] = {}
 
     def __call__(self, args: list[Any]) -> list[Any]:
         if interrupt.flag.pressed:
@@ -257,6 +258,7 @@ class Programs:
         given = args if self.plain else self._given(args, source)
         ready, storages, known = self._inputs(given, args, source)
         outputs, fresh = self._run(ready, storages, known, args)
+        results: list[Any]
         if ready.simple is not None:
             results = [tensor_on(fresh[n], *form) for n, form in ready.simple]
         else:
@@ -269,9 +271,9 @@ class Programs:
 
     # ---- inputs
 
-    def _given(self, args: Sequence[Any], source: Ready | None) -> list[Any]:
+    def _given(self, args: Arguments, source: Ready | None) -> list[torch.Tensor]:
         """Return the tensors among the arguments, on the device; without what a forward program saved."""
-        given: list[Any] = []
+        given: list[torch.Tensor] = []
         for i in self.tensors if source is None else self.given:
             a = args[i]
             if a.is_cpu:
@@ -282,8 +284,8 @@ class Programs:
         return given
 
     def _inputs(
-        self, given: Sequence[Any], args: Sequence[Any], source: Ready | None
-    ) -> tuple[Ready, list[Any], Inputs | None]:
+        self, given: Arguments, args: Arguments, source: Ready | None
+    ) -> tuple[Ready, Storages, Inputs | None]:
         """Find the program and the storages for a call, by what has changed since the last one.
 
         What is saved comes first among the storages, and may be memory alone. Last, what was known already of a
@@ -320,7 +322,7 @@ class Programs:
         ready, storages = self._looked(given, args, addresses, numbers, source, last)
         return ready, storages, None
 
-    def _loose(self, last: Inputs, given: Sequence[Any]) -> list[Any] | None:
+    def _loose(self, last: Inputs, given: Arguments) -> Storages | None:
         """Return the storages of a call whose loose tensors alone have moved; None if they lie in another way."""
         storages = last.storages.copy()
         for i in last.loose:
@@ -333,15 +335,15 @@ class Programs:
 
     def _looked(
         self,
-        given: Sequence[Any],
-        args: Sequence[Any],
+        given: Arguments,
+        args: Arguments,
         addresses: list[int],
-        numbers: tuple[Any, ...],
+        numbers: tuple[object, ...],
         source: Ready | None,
         last: Inputs | None,
-    ) -> tuple[Ready, list[Any]]:
+    ) -> tuple[Ready, Storages]:
         """Find the same by looking at the tensors: with `last` only at those that have moved since that call."""
-        kept: list[Any] = []
+        kept: Storages = []
         if source is not None:
             kept = list(args[self.graph.taken.start : self.graph.taken.stop])
         start = len(kept)
@@ -365,7 +367,7 @@ class Programs:
         every = kept + storages if kept else storages
         aliases = None
         if len(set(every)) < len(every):
-            first: dict[Any, int] = {}
+            first: dict[object, int] = {}
             aliases = tuple([first.setdefault(s, i) for i, s in enumerate(every)])
         if ready is None or last is None or aliases != last.aliases:
             ready = self._ready(every, geometry, aliases, numbers, args)
@@ -374,13 +376,13 @@ class Programs:
 
     def _remember(
         self,
-        given: Sequence[Any],
+        given: Arguments,
         addresses: list[int],
-        storages: list[Any],
+        storages: Storages,
         ready: Ready,
         geometry: list[Geometry],
         aliases: tuple[int, ...] | None,
-        numbers: tuple[Any, ...],
+        numbers: tuple[object, ...],
         source: Ready | None,
     ) -> None:
         """Note what a call was given. What is no parameter is held once it has been in one place twice."""
@@ -423,11 +425,11 @@ class Programs:
 
     def _ready(
         self,
-        storages: list[Any],
+        storages: Storages,
         geometry: list[Geometry],
         aliases: tuple[int, ...] | None,
-        numbers: tuple[Any, ...],
-        args: Sequence[Any],
+        numbers: tuple[object, ...],
+        args: Arguments,
     ) -> Ready:
         key = (tuple(geometry), aliases, numbers)
         found = self.programs.get(key)
@@ -457,7 +459,7 @@ class Programs:
             return self.last.ready.captured
         return next(reversed(self.programs.values())).captured if self.programs else None
 
-    def _reason(self, origin: Origin, key: Any) -> str:
+    def _reason(self, origin: Origin, key: Key) -> str:
         """Say why the graph needs a program more."""
         _, differences = nearest(map(self._known, self.programs), self._known(key))
         if differences:
@@ -466,7 +468,7 @@ class Programs:
             return "the first backward pass"
         return origin.reason
 
-    def _known(self, key: Any) -> list[Input]:
+    def _known(self, key: Key) -> list[Input]:
         """Return what a program's inputs are known by."""
         geometry, aliases, numbers = key
         found = [
@@ -539,9 +541,11 @@ class Programs:
                 sys.stderr.write(f"webtorch: a graph is recorded for each size anew: {error}\n")
             return None
 
-    def _prepare(self, captured: Capture, geometry: list[Geometry], live: dict[str, Any]) -> Ready:
+    def _prepare(
+        self, captured: Capture, geometry: list[Geometry], live: dict[str, object]
+    ) -> Ready:
         """Find out once what each call of a program needs."""
-        results: list[Any] = []
+        results: Found = []
         packed = self.graph.packed
         for i, (value, found) in enumerate(zip(self.graph.results, captured.result, strict=True)):
             if value.again is not None and i not in packed:
@@ -579,13 +583,11 @@ class Programs:
             captured, constants, pick, donated, results, simple, places, written, live, reads, keeps
         )
 
-    def _simple(
-        self, captured: Capture, results: list[Any]
-    ) -> list[tuple[int, tuple[Any, ...]]] | None:
+    def _simple(self, captured: Capture, results: Found) -> list[tuple[int, Placed]] | None:
         """Return how to make the results of a call where all are new and have storages of their own."""
         if self.graph.written and not self.plain:
             return None
-        simple: list[tuple[int, tuple[Any, ...]]] = []
+        simple: list[tuple[int, Placed]] = []
         for i, found in enumerate(results):
             if i in self.graph.packed:
                 continue
@@ -601,7 +603,7 @@ class Programs:
         self,
         captured: Capture,
         geometry: list[Geometry],
-        results: list[Any],
+        results: Found,
         written: dict[Storage, int],
     ) -> Keeps:
         """Find out once where each call of a program finds what it saves."""
@@ -650,15 +652,15 @@ class Programs:
     # ---- running
 
     def _run(
-        self, ready: Ready, storages: list[Any], known: Inputs | None, args: Sequence[Any]
-    ) -> tuple[list[Any], dict[int, Storage]]:
+        self, ready: Ready, storages: Storages, known: Inputs | None, args: Arguments
+    ) -> tuple[Storages, dict[int, Storage]]:
         """Run a program; return its outputs, and the storages of new results by the number of the output."""
         with ready.captured.runtime.lock:
             return self._run_alone(ready, storages, known, args)
 
     def _run_alone(
-        self, ready: Ready, storages: list[Any], known: Inputs | None, args: Sequence[Any]
-    ) -> tuple[list[Any], dict[int, Storage]]:
+        self, ready: Ready, storages: Storages, known: Inputs | None, args: Arguments
+    ) -> tuple[Storages, dict[int, Storage]]:
         captured = ready.captured
         runtime = captured.runtime
         if runtime.pending:
@@ -673,10 +675,10 @@ class Programs:
             ready.live[f"n{i}"] = args[i]
         numbers = read_arguments(captured)[0] if ready.reads else captured.args
         outputs = captured.executable.run(buffers, numbers)
-        moved: dict[Any, Storage] = {s: storages[n] for s, n in ready.written.items()}
+        moved: dict[Storage, Storage] = {s: storages[n] for s, n in ready.written.items()}
         return outputs, settle(captured, outputs, moved)
 
-    def _buffers(self, ready: Ready, storages: list[Any], known: Inputs | None) -> list[Any]:
+    def _buffers(self, ready: Ready, storages: Storages, known: Inputs | None) -> Storages:
         """Return what the program reads: as it was found before, if nothing at all has been written since."""
         since = writes.latest
         if known is not None:
@@ -692,7 +694,7 @@ class Programs:
                         found[place] = storages[i].realize().buffer
                 return found
         sources = ready.pick(storages + ready.constants)
-        buffers: list[Any] = [s.node.buffer if type(s) is Storage else s for s in sources]
+        buffers: Storages = [s.node.buffer if type(s) is Storage else s for s in sources]
         if not all(buffers):
             return [s.realize().buffer if type(s) is Storage else s for s in sources]
         if known is not None and self.since is since:
@@ -708,14 +710,14 @@ class Programs:
     def _results(
         self,
         ready: Ready,
-        storages: list[Any],
-        given: Sequence[Any],
-        args: Sequence[Any],
+        storages: Storages,
+        given: Arguments,
+        args: Arguments,
         fresh: dict[int, Storage],
     ) -> list[Any]:
         """Return the results of a call, without what one `Saved` takes."""
         # Results that share storage with each other or an input still do.
-        made: dict[Storage, Any] = {}
+        made: dict[Storage, torch.UntypedStorage] = {}
         # The first result on each new storage. What is saved of it shares its version: PyTorch
         # refuses a backward whose saved tensors have been overwritten.
         first: dict[Storage, tuple[Geometry, torch.Tensor]] = {}
@@ -771,9 +773,9 @@ class Programs:
         self,
         ready: Ready,
         keeps: Keeps,
-        storages: list[Any],
-        args: Sequence[Any],
-        outputs: list[Any],
+        storages: Storages,
+        args: Arguments,
+        outputs: Storages,
         fresh: dict[int, Storage],
         results: list[Any],
     ) -> Saved:

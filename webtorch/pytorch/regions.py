@@ -16,13 +16,14 @@ from webtorch.functions.public import arange, int64, where
 from webtorch.nn.regions import deform_conv2d, ps_roi_align, ps_roi_pool, roi_align
 from webtorch.ops.primitive import fill, scatter
 from webtorch.pytorch.aten.gradients import pullback
+from webtorch.pytorch.aten.table import Function
+from webtorch.pytorch.kernels import AUTOCAST_KEYS
+from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
-
-Function = Callable[..., Any]
 
 
 def _forward(name: str) -> Function:
-    def run(*args: Any) -> Any:
+    def run(*args: Any) -> tuple[Tensor, ...] | Tensor:
         """Return the operator's results, detached."""
         module = importlib.import_module("webtorch.nn.regions")
         found = getattr(module, name)(*[_plain(a) for a in args])
@@ -32,16 +33,17 @@ def _forward(name: str) -> Function:
 
 
 def _plain(value: Any) -> Any:
-    return value.detach() if hasattr(value, "detach") else value
+    return value.detach() if isinstance(value, Tensor) else value
 
 
-def _picture(g: Any, shape: Sequence[int]) -> Any:
+def _picture(g: Tensor, shape: Sequence[int]) -> Tensor:
     return fill(tuple(shape), 0, g.dtype, g.device)
 
 
 def _roi_align_backward(
-    g: Any, rois: Any, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int, ratio: int, aligned: bool
-) -> Any:  # fmt: skip
+    g: Tensor, rois: Tensor, scale: float, high: int, wide: int,
+    n: int, c: int, h: int, w: int, ratio: int, aligned: bool
+) -> Tensor:  # fmt: skip
     # Linear in the picture: its gradient is that at any picture.
     rois = _plain(rois)
     return pullback(
@@ -50,8 +52,9 @@ def _roi_align_backward(
 
 
 def _ps_roi_align_backward(
-    g: Any, rois: Any, mapping: Any, scale: float, high: int, wide: int, ratio: int, n: int, c: int, h: int, w: int
-) -> Any:  # fmt: skip
+    g: Tensor, rois: Tensor, mapping: Tensor, scale: float, high: int, wide: int,
+    ratio: int, n: int, c: int, h: int, w: int
+) -> Tensor:  # fmt: skip
     rois = _plain(rois)
     return pullback(
         lambda x: ps_roi_align(x, rois, scale, high, wide, ratio)[0], [_picture(g, (n, c, h, w))], g
@@ -59,8 +62,8 @@ def _ps_roi_align_backward(
 
 
 def _ps_roi_pool_backward(
-    g: Any, rois: Any, mapping: Any, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int
-) -> Any:  # fmt: skip
+    g: Tensor, rois: Tensor, mapping: Tensor, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int
+) -> Tensor:  # fmt: skip
     rois = _plain(rois)
     return pullback(
         lambda x: ps_roi_pool(x, rois, scale, high, wide)[0], [_picture(g, (n, c, h, w))], g
@@ -68,8 +71,8 @@ def _ps_roi_pool_backward(
 
 
 def _roi_pool_backward(
-    g: Any, rois: Any, places: Any, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int
-) -> Any:  # fmt: skip
+    g: Tensor, rois: Tensor, places: Tensor, scale: float, high: int, wide: int, n: int, c: int, h: int, w: int
+) -> Tensor:  # fmt: skip
     """Add each cotangent to the place that its value was read from."""
     picture = rois[:, 0].to(int64)[:, None, None, None]
     channel = arange(c, device=g.device)[:, None, None]
@@ -80,8 +83,14 @@ def _roi_pool_backward(
 
 
 def _deform_conv2d_backward(
-    g: Any, input: Any, weight: Any, offset: Any, mask: Any, bias: Any, *numbers: Any
-) -> Any:
+    g: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    offset: Tensor,
+    mask: Tensor,
+    bias: Tensor,
+    *numbers: int,
+) -> tuple[Tensor, ...]:
     inputs = [_plain(x) for x in (input, weight, offset, mask, bias)]
     found = pullback(lambda *x: deform_conv2d(*x, *numbers), inputs, g, [True] * 5)
     return tuple(
@@ -103,12 +112,10 @@ _GRADIENTS: dict[str, Function] = {
 def _widened(operator: Any) -> Function:
     """What autocast does with torchvision's operators on every device: they compute in float32."""
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Compute in float32, and return the first operand's dtype."""
         low = (torch.float16, torch.bfloat16)
-        guard = torch._C._ExcludeDispatchKeyGuard(
-            torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
-        )
+        guard = torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS)
         first = next(a for a in args if isinstance(a, torch.Tensor))
         wide = [a.float() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]  # fmt: skip
         with guard:

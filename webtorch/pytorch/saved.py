@@ -18,15 +18,16 @@ from torch._opaque_base import OpaqueBase
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import py_sym_types
+from torch.fx.node import Argument
 
-Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+Hooks = tuple[Callable[[torch.Tensor], object], Callable[[object], torch.Tensor]]
 # Where a node of a graph keeps what people call its value.
 _TITLE = "webtorch_title"
 # What a path of Dynamo begins with: "L['self'].encoder.0".
 _LOCAL = re.compile(r"^L\['\w+'\]\.?")
 # Operators that give what they are given.
 _SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)
-_VERSION = torch.Tensor._version.__get__
+_VERSION = operator.attrgetter("_version")
 
 
 def hooks() -> Hooks | None:
@@ -41,9 +42,9 @@ class Saved(OpaqueBase):
     def __init__(
         self,
         source: Any,
-        values: Sequence[Any],
+        values: Sequence[object],
         owners: Sequence[torch.Tensor] = (),
-        unpack: Callable[[Any], torch.Tensor] | None = None,
+        unpack: Callable[[object], torch.Tensor] | None = None,
     ) -> None:
         """`source`: the program whose values these are, which tells how they lie in memory; None for what hooks
         returned, with `unpack`. `owners`: tensors that must not be overwritten before the values are used.
@@ -62,7 +63,7 @@ class Saved(OpaqueBase):
             ) from None
         self.unpack = unpack
 
-    def take(self) -> Sequence[Any]:
+    def take(self) -> Sequence[object]:
         """Return the values: of hooks, tensors. They are let go, unless the pass keeps its graph.
 
         Raises RuntimeError, as PyTorch does, where some have been overwritten since.
@@ -90,10 +91,30 @@ class Saved(OpaqueBase):
 register_opaque_type(Saved, typ="reference")
 
 
+def nodes_of(values: Argument) -> list[Any]:
+    """Return the values of a list among a node's arguments: nodes, and numbers."""
+    assert isinstance(values, (list, tuple))
+    return list(values)
+
+
+def first_of(node: Node) -> Node:
+    """Return the node that is a node's first argument."""
+    first = node.args[0]
+    assert isinstance(first, Node)
+    return first
+
+
+def _place(node: Node) -> int:
+    """Return which element of its operand a node takes."""
+    place = node.args[1]
+    assert isinstance(place, int)
+    return place
+
+
 def pack(forward: GraphModule, backward: GraphModule, visible: int) -> None:
     """Let one object carry the tensors that a forward graph returns after its `visible` results for the backward."""
     output = forward.graph.output_node()
-    results = list(output.args[0])
+    results = nodes_of(output.args[0])
     rest = results[visible:]
     saved = [n for n in rest if isinstance(n.meta["val"], torch.Tensor)]
     if not saved:
@@ -106,7 +127,7 @@ def pack(forward: GraphModule, backward: GraphModule, visible: int) -> None:
         packed = forward.graph.call_function(Saved, (None, tuple(saved)))
     with backward.graph.inserting_before(taken[0]):
         holder = backward.graph.placeholder("saved")
-    token = Saved(None, ())
+    token: Any = Saved(None, ())
     packed.meta["val"] = holder.meta["val"] = FakeScriptObject(token, "Saved", token)
     output.args = ((*results[:visible], packed, *rest[len(saved) :]),)
     with backward.graph.inserting_after(holders[-1]):
@@ -124,12 +145,12 @@ def name_inputs(forward: GraphModule, backward: GraphModule, visible: int) -> No
     computed, and the gradients of its `visible` results.
     """
     given = {n: i for i, n in enumerate(forward.graph.find_nodes(op="placeholder"))}
-    rest = forward.graph.output_node().args[0][visible:]
+    rest = nodes_of(forward.graph.output_node().args[0])[visible:]
     saved = {n.name: n for n in rest if isinstance(n, Node)}
     for holder in backward.graph.find_nodes(op="placeholder"):
         source = saved.get(holder.name)
         while source is not None and source.target in _SAME:
-            source = source.args[0]
+            source = first_of(source)
         if source is not None:
             holder.meta[_TITLE] = given[source] if source in given else _computed(source)
         elif holder.name.startswith("tangents_"):
@@ -148,7 +169,7 @@ def _computed(node: Node) -> str:
     number = ""
     if node.target is operator.getitem:
         number = f", result {node.args[1]}"
-        node = node.args[0]
+        node = first_of(node)
     target = node.target
     name = target.overloadpacket.__name__ if isinstance(target, OpOverload) else node.name
     modules = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
@@ -157,13 +178,13 @@ def _computed(node: Node) -> str:
     return f"{name.strip('_')}{place}{number} (saved)"
 
 
-def contents(node: Any) -> list[Node] | None:
+def contents(node: object) -> list[Node] | None:
     """Return the values, in order, where a result or an input of a graph is what `pack` made; else None."""
     if not isinstance(node, Node):
         return None
     if node.target is Saved:
-        return list(node.args[1])
+        return nodes_of(node.args[1])
     value = node.meta.get("val") if node.op == "placeholder" else None
     if isinstance(value, FakeScriptObject) and isinstance(value.real_obj, Saved):
-        return sorted(node.users, key=lambda n: n.args[1])
+        return sorted(node.users, key=_place)
     return None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
-from webtorch.capture.dynamic import (
-    Point,
-)
+import torch
+
+from webtorch.capture.dynamic import Point
 from webtorch.pytorch.geometry import Geometry
-from webtorch.pytorch.values import Value
+from webtorch.pytorch.values import Arguments, Value
+
+# An int, or a size with symbols as SymPy has it.
+Expression: TypeAlias = Any
 
 
 class Sizes:
@@ -19,8 +22,8 @@ class Sizes:
         self.forms = [_form(v.fake) for v in tensors]
         self.numbers = {i: _expression(inputs[i].fake) for i in others}
         # Where a symbol's value is found: tensor and dim, or the number of an argument and -1.
-        places: dict[Any, tuple[int, int]] = {}
-        every: set[Any] = set()
+        places: dict[Expression, tuple[int, int]] = {}
+        every: set[Expression] = set()
         for n, (shape, *_) in enumerate(self.forms):
             for d, e in enumerate(shape):
                 if getattr(e, "is_symbol", False):
@@ -35,11 +38,11 @@ class Sizes:
         self.symbols = list(self.places) if len(self.places) == len(every) else []
         self.fixed = [all(isinstance(e, int) for e in self._parts(n)) for n in range(len(tensors))]
 
-    def _parts(self, n: int) -> Sequence[Any]:
+    def _parts(self, n: int) -> Sequence[Expression]:
         shape, strides, offset, elements = self.forms[n]
         return (*shape, *strides, offset, elements)
 
-    def point(self, geometry: list[Geometry], args: Sequence[Any]) -> Point | None:
+    def point(self, geometry: list[Geometry], args: Arguments) -> Point | None:
         """Return the sizes of a call; None where its inputs do not lie as the trace has them."""
         point = tuple(
             [int(args[n]) if d < 0 else geometry[n].shape[d] for n, d in self.places.values()]
@@ -63,7 +66,7 @@ class Sizes:
             now.dtype,
         )
 
-    def number(self, i: int, point: Point, now: Any) -> Any:
+    def number(self, i: int, point: Point, now: object) -> object:
         """Return number argument `i` at other sizes than now."""
         e = self.numbers[i]
         if not hasattr(e, "free_symbols"):
@@ -71,7 +74,9 @@ class Sizes:
         return _value(e, dict(zip(self.symbols, point, strict=True)))
 
 
-def _form(fake: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, Any]:
+def _form(
+    fake: torch.Tensor,
+) -> tuple[tuple[Expression, ...], tuple[Expression, ...], Expression, Expression]:
     """Return shape, strides, offset and the elements of the storage of a traced tensor, with symbols."""
     elements = _expression(fake.untyped_storage().nbytes() // fake.dtype.itemsize)
     return (
@@ -82,7 +87,7 @@ def _form(fake: Any) -> tuple[tuple[Any, ...], tuple[Any, ...], Any, Any]:
     )
 
 
-def _expression(size: Any) -> Any:
+def _expression(size: object) -> Expression:
     """Return an int, or a symbolic size as SymPy has it."""
     node = getattr(size, "node", None)
     if node is None:
@@ -91,5 +96,5 @@ def _expression(size: Any) -> Any:
     return int(e) if e.is_Integer else e
 
 
-def _value(e: Any, values: dict[Any, int]) -> int:
+def _value(e: Expression, values: dict[Expression, int]) -> int:
     return e if isinstance(e, int) else int(e.xreplace(values))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 
 from webtorch.pytorch.geometry import Geometry
 from webtorch.tensors.storage import Storage
 
+# What PyTorch calls a graph with, or gets from it: tensors, numbers, None, and what a forward graph saved.
+Arguments: TypeAlias = Sequence[Any]
 # Python's numbers are traced as tensors of these types, which the device lacks; it computes with those.
 NUMBERS = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
@@ -31,7 +33,7 @@ class Value:
     again: int | None = None
 
     @staticmethod
-    def of(node: Any, origin: int | None, again: int | None = None) -> Value:
+    def of(node: object, origin: int | None, again: int | None = None) -> Value:
         """Return what there is to know of a node, or of a constant result."""
         if not isinstance(node, torch.fx.Node):
             return Value(node, origin)
@@ -70,7 +72,7 @@ class Evaluates(Protocol):
     taken: range
     packed: range
 
-    def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
+    def evaluate(self, inputs: Arguments) -> list[Any]:
         """Return the graph's results."""
 
 

@@ -1,8 +1,8 @@
 """What WEBTORCH_DEBUG=1..4 shows: programs, kernels, source text, timings. Floor 3; may import
 floors 0 to 2.
 
-1: each program when it is compiled, and why it was (`runtime/compilations`). 2: also its kernels, and why
-they are not one (`Program.separations`). 3: also their source text on the device, and the graph before
+1: each program when it is compiled, and why it was (`runtime/compilations`); why steps follow no script.
+2: also its kernels, and why they are not one (`Program.separations`). 3: also their source text on the device, and the graph before
 and after each pass. 4: also how long each run takes to enqueue. Everything goes to standard error.
 """
 
@@ -44,3 +44,8 @@ def show_pass(result: PassResult) -> None:
 def show_run(steps: int, seconds: float) -> None:
     """Write how long a run took to enqueue to standard error."""
     sys.stderr.write(f"webtorch: {steps} steps enqueued in {seconds * 1e6:.0f} us\n")
+
+
+def show_reason(why: str, where: str) -> None:
+    """Write why a step that comes again follows no script to standard error."""
+    sys.stderr.write(f"webtorch: no script: {why}" + (f" ({where})" if where else "") + "\n")

@@ -16,6 +16,7 @@ from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Frozen, Runtime
+from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, graph_of, program_of
 from webtorch.scripts.run import Run, dress
@@ -316,6 +317,8 @@ class Follower:
         line = user_line()
         where = "" if line is None else realizing.line_text(line)
         if len(self.reasons) < 1000:
+            if (why, where) not in self.reasons and debug_level():
+                show_reason(why, where)
             self.reasons[why, where] += 1
 
     def _no_promises(self, run: Run) -> None:
@@ -778,6 +781,18 @@ def follower() -> Follower:
     """Return who follows scripts, for reports."""
     found = _listener.follower
     return Follower() if found is None else found
+
+
+def report() -> str:
+    """Say how many steps followed a script, and where and why others did not."""
+    found = follower()
+    counts = found.counts
+    lines = [
+        f"scripts: {counts['scripts']} known, {counts['followed']} runs followed one, {counts['left']} left theirs"
+    ]
+    for (why, where), number in found.reasons.most_common(20):
+        lines.append(f"  {number} times: {why}" + (f" ({where})" if where else ""))
+    return "\n".join(lines)
 
 
 def stop_to_look() -> None:

@@ -155,7 +155,7 @@ class Program:
     executable: Executable
     # ("external", number), ("hidden", storage) or ("constant", node), and whether its memory is overwritten.
     inputs: list[tuple[tuple[str, Any], bool]]
-    args: list[Scalar]
+    args: list[Scalar | Reading]
     # Places of arguments that are read anew.
     dynamic: list[int]
     # ("slot", number of a storage) or ("external", number), the shape of its memory, and how often a new one

@@ -60,21 +60,14 @@ def _fits(limits: Limits, sizes: tuple[int, int, int, int]) -> bool:
     return fits(every, limits)
 
 
-def suits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
-    """Whether a kernel that keeps scores out of memory serves better than products.
-
-    WEBTORCH_ATTENTION=fused takes it wherever one exists, =products never.
-    """
-    # The kernels compute no gradient of a mask.
-    if mask is not None and needs_grad((mask,)):
-        return False
-    return suits_shapes(query._storage.runtime, query.dtype, query._shape, value._shape)
-
-
 def suits_shapes(
     runtime: Runtime, dtype: DType, query: Sequence[int], value: Sequence[int]
 ) -> bool:
-    """Say what `suits` does for a query (B, H, L, E) and a value (B, G, S, V)."""
+    """Whether a kernel that keeps scores out of memory serves better than products, for a query (B, H, L, E) and
+    a value (B, G, S, V).
+
+    WEBTORCH_ATTENTION=fused takes it wherever one exists, =products never.
+    """
     wanted = os.environ.get("WEBTORCH_ATTENTION", "")
     if wanted == "products":
         return False
@@ -231,7 +224,6 @@ def _cut(x: Tensor, length: int) -> Tensor:
 
 
 primitive.attention.function = attention
-primitive.suits_attention.function = suits
 
 
 def multiplies_narrow(query: Tensor, key: Tensor) -> bool:

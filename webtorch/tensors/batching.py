@@ -23,7 +23,7 @@ from webtorch.ops import primitive
 from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask, give
 from webtorch.tensors.formats import contiguous_format
-from webtorch.tensors.modes import mode, unrecorded
+from webtorch.tensors.modes import mode, transforms, unrecorded
 from webtorch.tensors.tape import attach_view
 from webtorch.tensors.tensor import Tensor
 
@@ -44,6 +44,7 @@ class Vmap:
 
     def __enter__(self) -> Vmap:
         mode.vmaps = (*mode.vmaps, self)
+        transforms.add(1)
         return self
 
     def __exit__(
@@ -53,6 +54,7 @@ class Vmap:
         trace: TracebackType | None,
     ) -> None:
         mode.vmaps = mode.vmaps[:-1]
+        transforms.add(-1)
 
 
 def levels_of(tensors: Iterable[Any]) -> Levels:

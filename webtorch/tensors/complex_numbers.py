@@ -14,7 +14,7 @@ from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.tensors import recorders
 from webtorch.tensors.above import give
 from webtorch.tensors.forward import transposed
-from webtorch.tensors.modes import forward, mode
+from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.primitives import cast_to, conjugate, fill, map_pairs
 from webtorch.tensors.promotion import result_type
 from webtorch.tensors.tape import Cotangents, GradFn, SavedTensor, gradient_edge, set_history
@@ -117,7 +117,7 @@ def record(
     if not op.differentiable or wanted is bool_:
         return out
     tensors = [o for o in operands[:count] if isinstance(o, Tensor)]
-    if forward.levels and mode.forward:
+    if transforms.count and mode.forward:
         saved, static = _kept(op, operands, count, tensors)
         transposed((out,), tensors, functools.partial(_back, saved=saved, static=static))
     if not mode.grad:

@@ -23,7 +23,7 @@ from webtorch.ops import primitive
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import batch, levels_of, logical, physical, sizes_of
 from webtorch.tensors.engine import run_backward
-from webtorch.tensors.modes import enable_grad, forward, mode
+from webtorch.tensors.modes import enable_grad, mode, transforms
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -47,7 +47,7 @@ class Level:
 
     def __enter__(self) -> Level:
         mode.forward = (*mode.forward, self)
-        forward.levels += 1
+        transforms.add(1)
         return self
 
     def __exit__(
@@ -57,7 +57,7 @@ class Level:
         trace: TracebackType | None,
     ) -> None:
         mode.forward = mode.forward[:-1]
-        forward.levels -= 1
+        transforms.add(-1)
         self.tangents.clear()
         self.twins.clear()
 
@@ -97,7 +97,7 @@ class Level:
         self.tangents[x._storage] = (flat, ((elements,), (1,), 0, ()))
         return flat
 
-    def follow(self, one: Any, other: Any) -> None:
+    def follow(self, one: object, other: object) -> None:
         """Give storage `other` the tangent of `one`, which has the same elements."""
         found = self.tangents.get(one)
         if found is None:

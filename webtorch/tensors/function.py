@@ -14,7 +14,7 @@ from webtorch.tensors.device import device
 from webtorch.tensors.engine import FREED
 from webtorch.tensors.forward import fitted, transposed
 from webtorch.tensors.made_by import made_by_function
-from webtorch.tensors.modes import forward, mode, unrecorded
+from webtorch.tensors.modes import mode, transforms, unrecorded
 from webtorch.tensors.primitives import fill
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.tape import Cotangents, GradFn, SavedTensor, gradient_edge, set_history
@@ -113,7 +113,7 @@ class Function:
         )
 
     @classmethod
-    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls, *args: object, **kwargs: object) -> Any:
         """Run the operation and record it."""
         refuse_scripts("a function of the user's is called")
         tensors = [a for a in args if isinstance(a, Tensor)]
@@ -126,7 +126,7 @@ class Function:
         separate = "setup_context" in {n for c in cls.__mro__[:-1] for n in vars(c)}
         edges = [gradient_edge(t) if t.requires_grad else None for t in tensors] if recorded else []
         # Tangents belong to storages: where there are any, forward sees tensors without.
-        apart = bool(forward.levels and mode.forward)
+        apart = bool(transforms.count and mode.forward)
         with unrecorded():
             inputs = [a.detach() if apart and isinstance(a, Tensor) else a for a in args]
             back = {id(i): a for i, a in zip(inputs, args, strict=True) if isinstance(a, Tensor)}
@@ -152,7 +152,7 @@ class Function:
             for o in outputs:
                 if isinstance(o, Tensor) and id(o) in back and o._requires_grad:
                     rebase(back[id(o)], o)
-        if forward.levels and mode.forward:
+        if transforms.count and mode.forward:
             _move(cls, ctx, args, outputs, back)
         # An input that was changed in place is returned as the tensor that it is.
         outputs = tuple(back.get(id(o), o) for o in outputs)

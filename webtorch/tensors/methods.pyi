@@ -7,6 +7,8 @@ from typing import Any as _Any
 from typing import Literal as _Literal
 from typing import overload as _overload
 
+from webtorch.functions.cumulative import Cummax as _Cummax
+from webtorch.functions.cumulative import Cummin as _Cummin
 from webtorch.functions.decomposition import Geqrf as _Geqrf
 from webtorch.functions.decomposition import OldQR as _OldQR
 from webtorch.functions.decomposition import OldSVD as _OldSVD
@@ -21,8 +23,6 @@ from webtorch.functions.ordering import Sort as _Sort
 from webtorch.functions.ordering import Topk as _Topk
 from webtorch.functions.random import Generator as _Generator
 from webtorch.functions.reduce import Aminmax as _Aminmax
-from webtorch.functions.reduce import Cummax as _Cummax
-from webtorch.functions.reduce import Cummin as _Cummin
 from webtorch.functions.reduce import Dims as _Dims
 from webtorch.functions.reduce import Max as _Max
 from webtorch.functions.reduce import Min as _Min

@@ -9,6 +9,8 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from webtorch.dispatch.call import Count
+
 if TYPE_CHECKING:
     from webtorch.tensors.tape import GradFn, SavedTensor
 
@@ -45,17 +47,9 @@ class _Mode(threading.local):
 mode = _Mode()
 
 
-class _Forward:
-    """How many levels of forward-mode differentiation are open, in all threads."""
-
-    __slots__ = ("levels",)
-
-    def __init__(self) -> None:
-        self.levels = 0
-
-
-# Asked before every operation: cheaper than a look at `mode`.
-forward = _Forward()
+# How many transforms are open, in all threads: vmaps, levels of forward mode, differentiations of webtorch.func.
+# Asked before every operation: cheaper than a look at `mode`, which says what they are in this one.
+transforms = Count()
 
 
 class _ModeContext(contextlib.ContextDecorator):
@@ -97,7 +91,7 @@ class _ModeContext(contextlib.ContextDecorator):
         if inspect.isgeneratorfunction(func):
 
             @functools.wraps(func)
-            def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            def generator(*args: object, **kwargs: object) -> Generator[Any, Any, Any]:
                 """Run the generator, each step of it in the mode."""
                 running = func(*args, **kwargs)
                 # What the caller did at the last `yield`, to be passed on to the generator in the mode.
@@ -128,14 +122,14 @@ class no_grad(_ModeContext):
 
     _grad = False
 
-    def __new__(cls, orig_func: Any = None) -> Any:
+    def __new__(cls, orig_func: object = None) -> Any:
         self = super().__new__(cls)
         if orig_func is None:
             return self
         self.__init__()  # type: ignore[misc]
         return self(orig_func)
 
-    def __init__(self, orig_func: Any = None) -> None:
+    def __init__(self, orig_func: object = None) -> None:
         super().__init__()
 
 
@@ -177,7 +171,7 @@ class set_grad_enabled(_ModeContext):
         mode.grad = self._grad
         return self
 
-    def __call__(self, func: Any) -> Any:
+    def __call__(self, func: object) -> Any:
         mode.grad = self._first
         return super().__call__(func)
 
@@ -194,7 +188,7 @@ class inference_mode(_ModeContext):
         self._on = bool(mode)
         self._grad = not self._on
 
-    def __new__(cls, mode: Any = True) -> Any:
+    def __new__(cls, mode: object = True) -> Any:
         if isinstance(mode, bool):
             return super().__new__(cls)
         return cls()(mode)

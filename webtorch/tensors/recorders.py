@@ -32,7 +32,7 @@ from webtorch.runtime.realize import Runtime
 from webtorch.tensors.above import ask
 from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
 from webtorch.tensors.forward import propagate
-from webtorch.tensors.modes import forward, mode
+from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.primitives import (
     check_int64,
     device_mismatch,
@@ -337,7 +337,7 @@ def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
             out = object.__new__(Tensor)
             out._adopt(Storage(node, runtime, recorder.elements), shape, recorder.strides, 0, True)
             if recorder.differentiable and (
-                forward.levels
+                transforms.count
                 or x._requires_grad
                 or x._base is not None
                 or (not values and (y._requires_grad or y._base is not None))  # type: ignore[union-attr]
@@ -431,7 +431,7 @@ def _follow(
             if gradient is None:
                 gradient = recorder.gradients[needs] = _Gradient(op, operands, edges)
             gradient.attach(out, operands, numbers, edges)
-    if forward.levels and mode.forward:
+    if transforms.count and mode.forward:
         propagate(out, operands, functools.partial(_tangent, op, out, operands, numbers))
 
 
@@ -471,7 +471,7 @@ def _tangent(
     return total
 
 
-def _from_number(value: Any) -> Tensor:
+def _from_number(value: object) -> Tensor:
     if not isinstance(value, (bool, int, float, complex)):
         raise TypeError(f"expected a Tensor or a number, not {type(value).__name__}")
     return fill((), value, result_type(value), None)

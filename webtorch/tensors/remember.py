@@ -13,14 +13,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from webtorch.dispatch.call import Args, Kwargs, Run, active
+from webtorch.dispatch.call import Args, Kwargs, Run, active, inside
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import IN_MEMORY, Node, Recorded
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import is_seen
-from webtorch.tensors import autocast, override
-from webtorch.tensors.modes import forward, mode
+from webtorch.tensors import override
+from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
@@ -68,7 +68,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     run = remembering(function)
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         """Call the function, or record a node for what it is known to record."""
         return run(args, kwargs)
 
@@ -88,7 +88,8 @@ def remembering(function: Callable[..., Any]) -> Run:
         if failures >= _MOST_FAILURES or look.watching:
             return function(*args, **kwargs)
         nodes: list[Node] = []
-        parts: list[Any] = []
+        # What products of 16-bit floats give is not told by their arguments.
+        parts: list[Any] = [mode.keeps_sums]
         if not _kinds(args, parts, nodes):
             return function(*args, **kwargs)
         for name, value in kwargs.items():
@@ -97,10 +98,9 @@ def remembering(function: Callable[..., Any]) -> Run:
                 return function(*args, **kwargs)
         if (
             not nodes
-            or forward.levels
-            or mode.vmaps
-            or mode.transforms
-            or (active.count and (override.state.modes or autocast.state.enabled))
+            # Transforms and interpreters meet the calls that this one is made of.
+            or transforms.count
+            or (active.count and inside())
         ):
             return function(*args, **kwargs)
         if len(nodes) > 1:
@@ -181,7 +181,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
     return True
 
 
-def _again(found: _Result, nodes: list[Node], runtime: Any) -> Any:
+def _again(found: _Result, nodes: list[Node], runtime: object) -> Any:
     """Record a remembered call."""
     leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
     line = user_line()
@@ -192,7 +192,7 @@ def _again(found: _Result, nodes: list[Node], runtime: Any) -> Any:
 
 
 def _tensor(
-    leaves: tuple[Node, ...], line: Any, runtime: Any, place: Place, results: Any
+    leaves: tuple[Node, ...], line: object, runtime: Any, place: Place, results: object
 ) -> Tensor:
     """Return a result, whose node joins those of the call's `results`, if it has several."""
     attrs, (elements, kind), version, (shape, strides, offset, whole, dtype) = place
@@ -232,7 +232,7 @@ def _watched(
         return out, None if touched else _result(out, nodes, storages)
 
 
-def _result(out: Any, nodes: list[Node], storages: list[Storage]) -> _Result | None:
+def _result(out: object, nodes: list[Node], storages: list[Storage]) -> _Result | None:
     if isinstance(out, tuple):
         tensors = [t for t in out if t is not None]
         kind: Callable[..., Any] | None = getattr(type(out), "_make", tuple)

@@ -16,7 +16,7 @@ from webtorch.dispatch.call import Args, Run
 from webtorch.ops.record import Op, gradient_title, used_arguments
 from webtorch.tensors.engine import run_backward
 from webtorch.tensors.forward import transposed
-from webtorch.tensors.modes import enable_grad, forward, mode, unrecorded
+from webtorch.tensors.modes import enable_grad, mode, transforms, unrecorded
 from webtorch.tensors.primitives import conjugate
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.remember import remembered
@@ -43,7 +43,7 @@ def with_rule(op: Op, inner: Run) -> Run:
 
     def run(args: Args, kwargs: dict[str, Any]) -> Any:
         """Call, and give the results their gradient function and tangents."""
-        moves = forward.levels and mode.forward
+        moves = transforms.count and mode.forward
         recorded = mode.grad and (
             _one_requires_grad(args) or (kwargs and _one_requires_grad(kwargs.values()))
         )
@@ -215,7 +215,7 @@ class _Chosen:
 
 
 def _all(
-    rule: Callable[..., Any], needs: tuple[int, ...], g: Any, out: Any, *values: Any
+    rule: Callable[..., Any], needs: tuple[int, ...], g: object, out: object, *values: object
 ) -> tuple[Any, ...]:
     """Return the cotangents by one rule for all arguments."""
     found = rule(g, out, *values)
@@ -261,7 +261,7 @@ def _turned(vjp: Callable[..., Any]) -> Callable[..., Any]:
     function it is conj(f'(x)) * g: the rule for conj(g), conjugated.
     """
 
-    def rule(g: Any, *rest: Any) -> Any:
+    def rule(g: object, *rest: object) -> Any:
         """Return the conjugated cotangents of a conjugated one."""
         given = g if isinstance(g, tuple) else (g,)
         turned = tuple([c if c is None else conjugate(c) for c in given])

@@ -20,9 +20,10 @@ from webtorch.dispatch.call import Args, Kwargs, Run
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import legacy_name
 from webtorch.ir.lines import is_internal, user_depth
+from webtorch.ops import primitive
 from webtorch.tensors.above import ask
 from webtorch.tensors.host import bindings, tracing
-from webtorch.tensors.modes import forward, mode, no_grad
+from webtorch.tensors.modes import mode, no_grad, transforms
 from webtorch.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class GradFn:
         edges: tuple[Edge | None, ...],
         rule: Rule | None,
         saved: Sequence[SavedTensor] = (),
-        static: Any = None,
+        static: object = None,
     ) -> None:
         self.title = name
         self.edges = edges
@@ -372,7 +373,7 @@ class SavedTensor:
         shared = tensor._storage
         self.storage = self.counter = Storage(shared.share(), shared.runtime)
         self.version = self.counter.version
-        if forward.levels:
+        if transforms.count:
             for level in mode.forward:
                 level.follow(shared, self.storage)
         self._forget_leaf()
@@ -387,7 +388,7 @@ class SavedTensor:
                 shared = tensor._storage
                 value._storage = value._counter = Storage(shared.share(), shared.runtime)
             self.packed = pack(value), unpack
-        if forward.levels and mode.forward:
+        if transforms.count and mode.forward:
             self.present = value
         self.storage = self.counter = None
         self._forget_leaf()
@@ -496,7 +497,7 @@ def needs_grad(tensors: Iterable[Tensor]) -> bool:
     """Whether an operation on `tensors` must be recorded, for backward or for its tangent."""
     if mode.grad and one_requires_grad(tensors):
         return True
-    return bool(forward.levels) and any(t in level for level in mode.forward for t in tensors)
+    return bool(transforms.count) and any(t in level for level in mode.forward for t in tensors)
 
 
 def one_requires_grad(tensors: Iterable[Tensor]) -> bool:
@@ -521,7 +522,7 @@ def attach(
 
     Does nothing when no input needs a gradient. Cotangents are brought to the inputs' dtypes.
     """
-    if forward.levels and mode.forward:
+    if transforms.count and mode.forward:
         ask("transposed")(
             (out,), inputs, functools.partial(_of_one, saved=saved, static=(rule, args))
         )
@@ -550,7 +551,12 @@ def _of_view(gs: Cotangents, _saved: Sequence[SavedTensor], static: Any) -> Cota
     return (rule(gs[0], *args),)
 
 
-def pass_on(gs: Cotangents, _saved: Sequence[SavedTensor], _static: Any) -> Cotangents:
+def zeros_of(g: Tensor, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """The rule, as `attach` is given it, of what has no part in a result: zeros of the shapes of the inputs."""
+    return tuple([primitive.fill(shape, 0, g.dtype, g.device) for shape in shapes])
+
+
+def pass_on(gs: Cotangents, _saved: Sequence[SavedTensor], _static: object) -> Cotangents:
     """The rule of what gives its inputs as they are."""
     return gs
 
@@ -601,9 +607,7 @@ def looks_at_each() -> bool:
     webtorch.func, forward mode, hooks of saved tensors, or anomaly detection.
     """
     return bool(
-        mode.vmaps
-        or mode.transforms
-        or mode.forward
+        (transforms.count and (mode.vmaps or mode.transforms or mode.forward))
         or mode.saved_hooks
         or mode.mutation_allowed
         or anomaly.enabled

@@ -36,7 +36,7 @@ from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.engine import backward, checked
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
-from webtorch.tensors.modes import forward, in_transform, mode
+from webtorch.tensors.modes import in_transform, mode, transforms
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import (
@@ -60,7 +60,7 @@ class Tensor(TensorBase):
 
     __slots__ = ()
 
-    def __new__(cls, data: Any = None, *sizes: Any, device: DeviceLike = None) -> Any:
+    def __new__(cls, data: object = None, *sizes: object, device: DeviceLike = None) -> Any:
         """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
         if isinstance(data, (bool, float)):
             raise TypeError(f"new(): data must be a sequence (got {type(data).__name__})")
@@ -79,7 +79,7 @@ class Tensor(TensorBase):
             made = made if made.dtype.has_gradient else made.float()
         return made if cls is Tensor else Tensor._make_subclass(cls, made)
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         """Do nothing: the tensor was complete when `__new__` returned it."""
 
     @classmethod
@@ -122,7 +122,7 @@ class Tensor(TensorBase):
         return self
 
     @staticmethod
-    def _make_wrapper_subclass(cls: type[Any], *_: Any, **__: Any) -> NoReturn:
+    def _make_wrapper_subclass(cls: type[Any], *_: object, **__: object) -> NoReturn:
         """Raise NotImplementedError: such a tensor has no data, and `__torch_dispatch__` computes."""
         raise NotImplementedError(override.NO_DISPATCH.format(cls.__name__))
 
@@ -190,7 +190,7 @@ class Tensor(TensorBase):
         return self.flip(0) if self.dim() else self
 
     @plays("parts")
-    def __contains__(self, element: Any) -> bool:
+    def __contains__(self, element: object) -> bool:
         if not isinstance(element, (Tensor, bool, int, float, complex)) and not hasattr(
             element, "item"
         ):
@@ -370,7 +370,7 @@ class Tensor(TensorBase):
     def detach(self) -> Tensor:
         """Return a tensor on the same storage that needs no gradient."""
         storage = self._storage
-        if forward.levels and any(self in level for level in mode.forward):
+        if transforms.count and any(self in level for level in mode.forward):
             # Tangents belong to storages: what has none is another storage, of the same value. A write to
             # one is a write to both.
             storage = Storage(storage.share(), storage.runtime)
@@ -673,7 +673,7 @@ class Tensor(TensorBase):
         return complex(self._only())
 
     @plays("reader")
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         return str(ask("show")(self))
 
     @plays("reader")
@@ -728,7 +728,7 @@ class Tensor(TensorBase):
         )
 
     @plays("operation")
-    def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
+    def cuda(self, *args: object, **kwargs: object) -> Tensor:
         """Raise: there is no CUDA here."""
         raise DeviceError(
             "Torch not compiled with CUDA enabled (Tensor.cuda): webtorch has the devices 'cpu' and "
@@ -736,7 +736,7 @@ class Tensor(TensorBase):
         )
 
     @plays("parts")
-    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+    def type(self, dtype: object = None, non_blocking: bool = False) -> Any:
         """Return the legacy type name, or the tensor cast to `dtype`."""
         if dtype is None:
             return f"torch.{legacy_name(self.dtype)}Tensor"
@@ -747,7 +747,7 @@ class Tensor(TensorBase):
             raise ValueError(f"invalid type: {dtype!r}; pass a dtype such as torch.float32")
         return self.to(getattr(dtype, "dtype", dtype))
 
-    def pin_memory(self, device: Any = None) -> Tensor:
+    def pin_memory(self, device: object = None) -> Tensor:
         """Return the tensor itself: host memory needs no pinning here."""
         return self
 
@@ -801,7 +801,7 @@ class Tensor(TensorBase):
         out.__dict__.update(self.__dict__)
         return out
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         # The elements as they lie in memory, so that the strides of a dense layout come back.
         strides = strides_like(self._shape, self._strides)
         order = memory_order(self._shape, strides)

@@ -16,7 +16,7 @@ from webtorch.tensors.batching import Levels, batch, levels_of, physical
 from webtorch.tensors.device import device
 from webtorch.tensors.forward import write_tangents, write_twins
 from webtorch.tensors.host import tracing
-from webtorch.tensors.modes import forward, mode, no_grad
+from webtorch.tensors.modes import mode, no_grad, transforms
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     Cotangents,
@@ -158,7 +158,7 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
             )
         )
     changed = [storage]
-    if forward.levels and mode.forward:
+    if transforms.count and mode.forward:
         write_tangents(x, values)
         changed += write_twins(storage)
     if x._counter is not storage:

@@ -18,6 +18,7 @@ from webtorch_autoload.device import hide
 OutOfMemoryError = torch.OutOfMemoryError
 AcceleratorError = torch.AcceleratorError
 
+_Device = torch.device | str | int | None
 _ENGINE = "webtorch.pytorch.device"
 # A seed given before the first tensor: seeding must not open the device.
 _pending_seed: list[int] = []
@@ -89,12 +90,12 @@ def current_device() -> int:
     return 0
 
 
-def set_device(device: object) -> None:
+def set_device(device: _Device) -> None:
     """Select a device. Raises RuntimeError for any but device 0."""
     _check("set_device", device)
 
 
-def _check(name: str, device: object) -> None:
+def _check(name: str, device: _Device) -> None:
     """Raise RuntimeError for a device other than number 0; None is that one."""
     index = device if device is None or isinstance(device, int) else torch.device(device).index
     if index not in (None, 0, -1):
@@ -104,7 +105,7 @@ def _check(name: str, device: object) -> None:
 class device:
     """Context manager that selects a device."""
 
-    def __init__(self, device: object) -> None:
+    def __init__(self, device: _Device) -> None:
         set_device(device)
 
     def __enter__(self) -> None:
@@ -135,7 +136,7 @@ def init() -> None:
 
 
 @hide
-def synchronize(device: object = None) -> None:
+def synchronize(device: _Device = None) -> None:
     """Compute what is pending and wait for the device."""
     _check("synchronize", device)
     if is_initialized():
@@ -145,7 +146,7 @@ def synchronize(device: object = None) -> None:
 
 
 @hide
-def memory_allocated(device: object = None) -> int:
+def memory_allocated(device: _Device = None) -> int:
     """Return the bytes held by live buffers. What is not computed yet holds none."""
     _check("memory_allocated", device)
     return int(_runtime().backend.memory_allocated()) if is_initialized() else 0
@@ -155,14 +156,14 @@ current_allocated_memory = memory_allocated
 
 
 @hide
-def max_memory_allocated(device: object = None) -> int:
+def max_memory_allocated(device: _Device = None) -> int:
     """Return the largest `memory_allocated` since the start or the last reset."""
     _check("max_memory_allocated", device)
     return int(_runtime().backend.max_memory_allocated()) if is_initialized() else 0
 
 
 @hide
-def memory_reserved(device: object = None) -> int:
+def memory_reserved(device: _Device = None) -> int:
     """Return the bytes held from the system: live buffers and the pool's unused ones."""
     _check("memory_reserved", device)
     if not is_initialized():
@@ -174,13 +175,13 @@ def memory_reserved(device: object = None) -> int:
 driver_allocated_memory = memory_reserved
 
 
-def max_memory_reserved(device: object = None) -> int:
+def max_memory_reserved(device: _Device = None) -> int:
     """Return the largest `memory_allocated`, or what is reserved now if that is more."""
     _check("max_memory_reserved", device)
     return max(max_memory_allocated(), memory_reserved())
 
 
-def memory_stats(device: object = None) -> dict[str, int]:
+def memory_stats(device: _Device = None) -> dict[str, int]:
     """Return the memory counts under PyTorch's names."""
     _check("memory_stats", device)
     return {
@@ -193,7 +194,7 @@ def memory_stats(device: object = None) -> dict[str, int]:
     }
 
 
-def mem_get_info(device: object = None) -> tuple[int, int]:
+def mem_get_info(device: _Device = None) -> tuple[int, int]:
     """Raise NotImplementedError: WebGPU does not tell how much memory a device has, or how much is free."""
     raise NotImplementedError(
         "torch.webgpu.mem_get_info: WebGPU does not tell the size of a device's memory; "
@@ -201,18 +202,18 @@ def mem_get_info(device: object = None) -> tuple[int, int]:
     )
 
 
-def memory_summary(device: object = None, abbreviated: bool = False) -> str:
+def memory_summary(device: _Device = None, abbreviated: bool = False) -> str:
     """Return the memory counts as text."""
     return "\n".join(
         f"{name:<28}{count / 2**20:12.1f} MiB" for name, count in memory_stats().items()
     )
 
 
-def reset_accumulated_memory_stats(device: object = None) -> None:
+def reset_accumulated_memory_stats(device: _Device = None) -> None:
     """Do nothing: there are no accumulated counts."""
 
 
-def get_device_capability(device: object = None) -> dict[str, Any]:
+def get_device_capability(device: _Device = None) -> dict[str, Any]:
     """Return the types that tensors may have."""
     engine = importlib.import_module(_ENGINE)
     return {
@@ -223,7 +224,7 @@ def get_device_capability(device: object = None) -> dict[str, Any]:
 
 
 @hide
-def reset_peak_memory_stats(device: object = None) -> None:
+def reset_peak_memory_stats(device: _Device = None) -> None:
     """Start the peak count anew."""
     _check("reset_peak_memory_stats", device)
     if is_initialized():
@@ -241,14 +242,14 @@ def empty_cache() -> None:
 
 
 @hide
-def get_device_name(device: object = None) -> str:
+def get_device_name(device: _Device = None) -> str:
     """Return the adapter's name."""
     _check("get_device_name", device)
     return str(_runtime().backend.description())
 
 
 @hide
-def get_device_properties(device: object = None) -> Any:
+def get_device_properties(device: _Device = None) -> Any:
     """Return the adapter's name and the limits that kernels are made for: sizes in bytes, workgroups."""
     _check("get_device_properties", device)
     backend = _runtime().backend
@@ -344,7 +345,7 @@ def initial_seed() -> int:
 
 
 @hide
-def get_rng_state(device: object = None) -> Any:
+def get_rng_state(device: _Device = None) -> Any:
     """Return the state of the device's random numbers, as 16 bytes in a CPU tensor."""
     _check("get_rng_state", device)
     state = importlib.import_module(_ENGINE).generator().get_state()
@@ -352,7 +353,7 @@ def get_rng_state(device: object = None) -> Any:
 
 
 @hide
-def set_rng_state(new_state: object, device: object = None) -> None:
+def set_rng_state(new_state: object, device: _Device = None) -> None:
     """Go back to a state that `get_rng_state` returned."""
     _check("set_rng_state", device)
     if not isinstance(new_state, torch.Tensor) or new_state.dtype is not torch.uint8:
@@ -380,7 +381,7 @@ def set_rng_state_all(new_states: Any) -> None:
 class Stream(torch.Stream):
     """The device's only queue, whatever its name: work runs in the order in which it was recorded."""
 
-    def __new__(cls, device: object = None, priority: int = 0, **options: object) -> Stream:
+    def __new__(cls, device: _Device = None, priority: int = 0, **options: object) -> Stream:
         _check("Stream", device)
         return super().__new__(cls, "webgpu:0", priority=priority)
 
@@ -398,7 +399,7 @@ class Stream(torch.Stream):
     def wait_event(self, event: object) -> None:
         """Do nothing: the event lies before what follows in the same queue."""
 
-    def record_event(self, event: Event | None = None) -> Event:
+    def record_event(self, event: Any = None) -> Event:
         """Record an event, a new one if none is given."""
         event = event or Event()
         event.record(self)
@@ -464,7 +465,7 @@ class Event(torch.Event):
         if self._time is not None:
             synchronize()
 
-    def elapsed_time(self, end_event: Event) -> float:
+    def elapsed_time(self, end_event: Any) -> float:
         """Return the milliseconds from this event to another. Raises ValueError for events without times."""
         if not (self._timing and end_event._timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
@@ -473,7 +474,7 @@ class Event(torch.Event):
         return 1e3 * (end_event._time - self._time)
 
 
-def current_stream(device: object = None) -> Stream:
+def current_stream(device: _Device = None) -> Stream:
     """Return the device's only stream."""
     _check("current_stream", device)
     return Stream()

@@ -12,7 +12,7 @@ from typing import Any
 from webtorch import autograd
 from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
-from webtorch.functions.movement import pad
+from webtorch.functions.padding import pad
 from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from webtorch.functions import public as webtorch
-from webtorch.functions.movement import pad
+from webtorch.functions.padding import pad
 from webtorch.tensors.host import sizes_in
 from webtorch.tensors.tensor import Tensor
 

@@ -54,12 +54,12 @@ def _permute(w: Writer, call: Call, input: Value, **args: Any) -> Name | None:
 
 
 @rule("expand", "expand_as", "broadcast_to")
-def _expand(w: Writer, call: Call, input: Value, **args: Any) -> Name:
+def _expand(w: Writer, call: Call, input: Value, **args: object) -> Name:
     return w.expand(w.name(input), input.shape, call.results[0].shape)
 
 
 @rule("repeat", "tile")
-def _repeat(w: Writer, call: Call, input: Value, **args: Any) -> Name | None:
+def _repeat(w: Writer, call: Call, input: Value, **args: object) -> Name | None:
     out = call.results[0].shape
     lead = len(out) - len(input.shape)
     shape = (1,) * lead + input.shape

@@ -53,7 +53,7 @@ def _linear(
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot")
-def _matmul(w: Writer, call: Call, input: Value, **args: Sequence[Any]) -> Name | None:
+def _matmul(w: Writer, call: Call, input: Value, **args: object) -> Name | None:
     other = next(v for v in args.values() if isinstance(v, Value))
     if input.dtype is not other.dtype or input.dtype.kind != "float":
         return None

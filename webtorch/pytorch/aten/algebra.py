@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.dtype import int32
@@ -21,24 +20,24 @@ from webtorch.tensors.tensor import Tensor
 
 
 @aten("complex", layout=of_operands)
-def _complex(re: Any, im: Any) -> Any:
+def _complex(re: Tensor, im: Tensor) -> Tensor:
     return op.complex(re, im)
 
 
 @aten("polar", layout=of_operands)
-def _polar(abs: Any, angle: Any) -> Any:
+def _polar(abs: Tensor, angle: Tensor) -> Tensor:
     return op.polar(abs, angle)
 
 
 @aten("conj_physical", direct=("conj_physical_",))
-def _conj_physical(x: Tensor) -> Any:
+def _conj_physical(x: Tensor) -> Tensor:
     return op.conj_physical(x)
 
 
 # ---- Fourier transforms -------------------------------------------------------------------------
 
 
-def _scaled(x: Tensor, normalization: int, sizes: Sequence[int]) -> Any:
+def _scaled(x: Tensor, normalization: int, sizes: Sequence[int]) -> Tensor:
     """Return x divided by nothing, by the root of the number of values, or by that number."""
     n = math.prod(sizes)
     if normalization == 0 or n in (0, 1):
@@ -46,18 +45,18 @@ def _scaled(x: Tensor, normalization: int, sizes: Sequence[int]) -> Any:
     return x * (1 / math.sqrt(n) if normalization == 1 else 1 / n)
 
 
-def _along(x: Tensor, dims: Sequence[int], inverse: bool) -> Any:
+def _along(x: Tensor, dims: Sequence[int], inverse: bool) -> Tensor:
     return complex_transform(x, tuple(dims), inverse) if len(dims) else x
 
 
 @aten("_fft_c2c")
-def _fft_c2c(x: Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Any:
+def _fft_c2c(x: Tensor, dim: Sequence[int], normalization: int, forward: bool) -> Tensor:
     dims = [d % x.ndim for d in dim]
     return _scaled(_along(x, dims, not forward), normalization, [x._shape[d] for d in dims])
 
 
 @aten("_fft_r2c")
-def _fft_r2c(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Any:
+def _fft_r2c(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Tensor:
     dims = [d % x.ndim for d in dim]
     if onesided:
         out = _along(real_transform(x, dims[-1]), dims[:-1], False)
@@ -67,7 +66,7 @@ def _fft_r2c(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) 
 
 
 @aten("_fft_c2r")
-def _fft_c2r(x: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> Any:
+def _fft_c2r(x: Tensor, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     dims = [d % x.ndim for d in dim]
     out = half_transform(_along(x, dims[:-1], True), dims[-1], last_dim_size)
     return _scaled(out, normalization, [out._shape[d] for d in dims])
@@ -77,7 +76,9 @@ def _fft_c2r(x: Tensor, dim: Sequence[int], normalization: int, last_dim_size: i
 
 
 @aten("linear_backward")
-def _linear_backward(x: Tensor, g: Tensor, weight: Tensor, mask: Sequence[bool]) -> Any:
+def _linear_backward(
+    x: Tensor, g: Tensor, weight: Tensor, mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     rows = g.reshape(-1, g._shape[-1])
     gx = op.matmul(g, conjugate(weight)) if mask[0] else None
     gw = op.matmul(rows.t(), conjugate(x.reshape(-1, x._shape[-1]))) if mask[1] else None
@@ -85,7 +86,7 @@ def _linear_backward(x: Tensor, g: Tensor, weight: Tensor, mask: Sequence[bool])
 
 
 @aten("_int_mm")
-def _int_mm(x: Tensor, y: Tensor) -> Any:
+def _int_mm(x: Tensor, y: Tensor) -> Tensor:
     return op.mm(cast_to(x, int32), cast_to(y, int32))
 
 
@@ -99,7 +100,7 @@ def _trilinear(
     expand_z: Sequence[int],
     dims: Sequence[int],
     unroll_dim: int = 1,
-) -> Any:
+) -> Tensor:
     """The sum over `dims` of a product of three, each with dims of one in the places of its `expand`."""
     for dim in sorted(expand_x):
         x = op.unsqueeze(x, dim)
@@ -111,5 +112,5 @@ def _trilinear(
 
 
 @aten("linalg_cross")
-def _cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Any:
+def _cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     return op.linalg_cross(x, y, dim=dim)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions.creation import fits
-from webtorch.ir.dtype import bool_
+from webtorch.ir.dtype import DType, Number, bool_
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, fill
 from webtorch.pytorch.aten.table import aten, op
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 
-def filled(shape: Sequence[int], value: Any, dtype: Any, device: Any) -> Any:
+def filled(shape: Sequence[int], value: Number, dtype: DType, device: DeviceLike) -> Tensor:
     """Return a tensor of one number. Raises RuntimeError, as PyTorch does, where the dtype cannot hold it."""
     return fill(tuple(shape), fits(value, dtype), dtype, device)
 
 
 @aten("fill", "fill_")
-def filled_as(x: Tensor, value: Any) -> Any:
+def filled_as(x: Tensor, value: Number) -> Tensor:
     """Return a tensor like x of one number, which may be a 0-d tensor."""
     if isinstance(value, (bool, int, float, complex)):
         return filled(x._shape, value, x.dtype, x.device)
@@ -33,12 +33,12 @@ def filled_as(x: Tensor, value: Any) -> Any:
 
 
 @aten("zero_")
-def _zero(x: Tensor) -> Any:
+def _zero(x: Tensor) -> Tensor:
     return fill(x._shape, 0, x.dtype, x.device)
 
 
 @aten("elu")
-def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Any:
+def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
     """PyTorch's operator behind elu, selu and celu."""
     out = (
         op.elu(x, alpha)
@@ -49,28 +49,28 @@ def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -
 
 
 @aten("_prelu_kernel", layout=of_operands)
-def prelu_kernel(x: Tensor, weight: Tensor) -> Any:
+def prelu_kernel(x: Tensor, weight: Tensor) -> Tensor:
     """X where positive, else x * weight."""
     return op.where(op.gt(x, 0), x, x * weight)
 
 
 @aten("log_sigmoid_forward", out="exact")
-def _log_sigmoid(x: Tensor) -> Any:
+def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
     return op.logsigmoid(x), fill((0,), 0, x.dtype, x.device)
 
 
 @aten("clamp_max.Tensor")
-def _clamp_max(x: Tensor, bound: Any) -> Any:
+def _clamp_max(x: Tensor, bound: Tensor) -> Tensor:
     return op.minimum(x, bound)
 
 
 @aten("clamp_min.Tensor")
-def _clamp_min(x: Tensor, bound: Any) -> Any:
+def _clamp_min(x: Tensor, bound: Tensor) -> Tensor:
     return op.maximum(x, bound)
 
 
 @aten("hardtanh", layout=of_operands)
-def _hardtanh(x: Tensor, low: float = -1, high: float = 1) -> Any:
+def _hardtanh(x: Tensor, low: float = -1, high: float = 1) -> Tensor:
     if x.dtype is bool_:
         raise DTypeError("Bool inputs not supported for hardtanh: use input.float()")
     if x.dtype.kind == "uint" and low < 0:
@@ -81,12 +81,12 @@ def _hardtanh(x: Tensor, low: float = -1, high: float = 1) -> Any:
 
 
 @aten("__lshift__", "__ilshift__", "bitwise_left_shift")
-def _left_shift(x: Tensor, y: Tensor) -> Any:
+def _left_shift(x: Tensor, y: Tensor) -> Tensor:
     return op.bitwise_left_shift(x, y)
 
 
 @aten("__rshift__", "__irshift__", "bitwise_right_shift")
-def _right_shift(x: Tensor, y: Tensor) -> Any:
+def _right_shift(x: Tensor, y: Tensor) -> Tensor:
     return op.bitwise_right_shift(x, y)
 
 

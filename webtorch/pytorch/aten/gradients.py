@@ -7,7 +7,7 @@ computed except what the gradient reads. Normalisations and softmax use the resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions.pooling import max_pool_backward
@@ -27,13 +27,11 @@ from webtorch.pytorch.aten.images import (
 )
 from webtorch.pytorch.aten.losses import class_weights
 from webtorch.pytorch.aten.norms import per_channel
-from webtorch.pytorch.aten.table import FUNCTIONS, aten, op
+from webtorch.pytorch.aten.table import FUNCTIONS, Function, Sizes, aten, op
 from webtorch.tensors import recorders
 from webtorch.tensors.engine import grad
 from webtorch.tensors.modes import enable_grad
 from webtorch.tensors.tensor import Tensor
-
-Function = Callable[..., Any]
 
 
 def pullback(
@@ -57,8 +55,8 @@ def pullback(
 
 
 def elementwise_slope(
-    name: str, g: Tensor, tensors: Sequence[Any], numbers: Sequence[Any] = ()
-) -> Any:
+    name: str, g: Tensor, tensors: Sequence[Any], numbers: Sequence[float] = ()
+) -> Tensor:
     """Return the cotangent of the first tensor of an elementwise entry."""
     entry = TABLE[name]
     assert isinstance(entry, Elementwise)
@@ -83,7 +81,7 @@ def elementwise_slope(
 
 
 @aten("gelu_backward", layout=of_operands, direct=("gelu_backward",), remembered=("gelu_backward",))
-def _gelu(g: Tensor, x: Tensor, *, approximate: str = "none") -> Any:
+def _gelu(g: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     return elementwise_slope("_gelu_tanh" if approximate == "tanh" else "_gelu_erf", g, (x,))
 
 
@@ -101,24 +99,24 @@ aten("softplus_backward")(_plain("softplus"))
 
 
 @aten("softshrink_backward")
-def _softshrink(g: Tensor, x: Tensor, lambd: float) -> Any:
+def _softshrink(g: Tensor, x: Tensor, lambd: float) -> Tensor:
     return op.where(op.le(op.abs(x), lambd), 0.0, g)
 
 
 @aten("hardtanh_backward")
-def _hardtanh(g: Tensor, x: Tensor, low: float, high: float) -> Any:
+def _hardtanh(g: Tensor, x: Tensor, low: float, high: float) -> Tensor:
     return op.where(op.logical_or(op.le(x, low), op.ge(x, high)), 0.0, g)
 
 
 @aten("leaky_relu_backward")
-def _leaky_relu(g: Tensor, x: Tensor, negative_slope: float, is_result: bool) -> Any:
+def _leaky_relu(g: Tensor, x: Tensor, negative_slope: float, is_result: bool) -> Tensor:
     return op.where(op.gt(x, 0), g, g * negative_slope)
 
 
 @aten("elu_backward")
 def _elu(
     g: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
-) -> Any:
+) -> Tensor:
     if is_result:
         inner = (x + alpha * scale) * input_scale
     else:
@@ -127,38 +125,38 @@ def _elu(
 
 
 @aten("_prelu_kernel_backward")
-def _prelu(g: Tensor, x: Tensor, weight: Tensor) -> Any:
+def _prelu(g: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     positive = op.gt(x, 0)
     return op.where(positive, g, g * weight), op.where(positive, 0.0, g * x)
 
 
 @aten("tanh_backward", overlap="whole", layout=of_operands, direct=("tanh_backward",))
-def _tanh(g: Tensor, out: Any) -> Any:
+def _tanh(g: Tensor, out: Tensor) -> Tensor:
     return op.tanh_backward(g, conjugate(out))
 
 
 @aten("sigmoid_backward", overlap="whole", layout=of_operands, direct=("sigmoid_backward",))
-def _sigmoid(g: Tensor, out: Any) -> Any:
+def _sigmoid(g: Tensor, out: Tensor) -> Tensor:
     return op.sigmoid_backward(g, conjugate(out))
 
 
 @aten("threshold_backward", overlap="whole", layout=of_operands, direct=("threshold_backward",))
-def _threshold(g: Tensor, x: Tensor, threshold: float) -> Any:
+def _threshold(g: Tensor, x: Tensor, threshold: float) -> Tensor:
     return op.threshold_backward(g, x, threshold)
 
 
 @aten("log_sigmoid_backward")
-def _log_sigmoid(g: Tensor, x: Tensor, buffer: Any) -> Any:
+def _log_sigmoid(g: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return g * op.sigmoid(-x)
 
 
 @aten("logit_backward")
-def _logit(g: Tensor, x: Tensor, eps: float | None = None) -> Any:
+def _logit(g: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
     return pullback(lambda y: op.logit(y, eps), (x,), g)[0]
 
 
 @aten("glu_backward")
-def _glu(g: Tensor, x: Tensor, dim: int) -> Any:
+def _glu(g: Tensor, x: Tensor, dim: int) -> Tensor:
     return pullback(lambda y: op.glu(y, dim), (x,), g)[0]
 
 
@@ -170,7 +168,7 @@ def _glu(g: Tensor, x: Tensor, dim: int) -> Any:
     direct=("_softmax_backward_data",),
     remembered=("_softmax_backward_data",),
 )
-def _softmax(g: Tensor, out: Any, dim: int, input_dtype: DType) -> Any:
+def _softmax(g: Tensor, out: Tensor, dim: int, input_dtype: DType) -> Tensor:
     weighted = widened(g) * out
     return cast_to(weighted - out * op.sum(weighted, dim, True), input_dtype)
 
@@ -180,7 +178,7 @@ def _softmax(g: Tensor, out: Any, dim: int, input_dtype: DType) -> Any:
     direct=("_log_softmax_backward_data",),
     remembered=("_log_softmax_backward_data",),
 )
-def _log_softmax(g: Tensor, out: Any, dim: int, input_dtype: DType) -> Any:
+def _log_softmax(g: Tensor, out: Tensor, dim: int, input_dtype: DType) -> Tensor:
     wide = widened(g)
     return cast_to(wide - op.exp(out) * op.sum(wide, dim, True), input_dtype)
 
@@ -188,17 +186,17 @@ def _log_softmax(g: Tensor, out: Any, dim: int, input_dtype: DType) -> Any:
 # ---- normalisations -----------------------------------------------------------------------------
 
 
-def _through(g: Tensor, unit: Any, rstd: Tensor, dims: tuple[int, ...]) -> Any:
+def _through(g: Tensor, unit: Tensor, rstd: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Return the cotangent of x where unit = (x - mean(x)) * rstd(x) over `dims`."""
     return rstd * (g - op.mean(g, dims, True) - unit * op.mean(g * unit, dims, True))
 
 
 def _sums(
-    g: Tensor, unit: Any, dims: tuple[int, ...], shape: Any, like: Any, mask: Sequence[bool]
-) -> tuple[Any, Any]:
+    g: Tensor, unit: Tensor, dims: tuple[int, ...], shape: Sizes, like: Tensor, mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
     """Return the cotangents of weight and bias."""
 
-    def total(x: Tensor) -> Any:
+    def total(x: Tensor) -> Tensor:
         """Return a sum over the normalised dims, in the parameter's dtype and shape."""
         return cast_to((op.sum(x, dims, True) if dims else x).reshape(shape), like.dtype)
 
@@ -215,7 +213,7 @@ def _layer_norm(
     weight: Tensor | None,
     bias: Tensor | None,
     mask: Sequence[bool],
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     like = x if weight is None else weight
     if not x.numel():
         empty = [fill(s, 0, like.dtype, x.device) for s in (x._shape, tuple(shape), tuple(shape))]
@@ -247,7 +245,7 @@ def _group_norm(
     hw: int,
     groups: int,
     mask: Sequence[bool],
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     like = x if weight is None else weight
     if not x.numel():
         empty = [fill(s, 0, like.dtype, x.device) for s in (x._shape, (c,), (c,))]
@@ -272,7 +270,7 @@ def _batch_norm(
     rstd: Tensor,
     training: bool,
     mask: Sequence[bool],
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     like = x if weight is None else weight
     rank = x.ndim
     dims = (0, *range(2, rank))
@@ -291,14 +289,14 @@ def _native_batch_norm(
     g: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_invstd: Any,
+    running_mean: Tensor,
+    running_var: Tensor,
+    save_mean: Tensor,
+    save_invstd: Tensor,
     training: bool,
     eps: float,
     mask: Sequence[bool],
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     if training:
         return _batch_norm(g, x, weight, save_mean, save_invstd, True, mask)
     return _batch_norm(g, x, weight, running_mean, op.rsqrt(running_var + eps), False, mask)
@@ -309,15 +307,15 @@ def _batch_norm_with_reserve(
     g: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_var: Any,
+    running_mean: Tensor,
+    running_var: Tensor,
+    save_mean: Tensor,
+    save_var: Tensor,
     update: bool,
     eps: float,
     mask: Sequence[bool],
-    reserve: Any,
-) -> Any:
+    reserve: Tensor,
+) -> Tensor:
     return _native_batch_norm(
         g, x, weight, running_mean, running_var, save_mean, save_var, update, eps, mask
     )
@@ -336,15 +334,15 @@ def _convolution(
     g: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     transposed: bool,
-    output_padding: Any,
+    output_padding: Sizes,
     groups: int,
     mask: Sequence[bool],
-) -> Any:
-    def run(a: Tensor, b: Tensor) -> Any:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def run(a: Tensor, b: Tensor) -> Tensor:
         """Return the convolution of two operands."""
         return convolution(
             a, b, None, stride, padding, dilation, transposed, output_padding, groups
@@ -359,15 +357,15 @@ def _convolution_with_bias(
     g: Tensor,
     x: Tensor,
     weight: Tensor | None,
-    bias_sizes: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    bias_sizes: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     transposed: bool,
-    output_padding: Any,
+    output_padding: Sizes,
     groups: int,
     mask: Sequence[bool],
-) -> Any:
+) -> Tensor:
     return _convolution(
         g, x, weight, stride, padding, dilation, transposed, output_padding, groups, mask
     )
@@ -377,13 +375,13 @@ def _max_pool(rank: int) -> Function:
     def run(
         g: Tensor,
         x: Tensor,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
+        kernel: Sizes,
+        stride: Sizes,
+        padding: Sizes,
+        dilation: Sizes,
         ceil_mode: bool,
-        indices: Any,
-    ) -> Any:
+        indices: Tensor,
+    ) -> Tensor:
         """Return the cotangent of the pooled input."""
         # Forward mode passes a tangent for `x`: only `indices` say where the maxima were.
         return max_pool_backward(
@@ -396,7 +394,7 @@ def _max_pool(rank: int) -> Function:
 def to_maxima(rank: int) -> Function:
     """Return what sends cotangents of a pooling's maxima to where `indices` say that they were."""
 
-    def run(g: Tensor, x: Tensor, indices: Any) -> Any:
+    def run(g: Tensor, x: Tensor, indices: Tensor) -> Tensor:
         """Return zeros with the cotangents added where the maxima were."""
         if not g.numel():
             return fill(x._shape, 0, g.dtype, g.device)
@@ -422,12 +420,12 @@ for _rank in (2, 3):
 
 
 @aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward", layout=channels_last_as(1))
-def _adaptive_avg_pool2d(g: Tensor, x: Tensor) -> Any:
+def _adaptive_avg_pool2d(g: Tensor, x: Tensor) -> Tensor:
     return pullback(lambda y: adaptive_avg_pool2d(y, g._shape[-2:]), (x,), g)[0]
 
 
 @aten("_adaptive_avg_pool3d_backward", "adaptive_avg_pool3d_backward")
-def _adaptive_avg_pool3d(g: Tensor, x: Tensor) -> Any:
+def _adaptive_avg_pool3d(g: Tensor, x: Tensor) -> Tensor:
     return pullback(lambda y: adaptive_avg_pool3d(y, g._shape[-3:]), (x,), g)[0]
 
 
@@ -445,7 +443,7 @@ for _rank in (1, 2, 3):
 def _resize(name: str) -> Function:
     forward = FUNCTIONS[name]
 
-    def run(g: Tensor, output_size: Any, input_size: Any, *rest: Any) -> Any:
+    def run(g: Tensor, output_size: Sequence[int], input_size: Sequence[int], *rest: Any) -> Tensor:
         """Return the cotangent of the resized input."""
         # Resizing is linear: its gradient does not depend on where it is taken.
         x = fill(tuple(input_size), 0, g.dtype, g.device)
@@ -463,15 +461,15 @@ for _name in RESIZES:
 
 @aten("embedding_dense_backward", remembered=("embedding_dense_backward",))
 def _embedding(
-    g: Tensor, indices: Any, count: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Any:
+    g: Tensor, indices: Tensor, count: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
     flat = indices.reshape(-1)
     return table_gradient(g.reshape(flat.numel(), -1), flat, count, padding_idx, scale_grad_by_freq)
 
 
 def table_gradient(
-    rows: Any, indices: Any, count: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Any:
+    rows: Tensor, indices: Tensor, count: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
     """Return the cotangent of a table of `count` rows from those of the rows that `indices` (1-d) took of it."""
     zeros = fill((count, rows._shape[1]), 0, rows.dtype, rows.device)
     if not indices.numel():
@@ -488,12 +486,12 @@ def table_gradient(
 
 
 @aten("native_dropout_backward", layout=of_operands)
-def _dropout(g: Tensor, mask: Any, scale: float) -> Any:
+def _dropout(g: Tensor, mask: Tensor, scale: float) -> Tensor:
     return op.where(mask, g * scale, 0.0)
 
 
 @aten("unfold_backward")
-def _unfold(g: Tensor, sizes: Sequence[int], dim: int, size: int, step: int) -> Any:
+def _unfold(g: Tensor, sizes: Sequence[int], dim: int, size: int, step: int) -> Tensor:
     x = fill(tuple(sizes), 0, g.dtype, g.device)
     return pullback(lambda y: y.unfold(dim, size, step), (x,), g)[0]
 
@@ -505,12 +503,12 @@ def _unfold(g: Tensor, sizes: Sequence[int], dim: int, size: int, step: int) -> 
 def _nll_loss(
     g: Tensor,
     x: Tensor,
-    target: Any,
+    target: Tensor,
     weight: Tensor | None,
     reduction: int,
     ignore_index: int,
-    total: Any,
-) -> Any:
+    total: Tensor,
+) -> Tensor:
     safe, weights = class_weights(x, target, weight, ignore_index)
     dim = 1 if x.ndim > 1 else 0
     each = -(weights * g)
@@ -528,7 +526,7 @@ def _nll_loss(
 def _pair(name: str) -> Function:
     forward = FUNCTIONS[name]
 
-    def run(g: Tensor, x: Tensor, y: Tensor, reduction: int = 1, *numbers: Any) -> Any:
+    def run(g: Tensor, x: Tensor, y: Tensor, reduction: int = 1, *numbers: float) -> Tensor:
         """Return the cotangent of the first operand."""
         # The second derivative asks for this with one g for each element, whatever the reduction.
         each = g / numel(x._shape) if reduction == 1 and x.numel() else g
@@ -544,7 +542,7 @@ for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
 @aten("binary_cross_entropy_backward")
 def _binary_cross_entropy(
     g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
-) -> Any:
+) -> Tensor:
     # PyTorch's formula, which bounds the denominator.
     out = g * (x - y) / op.clamp(x * (1.0 - x), 1e-12)
     if weight is not None:

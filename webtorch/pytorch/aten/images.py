@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions.resize import resized
 from webtorch.ir.view import numel
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import fill
-from webtorch.pytorch.aten.table import Function, aten, op
+from webtorch.pytorch.aten.table import Function, Sizes, aten, op
 from webtorch.tensors.tensor import Tensor
 
 
@@ -23,34 +24,31 @@ def convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
     transposed: bool,
-    output_padding: Any,
+    output_padding: Sizes,
     groups: int,
-) -> Any:
+) -> Tensor:
     """Convolution over one to three dims, or its transpose."""
     rank = weight.ndim - 2
-
-    def sizes(values: Any) -> tuple[int, ...]:
-        """Return one size for each dim."""
-        return tuple(values) * rank if len(values) == 1 else tuple(values)
-
     if transposed:
         run = (op.conv_transpose1d, op.conv_transpose2d, op.conv_transpose3d)[rank - 1]
         return run(
             x,
             weight,
             bias,
-            sizes(stride),
-            sizes(padding),
-            sizes(output_padding),
+            _sizes(stride, rank),
+            _sizes(padding, rank),
+            _sizes(output_padding, rank),
             groups,
-            sizes(dilation),
+            _sizes(dilation, rank),
         )
     run = (op.conv1d, op.conv2d, op.conv3d)[rank - 1]
-    return run(x, weight, bias, sizes(stride), sizes(padding), sizes(dilation), groups)
+    return run(
+        x, weight, bias, _sizes(stride, rank), _sizes(padding, rank), _sizes(dilation, rank), groups
+    )
 
 
 def max_pool(rank: int) -> Function:
@@ -58,12 +56,12 @@ def max_pool(rank: int) -> Function:
 
     def run(
         x: Tensor,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel: Sizes,
+        stride: Sizes = (),
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
         ceil_mode: bool = False,
-    ) -> Any:
+    ) -> tuple[Tensor, ...]:
         """Return the maxima and their positions."""
         pool = op.max_pool2d if rank == 2 else op.max_pool3d
         return tuple(
@@ -86,13 +84,13 @@ def avg_pool(rank: int) -> Function:
 
     def run(
         x: Tensor,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
+        kernel: Sizes,
+        stride: Sizes = (),
+        padding: Sizes = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
-        divisor: Any = None,
-    ) -> Any:
+        divisor: int | None = None,
+    ) -> Tensor:
         """Return the means."""
         pool = op.avg_pool2d if rank == 2 else op.avg_pool3d
         return pool(
@@ -108,7 +106,7 @@ def avg_pool(rank: int) -> Function:
     return run
 
 
-def _sizes(values: Any, rank: int) -> tuple[int, ...]:
+def _sizes(values: Sizes, rank: int) -> tuple[int, ...]:
     if isinstance(values, int):
         return (values,) * rank
     return tuple(values) * rank if len(values) == 1 else tuple(values)
@@ -120,40 +118,42 @@ for _rank in (2, 3):
 
 
 @aten("_adaptive_avg_pool2d", "adaptive_avg_pool2d", layout=channels_last_as(0))
-def adaptive_avg_pool2d(x: Tensor, output_size: Any) -> Any:
+def adaptive_avg_pool2d(x: Tensor, output_size: Sizes) -> Tensor:
     """Average pooling to a given size."""
     return op.adaptive_avg_pool2d(x, _sizes(output_size, 2))
 
 
 @aten("_adaptive_avg_pool3d", "adaptive_avg_pool3d")
-def adaptive_avg_pool3d(x: Tensor, output_size: Any) -> Any:
+def adaptive_avg_pool3d(x: Tensor, output_size: Sizes) -> Tensor:
     """Average pooling to a given size."""
     return op.adaptive_avg_pool3d(x, _sizes(output_size, 3))
 
 
 @aten("adaptive_max_pool2d")
-def adaptive_max_pool2d(x: Tensor, output_size: Any) -> Any:
+def adaptive_max_pool2d(x: Tensor, output_size: Sizes) -> tuple[Tensor, ...]:
     """Max pooling to a given size; values and positions."""
     return tuple(op.adaptive_max_pool2d(x, _sizes(output_size, 2), True))
 
 
 @aten("adaptive_max_pool3d")
-def adaptive_max_pool3d(x: Tensor, output_size: Any) -> Any:
+def adaptive_max_pool3d(x: Tensor, output_size: Sizes) -> tuple[Tensor, ...]:
     """Max pooling to a given size; values and positions."""
     return tuple(op.adaptive_max_pool3d(x, _sizes(output_size, 3), True))
 
 
 @aten("max_unpool2d", layout=channels_last_as(0))
-def _max_unpool2d(x: Tensor, indices: Any, output_size: Any) -> Any:
+def _max_unpool2d(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
     return _unpool(x, indices, output_size, 2)
 
 
 @aten("max_unpool3d")
-def _max_unpool3d(x: Tensor, indices: Any, output_size: Any, stride: Any, padding: Any) -> Any:
+def _max_unpool3d(
+    x: Tensor, indices: Tensor, output_size: Sequence[int], stride: Sizes, padding: Sizes
+) -> Tensor:
     return _unpool(x, indices, output_size, 3)
 
 
-def _unpool(x: Tensor, indices: Any, output_size: Any, rank: int) -> Any:
+def _unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], rank: int) -> Tensor:
     """Return zeros with each value at its position in the last `rank` dims."""
     lead, sizes = x._shape[: x.ndim - rank], tuple(output_size)
     zeros = fill((*lead, numel(sizes)), 0, x.dtype, x.device)
@@ -162,7 +162,7 @@ def _unpool(x: Tensor, indices: Any, output_size: Any, rank: int) -> Any:
 
 
 @aten("im2col")
-def im2col(x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def im2col(x: Tensor, kernel: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes) -> Tensor:
     """Windows as columns."""
     return op.functional_unfold(
         x, _sizes(kernel, 2), _sizes(dilation, 2), _sizes(padding, 2), _sizes(stride, 2)
@@ -171,8 +171,8 @@ def im2col(x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> 
 
 @aten("col2im")
 def col2im(
-    x: Tensor, output_size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any
-) -> Any:
+    x: Tensor, output_size: Sizes, kernel: Sizes, dilation: Sizes, padding: Sizes, stride: Sizes
+) -> Tensor:
     """Columns added up to an image."""
     return op.functional_fold(
         x,
@@ -199,7 +199,7 @@ for _rank in (1, 2, 3):
 
 
 @aten("constant_pad_nd", layout=channels_last_as(0), direct=("constant_pad_nd",))
-def _constant_pad_nd(x: Tensor, pad: Any, value: float = 0) -> Any:
+def _constant_pad_nd(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
     return op.pad(x, tuple(pad), "constant", value)
 
 
@@ -218,7 +218,7 @@ RESIZES: dict[str, tuple[str, bool, bool]] = {
 def resize(mode: str, has_corners: bool, antialias: bool) -> Function:
     """Return resizing with aten's arguments: output size, align_corners if there is a choice, the scales asked for."""
 
-    def run(x: Tensor, output_size: Any, *rest: Any) -> Any:
+    def run(x: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
         """Return the resized images."""
         corners, scales = (rest[0], rest[1:]) if has_corners else (False, rest)
         wanted = tuple(output_size)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import indexing
-from webtorch.ir.dtype import bool_, int32, int64, uint8
+from webtorch.ir.dtype import Number, bool_, int32, int64, uint8
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, copy, fill, iota
 from webtorch.pytorch.aten.elementwise import filled_as
@@ -15,7 +14,7 @@ from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.tensor import Tensor
 
 
-def index_tensors(x: Tensor, indices: Sequence[Any]) -> dict[int, Any]:
+def index_tensors(x: Tensor, indices: Sequence[Tensor | None]) -> dict[int, Tensor]:
     """Return index tensors by dimension, masks expanded (which reads them)."""
     for index in indices:
         if index is not None and index.dtype not in (int64, int32, bool_, uint8):
@@ -26,15 +25,19 @@ def index_tensors(x: Tensor, indices: Sequence[Any]) -> dict[int, Any]:
 
 
 @aten("index", "_unsafe_index", direct=("index.Tensor",))
-def _index(x: Tensor, indices: Sequence[Any]) -> Any:
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     tensors = index_tensors(x, indices)
     return indexing.take_at(x, tensors) if tensors else copy(x)
 
 
 @aten("index_put", "_index_put_impl_", "_unsafe_index_put", direct=("_index_put_impl_",))
 def _index_put(
-    x: Tensor, indices: Sequence[Any], values: Any, accumulate: bool = False, unsafe: bool = False
-) -> Any:
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Tensor:
     masks = [i for i in indices if i is not None]
     # A float64 number on the CPU comes as a number.
     is_number = not isinstance(values, Tensor)
@@ -61,25 +64,25 @@ def _index_put(
 
 
 @aten("where", layout=of_operands)
-def _where(condition: Any, x: Tensor, y: Tensor) -> Any:
+def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     # PyTorch still takes conditions of bytes.
     return op.where(cast_to(condition, bool_) if condition.dtype is uint8 else condition, x, y)
 
 
 @aten("gather", direct=("gather",))
-def _gather(x: Tensor, dim: int, index: Any, *, sparse_grad: bool = False) -> Any:
+def _gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     if not index.numel():
         return fill(index._shape, 0, x.dtype, x.device)
     return op.gather(x, dim, index)
 
 
-def _whole(index: Any) -> Any:
+def _whole(index: Tensor) -> Tensor:
     """Return an index of narrow integers, which PyTorch takes as well, as int64."""
     return cast_to(index, int64) if index.dtype.is_integral and index.dtype.itemsize < 4 else index
 
 
 @aten("scatter_add")
-def _scatter_add(x: Tensor, dim: int, index: Any, src: Tensor) -> Any:
+def _scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     return op.scatter_add(x, dim, _whole(index), src)
 
 
@@ -90,15 +93,17 @@ def _scatter_add(x: Tensor, dim: int, index: Any, src: Tensor) -> Any:
     "scatter.value",
     "scatter.value_out",
 )
-def _scatter(x: Tensor, dim: int, index: Any, src: Tensor | None = None, value: Any = None) -> Any:
-    src = value if src is None else src
-    if isinstance(src, (bool, int, float)):
-        return op.scatter(x, dim, index, value=src)
-    return op.scatter(x, dim, index, src)
+def _scatter(
+    x: Tensor, dim: int, index: Tensor, src: Tensor | None = None, value: Number | None = None
+) -> Tensor:
+    written = value if src is None else src
+    if isinstance(written, (bool, int, float)):
+        return op.scatter(x, dim, index, value=written)
+    return op.scatter(x, dim, index, written)
 
 
 @aten("scatter.reduce", "scatter.reduce_out", "scatter.value_reduce", "scatter.value_reduce_out")
-def _scatter_with(x: Tensor, dim: int, index: Any, src: Tensor, *, reduce: str) -> Any:
+def _scatter_with(x: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str) -> Tensor:
     if isinstance(src, (bool, int, float)):
         return op.scatter(x, dim, index, value=src, reduce=reduce)
     return op.scatter(x, dim, index, src, reduce=reduce)
@@ -106,24 +111,24 @@ def _scatter_with(x: Tensor, dim: int, index: Any, src: Tensor, *, reduce: str) 
 
 @aten("scatter_reduce")
 def _scatter_reduce(
-    x: Tensor, dim: int, index: Any, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Any:
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
     return op.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
 
 
 @aten("embedding", direct=("embedding",))
 def _embedding(
     weight: Tensor,
-    indices: Any,
+    indices: Sequence[Tensor | None],
     padding_idx: int = -1,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Any:
+) -> Tensor:
     return op.embedding(indices, weight)
 
 
 @aten("put", "put_")
-def _put(x: Tensor, index: Any, source: Tensor, accumulate: bool = False) -> Any:
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     if index.dtype is not int64:
         raise DTypeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
     if source.dtype is not x.dtype:
@@ -142,6 +147,6 @@ def _put(x: Tensor, index: Any, source: Tensor, accumulate: bool = False) -> Any
 
 
 @aten("repeat_interleave.Tensor")
-def _repeat_interleave(repeats: Any, *, output_size: int | None = None) -> Any:
+def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     positions = iota(repeats.numel(), 0, 1, int64, repeats.device)
     return op.repeat_interleave(positions, repeats, 0, output_size=output_size)

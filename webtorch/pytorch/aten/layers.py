@@ -5,34 +5,30 @@ Each calls the op table or `webtorch.nn.functional`, and its gradient is that of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
-from webtorch.ir.dtype import float32, int64
+from webtorch.ir.dtype import Number, float32, int64
 from webtorch.nn import functional as F
 from webtorch.nn import recurrence
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
 from webtorch.pytorch.aten.gradients import pullback, table_gradient, to_maxima
-from webtorch.pytorch.aten.table import FUNCTIONS, REDUCTIONS, aten, op, ruled_as
+from webtorch.pytorch.aten.table import FUNCTIONS, REDUCTIONS, Function, Sizes, aten, op, ruled_as
 from webtorch.tensors.tensor import Tensor
-
-Function = Callable[..., Any]
-
 
 # ---- bags of embeddings -------------------------------------------------------------------------
 
 _MODES = ("sum", "mean", "max")
 
 
-def _bag_of(offsets: Any, count: int, include_last_offset: bool) -> Any:
+def _bag_of(offsets: Tensor, count: int, include_last_offset: bool) -> Tensor:
     """Return the bag that each index belongs to."""
     ends = offsets if not include_last_offset else offsets[:-1]
     places = iota(count, 0, 1, int64, offsets.device)
     return op.sum(cast_to(op.le(ends.unsqueeze(1), places.unsqueeze(0)), int64), 0) - 1
 
 
-def _bag_sum(rows: Any, bag: Any, bags: int) -> Any:
+def _bag_sum(rows: Tensor, bag: Tensor, bags: int) -> Tensor:
     zeros = fill((bags, *rows._shape[1:]), 0, rows.dtype, rows.device)
     return scatter(zeros, [bag], rows, "add", "embedding_bag") if rows.numel() else zeros
 
@@ -40,15 +36,15 @@ def _bag_sum(rows: Any, bag: Any, bags: int) -> Any:
 @aten("_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(
     weight: Tensor,
-    indices: Any,
-    offsets: Any,
+    indices: Tensor,
+    offsets: Tensor,
     scale_grad_by_freq: bool = False,
     mode: int = 0,
     sparse: bool = False,
-    per_sample_weights: Any = None,
+    per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
     padding_idx: int = -1,
-) -> Any:
+) -> tuple[Tensor, ...]:
     indices, offsets = cast_to(indices, int64), cast_to(offsets, int64)
     bags, count = offsets._shape[0] - include_last_offset, indices.numel()
     if not count:
@@ -80,16 +76,16 @@ def _embedding_bag(
 @aten("_embedding_bag_dense_backward")
 def _embedding_bag_dense_backward(
     g: Tensor,
-    indices: Any,
-    bag: Any,
-    size: Any,
-    where: Any,
+    indices: Tensor,
+    bag: Tensor,
+    size: Tensor,
+    where: Tensor,
     count: int,
     scale_grad_by_freq: bool,
     mode: int,
-    per_sample_weights: Any = None,
+    per_sample_weights: Tensor | None = None,
     padding_idx: int = -1,
-) -> Any:
+) -> Tensor:
     indices = cast_to(indices, int64)
     if not indices.numel():
         return fill((count, g._shape[1]), 0, g.dtype, g.device)
@@ -111,18 +107,18 @@ def _embedding_bag_dense_backward(
 @aten("_embedding_bag_backward")
 def _embedding_bag_backward(
     g: Tensor,
-    indices: Any,
-    offsets: Any,
-    bag: Any,
-    size: Any,
-    where: Any,
+    indices: Tensor,
+    offsets: Tensor,
+    bag: Tensor,
+    size: Tensor,
+    where: Tensor,
     count: int,
     scale_grad_by_freq: bool,
     mode: int,
     sparse: bool,
-    per_sample_weights: Any,
+    per_sample_weights: Tensor,
     padding_idx: int = -1,
-) -> Any:
+) -> Tensor:
     if sparse:
         raise NotImplementedError(
             "webgpu: embedding_bag(sparse=True): gradients are dense; use sparse=False"
@@ -145,12 +141,12 @@ def _embedding_bag_backward(
 def _per_sample_weights_backward(
     g: Tensor,
     weight: Tensor,
-    indices: Any,
-    offsets: Any,
-    bag: Any,
+    indices: Tensor,
+    offsets: Tensor,
+    bag: Tensor,
     mode: int,
     padding_idx: int = -1,
-) -> Any:
+) -> Tensor:
     indices = cast_to(indices, int64)
     rows = op.embedding(indices, weight) * op.index_select(g, 0, cast_to(bag, int64))
     out = op.sum(rows, 1)
@@ -158,7 +154,7 @@ def _per_sample_weights_backward(
 
 
 @aten("embedding_renorm_")
-def _embedding_renorm(weight: Tensor, indices: Any, max_norm: float, norm_type: float) -> Any:
+def _embedding_renorm(weight: Tensor, indices: Tensor, max_norm: float, norm_type: float) -> Tensor:
     named = fill((weight._shape[0],), 0, int64, weight.device)
     flat = cast_to(indices.reshape(-1), int64)
     if not flat.numel():
@@ -177,13 +173,17 @@ def _embedding_renorm(weight: Tensor, indices: Any, max_norm: float, norm_type: 
 def _fractional(rank: int) -> tuple[Function, Function]:
     pool = (F.fractional_max_pool2d_with_indices, F.fractional_max_pool3d_with_indices)[rank - 2]
 
-    def forward(x: Tensor, kernel: Any, output_size: Any, samples: Any) -> Any:
+    def forward(
+        x: Tensor, kernel: Sequence[int], output_size: Sequence[int], samples: Tensor
+    ) -> tuple[Tensor, ...]:
         """Return the maxima and their positions."""
         return tuple(pool(x, tuple(kernel), tuple(output_size), None, True, samples))
 
     spread = to_maxima(rank)
 
-    def backward(g: Tensor, x: Tensor, kernel: Any, output_size: Any, indices: Any) -> Any:
+    def backward(
+        g: Tensor, x: Tensor, kernel: Sizes, output_size: Sizes, indices: Tensor
+    ) -> Tensor:
         """Return the cotangent of the input."""
         return spread(g, x, indices)
 
@@ -201,7 +201,7 @@ _EDGES = ("zeros", "border", "reflection")
 
 
 @aten("grid_sampler_2d", "grid_sampler_3d")
-def _grid_sampler(x: Tensor, grid: Tensor, mode: int, edges: int, align_corners: bool) -> Any:
+def _grid_sampler(x: Tensor, grid: Tensor, mode: int, edges: int, align_corners: bool) -> Tensor:
     return op.grid_sample(x, grid, _SAMPLING[mode], _EDGES[edges], align_corners)
 
 
@@ -214,8 +214,8 @@ def _grid_sampler_backward(
     edges: int,
     align_corners: bool,
     mask: Sequence[bool],
-) -> Any:
-    def run(a: Tensor, b: Tensor) -> Any:
+) -> tuple[Tensor, Tensor]:
+    def run(a: Tensor, b: Tensor) -> Tensor:
         """Return the sampled values."""
         return _grid_sampler(a, b, mode, edges, align_corners)
 
@@ -229,12 +229,12 @@ def _grid_sampler_backward(
 @aten("multi_margin_loss", out="exact")
 def _multi_margin(
     x: Tensor,
-    target: Any,
-    p: Any = 1,
-    margin: Any = 1,
+    target: Tensor,
+    p: int = 1,
+    margin: float = 1,
     weight: Tensor | None = None,
     reduction: int = 1,
-) -> Any:
+) -> Tensor:
     return F.multi_margin_loss(x, target, p, margin, weight, reduction=REDUCTIONS[reduction])
 
 
@@ -242,12 +242,12 @@ def _multi_margin(
 def _multi_margin_backward(
     g: Tensor,
     x: Tensor,
-    target: Any,
-    p: Any,
-    margin: Any,
+    target: Tensor,
+    p: Number,
+    margin: Number,
     weight: Tensor | None = None,
     reduction: int = 1,
-) -> Any:
+) -> Tensor:
     return pullback(lambda y: _multi_margin(y, target, p, margin, weight, reduction), (x,), g)[0]
 
 
@@ -256,7 +256,7 @@ ruled_as(F.multilabel_margin_loss, "multilabel_margin_loss")
 
 
 @aten("multilabel_margin_loss_forward")
-def _multilabel_margin(x: Tensor, target: Any, reduction: int) -> Any:
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
     out = F.multilabel_margin_loss(x, target, reduction=REDUCTIONS[reduction])
     rows = target.reshape(-1, target._shape[-1]) if target.ndim else target.reshape(1, 1)
     # A class is a target if it is among the labels before the row's first -1.
@@ -269,28 +269,28 @@ def _multilabel_margin(x: Tensor, target: Any, reduction: int) -> Any:
 
 @aten("multilabel_margin_loss_backward")
 def _multilabel_margin_backward(
-    g: Tensor, x: Tensor, target: Any, reduction: int, is_target: Any
-) -> Any:
-    def run(y: Tensor) -> Any:
+    g: Tensor, x: Tensor, target: Tensor, reduction: int, is_target: Tensor
+) -> Tensor:
+    def run(y: Tensor) -> Tensor:
         """Return the loss."""
         return F.multilabel_margin_loss(y, target, reduction=REDUCTIONS[reduction])
 
     return pullback(run, (x,), g)[0]
 
 
-def _lengths(values: Any) -> Any:
-    return values if hasattr(values, "_storage") else list(values)
+def _lengths(values: Tensor | Sequence[int]) -> Tensor | Sequence[int]:
+    return values if isinstance(values, Tensor) else list(values)
 
 
 @aten("_ctc_loss", "_ctc_loss.Tensor")
 def _ctc_loss(
     log_probs: Tensor,
-    targets: Any,
-    input_lengths: Any,
-    target_lengths: Any,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     blank: int = 0,
     zero_infinity: bool = False,
-) -> Any:
+) -> tuple[Tensor, Tensor]:
     out = F.ctc_loss(
         log_probs,
         targets,
@@ -308,15 +308,15 @@ def _ctc_loss(
 def _ctc_loss_backward(
     g: Tensor,
     log_probs: Tensor,
-    targets: Any,
-    input_lengths: Any,
-    target_lengths: Any,
-    loss: Any,
-    alpha: Any,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    loss: Tensor,
+    alpha: Number,
     blank: int,
     zero_infinity: bool = False,
-) -> Any:
-    def run(x: Tensor) -> Any:
+) -> Tensor:
+    def run(x: Tensor) -> Tensor:
         """Return the loss of log probabilities."""
         return _ctc_loss(x, targets, input_lengths, target_lengths, blank, zero_infinity)[0]
 
@@ -335,24 +335,24 @@ for _name in recurrence.__all__:
 
 
 @aten("_cdist_forward")
-def _cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Any:
+def _cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
     return op.cdist(x, y, p)
 
 
 @aten("_cdist_backward")
-def _cdist_backward(g: Tensor, x: Tensor, y: Tensor, p: float, out: Any) -> Any:
+def _cdist_backward(g: Tensor, x: Tensor, y: Tensor, p: float, out: Tensor) -> Tensor:
     if not g.numel() or not x._shape[-1]:
         return fill(x._shape, 0, x.dtype, x.device)
     return pullback(lambda z: op.cdist(z, y, p), (x,), g)[0]
 
 
 @aten("_pdist_forward")
-def _pdist(x: Tensor, p: float = 2.0) -> Any:
+def _pdist(x: Tensor, p: float = 2.0) -> Tensor:
     return op.pdist(x, p)
 
 
 @aten("_pdist_backward")
-def _pdist_backward(g: Tensor, x: Tensor, p: float, out: Any) -> Any:
+def _pdist_backward(g: Tensor, x: Tensor, p: float, out: Tensor) -> Tensor:
     if not g.numel():
         return fill(x._shape, 0, x.dtype, x.device)
     return pullback(lambda z: op.pdist(z, p), (x,), g)[0]
@@ -364,16 +364,16 @@ def _pdist_backward(g: Tensor, x: Tensor, p: float, out: Any) -> Any:
 @aten("_segment_reduce_backward")
 def _segment_reduce_backward(
     g: Tensor,
-    out: Any,
-    data: Any,
+    out: Tensor,
+    data: Tensor,
     reduce: str,
     *,
-    lengths: Any = None,
-    offsets: Any = None,
+    lengths: Tensor | None = None,
+    offsets: Tensor | None = None,
     axis: int = 0,
-    initial: Any = None,
-) -> Any:
-    def run(x: Tensor) -> Any:
+    initial: Tensor | None = None,
+) -> Tensor:
+    def run(x: Tensor) -> Tensor:
         """Return the reduced segments."""
         return op.segment_reduce(
             x, reduce, lengths=lengths, offsets=offsets, axis=axis, initial=initial, unsafe=True
@@ -385,12 +385,12 @@ def _segment_reduce_backward(
 @aten("histogram.bin_ct", "histogram.bins_tensor")
 def _histogram(
     x: Tensor,
-    bins: Any = 100,
+    bins: int | Sequence[int] = 100,
     *,
-    range: Any = None,
+    range: Sequence[float] | None = None,
     weight: Tensor | None = None,
     density: bool = False,
-) -> Any:
+) -> tuple[Tensor, ...]:
     return tuple(op.histogram(x, bins, range=range, weight=weight, density=density))
 
 
@@ -399,24 +399,29 @@ def _histogramdd_edges(
     x: Tensor,
     bins: Sequence[int],
     *,
-    range: Any = None,
+    range: Sequence[float] | None = None,
     weight: Tensor | None = None,
     density: bool = False,
-) -> Any:
+) -> list[Tensor]:
     return list(op.histogramdd(x, list(bins), range=range, weight=weight, density=density)[1])
 
 
 @aten("_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors")
 def _histogramdd(
-    x: Tensor, bins: Any, *, range: Any = None, weight: Tensor | None = None, density: bool = False
-) -> Any:
+    x: Tensor,
+    bins: Sequence[int] | Sequence[Tensor],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
+) -> Tensor:
     return op.histogramdd(x, list(bins), range=range, weight=weight, density=density)[0]
 
 
 @aten("unique_dim_consecutive")
 def _unique_dim_consecutive(
     x: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
-) -> Any:
+) -> tuple[Tensor, ...]:
     return tuple(op.unique_consecutive(x, True, True, dim))
 
 
@@ -425,8 +430,8 @@ def _unique_dim_consecutive(
 
 @aten("_masked_softmax")
 def _masked_softmax(
-    x: Tensor, mask: Any, dim: int | None = None, mask_type: int | None = None
-) -> Any:
+    x: Tensor, mask: Tensor, dim: int | None = None, mask_type: int | None = None
+) -> Tensor:
     dim = x.ndim - 1 if dim is None else dim
     if mask.ndim != x.ndim and mask_type == 1:
         mask = mask.reshape(mask._shape[0], 1, 1, mask._shape[1])
@@ -436,13 +441,17 @@ def _masked_softmax(
 
 
 @aten("_masked_softmax_backward")
-def _masked_softmax_backward(g: Tensor, out: Any, mask: Any, dim: int | None = None) -> Any:
+def _masked_softmax_backward(
+    g: Tensor, out: Tensor, mask: Tensor, dim: int | None = None
+) -> Tensor:
     dim = out.ndim - 1 if dim is None else dim
     weighted = g * out
     return op.where(mask, 0.0, weighted - out * op.sum(weighted, dim, True))
 
 
-def _quantized(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) -> tuple[Any, Any]:
+def _quantized(
+    x: Tensor, scale: Tensor | float, zero_point: Tensor | int, low: int, high: int
+) -> tuple[Tensor, Tensor]:
     """Return x rounded to the levels, and where it was within them."""
     level = op.round(x * (1.0 / scale)) + zero_point
     return (op.clamp(level, low, high) - zero_point) * scale, op.logical_and(
@@ -451,14 +460,16 @@ def _quantized(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) -> t
 
 
 @aten("fake_quantize_per_tensor_affine_cachemask")
-def _fake_quantize(x: Tensor, scale: float, zero_point: int, low: int, high: int) -> Any:
+def _fake_quantize(
+    x: Tensor, scale: float, zero_point: int, low: int, high: int
+) -> tuple[Tensor, Tensor]:
     return _quantized(x, scale, zero_point, low, high)
 
 
 @aten("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
 def _fake_quantize_tensors(
-    x: Tensor, scale: Any, zero_point: Any, enabled: Any, low: int, high: int
-) -> Any:
+    x: Tensor, scale: Tensor, zero_point: Tensor, enabled: Tensor, low: int, high: int
+) -> tuple[Tensor, Tensor]:
     out, mask = _quantized(
         x, scale.reshape(()), cast_to(zero_point.reshape(()), float32), low, high
     )
@@ -468,8 +479,8 @@ def _fake_quantize_tensors(
 
 @aten("fake_quantize_per_channel_affine_cachemask")
 def _fake_quantize_channels(
-    x: Tensor, scale: Any, zero_point: Any, axis: int, low: int, high: int
-) -> Any:
+    x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, low: int, high: int
+) -> tuple[Tensor, Tensor]:
     shape = [1] * x.ndim
     shape[axis] = -1
     return _quantized(
@@ -478,19 +489,21 @@ def _fake_quantize_channels(
 
 
 @aten("_weight_norm_interface")
-def _weight_norm(v: Any, g: Tensor, dim: int = 0) -> Any:
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     dims = tuple(d for d in range(v.ndim) if d != (dim % v.ndim))
     norm = op.vector_norm(v, 2, dims, True)
     return v * (g / norm), norm
 
 
 @aten("_weight_norm_interface_backward")
-def _weight_norm_backward(gw: Any, v: Any, g: Tensor, norms: Any, dim: int) -> Any:
+def _weight_norm_backward(
+    gw: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
+) -> tuple[Tensor, ...]:
     return tuple(pullback(lambda a, b: _weight_norm(a, b, dim)[0], (v, g), gw))
 
 
 @aten("glu_jvp")
-def _glu_jvp(out: Any, x: Tensor, dx: Tensor, dim: int) -> Any:
+def _glu_jvp(out: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
     (_, b), (da, db) = op.chunk(x, 2, dim), op.chunk(dx, 2, dim)
     gate = op.sigmoid(b)
     return da * gate + out * (1.0 - gate) * db

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import indexing
 from webtorch.ir.dtype import int64, uint8
@@ -14,8 +12,8 @@ from webtorch.tensors.tensor import Tensor
 
 
 def class_weights(
-    x: Tensor, target: Any, weight: Tensor | None, ignore_index: int
-) -> tuple[Any, Any]:
+    x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
+) -> tuple[Tensor, Tensor]:
     """Return the class numbers, ignored ones as 0, and each one's weight (0 where ignored), looked up with a check."""
     classes = x._shape[1 if x.ndim > 1 else 0]
     if target.dtype not in (int64, uint8):
@@ -45,7 +43,9 @@ def class_weights(
     direct=("nll_loss_forward",),
     remembered=("nll_loss_forward",),
 )
-def _nll_loss(x: Tensor, target: Any, weight: Tensor, reduction: int, ignore_index: int) -> Any:
+def _nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
     safe, weights = class_weights(x, target, weight, ignore_index)
     dim = 1 if x.ndim > 1 else 0
     if x.ndim > 1 or target.ndim == 0:
@@ -62,14 +62,14 @@ def _nll_loss(x: Tensor, target: Any, weight: Tensor, reduction: int, ignore_ind
 
 
 def _pair(name: str) -> Function:
-    def run(x: Tensor, y: Tensor, reduction: int = 1, *numbers: Any) -> Any:
+    def run(x: Tensor, y: Tensor, reduction: int = 1, *numbers: float) -> Tensor:
         """Return the loss of two tensors; `reduction` is PyTorch's number."""
         return TABLE[name].function(x, y, **_extra(name, numbers), reduction=REDUCTIONS[reduction])
 
     return run
 
 
-def _extra(name: str, numbers: tuple[Any, ...]) -> dict[str, Any]:
+def _extra(name: str, numbers: tuple[float, ...]) -> dict[str, float]:
     names = {"smooth_l1_loss": "beta", "huber_loss": "delta"}
     return {names[name]: numbers[0]} if numbers else {}
 
@@ -81,15 +81,20 @@ for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
 @aten("binary_cross_entropy")
 def binary_cross_entropy(
     x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
-) -> Any:
+) -> Tensor:
     """The loss of probabilities."""
     return op.binary_cross_entropy(x, y, weight, reduction=REDUCTIONS[reduction])
 
 
 @aten("_amp_update_scale_")
 def _amp_update_scale(
-    scale: Any, growth_tracker: Any, found_inf: Any, growth: float, backoff: float, interval: int
-) -> Any:
+    scale: Tensor,
+    growth_tracker: Tensor,
+    found_inf: Tensor,
+    growth: float,
+    backoff: float,
+    interval: int,
+) -> Tensor:
     failed = op.ne(found_inf, 0.0)
     grown = op.eq(growth_tracker + 1, interval)
     tracker = op.where(op.logical_or(failed, grown), 0, growth_tracker + 1)

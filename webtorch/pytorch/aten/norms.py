@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import overload
 
 from webtorch.functions.norm import last_dims
-from webtorch.ir.dtype import float32, uint8
+from webtorch.ir.dtype import DType, float32, uint8
 from webtorch.ir.view import numel
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.precision import widened
@@ -15,7 +15,7 @@ from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.tensor import Tensor
 
 
-def normalized(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Any, Any, Any]:
+def normalized(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return ((x - mean) / deviation, mean, 1 / deviation) over `dims`, which stay; in float32 for 16-bit inputs."""
     x = widened(x)
     mean = op.mean(x, dims, True)
@@ -24,7 +24,7 @@ def normalized(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Any, Any, 
     return centred * rstd, mean, rstd
 
 
-def affine(unit: Any, weight: Tensor, bias: Tensor, dtype: Any) -> Any:
+def affine(unit: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: DType) -> Tensor:
     """Return unit * weight + bias as `dtype`."""
     if weight is not None:
         unit = unit * weight
@@ -35,8 +35,8 @@ def affine(unit: Any, weight: Tensor, bias: Tensor, dtype: Any) -> Any:
 
 @aten("native_layer_norm", direct=("native_layer_norm",), remembered=("native_layer_norm",))
 def _native_layer_norm(
-    x: Tensor, shape: Sequence[int], weight: Tensor, bias: Tensor, eps: float
-) -> Any:
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
     dims = last_dims("layer_norm", x, shape, weight=weight, bias=bias)
     if not x.numel():
         lead = (*x._shape[: x.ndim - len(shape)], *(1,) * len(shape))
@@ -45,7 +45,11 @@ def _native_layer_norm(
     return affine(unit, weight, bias, x.dtype), mean, rstd
 
 
-def per_channel(vector: Any, rank: int) -> Any:
+@overload
+def per_channel(vector: Tensor, rank: int) -> Tensor: ...
+@overload
+def per_channel(vector: Tensor | None, rank: int) -> Tensor | None: ...
+def per_channel(vector: Tensor | None, rank: int) -> Tensor | None:
     """Return a vector over channels as it broadcasts against (N, C, ...)."""
     return None if vector is None else vector.reshape((1, -1) + (1,) * (rank - 2))
 
@@ -57,8 +61,15 @@ def per_channel(vector: Any, rank: int) -> Any:
     remembered=("native_group_norm",),
 )
 def _native_group_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, n: int, c: int, hw: int, groups: int, eps: float
-) -> Any:
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    n: int,
+    c: int,
+    hw: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     if not x.numel():
         none = fill((n, groups), 0, float32, x.device)
         return copy(x), none, copy(none)
@@ -75,16 +86,17 @@ def _batch_dims(x: Tensor) -> tuple[int, ...]:
 
 def batch_norm(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Any,
-    running_var: Any,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
-) -> tuple[Any, Any, Any, Any, Any]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     """Return (out, mean, 1 / deviation, new running mean, new running variance); the statistics are vectors."""
     if not training:
+        assert running_mean is not None and running_var is not None
         mean, rstd = running_mean, op.rsqrt(running_var + eps)
         unit = (widened(x) - per_channel(mean, x.ndim)) * per_channel(rstd, x.ndim)
         return (
@@ -98,7 +110,7 @@ def batch_norm(
     unit, mean, rstd = normalized(x, dims, eps)
     out = affine(unit, per_channel(weight, x.ndim), per_channel(bias, x.ndim), x.dtype)
     mean, rstd = mean.reshape(-1), rstd.reshape(-1)
-    if running_mean is not None:
+    if running_mean is not None and running_var is not None:
         count = numel(tuple(x._shape[d] for d in dims))
         if count <= 1:
             raise ValueError(
@@ -113,14 +125,14 @@ def batch_norm(
 @aten("native_batch_norm", "_native_batch_norm_legit", layout=channels_last_as(0))
 def _native_batch_norm(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Any,
-    running_var: Any,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Tensor, Tensor, Tensor]:
     out, mean, rstd, new_mean, new_var = batch_norm(
         x, weight, bias, running_mean, running_var, training, momentum, eps
     )
@@ -134,22 +146,27 @@ def _native_batch_norm(
 
 @aten("_native_batch_norm_legit.no_stats")
 def _batch_norm_no_stats(
-    x: Tensor, weight: Tensor, bias: Tensor, training: bool, momentum: float, eps: float
-) -> Any:
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
     return batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3]
 
 
 @aten("_native_batch_norm_legit_functional", layout=channels_last_as(0))
 def _batch_norm_functional(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Any,
-    running_var: Any,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Tensor | None, ...]:
     out, mean, rstd, new_mean, new_var = batch_norm(
         x, weight, bias, running_mean, running_var, training, momentum, eps
     )
@@ -161,13 +178,13 @@ def _batch_norm_functional(
 @aten("_native_batch_norm_legit_no_training", layout=channels_last_as(0))
 def _batch_norm_no_training(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Any,
-    running_var: Any,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Tensor, Tensor, Tensor]:
     out = batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)[0]
     return out, fill((0,), 0, float32, x.device), fill((0,), 0, float32, x.device)
 
@@ -175,13 +192,13 @@ def _batch_norm_no_training(
 @aten("_batch_norm_with_update", layout=channels_last_as(0))
 def _batch_norm_with_update(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Any,
-    running_var: Any,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
     momentum: float,
     eps: float,
-) -> Any:
+) -> tuple[Tensor, ...]:
     out, mean, rstd = _native_batch_norm(
         x, weight, bias, running_mean, running_var, True, momentum, eps
     )

@@ -8,35 +8,36 @@ at a number drawn from it.
 from __future__ import annotations
 
 import math
-from typing import Any
+
+import torch
 
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import TABLE
-from webtorch.pytorch.aten.table import aten, op
+from webtorch.pytorch.aten.table import Function, aten, op
 from webtorch.pytorch.device import generator as default
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
 
 
-def source(generator: Any, device: Any) -> Any:
+def source(generator: torch.Generator | None, device: DeviceLike) -> Generator:
     """Return webtorch's generator for PyTorch's argument `generator`."""
     if generator is None:
         return default()
-    import torch
-
     seed = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
     return Generator(device).manual_seed(int(seed))
 
 
-def _uniform(x: Any, generator: Any) -> Any:
+def _uniform(x: Tensor, generator: torch.Generator | None) -> Tensor:
     return op.rand(x._shape, dtype=float32, device=x.device, generator=source(generator, x.device))
 
 
-def _overwritten(name: str) -> Any:
+def _overwritten(name: str) -> Function:
     """Return a random operator that overwrites its operand: the table's own, with its checks, on new memory."""
 
-    def run(x: Any, *numbers: Any, generator: Any = None) -> Any:
+    def run(x: Tensor, *numbers: float, generator: torch.Generator | None = None) -> Tensor:
         """Return new random numbers of the operand's shape and dtype."""
         new = empty(x._shape, x.dtype, x.device)
         return TABLE[name].function(new, *numbers, generator=source(generator, x.device))
@@ -52,7 +53,9 @@ aten("log_normal_")(_overwritten("log_normal_"))
 
 
 @aten("normal_")
-def _normal_(x: Any, mean: float = 0, std: float = 1, *, generator: Any = None) -> Any:
+def _normal_(
+    x: Tensor, mean: float = 0, std: float = 1, *, generator: torch.Generator | None = None
+) -> Tensor:
     if not x.dtype.is_complex:
         return _overwritten("normal_")(x, mean, std, generator=generator)
     # The parts have half of the variance each.
@@ -62,36 +65,44 @@ def _normal_(x: Any, mean: float = 0, std: float = 1, *, generator: Any = None) 
 
 
 @aten("normal")
-def _normal(mean: Any, std: Any = 1, *, generator: Any = None) -> Any:
-    like = std if isinstance(mean, (int, float)) else mean
+def _normal(
+    mean: Tensor | float, std: Tensor | float = 1, *, generator: torch.Generator | None = None
+) -> Tensor:
+    # One of them is a tensor.
+    both = [v for v in (mean, std) if isinstance(v, Tensor)]
+    like = both[0]
     if like.dtype.is_complex:
-        shape = mean._shape if isinstance(std, (int, float)) else (mean + std)._shape
+        shape = like._shape if len(both) == 1 else (both[0] + both[1])._shape
         unit = _normal_(empty(shape, like.dtype, like.device), generator=generator)
         return unit * std + mean
     return op.normal(mean, std, generator=source(generator, like.device))
 
 
 @aten("random_.to")
-def _random_to(x: Any, high: int, *, generator: Any = None) -> Any:
+def _random_to(x: Tensor, high: int, *, generator: torch.Generator | None = None) -> Tensor:
     return _random_(x, 0, high, generator=generator)
 
 
 @aten("random_", "random_.from")
-def _random_(x: Any, low: int = 0, high: int | None = None, *, generator: Any = None) -> Any:
+def _random_(
+    x: Tensor, low: int = 0, high: int | None = None, *, generator: torch.Generator | None = None
+) -> Tensor:
     new = empty(x._shape, x.dtype, x.device)
     bounds = {"from": low} if high is None else {"from": low, "to": high}
     return op.random_(new, generator=source(generator, x.device), **bounds)
 
 
 @aten("bernoulli_.float")
-def _bernoulli_of(x: Any, p: float = 0.5, *, generator: Any = None) -> Any:
+def _bernoulli_of(x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
     return _bernoulli(x, p, generator=generator)
 
 
 @aten("bernoulli", "bernoulli_", "bernoulli_.Tensor")
-def _bernoulli(x: Any, p: Any = None, *, generator: Any = None) -> Any:
+def _bernoulli(
+    x: Tensor, p: Tensor | float | None = None, *, generator: torch.Generator | None = None
+) -> Tensor:
     chances = x if p is None else p
-    if not isinstance(chances, (int, float)) and not chances.dtype.is_floating_point:
+    if isinstance(chances, Tensor) and not chances.dtype.is_floating_point:
         raise NotImplementedError(
             f'"bernoulli" not implemented for {chances.dtype}: use input.float()'
         )
@@ -100,12 +111,14 @@ def _bernoulli(x: Any, p: Any = None, *, generator: Any = None) -> Any:
 
 
 @aten("multinomial")
-def _multinomial(x: Any, count: int, replacement: bool = False, *, generator: Any = None) -> Any:
+def _multinomial(
+    x: Tensor, count: int, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> Tensor:
     return op.multinomial(x, count, replacement, generator=source(generator, x.device))
 
 
 @aten("native_dropout", layout=of_operands)
-def _native_dropout(x: Any, p: float, train: bool | None) -> Any:
+def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p == 0:
         return op.clone(x), fill(x._shape, True, bool_, x.device)
     if p == 1:
@@ -116,13 +129,13 @@ def _native_dropout(x: Any, p: float, train: bool | None) -> Any:
 
 @aten("rrelu_with_noise")
 def _rrelu(
-    x: Any,
-    noise: Any,
+    x: Tensor,
+    noise: Tensor,
     low: float = 0.125,
     high: float = 0.3333333333333333,
     training: bool = False,
-    generator: Any = None,
-) -> Any:
+    generator: torch.Generator | None = None,
+) -> Tensor:
     if not training:
         return op.leaky_relu(x, (low + high) / 2)
     slope = op.where(op.le(x, 0), _uniform(x, generator) * (high - low) + low, 1.0)

@@ -8,15 +8,18 @@ compiled graphs both run through these. Operators whose name and arguments are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from webtorch.ops.layout import Layout
 from webtorch.ops.record import TABLE, AutocastRule, Elementwise, Op, OutRule, Overlap
 from webtorch.tensors.autocast import rules_of
 
 Function = Callable[..., Any]
+# As PyTorch's schemas have them: one for all dims, or one for each; and dims, where none are all of them.
+Sizes: TypeAlias = int | Sequence[int]
+Dims: TypeAlias = int | Sequence[int] | None
 FUNCTIONS: dict[str, Function] = {}
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -30,9 +33,17 @@ class Operator:
     layout: Layout | None = None
 
 
+class Facts(TypedDict, total=False):
+    """What may be stated of an operator: see `Operator`."""
+
+    out: OutRule | Callable[..., OutRule]
+    overlap: Overlap
+    layout: Layout | None
+
+
 # Operator, without its overload -> what is known of it: the fields of its entry, and what is stated here.
 OPERATORS: dict[str, Operator] = {}
-_STATED: dict[str, dict[str, Any]] = {}
+_STATED: dict[str, Facts] = {}
 # Overloads that have a kernel though PyTorch could make them of others; those that are remembered; what autocast
 # does with operators. See the fields of an entry.
 DIRECT: set[str] = set()
@@ -44,7 +55,7 @@ def aten(
     *names: str,
     direct: tuple[str, ...] = (),
     remembered: tuple[str, ...] = (),
-    **facts: Any,
+    **facts: Unpack[Facts],
 ) -> Callable[[Function], Function]:
     """Declare the meaning of the operators `names`, and what else is to be known of them: see `Operator`."""
     DIRECT.update(direct)
@@ -62,7 +73,7 @@ def aten(
     return declare
 
 
-def ruled_as(function: Callable[..., Any], *names: str) -> None:
+def ruled_as(function: Function, *names: str) -> None:
     """Have autocast do with operators what it does with a function of ours that is no entry of the table."""
     rule = rules_of(function).gpu
     assert rule is not None, f"{names}: the function has no rule"
@@ -108,18 +119,18 @@ def load() -> dict[str, Function]:
         OPERATORS[name] = Operator(**facts)
     # What an entry that users find says counts for more than what one says that it is made of.
     for entry in sorted(TABLE.values(), key=lambda e: not e.function_in):
-        fields = {"out": entry.out, "overlap": entry.overlap, "layout": entry.layout}
+        fields: Facts = {"out": entry.out, "overlap": entry.overlap, "layout": entry.layout}
         for name in operators_of(entry):
             if name in seen:
                 continue
             seen.add(name)
-            OPERATORS[name] = Operator(**(fields | _STATED.get(name, {})))
+            OPERATORS[name] = Operator(**(fields | _STATED.get(name, Facts())))
             if entry.function_in and entry.autocast is not None and entry.autocast.gpu is not None:
                 AUTOCAST.setdefault(name, entry.autocast.gpu)
     return FUNCTIONS
 
 
-def dims_of(dim: Any) -> Any:
+def dims_of(dim: Dims) -> Dims:
     """Return reduction dims; an empty list means all, as in PyTorch's older operators."""
     return None if dim is None or (not isinstance(dim, int) and len(dim) == 0) else dim
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from webtorch.errors import DeviceError
+from webtorch.runtime.backends.webgpu.binding import Adapter
 
 BindingName = Literal["wgpu", "dawn", "browser"]
 Engine = Literal["naga", "dawn"]
@@ -50,7 +51,7 @@ class AdapterInfo:
     driver: str
     features: tuple[str, ...]
     limits: Mapping[str, int]
-    handle: object = field(repr=False, compare=False)
+    handle: Adapter = field(repr=False, compare=False)
 
     @property
     def is_hardware(self) -> bool:
@@ -166,10 +167,10 @@ def _parse_types_quickly(module: ModuleType) -> None:
     parser.parse_type = parse_type
 
 
-def _handles() -> list[Any]:
+def _handles() -> list[Adapter]:
     module = binding()
     if binding_name() == "browser":
-        found: list[Any] = module.enumerate_adapters()
+        found: list[Adapter] = module.enumerate_adapters()
         return found
     _prepare_engine(module)
     with quiet_loader():
@@ -186,9 +187,9 @@ def _handles() -> list[Any]:
 def _look_up() -> list[AdapterInfo]:
     handles = _handles()
 
-    def rank(handle: object) -> tuple[bool, int, int]:
+    def rank(handle: Adapter) -> tuple[bool, int, int]:
         """Return an adapter's place in the order of choice: hardware first, then the API, then the kind."""
-        info = handle.info  # type: ignore[attr-defined]
+        info = handle.info
         kind = info["adapter_type"]
         return kind == "CPU", _API_ORDER.get(info["backend_type"], 3), _TYPE_ORDER.get(kind, 2)
 

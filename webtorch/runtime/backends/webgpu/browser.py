@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from webtorch.errors import DeviceError
-from webtorch.runtime.backends.webgpu.native import Native, Pointer, Problem, Ticket
+from webtorch.runtime.backends.webgpu.binding import Compute, Entry, Made, Pointer
+from webtorch.runtime.backends.webgpu.native import Native, Problem, Ticket
 
 # Buffers from this size on are worth a wait to hear whether there was memory for them.
 _LARGE = 32 << 20
@@ -180,16 +181,16 @@ class Device:
         """Compile a shader."""
         return _Made(self.engine.module(code))
 
-    def create_bind_group_layout(self, entries: Sequence[Mapping[str, Any]]) -> _Made:
+    def create_bind_group_layout(self, entries: Sequence[Entry]) -> _Made:
         """Describe the buffers of a kernel, in order."""
         return _Made(self.engine.groupLayout(" ".join(e["buffer"]["type"] for e in entries)))
 
-    def create_pipeline_layout(self, bind_group_layouts: Sequence[_Made]) -> _Made:
+    def create_pipeline_layout(self, bind_group_layouts: Sequence[Made]) -> _Made:
         """Describe a kernel's one group of buffers."""
         (group,) = bind_group_layouts
         return _Made(self.engine.pipelineLayout(group._internal))
 
-    def create_compute_pipeline(self, layout: _Made, compute: Mapping[str, Any]) -> _Made:
+    def create_compute_pipeline(self, layout: Made, compute: Compute) -> _Made:
         """Make a kernel."""
         module = compute["module"]._internal
         return _Made(self.engine.pipeline(layout._internal, module, compute["entry_point"]))

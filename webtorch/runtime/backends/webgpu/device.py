@@ -43,6 +43,7 @@ from webtorch.runtime.backends.webgpu.adapter import (
     has_matrix_units,
     quiet_loader,
 )
+from webtorch.runtime.backends.webgpu.binding import Adapter, Device
 from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
 from webtorch.runtime.backends.webgpu.loop import MachineLoop, machine_loop
 from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, Pool, size_class
@@ -651,14 +652,14 @@ def _check_error(
     return (IndexOutOfRangeError if site.is_index else DeviceCheckError)(site.message(value))
 
 
-def wanted(adapter: Any) -> tuple[list[str], dict[str, int]]:
+def wanted(adapter: AdapterInfo | Adapter) -> tuple[list[str], dict[str, int]]:
     """Return the features and limits that a device of this adapter is asked for."""
     features = [f for f in _FEATURES if f in adapter.features]
     return features, {name: adapter.limits[name] for name in _LIMITS if name in adapter.limits}
 
 
-def _request_device(adapter: AdapterInfo) -> Any:
-    handle: Any = adapter.handle
+def _request_device(adapter: AdapterInfo) -> Device:
+    handle = adapter.handle
     features, limits = wanted(adapter)
     with quiet_loader():
         try:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
-# A cffi pointer. What it points to is known to the C library only.
-Pointer: TypeAlias = object
+from webtorch.runtime.backends.webgpu.binding import Device, LibraryDevice, Made, Pointer
+
 # (kind, message) of an error that the library reported: kind is "Validation", "OutOfMemory", "Internal", ...
 Problem: TypeAlias = tuple[str, str]
 
@@ -65,8 +65,8 @@ class Native:
     # Whether `plan` and `replay` encode and submit a whole program in one call.
     replays = False
 
-    def __init__(self, module: ModuleType, package: str, device: Any) -> None:
-        self.wrapper = device
+    def __init__(self, module: ModuleType, package: str, device: LibraryDevice) -> None:
+        self.wrapper: Device = device
         self.api: Any = importlib.import_module(f"{module.__name__}.backends.{package}._api")
         self.ffi: Any = importlib.import_module(f"{module.__name__}.backends.{package}._ffi").ffi
         self.lib: Any = importlib.import_module(f"{module.__name__}.backends.{package}._ffi").lib
@@ -97,7 +97,7 @@ class Native:
         """Stop collecting, and return the last error."""
         raise NotImplementedError
 
-    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> object:
+    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> Made:
         """Compile a shader; raises the binding's error. What is trusted need not be checked as it runs."""
         # Only wgpu-native can leave its checks out for one module.
         del trusted_indices, trusted_loops
@@ -231,7 +231,7 @@ class WgpuNative(Native):
 
     engine = "naga"
 
-    def __init__(self, module: ModuleType, device: Any) -> None:
+    def __init__(self, module: ModuleType, device: LibraryDevice) -> None:
         super().__init__(module, "wgpu_native", device)
         self._errors = self.api.error_handler
         self._last_index = self.ffi.new("WGPUSubmissionIndex *")
@@ -268,7 +268,7 @@ class WgpuNative(Native):
         problem: Problem | None = self._errors.release("webtorch")
         return problem
 
-    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> object:
+    def create_module(self, source: str, trusted_indices: bool, trusted_loops: bool) -> Made:
         """Compile WGSL; trusted indices and loops are not checked again."""
         if not (trusted_indices or trusted_loops):
             return super().create_module(source, trusted_indices, trusted_loops)
@@ -288,7 +288,8 @@ class WgpuNative(Native):
             problem = self.captured()
         if problem is not None:
             raise RuntimeError(problem[1])
-        return self.api.GPUShaderModule("", pointer, self.wrapper)
+        made: Made = self.api.GPUShaderModule("", pointer, self.wrapper)
+        return made
 
     def _submit(self, array: object) -> None:
         self._last_index[0] = self.lib.wgpuQueueSubmitForIndex(self.queue, 1, array)
@@ -332,7 +333,7 @@ class DawnNative(Native):
 
     engine = "dawn"
 
-    def __init__(self, module: ModuleType, device: Any) -> None:
+    def __init__(self, module: ModuleType, device: LibraryDevice) -> None:
         super().__init__(module, "dawn", device)
         helpers: Any = importlib.import_module(f"{module.__name__}.backends.dawn._helpers")
         binding: Any = importlib.import_module(f"{module.__name__}.backends.dawn._ffi")
@@ -407,7 +408,7 @@ class DawnNative(Native):
         self._wait_future(ticket.mark, ticket.ready)
 
 
-def open_native(module: ModuleType, device: object) -> Native:
+def open_native(module: ModuleType, device: Any) -> Native:
     """Return the raw calls for a wrapper's device."""
     if not hasattr(module, "gpu"):
         calls: Native = module.BrowserNative(device)

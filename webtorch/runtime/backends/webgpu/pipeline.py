@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from webtorch.errors import DeviceLostError, KernelError
 from webtorch.lower.sizes import Families, Family
-from webtorch.runtime.backends.webgpu.native import Native, Pointer, is_lost
+from webtorch.runtime.backends.webgpu.binding import Compute, Made, Pointer, Promise
+from webtorch.runtime.backends.webgpu.native import Native, is_lost
 from webtorch.runtime.churn import Churn
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Pipeline:
 
     __slots__ = ("_keep", "layout", "pointer")
 
-    def __init__(self, wrapper: Any, layout: Any) -> None:
+    def __init__(self, wrapper: Made, layout: Made) -> None:
         self.pointer: Pointer = wrapper._internal
         self.layout: Pointer = layout._internal
         self._keep = (wrapper, layout)
@@ -67,7 +68,7 @@ class PipelineCache:
         self._native = native
         self._capacity = capacity
         self._pipelines: OrderedDict[_Key, Pipeline] = OrderedDict()
-        self._layouts: dict[tuple[Binding, ...], tuple[Any, Any]] = {}
+        self._layouts: dict[tuple[Binding, ...], tuple[Made, Made]] = {}
         self._families = Families()
         self.compiled = 0
         self.churn = Churn(
@@ -187,37 +188,38 @@ class PipelineCache:
     def _prepare_promised(self, wanted: dict[_Key, tuple[WgslPass, str]]) -> None:
         """Let Dawn compile on threads of its own: its binding keeps the errors of all of Python's in
         one list, but those of a promise with the promise."""
-        promises = [
-            self._begin(part, name, "create_compute_pipeline_async")
-            for part, name in wanted.values()
-        ]
+        # A method of wgpudawn's alone.
+        device: Any = self._native.wrapper
+        make: Callable[..., Promise] = device.create_compute_pipeline_async
+        promises = [self._begin(part, name, make) for part, name in wanted.values()]
         for (key, (part, name)), (promise, layout) in zip(wanted.items(), promises, strict=True):
             wrapper = guarded(promise.sync_wait, name, part.source)
             self._add(key, Pipeline(wrapper, layout), name)
 
     def _compile(self, part: WgslPass | _AnySize, name: str) -> Pipeline:
-        return Pipeline(*self._begin(part, name, "create_compute_pipeline"))
+        device = self._native.wrapper
+        return Pipeline(*self._begin(part, name, device.create_compute_pipeline))
 
-    def _begin(self, part: WgslPass | _AnySize, name: str, method: str) -> tuple[Any, Any]:
+    def _begin(
+        self, part: WgslPass | _AnySize, name: str, make: Callable[..., _T]
+    ) -> tuple[_T, Made]:
         """Return what a method of the binding makes of a pass, and the layout of its bind groups."""
-        device: Any = self._native.wrapper
 
-        def build() -> tuple[Any, Any]:
+        def build() -> tuple[_T, Made]:
             """Compile a pass, and call the binding's method with it."""
             group_layout, pipeline_layout = self._layout(part.bindings)
             module = self._native.create_module(
                 part.source, part.trusted_indices, part.trusted_loops
             )
-            compute = {"module": module, "entry_point": _entry_point(part.source)}
-            made = getattr(device, method)(layout=pipeline_layout, compute=compute)
-            return made, group_layout
+            compute: Compute = {"module": module, "entry_point": _entry_point(part.source)}
+            return make(layout=pipeline_layout, compute=compute), group_layout
 
         return guarded(build, name, part.source)
 
-    def _layout(self, bindings: tuple[Binding, ...]) -> tuple[Any, Any]:
+    def _layout(self, bindings: tuple[Binding, ...]) -> tuple[Made, Made]:
         found = self._layouts.get(bindings)
         if found is None:
-            device: Any = self._native.wrapper
+            device = self._native.wrapper
             types = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
             group = device.create_bind_group_layout(
                 entries=[
