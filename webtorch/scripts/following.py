@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -294,6 +295,7 @@ class Follower:
         with self.lock:
             if not run.promised:
                 return
+            self._no_promises(run)
             program = run.at.program
             if program is not None and run.at.ready and self.complete(run, program):
                 self.counts["followed"] += 1
@@ -322,10 +324,13 @@ class Follower:
             self.reasons[why, where] += 1
 
     def _no_promises(self, run: Run) -> None:
+        """Let storages that are to be written hold what they did, and nobody wait for what is promised."""
         run.promised = False
         _promising.remove(self)
         if not _promising:
             writes.guard = None
+        for storage, node in run.undo.items():
+            storage.node = node
 
     def complete(self, run: Run, program: Program) -> bool:
         """Run the program of a script, and give what is alive its value. Return whether that could be done."""
@@ -345,9 +350,7 @@ class Follower:
             found = self._inputs(run, program)
             if found is None:
                 return False
-            self._no_promises(run)
-            for storage, node in run.undo.items():
-                storage.node = node
+            places = [(g, g._offset) for g, _ in program.draws]
             try:
                 with whole:
                     inputs = [
@@ -356,8 +359,13 @@ class Follower:
                     args = self._arguments(run, program)
                     buffers = program.executable.run(inputs, args)
                     fresh = self._settle(run, program, buffers, holders)
-            except BaseException:
-                self._promise_again(run)
+            except BaseException as error:
+                for generator, offset in places:
+                    generator._offset = offset
+                if isinstance(error, Exception):
+                    # The calls that are made in the usual way fail as they do.
+                    return False
+                self.leave(run)
                 raise
             runtime.counters.realized += 1
             runtime.counters.hits += 1
@@ -371,17 +379,9 @@ class Follower:
                         t._base = self._base(run, f.base, facts, fresh)
         return True
 
-    def _promise_again(self, run: Run) -> None:
-        """After a failure: make the calls in the usual way, which fail as they do."""
-        run.promised = True
-        _promising.append(self)
-        writes.guard = _guard
-        self.leave(run)
-
     def _inputs(self, run: Run, program: Program) -> list[tuple[Storage | None, Node, bool]] | None:
         """Find the values that a program reads; None where one is not there any more."""
         found: list[tuple[Storage | None, Node, bool]] = []
-        undo = run.undo
         for (kind, value), donated in program.inputs:
             if kind == "constant":
                 found.append((None, value, donated))
@@ -389,7 +389,7 @@ class Follower:
             storage = run.externals[value]._storage if kind == "external" else value()
             if storage is None:
                 return None
-            node = undo.get(storage) or storage.node
+            node = storage.node
             if node.kind != "buffer":
                 return None
             found.append((storage, node, donated))
@@ -472,15 +472,12 @@ class Follower:
 
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way; what was promised becomes what they give."""
-        self._no_promises(run)
         self.counts["left"] += 1
         run.left = True
         path = run.at.path()
         run.taken = [step.anew(run) for step in path]
         run.runtime = run.externals[0]._storage.runtime if run.externals else None
         run.facts = []
-        for storage, node in run.undo.items():
-            storage.node = node
         run.undo.clear()
         if run is self.run:
             begin(run)
@@ -559,7 +556,11 @@ class Follower:
             return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
         looked, look.looked = look.looked, False
         drawn = {i: g._offset for i, (g, _) in run.generators.items()}
-        out = self.inside(callee, args, kwargs)
+        try:
+            out = self.inside(callee, args, kwargs)
+        except BaseException:
+            run.forget_externals(count)
+            raise
         looks, look.looked = look.looked, looked or look.looked
         draws = {i: g._offset for i, (g, _) in run.generators.items()} != drawn
         if self.run is not run:
@@ -728,13 +729,19 @@ def _take_over(form: Form, out: Any, run: Run) -> None:
             _take_over(part, o, run)
 
 
-def look_at(holder: Any, name: str) -> Any:
+def look_at(holder: Tensor | Storage, name: str) -> Any:
     """Give a promised tensor, or a storage that is to be written, what it lacks."""
     for follower in list(_promising):
         run = follower.run
         if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
-            follower.note("a value is looked at")
+            if run.at.program is None:
+                follower.note("a value is looked at")
             follower.resolve(run)
+            return object.__getattribute__(holder, name)
+    there = _listener.follower
+    if there is not None:
+        # Another thread may have been about to give it.
+        with there.lock, contextlib.suppress(AttributeError):
             return object.__getattribute__(holder, name)
     raise AttributeError(
         f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
