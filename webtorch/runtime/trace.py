@@ -3,7 +3,8 @@ floors 0 to 2.
 
 1: each program when it is compiled, and why it was (`runtime/compilations`); why steps follow no script.
 2: also its kernels, and why they are not one (`Program.separations`). 3: also their source text on the
-device, and the graph before and after each pass. 4: also how long each run takes to enqueue. Everything goes to standard error.
+device, and the graph before and after each pass. 4: also how long each run takes to enqueue. Everything
+goes to standard error.
 """
 
 from __future__ import annotations
