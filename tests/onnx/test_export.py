@@ -322,6 +322,18 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
         lambda x: F.scaled_dot_product_attention(x, x, x, (x @ x.mT) > 0),
         (1, 2, 260, 32),
     ),
+    "long attention of one head": (
+        lambda x: F.scaled_dot_product_attention(x, x * 0.5, x + 1, is_causal=True),
+        (260, 32),
+    ),
+    "long attention of three dims": (
+        lambda x: F.scaled_dot_product_attention(x, x[:2], x[:2], enable_gqa=True),
+        (4, 260, 32),
+    ),
+    "long attention to one head": (
+        lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:, :1]),
+        (2, 4, 260, 32),
+    ),
     "median": (lambda x: (x.median(1)[0], x.kthvalue(2, 1)[0], x.msort()), (3, 5)),
     "cross_entropy": (lambda x: F.cross_entropy(x, webtorch.tensor([1, 0, 2])), (3, 4)),
     "expm1": (lambda x: (webtorch.expm1(x * 1e-3), webtorch.log1p(x.abs() * 1e-3)), (9,)),
@@ -331,7 +343,6 @@ CALLS: dict[str, tuple[Callable[..., Any], Any]] = {
 }
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_operations(name: str) -> None:
     function, shape = CALLS[name]

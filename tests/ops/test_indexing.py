@@ -94,7 +94,6 @@ def _variables(device: str, dtype: str) -> tuple[list[torch.Tensor], list[Any]]:
     return theirs, [tensor(x, device) for x in theirs]
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.covers("G8", "G9", "G10", "G11")
 @pytest.mark.parametrize("name", BRACKETS)
 def test_reading_with_brackets(name: str, device: str) -> None:

@@ -12,10 +12,9 @@ from benchmarks.web import all as web
 from webtorch.web.browsers import find
 
 
-@pytest.mark.one_in(2)
 @pytest.mark.covers("Q8", "Q9")
 @pytest.mark.skipif(find("chromium") is None, reason="Chromium is not installed")
-@pytest.mark.parametrize("device", ["webgpu", "cpu"])
+@pytest.mark.parametrize("device", [pytest.param("webgpu", marks=pytest.mark.long), "cpu"])
 def test_the_page_times_both_works(
     device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: object, *grads: object) -> Any:
         """Compute the gradients unrecorded."""
         with no_grad():
             found = fn(ctx, *grads)
@@ -41,7 +41,7 @@ def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-def _refuse(_gs: Any, _saved: Any, _static: Any) -> NoReturn:
+def _refuse(_gs: object, _saved: object, _static: object) -> NoReturn:
     """Raise RuntimeError."""
     raise RuntimeError(
         "trying to differentiate twice a function that was marked with @once_differentiable"

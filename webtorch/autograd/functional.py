@@ -83,7 +83,7 @@ def _gradients(
     return tuple(zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
 
-def _vectors(v: Any, like: Tensors, several: bool, name: str) -> Tensors:
+def _vectors(v: object, like: Tensors, several: bool, name: str) -> Tensors:
     """Return the vectors to multiply with: as given, in the shapes of `like`, or 1 for a single number."""
     if v is None:
         if len(like) != 1 or like[0].numel() != 1:
@@ -120,8 +120,8 @@ def _packed(several: bool, found: Sequence[Any]) -> Any:
 
 def vjp(
     func: Callable[..., Any],
-    inputs: Any,
-    v: Any = None,
+    inputs: object,
+    v: object = None,
     create_graph: bool = False,
     strict: bool = False,
 ) -> tuple[Any, Any]:
@@ -141,8 +141,8 @@ def vjp(
 
 def jvp(
     func: Callable[..., Any],
-    inputs: Any,
-    v: Any = None,
+    inputs: object,
+    v: object = None,
     create_graph: bool = False,
     strict: bool = False,
 ) -> tuple[Any, Any]:
@@ -165,7 +165,7 @@ def jvp(
 
 def jacobian(
     func: Callable[..., Any],
-    inputs: Any,
+    inputs: object,
     create_graph: bool = False,
     strict: bool = False,
     vectorize: bool = False,
@@ -243,7 +243,7 @@ def _number(func: Callable[..., Any], points: Tensors, name: str) -> Tensor:
 
 def hessian(
     func: Callable[..., Any],
-    inputs: Any,
+    inputs: object,
     create_graph: bool = False,
     strict: bool = False,
     vectorize: bool = False,
@@ -276,8 +276,8 @@ def hessian(
 
 def vhp(
     func: Callable[..., Any],
-    inputs: Any,
-    v: Any = None,
+    inputs: object,
+    v: object = None,
     create_graph: bool = False,
     strict: bool = False,
 ) -> tuple[Any, Any]:
@@ -295,8 +295,8 @@ def vhp(
 
 def hvp(
     func: Callable[..., Any],
-    inputs: Any,
-    v: Any = None,
+    inputs: object,
+    v: object = None,
     create_graph: bool = False,
     strict: bool = False,
 ) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ class GradcheckError(RuntimeError):
     """A gradient is not what finite differences give."""
 
 
-def _outputs(found: Any) -> list[Tensor]:
+def _outputs(found: object) -> list[Tensor]:
     many = found if isinstance(found, (tuple, list)) else (found,)
     return [y for y in many if isinstance(y, Tensor) and y.dtype.has_gradient]
 
@@ -103,7 +103,7 @@ def _differ(a: list[list[float]], b: list[list[float]], atol: float, rtol: float
 
 def gradcheck(
     func: Callable[..., Any],
-    inputs: Any,
+    inputs: object,
     *,
     eps: float = 1e-6,
     atol: float = 1e-5,
@@ -147,7 +147,7 @@ def gradcheck(
 
 def _check(
     func: Callable[..., Any],
-    inputs: Any,
+    inputs: object,
     eps: float,
     atol: float,
     rtol: float,

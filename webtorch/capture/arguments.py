@@ -20,7 +20,7 @@ from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import rebase
 
 
-def argument_names(function: Any, args: tuple[object, ...]) -> list[str]:
+def argument_names(function: Callable[..., object], args: tuple[object, ...]) -> list[str]:
     """Return the names of a call's positional arguments."""
     try:
         signature = inspect.signature(
@@ -40,7 +40,7 @@ def argument_names(function: Any, args: tuple[object, ...]) -> list[str]:
 class Arguments:
     """Makes the arguments that a function is captured with, and remembers what they were."""
 
-    def __init__(self, tensors: Iterable[Tensor], live: dict[str, Any]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], live: dict[str, float]) -> None:
         self.tensors, self.live, self.names = iter(tensors), live, iter(list(live))
         # Containers, with the identities of their parts, and what was given in their place.
         self.made: list[tuple[Any, list[int], Any]] = []

@@ -139,7 +139,7 @@ class Backward:
         self.outputs: list[int | None] = []
         self.graph: Graph | None = None
         self.executable: Executable | None = None
-        self.compiler: Callable[[Runtime, Any, Graph], Executable] = Runtime.program
+        self.compiler: Callable[[Runtime, object, Graph], Executable] = Runtime.program
         self.runtime: Runtime | None = None
         self.key: Any = None
         # One per output: the numbers of the cotangents that it is computed from.
@@ -218,7 +218,7 @@ class Backward:
             self.reads.append({number for kind, number in read if kind == "cotangent"})
         return forward, [place[n] for n in inputs if n in first]
 
-    def hold(self, tensors: list[Tensor], moved: dict[object, Storage]) -> list[object]:
+    def hold(self, tensors: list[Tensor], moved: dict[Storage, Storage]) -> list[object]:
         """Return the data that the second program reads besides what is kept, with versions."""
         held: list[Any] = []
         for kind, source in self.sources:

@@ -14,7 +14,7 @@ from typing import Any
 
 from webtorch.capture.backward import Backward
 from webtorch.capture.outside import Length, Option, Place, Survey, attributes, is_record
-from webtorch.functions.random import default_generator
+from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph
 from webtorch.ir.view import is_contiguous, numel
@@ -46,7 +46,7 @@ class Capture:
     # Program arguments that are read anew at each replay.
     dynamic: list[int]
     # Generators that the call draws from, and how many counters it uses up.
-    draws: list[tuple[Any, int]]
+    draws: list[tuple[Generator, int]]
     # The returned structure with `Returned` in place of tensors.
     result: Any
     # The gradients that the call met and left behind.
@@ -313,7 +313,7 @@ class Watched:
         self.modules: list[tuple[weakref.ref[Any], Any]] = []
         self.epochs = (-1, -1)
         # Storages of the capture -> where their tensors have their data now.
-        self.moved: dict[Any, Storage] = {}
+        self.moved: dict[Storage, Storage] = {}
         self.held = True
         # Why it did not hold: the name of what has changed, and a sentence.
         self.changed = self.difference = ""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from webtorch.capture.backward import stand_in
+from webtorch.capture.backward import Backward, stand_in
 from webtorch.capture.captured import Capture, Returned, is_constant
 from webtorch.capture.outside import attributes, is_record, parts_of, rebuilt
 from webtorch.capture.trace import Compiler, NotReplayable, compile_varying
@@ -524,7 +524,7 @@ def _after(x: object) -> object:
     return x if isinstance(x, Returned) or x is None else _SAME
 
 
-def _half(backward: Any) -> object:
+def _half(backward: Backward) -> object:
     return (
         [tuple(f) for f in backward.forms],
         [None if s is None else tuple(s) for s in backward.shapes],

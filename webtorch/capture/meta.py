@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from webtorch.errors import NoValuesError
+from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Graph, Node
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_graph
@@ -37,6 +38,6 @@ def compile_for_nothing(runtime: Runtime, key: object, graph: Graph) -> MetaExec
     return MetaExecutable(compile_graph(graph, COMMON_GPU))
 
 
-def without_values(shape: tuple[int, ...], dtype: Any) -> Tensor:
+def without_values(shape: tuple[int, ...], dtype: DType) -> Tensor:
     """Return a tensor of the device "meta"."""
     return Tensor._from_node(Node("empty", (), (), (), shape, dtype), meta_runtime())

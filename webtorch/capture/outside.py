@@ -27,6 +27,7 @@ from webtorch.ir.lines import is_internal
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
 from webtorch.optim.lr_scheduler import LRScheduler
+from webtorch.optim.optimizer import Group
 from webtorch.tensors.device import device
 from webtorch.tensors.tensor import Tensor
 
@@ -116,7 +117,7 @@ class Option:
 
     __slots__ = ("group", "key", "kind", "name", "zero")
 
-    def __init__(self, group: dict[str, Any], key: str, name: str) -> None:
+    def __init__(self, group: Group, key: str, name: str) -> None:
         self.group, self.key, self.name = group, key, name
         self.kind = self._kind()
 
@@ -264,7 +265,7 @@ class Survey:
         # Names of what gives another value each time it is asked.
         self.iterators: list[str] = []
         # Random numbers that are not ours: by name, what draws them and its state.
-        self.draws: dict[str, tuple[Any, bytes]] = {}
+        self.draws: dict[str, tuple[object, bytes]] = {}
         self._visit(function, "")
         for thing in objects:
             self._visit(thing, type(thing).__name__)

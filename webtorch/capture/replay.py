@@ -31,7 +31,7 @@ def replay(
     given = tensors if given is None else given
     # What is pending may read memory that the program overwrites.
     runtime.realize()
-    moved: dict[Any, Storage] = {}
+    moved: dict[Storage, Storage] = {}
     if captured.watched is not None:
         moved.update(captured.watched.moved)
     # A gradient is where its tensor has it now.
@@ -92,7 +92,7 @@ def replay(
 def settle(
     captured: Capture,
     buffers: list[Any],
-    moved: dict[Any, Storage],
+    moved: dict[Storage, Storage],
     kept_by_backward: Sequence[object] = (),
     kept: Mapping[int, Storage] = MappingProxyType({}),
 ) -> dict[int, Storage]:
@@ -131,7 +131,7 @@ def _share_values(
     captured: Capture,
     buffers: list[object],
     fresh: dict[int, Storage],
-    moved: dict[object, Storage],
+    moved: dict[Storage, Storage],
 ) -> None:
     """Let storages that got one value hold it together, until one of them is written."""
     holders: dict[int, Storage] = {}
@@ -173,7 +173,7 @@ class Rebuild:
         self,
         fresh: dict[int, Storage],
         targets: list[int | Storage],
-        moved: dict[Any, Storage],
+        moved: dict[Storage, Storage],
         given: list[Tensor],
         read: dict[int, float],
     ) -> None:

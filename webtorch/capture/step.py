@@ -94,7 +94,7 @@ class _Call:
     kwargs: dict[str, Any]
     tensors: list[Tensor]
     given: list[Tensor]
-    numbers: dict[str, Any]
+    numbers: dict[str, float]
     sizes: tuple[int, ...]
     in_place: bool
     inputs: list[Input]
@@ -136,7 +136,7 @@ class CompiledFunction:
         self.wanted = captures if isinstance(captures, bool) else frozenset(captures)
         # The named intermediate results of the latest call.
         self.named: dict[str, Tensor] = {}
-        self.captures: OrderedDict[Any, list[tuple[Capture, dict[str, Any]]]] = OrderedDict()
+        self.captures: OrderedDict[object, list[tuple[Capture, dict[str, float]]]] = OrderedDict()
         # Signatures that cannot be replayed.
         self.usual: set[object] = set()
         self.refusals: dict[object, int] = {}
@@ -145,10 +145,10 @@ class CompiledFunction:
             self.compiler = self._budgeted(bytes_of(memory_budget))
         # Number arguments of a signature that only enter as arguments of the program, and those
         # whose value decided what was computed.
-        self.free: dict[Any, set[str]] = {}
+        self.free: dict[object, set[str]] = {}
         self.fixed: dict[object, set[str]] = {}
         # Signatures in which a tensor that is a part of another is written: taken as it is.
-        self.written: set[Any] = set()
+        self.written: set[object] = set()
         # Tensors, by their number in the arguments, with dimensions of any size.
         self.marks: dict[int, frozenset[int]] = {}
         # Signatures with sizes that are captured by themselves.
@@ -170,7 +170,7 @@ class CompiledFunction:
             # program no longer has.
             return self.function(*args, **kwargs)
         tensors: list[Tensor] = []
-        numbers: dict[str, object] = {}
+        numbers: dict[str, float] = {}
         holders: dict[int, int] = {}
         sizes: dict[int, int] = {}
         signature = self._flatten((args, kwargs), tensors, numbers, sizes)
@@ -278,7 +278,7 @@ class CompiledFunction:
         self._keep(call, captured, live)
         return functools.partial(self._replay, chosen, call.tensors, call.given)
 
-    def _recorded(self, call: _Call, live: dict[str, object]) -> Capture | Callable[[], object]:
+    def _recorded(self, call: _Call, live: dict[str, float]) -> Capture | Callable[[], object]:
         """Record a call with the numbers `live`; where no program can repeat it, return what gives its
         result.
         """
@@ -327,7 +327,7 @@ class CompiledFunction:
         else:
             self._note(reason, ran_as_usual=True)
 
-    def _keep(self, call: _Call, captured: Capture, live: dict[str, object]) -> None:
+    def _keep(self, call: _Call, captured: Capture, live: dict[str, float]) -> None:
         """Keep a capture, and drop the oldest signature beyond those that are kept."""
         self.captures.setdefault(call.key, []).insert(0, (captured, live))
         self.captures.move_to_end(call.key)
@@ -391,7 +391,7 @@ class CompiledFunction:
         args: tuple[object, ...],
         kwargs: dict[str, object],
         tensors: list[Tensor],
-        live: dict[str, object],
+        live: dict[str, float],
     ) -> Template:
         """Capture at other sizes of the marked dimensions too, and find what they have in common."""
         if len(sizes) > MAX_VARIABLES:
@@ -414,7 +414,7 @@ class CompiledFunction:
         args: tuple[object, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
-        live: dict[str, Any],
+        live: dict[str, float],
         point: Point,
     ) -> Capture:
         """Capture the call at other sizes of its marked dimensions, without values."""
@@ -460,13 +460,13 @@ class CompiledFunction:
 
     # ---- numbers
 
-    def _proven(self, key: object, live: dict[str, Any], numbers: dict[str, Any]) -> bool:
+    def _proven(self, key: object, live: dict[str, float], numbers: dict[str, float]) -> bool:
         """Whether the numbers that differ from those of the capture are known to be free."""
         free = self.free.get(key, ())
         return all(n in free or _equal(live[n], value) for n, value in numbers.items())
 
     def _settle(
-        self, key: object, captured: Capture, numbers: dict[str, Any], sizes: tuple[int, ...]
+        self, key: object, captured: Capture, numbers: dict[str, float], sizes: tuple[int, ...]
     ) -> bool:
         """Compare a capture with one for other numbers: is a program all that they need?
 
@@ -491,7 +491,7 @@ class CompiledFunction:
         self,
         x: object,
         tensors: list[Tensor],
-        numbers: dict[str, object],
+        numbers: dict[str, float],
         sizes: dict[int, int] | None,
     ) -> object:
         """Return the signature of arguments, collecting tensors and floats, which may change
@@ -540,7 +540,7 @@ class CompiledFunction:
         self,
         key: object,
         inputs: list[Input],
-        numbers: dict[str, object],
+        numbers: dict[str, float],
         given: list[Tensor],
         in_place: bool,
     ) -> str:
@@ -637,7 +637,7 @@ class CompiledFunction:
     def latest_arguments(self) -> tuple[Any, Any]:
         """Return the signatures of the latest capture's positional and keyword arguments."""
         self.latest()
-        key = next(reversed(self.captures))
+        key: Any = next(reversed(self.captures))
         while len(key) == 2:
             # With numbers that it depends on, or the layout of what it writes.
             key = key[0]
@@ -770,7 +770,7 @@ def _alike(a: Capture, b: Capture) -> bool:
     )
 
 
-def _free(captured: Capture, live: dict[str, object]) -> set[str]:
+def _free(captured: Capture, live: dict[str, float]) -> set[str]:
     """Return the numbers of a call that are known to enter the program only as its arguments."""
     if captured.watched is None or captured.watched.calculates:
         return set()

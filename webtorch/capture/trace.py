@@ -79,7 +79,7 @@ from webtorch.tensors.tensor import Tensor
 _PATIENCE = 5.0
 
 # What makes a graph's program: frozen graph, graph -> executable.
-Compiler = Callable[[Runtime, Any, Graph], Executable]
+Compiler = Callable[[Runtime, object, Graph], Executable]
 
 
 class NotReplayable(Exception):
@@ -694,7 +694,7 @@ def _constant(node: Node, runtime: Runtime) -> Storage:
 
 
 def _homes(
-    inputs: list[Node], tensors: list[Tensor], overwritten: dict[Any, Node], runtime: Runtime
+    inputs: list[Node], tensors: list[Tensor], overwritten: dict[Owner, Node], runtime: Runtime
 ) -> dict[Node, Storage]:
     """Find the storage that held each input node when the call began."""
     wanted = set(inputs)

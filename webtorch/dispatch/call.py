@@ -137,7 +137,7 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
     run = callee.run
 
     @functools.wraps(like)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: object, **kwargs: object) -> Any:
         """Call the operation, or the interpreters that are on."""
         if active.count:
             return call(callee, args, kwargs)
@@ -170,7 +170,7 @@ def dispatched(
         )
         names = list(parameters.parameters)
 
-        def called(*args: Any, **kwargs: Any) -> Any:
+        def called(*args: object, **kwargs: object) -> Any:
             """Call the function, or the interpreters that are on."""
             if active.count:
                 return call(callee, args, kwargs)
@@ -182,13 +182,13 @@ def dispatched(
         public: Callable[..., Any] = called
         if names == ["self"]:
 
-            def public(self: Any) -> Any:
+            def public(self: object) -> Any:
                 """Call the method, or the interpreters that are on."""
                 return call(callee, (self,), {}) if active.count else function(self)
 
         elif positional and len(names) == 2:
 
-            def public(self: Any, other: Any) -> Any:
+            def public(self: object, other: object) -> Any:
                 """Call the method, or the interpreters that are on."""
                 if active.count:
                     return call(callee, (self, other), {})

@@ -21,10 +21,10 @@ _Tensor = webtorch.Tensor
 
 
 def cond(
-    pred: Any,
-    true_fn: Any,
-    false_fn: Any,
-    operands: Any = (),
+    pred: object,
+    true_fn: object,
+    false_fn: object,
+    operands: object = (),
 ) -> Any:
     """Return true_fn(*operands) if `pred` is true, else false_fn(*operands).
 
@@ -52,9 +52,9 @@ def cond(
 
 
 def while_loop(
-    cond_fn: Any,
-    body_fn: Any,
-    carried_inputs: Any,
+    cond_fn: object,
+    body_fn: object,
+    carried_inputs: object,
 ) -> Any:
     """Return what is carried once cond_fn(*carried) is false; until then it becomes body_fn(*carried).
 
@@ -109,7 +109,7 @@ def _choose(
     pred: webtorch.Tensor,
     true_fn: Callable[..., Any],
     false_fn: Callable[..., Any],
-    operands: Any,
+    operands: object,
 ) -> Any:
     """Return the results of both branches, chosen by element."""
     # A copy, which nobody overwrites before the backward pass reads it.
@@ -148,7 +148,9 @@ def _choose(
     return tree_unflatten([_one_of(pred, a, b) for a, b in zip(first, second, strict=True)], spec)
 
 
-def _where_taken(gs: Cotangents, _saved: Any, static: tuple[webtorch.Tensor, bool]) -> Cotangents:
+def _where_taken(
+    gs: Cotangents, _saved: object, static: tuple[webtorch.Tensor, bool]
+) -> Cotangents:
     """Return the cotangent where the branch was taken, 0 elsewhere."""
     (g,), (pred, taken) = gs, static
     return (webtorch.where(pred, g, 0) if taken else webtorch.where(pred, 0, g),)
@@ -183,7 +185,7 @@ def _gate(pred: webtorch.Tensor, taken: bool, results: list[Any], start: int) ->
             fn.edges = tuple([gate(edge) for edge in fn.edges])
 
 
-def _one_of(pred: webtorch.Tensor, a: Any, b: Any) -> Any:
+def _one_of(pred: webtorch.Tensor, a: object, b: object) -> Any:
     if not isinstance(a, _Tensor) and not isinstance(b, _Tensor):
         if type(a) is type(b) and a == b:
             return a
@@ -204,7 +206,7 @@ def _one_of(pred: webtorch.Tensor, a: Any, b: Any) -> Any:
     return webtorch.where(pred, a, b)
 
 
-def _goes_on(decision: Any) -> bool:
+def _goes_on(decision: object) -> bool:
     if isinstance(decision, _Tensor):
         if decision.ndim or decision.dtype is not webtorch.bool:
             raise RuntimeError(
@@ -226,7 +228,7 @@ def _goes_on(decision: Any) -> bool:
     return decision
 
 
-def _carried_on(before: Any, after: Any) -> Any:
+def _carried_on(before: Any, after: object) -> Any:
     """Return the body's result as the next arguments."""
     old, spec = tree_flatten(before)
     new, found = tree_flatten(after)

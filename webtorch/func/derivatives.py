@@ -54,7 +54,7 @@ class _Transform:
         for source in self.sources:
             source.open = False  # type: ignore[attr-defined]
 
-    def start(self, x: Any) -> Tensor:
+    def start(self, x: object) -> Tensor:
         """Return x as a starting point of this differentiation."""
         if not isinstance(x, Tensor):
             raise ValueError(f"Thing passed to transform API must be Tensor, got {type(x)}")
@@ -83,7 +83,7 @@ class _Transform:
             pending.extend(e[0] for e in fn.edges if e is not None)
         return False
 
-    def leave(self, tree: Any, kept: bool) -> Any:
+    def leave(self, tree: object, kept: bool) -> Any:
         """Return results as they are outside: on the tape only if they owe something to it."""
         if kept and self.outside:
             return tree
@@ -145,7 +145,7 @@ def _gradients(
 # ---------------------------------------------------------------------------------------------------
 
 
-def _one_argnum(number: Any, count: int) -> int:
+def _one_argnum(number: object, count: int) -> int:
     if not isinstance(number, int):
         raise RuntimeError(f"argnum must be int, got: {type(number)}")
     if -count <= number < count:
@@ -153,7 +153,7 @@ def _one_argnum(number: Any, count: int) -> int:
     raise RuntimeError(f"Got argnum={number}, but only {count} positional inputs")
 
 
-def _argnums(argnums: Any, count: int) -> tuple[int, ...]:
+def _argnums(argnums: object, count: int) -> tuple[int, ...]:
     if not isinstance(argnums, (int, tuple)):
         raise RuntimeError(f"argnums must be int or Tuple[int, ...], got: {type(argnums)}")
     if isinstance(argnums, int):
@@ -177,7 +177,7 @@ def _replaced(args: Sequence[Any], numbers: Sequence[int], new: Sequence[Any]) -
 # ---------------------------------------------------------------------------------------------------
 
 
-def _parts(result: Any, has_aux: bool, name: str) -> tuple[Any, Any]:
+def _parts(result: object, has_aux: bool, name: str) -> tuple[Any, Any]:
     """Return (output, aux) of a function's result; aux is None without has_aux."""
     if not has_aux:
         return result, None
@@ -198,7 +198,7 @@ def grad_and_value(
     """
 
     @functools.wraps(func)
-    def computed(*args: Any, **kwargs: Any) -> Any:
+    def computed(*args: object, **kwargs: object) -> Any:
         """Return the gradient and the value, with aux if there is one."""
         numbers = _argnums(argnums, len(args))
         with _Transform() as transform:
@@ -236,7 +236,7 @@ def grad(
     both = grad_and_value(func, argnums, has_aux)
 
     @functools.wraps(func)
-    def computed(*args: Any, **kwargs: Any) -> Any:
+    def computed(*args: object, **kwargs: object) -> Any:
         """Return the gradient, with aux if there is one."""
         found, value = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
@@ -244,7 +244,7 @@ def grad(
     return computed
 
 
-def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+def vjp(func: Callable[..., Any], *primals: object, has_aux: bool = False) -> Any:
     """Return (func(*primals), vjp_fn) or, with has_aux, (output, vjp_fn, aux).
 
     vjp_fn(cotangents), a nest like the output, returns a tuple of the gradients for the primals (one
@@ -276,7 +276,9 @@ def _vjp(
     single = argnums is None or isinstance(argnums, tuple)
     inputs, in_spec = tree_flatten(tuple(starts) if single else starts[0])
 
-    def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+    def vjp_fn(
+        cotangents: object, retain_graph: bool = True, create_graph: bool | None = None
+    ) -> Any:
         """Return the products of cotangents, of the output's structure, with the Jacobian.
 
         Raises RuntimeError for another structure.
@@ -318,8 +320,8 @@ _JVP = "jvp(f, primals, tangents)"
 
 def jvp(
     func: Callable[..., Any],
-    primals: Any,
-    tangents: Any,
+    primals: object,
+    tangents: object,
     *,
     strict: bool = False,
     has_aux: bool = False,
@@ -333,8 +335,8 @@ def jvp(
 
 def _jvp(
     func: Callable[..., Any],
-    args: Any,
-    tangents: Any,
+    args: object,
+    tangents: object,
     argnums: Argnums | None,
     strict: bool,
     has_aux: bool,
@@ -380,7 +382,7 @@ def _jvp(
     return (*out, aux) if has_aux else out
 
 
-def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+def linearize(func: Callable[..., Any], *primals: object) -> tuple[Any, Callable[..., Any]]:
     """Return (func(*primals), jvp_fn): the product of the Jacobian at `primals` with any tangents.
 
     The function runs once; jvp_fn only runs what is linear, recorded once as the transpose of the
@@ -395,7 +397,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
             u._requires_grad = True
         rows, _ = tree_flatten(vjp_fn(tree_unflatten(us, out_spec), create_graph=True))
 
-    def jvp_fn(*tangents: Any) -> Any:
+    def jvp_fn(*tangents: object) -> Any:
         """Return the products of the Jacobian with tangents, of the primals' structure, shapes and dtypes."""
         given, given_spec = tree_flatten(tangents)
         if given_spec != spec:
@@ -424,7 +426,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
 # ---------------------------------------------------------------------------------------------------
 
 
-def _refuse_complex(name: str, tree: Any, what: str) -> None:
+def _refuse_complex(name: str, tree: object, what: str) -> None:
     for i, x in enumerate(tree_leaves(tree)):
         if isinstance(x, Tensor) and x.is_complex():
             raise RuntimeError(
@@ -463,7 +465,7 @@ def jacrev(
         raise ValueError("jacrev: `chunk_size` should be greater than 0.")
 
     @functools.wraps(func)
-    def computed(*args: Any) -> Any:
+    def computed(*args: object) -> Any:
         """Return the Jacobian, with aux if there is one."""
         _refuse_complex("jacrev", args, "inputs")
         result = _vjp(func, args, argnums, has_aux)
@@ -497,7 +499,7 @@ def jacrev(
     return computed
 
 
-def _one_row(vjp_fn: Callable[..., Any], basis: Any) -> Any:
+def _one_row(vjp_fn: Callable[..., Any], basis: object) -> Any:
     return tree_map(lambda g: g.unsqueeze(0), vjp_fn(tree_map(lambda b: b.squeeze(0), basis)))
 
 
@@ -518,7 +520,7 @@ def jacfwd(
     """Return a function that returns the Jacobian of `func` by forward mode: see jacrev."""
 
     @functools.wraps(func)
-    def computed(*args: Any) -> Any:
+    def computed(*args: object) -> Any:
         """Return the Jacobian, with aux if there is one."""
         _refuse_complex("jacfwd", args, "inputs")
         numbers = tuple(range(len(args))) if argnums is None else _argnums(argnums, len(args))
@@ -529,7 +531,7 @@ def jacfwd(
         # aux is the same for every direction: kept from the one call.
         kept: list[Any] = []
 
-        def push(direction: Any) -> Any:
+        def push(direction: object) -> Any:
             """Return the product of the Jacobian with one direction."""
             found = _jvp(func, args, direction, numbers, False, has_aux)
             _refuse_complex("jacfwd", found[0], "outputs")

@@ -16,7 +16,7 @@ from webtorch.tensors.tensor import Tensor
 def functional_call(
     module: Module,
     parameter_and_buffer_dicts: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
-    args: Any = None,
+    args: object = None,
     kwargs: dict[str, Any] | None = None,
     *,
     tie_weights: bool = True,
@@ -77,7 +77,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
         )
 
     @functools.wraps(func)
-    def same(*args: Any, **kwargs: Any) -> Any:
+    def same(*args: object, **kwargs: object) -> Any:
         """Call the function: recorded graphs are functional already."""
         return func(*args, **kwargs)
 

@@ -14,8 +14,8 @@ from webtorch.utils._pytree import broadcast_leaves, tree_flatten, tree_leaves, 
 
 def vmap(
     func: Callable[..., Any],
-    in_dims: Any = 0,
-    out_dims: Any = 0,
+    in_dims: object = 0,
+    out_dims: object = 0,
     randomness: str = "error",
     *,
     chunk_size: int | None = None,
@@ -37,7 +37,7 @@ def vmap(
         raise ValueError(f"vmap: chunk_size should be None or greater than 0. (got {chunk_size})")
 
     @functools.wraps(func)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: object, **kwargs: object) -> Any:
         """Return the results for all examples, stacked along `out_dims`."""
         _check_out_dims(func, out_dims)
         size, dims, leaves, spec = _parse_inputs(func, in_dims, args)
@@ -59,7 +59,7 @@ def _whole(
     run: Callable[[list[Any]], Any],
     given: list[tuple[Any, int | None]],
     size: int,
-    out_dims: Any,
+    out_dims: object,
     randomness: str,
 ) -> Any:
     with Vmap(size, randomness) as level:
@@ -76,7 +76,7 @@ def _chunked(
     run: Callable[[list[Any]], Any],
     given: list[tuple[Any, int | None]],
     size: int,
-    out_dims: Any,
+    out_dims: object,
     randomness: str,
     chunk: int,
 ) -> Any:
@@ -98,7 +98,7 @@ def _chunked(
     return tree_unflatten(outs, spec)
 
 
-def _removed(func: Callable[..., Any], x: Any, dim: int | None, level: Vmap) -> Any:
+def _removed(func: Callable[..., Any], x: object, dim: int | None, level: Vmap) -> Any:
     name = _name(func)
     hidden = isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
     if dim is None:
@@ -129,7 +129,7 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def _parse_inputs(
-    func: Callable[..., Any], in_dims: Any, args: tuple[Any, ...]
+    func: Callable[..., Any], in_dims: object, args: tuple[Any, ...]
 ) -> tuple[int, list[Any], list[Any], Any]:
     """Return the size of the batch, and a dimension or None for each leaf of the arguments."""
     where = f"vmap({_name(func)}, in_dims={in_dims}, ...)(<inputs>): "
@@ -181,7 +181,7 @@ def _parse_inputs(
     return sizes[0], dims, leaves, spec
 
 
-def _check_out_dims(func: Callable[..., Any], out_dims: Any) -> None:
+def _check_out_dims(func: Callable[..., Any], out_dims: object) -> None:
     for d in tree_leaves(out_dims):
         if d is not None and not isinstance(d, int):
             raise ValueError(
@@ -192,7 +192,7 @@ def _check_out_dims(func: Callable[..., Any], out_dims: Any) -> None:
 
 
 def _parse_out_dims(
-    func: Callable[..., Any], out_dims: Any, found: Any, spec: Any, count: int
+    func: Callable[..., Any], out_dims: Any, found: object, spec: Any, count: int
 ) -> list[Any]:
     def refuse() -> NoReturn:
         """Raise ValueError: out_dims does not fit the output's structure."""

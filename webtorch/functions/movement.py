@@ -119,8 +119,7 @@ def sum_to(g: Tensor, shape: Shape) -> Tensor:
 
 
 def _as_shape(x: Tensor, shape: Shape, strides: Shape, name: str) -> Tensor:
-    old = x._shape
-    return as_view(x, shape, strides, x._offset, vjp=lambda g: reshape(g, old), name=name)
+    return as_view(x, shape, strides, x._offset, vjp=reshape, args=(x._shape,), name=name)
 
 
 def _inferred(op: str, x: Tensor, sizes: Shape) -> Shape:
@@ -320,7 +319,7 @@ def expanded(op: str, x: Tensor, size: Shape) -> Tensor:
                 f"{op} repeats dimensions of size 1 only; use repeat or tile to copy others"
             )
     new = tuple(shape)
-    return as_view(x, new, tuple(strides), x._offset, vjp=lambda g: sum_to(g, old), name="Expand")
+    return as_view(x, new, tuple(strides), x._offset, vjp=sum_to, args=(old,), name="Expand")
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.expand_as")
@@ -355,7 +354,8 @@ def permuted(x: Tensor, dims: tuple[int, ...], name: str = "Permute") -> Tensor:
         tuple([shape[d] for d in dims]),
         tuple([strides[d] for d in dims]),
         x._offset,
-        vjp=lambda g: permuted(g, inverse, name),
+        vjp=permuted,
+        args=(inverse, name),
         name=name,
     )
 

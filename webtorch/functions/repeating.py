@@ -151,7 +151,7 @@ def flipped(x: Tensor, dims: tuple[int, ...]) -> Tensor:
         return copy(x)
     offset = x._offset + sum((shape[d] - 1) * strides[d] for d in dims)
     turned = tuple(-s if d in dims else s for d, s in enumerate(strides))
-    return copy(as_view(x, shape, turned, offset, vjp=lambda g: flipped(g, dims), name="Flip"))
+    return copy(as_view(x, shape, turned, offset, vjp=flipped, args=(dims,), name="Flip"))
 
 
 @composite(

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from webtorch.pytorch.device import (
-    resize_to,
-)
+from webtorch.pytorch.device import resize_to
 from webtorch.pytorch.kernels import Kernel, composed, own
 
 

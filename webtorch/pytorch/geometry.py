@@ -9,12 +9,7 @@ import torch
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.pytorch import device as bridge
-from webtorch.pytorch.device import (
-    HELD,
-    TO_WEBTORCH,
-    memory_of,
-    offset_of,
-)
+from webtorch.pytorch.device import HELD, TO_WEBTORCH, memory_of, offset_of
 from webtorch.runtime.backend import Buffer
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor

@@ -17,10 +17,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ops.layout import Form, Forms, Layout, of_operands
 from webtorch.ops.primitive import fill
 from webtorch.pytorch import device
-from webtorch.pytorch.aten.table import (
-    OPERATORS,
-    Operator,
-)
+from webtorch.pytorch.aten.table import OPERATORS, Operator
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,

@@ -25,20 +25,9 @@ from webtorch.pytorch import (
     patches,
     regions,
 )
-from webtorch.pytorch.aten.table import (
-    DIRECT,
-    FUNCTIONS,
-    REMEMBERED,
-    load,
-    meaning,
-)
+from webtorch.pytorch.aten.table import DIRECT, FUNCTIONS, REMEMBERED, load, meaning
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
-from webtorch.pytorch.device import (
-    CPU,
-    empty,
-    empty_strided,
-    untyped_storage,
-)
+from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (
     COMPOSITIONS,
     KERNELS,

@@ -11,10 +11,7 @@ import torch
 from webtorch.ops.primitive import fill, iota, matmul3
 from webtorch.pytorch import device
 from webtorch.pytorch.aten.random import source
-from webtorch.pytorch.aten.table import (
-    FUNCTIONS,
-    op,
-)
+from webtorch.pytorch.aten.table import FUNCTIONS, op
 from webtorch.pytorch.device import (
     TO_WEBTORCH,
     check_device,

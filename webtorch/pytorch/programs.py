@@ -37,14 +37,7 @@ from webtorch.capture.trace import capture, compile_never, compile_varying
 from webtorch.ir.view import numel
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch import interrupt
-from webtorch.pytorch.device import (
-    TO_TORCH,
-    Memory,
-    changes,
-    flat,
-    memory_of,
-    tensor_on,
-)
+from webtorch.pytorch.device import TO_TORCH, Memory, changes, flat, memory_of, tensor_on
 from webtorch.pytorch.geometry import (
     NOWHERE,
     Geometry,
@@ -682,7 +675,7 @@ class Programs:
             ready.live[f"n{i}"] = args[i]
         numbers = read_arguments(captured)[0] if ready.reads else captured.args
         outputs = captured.executable.run(buffers, numbers)
-        moved: dict[object, Storage] = {s: storages[n] for s, n in ready.written.items()}
+        moved: dict[Storage, Storage] = {s: storages[n] for s, n in ready.written.items()}
         return outputs, settle(captured, outputs, moved)
 
     def _buffers(self, ready: Ready, storages: Storages, known: Inputs | None) -> Storages:

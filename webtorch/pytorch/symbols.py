@@ -7,9 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from webtorch.capture.dynamic import (
-    Point,
-)
+from webtorch.capture.dynamic import Point
 from webtorch.pytorch.geometry import Geometry
 from webtorch.pytorch.values import Arguments, Value
 

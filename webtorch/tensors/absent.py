@@ -50,7 +50,7 @@ class MissingName(AttributeError):
     The text is made when it is read: `hasattr` asks often and reads nothing.
     """
 
-    def __init__(self, owner: Any, place: str, name: str) -> None:
+    def __init__(self, owner: object, place: str, name: str) -> None:
         super().__init__(place, name)
         self.owner, self.place, self.missing = owner, place, name
 

@@ -89,7 +89,7 @@ def signature() -> tuple[tuple[str, DType], ...]:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _eligible(x: Any, kind: str) -> bool:
+def _eligible(x: object, kind: str) -> bool:
     return (
         isinstance(x, Tensor)
         and x._storage.runtime.kind == kind
@@ -129,7 +129,7 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
     return cast
 
 
-def _all_cast(x: Any, dtype: DType, kind: str) -> Any:
+def _all_cast(x: object, dtype: DType, kind: str) -> Any:
     """Return an argument with its eligible tensors in `dtype`, also those in lists and tuples."""
     if isinstance(x, Tensor):
         return _cast(x, dtype) if _eligible(x, kind) else x

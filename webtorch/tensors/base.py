@@ -169,7 +169,7 @@ class TensorBase(TensorMethods):
         """The size of all elements in bytes."""
         return self.numel() * self.dtype.itemsize
 
-    def is_contiguous(self, memory_format: Any = None) -> bool:
+    def is_contiguous(self, memory_format: object = None) -> bool:
         """Return whether the elements lie in row-major order, or in that of a memory format."""
         if memory_format is not None and "channels_last" in str(memory_format):
             rank = len(self._shape)
@@ -278,7 +278,7 @@ class TensorBase(TensorMethods):
         """Whether retain_grad was called."""
         return self._retains
 
-    def is_pinned(self, device: Any = None) -> bool:
+    def is_pinned(self, device: object = None) -> bool:
         """Return False: host memory is never pinned."""
         return False
 

@@ -123,7 +123,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
 
     else:
 
-        def function(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Tensor:  # type: ignore[misc]
+        def function(*args: object, out: Tensor | None = None, **kwargs: object) -> Tensor:  # type: ignore[misc]
             return enter(callee, args, kwargs if out is None else {**kwargs, "out": out})
 
     function.__name__ = function.__qualname__ = op.name
@@ -171,7 +171,7 @@ def _elementwise_run(op: Elementwise) -> Run:
     return refuse_types(op, run) if op.refuses else run
 
 
-def _check_numbers(op: Elementwise, input: Any, other: Any) -> None:
+def _check_numbers(op: Elementwise, input: object, other: object) -> None:
     """Raise TypeError where PyTorch's function of this name takes no number."""
     # Internal entries are called with what their public ones have checked.
     if not op.function_in:
@@ -189,7 +189,7 @@ def _check_numbers(op: Elementwise, input: Any, other: Any) -> None:
         )
 
 
-def _operand(op: Elementwise, value: Any, number: int = 0) -> Operand:
+def _operand(op: Elementwise, value: object, number: int = 0) -> Operand:
     if isinstance(value, (Tensor, bool, int, float, complex)):
         return value
     if override.is_foreign((value,), {}):
@@ -244,7 +244,7 @@ def accept_inplace(op: Op, inplace: Callable[..., Any]) -> Callable[..., Any]:
         else len(inspect.signature(function).parameters)
     )
 
-    def functional(*args: Any, **kwargs: Any) -> Any:
+    def functional(*args: object, **kwargs: object) -> Any:
         chosen = kwargs.pop("inplace", False)
         if len(args) > count:
             args, chosen = args[:-1], args[-1]
@@ -507,7 +507,7 @@ def bind_inplace(
 
     callee = Callee(name, run, autocast=autocast, writes=True)
 
-    def inplace(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def inplace(self: Tensor, *args: object, **kwargs: object) -> Tensor:
         return enter(callee, (self, *args), kwargs)
 
     inplace.__name__ = inplace.__qualname__ = name

@@ -78,7 +78,7 @@ class device:
 
     def __exit__(
         self,
-        kind: Any,
+        kind: object,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -124,7 +124,7 @@ def resolve(where: DeviceLike) -> Runtime:
     return runtime_for(where.type, where.index or 0)
 
 
-def as_device(where: Any) -> device:
+def as_device(where: object) -> device:
     """Return a device, made from a string if it is one."""
     return where if isinstance(where, device) else device(where)
 

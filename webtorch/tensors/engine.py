@@ -389,7 +389,7 @@ def grad(
     return tuple(found)
 
 
-def _listed(x: Any) -> list[Any]:
+def _listed(x: object) -> list[Any]:
     return list(x) if isinstance(x, (tuple, list)) and type(x) is not GradientEdge else [x]
 
 

@@ -97,7 +97,7 @@ class Level:
         self.tangents[x._storage] = (flat, ((elements,), (1,), 0, ()))
         return flat
 
-    def follow(self, one: Any, other: Any) -> None:
+    def follow(self, one: object, other: object) -> None:
         """Give storage `other` the tangent of `one`, which has the same elements."""
         found = self.tangents.get(one)
         if found is None:

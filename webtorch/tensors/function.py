@@ -112,7 +112,7 @@ class Function:
         )
 
     @classmethod
-    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+    def apply(cls, *args: object, **kwargs: object) -> Any:
         """Run the operation and record it."""
         tensors = [a for a in args if isinstance(a, Tensor)]
         if (mode.transforms or mode.vmaps) and not cls.__module__.startswith("webtorch."):

@@ -160,7 +160,7 @@ class HostScalar(float):
     def __copy__(self) -> float:
         return self if tracing.active else float(self)
 
-    def __deepcopy__(self, memo: Any) -> float:
+    def __deepcopy__(self, memo: object) -> float:
         return self.__copy__()
 
     def __float__(self) -> float:
@@ -201,7 +201,7 @@ class Decision:
     __slots__ = ("function", "number", "other", "outcome")
 
     def __init__(
-        self, number: HostScalar, function: Callable[..., Any], other: object, outcome: Any
+        self, number: HostScalar, function: Callable[..., Any], other: object, outcome: object
     ) -> None:
         self.number, self.function, self.other, self.outcome = number, function, other, outcome
 
@@ -244,7 +244,7 @@ class _Computed(Mapping[str, float]):
         return 1
 
 
-def host_scalar(source: Mapping[Any, Any], key: Any, name: str | None = None) -> HostScalar:
+def host_scalar(source: Mapping[Any, Any], key: object, name: str | None = None) -> HostScalar:
     """Return `source[key]` as a number that replays read anew; `name` is what an exported program
     calls it.
     """
@@ -359,7 +359,7 @@ class TracedOptions:
             group.update(before)
 
 
-def _traced(group: dict[str, Any], key: str, value: Any) -> Any:
+def _traced(group: dict[str, Any], key: str, value: object) -> Any:
     if type(value) is float:
         return host_scalar(group, key)
     if type(value) is tuple and value and all(type(v) is float for v in value):
@@ -368,17 +368,17 @@ def _traced(group: dict[str, Any], key: str, value: Any) -> Any:
     return value
 
 
-def _is_option(value: Any) -> bool:
+def _is_option(value: object) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_option, value))
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _plain_option(value: Any) -> Any:
+def _plain_option(value: object) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
 
 
-def _is_late(value: Any) -> bool:
+def _is_late(value: object) -> bool:
     """Whether a number stands on one of a group that may have been set since it was read."""
     if isinstance(value, tuple):
         return any(map(_is_late, value))
@@ -392,7 +392,7 @@ def _is_late(value: Any) -> bool:
 
 
 def _set_options(changes: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
-    def now(value: Any) -> Any:
+    def now(value: object) -> Any:
         """Return an option as a number."""
         if isinstance(value, tuple):
             return tuple(map(now, value))
@@ -506,7 +506,7 @@ class _Tracing(threading.local):
         if not _made_here(tensor):
             self.grads.setdefault(id(tensor), (tensor, tensor._grad, reads))
 
-    def touch_history(self, tensor: Any) -> None:
+    def touch_history(self, tensor: object) -> None:
         """Note that the running capture is about to give `tensor` another history, unless it made the
         tensor itself.
         """
@@ -523,7 +523,7 @@ class _Tracing(threading.local):
         requires_grad, fn, *_ = found[1]
         return tensor._requires_grad != requires_grad or tensor._grad_fn is not fn
 
-    def draw(self, generator: Any, seed: int, offset: int) -> tuple[Draw, Draw]:
+    def draw(self, generator: object, seed: int, offset: int) -> tuple[Draw, Draw]:
         """Return what was just drawn from a generator as numbers that remember it."""
         start = self.generators.setdefault(id(generator), (generator, seed, offset))
         drawn, counter = Draw(seed), Draw(offset)

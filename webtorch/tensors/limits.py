@@ -22,7 +22,7 @@ class finfo:
     Raises TypeError for another type.
     """
 
-    def __init__(self, type: Any = None) -> None:
+    def __init__(self, type: object = None) -> None:
         found: Any = get_default_dtype() if type is None else type
         if isinstance(found, DType):
             found = found.to_real()
@@ -57,7 +57,7 @@ class finfo:
 class iinfo:
     """The limits of an integer type, as torch.iinfo gives them. Raises TypeError for another type."""
 
-    def __init__(self, type: Any) -> None:
+    def __init__(self, type: object) -> None:
         if not isinstance(type, DType) or not type.is_integral:
             raise TypeError(
                 f"torch.iinfo() requires an integer input type, not {type}. Use torch.finfo for "

@@ -91,7 +91,7 @@ class _ModeContext(contextlib.ContextDecorator):
         if inspect.isgeneratorfunction(func):
 
             @functools.wraps(func)
-            def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            def generator(*args: object, **kwargs: object) -> Generator[Any, Any, Any]:
                 """Run the generator, each step of it in the mode."""
                 running = func(*args, **kwargs)
                 # What the caller did at the last `yield`, to be passed on to the generator in the mode.
@@ -122,14 +122,14 @@ class no_grad(_ModeContext):
 
     _grad = False
 
-    def __new__(cls, orig_func: Any = None) -> Any:
+    def __new__(cls, orig_func: object = None) -> Any:
         self = super().__new__(cls)
         if orig_func is None:
             return self
         self.__init__()  # type: ignore[misc]
         return self(orig_func)
 
-    def __init__(self, orig_func: Any = None) -> None:
+    def __init__(self, orig_func: object = None) -> None:
         super().__init__()
 
 
@@ -171,7 +171,7 @@ class set_grad_enabled(_ModeContext):
         mode.grad = self._grad
         return self
 
-    def __call__(self, func: Any) -> Any:
+    def __call__(self, func: object) -> Any:
         mode.grad = self._first
         return super().__call__(func)
 
@@ -188,7 +188,7 @@ class inference_mode(_ModeContext):
         self._on = bool(mode)
         self._grad = not self._on
 
-    def __new__(cls, mode: Any = True) -> Any:
+    def __new__(cls, mode: object = True) -> Any:
         if isinstance(mode, bool):
             return super().__new__(cls)
         return cls()(mode)

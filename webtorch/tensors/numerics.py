@@ -50,7 +50,7 @@ class check_numerics(contextlib.ContextDecorator):
         watch.before = self._check
         return self
 
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 for runtime in open_runtimes():

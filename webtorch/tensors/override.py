@@ -147,7 +147,7 @@ class Refused(TypeError):
     """Nobody who was asked accepts the call."""
 
 
-def name_of(func: Any) -> str:
+def name_of(func: object) -> str:
     """Return a function's name for messages: "torch.add", "torch.Tensor.shape.__get__"."""
     return names().get(func) or str(getattr(func, "__name__", func))
 
@@ -234,7 +234,7 @@ def nowrap() -> set[Any]:
     return {Tensor.grad.__get__}
 
 
-def _converted(found: Any, cls: type[Any]) -> Any:
+def _converted(found: object, cls: type[Any]) -> Any:
     if cls is Tensor:
         return found
     if isinstance(found, Tensor):
@@ -246,7 +246,7 @@ def _converted(found: Any, cls: type[Any]) -> Any:
     return found
 
 
-def arm_for(cls: Any) -> None:
+def arm_for(cls: object) -> None:
     """Get ready for tensors of a class. Raises TypeError where it is no class of tensors, and
     NotImplementedError where it replaces PyTorch's kernels.
     """

@@ -212,7 +212,7 @@ def _conjugated(g: Tensor) -> tuple[Tensor]:
     return (conjugate(g),)
 
 
-def _on_pairs(function: Callable[..., Tensor], *tensors: Tensor, **options: Any) -> Tensor:
+def _on_pairs(function: Callable[..., Tensor], *tensors: Tensor, **options: object) -> Tensor:
     """Return the complex result of a function that treats both parts of its inputs alike."""
     return complex_of(function(*map(pairs, tensors), **options))
 
@@ -294,7 +294,7 @@ def philox(
     return logical(out, levels) if levels else out
 
 
-def draw(formula: Any, parameters: Sequence[Tensor], seed: int, offset: int) -> Tensor:
+def draw(formula: object, parameters: Sequence[Tensor], seed: int, offset: int) -> Tensor:
     """Return random numbers of distributions, one for each element of the parameters."""
     first = parameters[0]
     attrs = (formula, "t" * len(parameters) + "puuuu", first.dtype.compute)
@@ -578,7 +578,7 @@ def _type_of_sums(x: Tensor) -> DType:
     return x.dtype.compute if mode.keeps_sums and x.dtype.kind == "float" else x.dtype
 
 
-def unrounded(multiply: Callable[..., Tensor], *args: Any) -> Tensor:
+def unrounded(multiply: Callable[..., Tensor], *args: object) -> Tensor:
     """Return multiply(*args); products and convolutions of 16-bit floats give their float32 sums."""
     before, mode.keeps_sums = mode.keeps_sums, True
     try:

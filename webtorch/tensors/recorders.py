@@ -471,7 +471,7 @@ def _tangent(
     return total
 
 
-def _from_number(value: Any) -> Tensor:
+def _from_number(value: object) -> Tensor:
     if not isinstance(value, (bool, int, float, complex)):
         raise TypeError(f"expected a Tensor or a number, not {type(value).__name__}")
     return fill((), value, result_type(value), None)

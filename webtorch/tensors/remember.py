@@ -68,7 +68,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     run = remembering(function)
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         """Call the function, or record a node for what it is known to record."""
         return run(args, kwargs)
 
@@ -180,7 +180,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
     return True
 
 
-def _again(found: _Result, nodes: list[Node], runtime: Any) -> Any:
+def _again(found: _Result, nodes: list[Node], runtime: object) -> Any:
     """Record a remembered call."""
     leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
     line = user_line()
@@ -191,7 +191,7 @@ def _again(found: _Result, nodes: list[Node], runtime: Any) -> Any:
 
 
 def _tensor(
-    leaves: tuple[Node, ...], line: Any, runtime: Any, place: Place, results: Any
+    leaves: tuple[Node, ...], line: object, runtime: Any, place: Place, results: object
 ) -> Tensor:
     """Return a result, whose node joins those of the call's `results`, if it has several."""
     attrs, (elements, kind), version, (shape, strides, offset, whole, dtype) = place
@@ -231,7 +231,7 @@ def _watched(
         return out, None if touched else _result(out, nodes, storages)
 
 
-def _result(out: Any, nodes: list[Node], storages: list[Storage]) -> _Result | None:
+def _result(out: object, nodes: list[Node], storages: list[Storage]) -> _Result | None:
     if isinstance(out, tuple):
         tensors = [t for t in out if t is not None]
         kind: Callable[..., Any] | None = getattr(type(out), "_make", tuple)

@@ -215,7 +215,7 @@ class _Chosen:
 
 
 def _all(
-    rule: Callable[..., Any], needs: tuple[int, ...], g: Any, out: Any, *values: Any
+    rule: Callable[..., Any], needs: tuple[int, ...], g: object, out: object, *values: object
 ) -> tuple[Any, ...]:
     """Return the cotangents by one rule for all arguments."""
     found = rule(g, out, *values)
@@ -261,7 +261,7 @@ def _turned(vjp: Callable[..., Any]) -> Callable[..., Any]:
     function it is conj(f'(x)) * g: the rule for conj(g), conjugated.
     """
 
-    def rule(g: Any, *rest: Any) -> Any:
+    def rule(g: object, *rest: object) -> Any:
         """Return the conjugated cotangents of a conjugated one."""
         given = g if isinstance(g, tuple) else (g,)
         turned = tuple([c if c is None else conjugate(c) for c in given])

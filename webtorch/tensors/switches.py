@@ -80,7 +80,7 @@ def set_flush_denormal(mode: bool) -> bool:
     return False
 
 
-def is_storage(obj: Any) -> bool:
+def is_storage(obj: object) -> bool:
     """Return whether something is a tensor's storage."""
     return isinstance(obj, UntypedStorage)
 

@@ -28,7 +28,7 @@ def sym_float(a: Any) -> Any:
     return float(a)
 
 
-def sym_not(a: Any) -> Any:
+def sym_not(a: object) -> Any:
     """Return whether something is false."""
     return not a
 
@@ -55,6 +55,6 @@ def sym_sqrt(a: Any) -> Any:
     return math.sqrt(a)
 
 
-def sym_ite(b: Any, t: Any, f: Any) -> Any:
+def sym_ite(b: object, t: object, f: object) -> Any:
     """Return `t` if `b`, else `f`."""
     return t if b else f

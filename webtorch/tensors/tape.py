@@ -138,7 +138,7 @@ class GradFn:
         edges: tuple[Edge | None, ...],
         rule: Rule | None,
         saved: Sequence[SavedTensor] = (),
-        static: Any = None,
+        static: object = None,
     ) -> None:
         self.title = name
         self.edges = edges
@@ -556,7 +556,7 @@ def zeros_of(g: Tensor, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
     return tuple([primitive.fill(shape, 0, g.dtype, g.device) for shape in shapes])
 
 
-def pass_on(gs: Cotangents, _saved: Sequence[SavedTensor], _static: Any) -> Cotangents:
+def pass_on(gs: Cotangents, _saved: Sequence[SavedTensor], _static: object) -> Cotangents:
     """The rule of what gives its inputs as they are."""
     return gs
 

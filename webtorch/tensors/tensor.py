@@ -59,7 +59,7 @@ class Tensor(TensorBase):
 
     __slots__ = ()
 
-    def __new__(cls, data: Any = None, *sizes: Any, device: DeviceLike = None) -> Any:
+    def __new__(cls, data: object = None, *sizes: object, device: DeviceLike = None) -> Any:
         """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
         if isinstance(data, (bool, float)):
             raise TypeError(f"new(): data must be a sequence (got {type(data).__name__})")
@@ -78,7 +78,7 @@ class Tensor(TensorBase):
             made = made if made.dtype.has_gradient else made.float()
         return made if cls is Tensor else Tensor._make_subclass(cls, made)
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         """Do nothing: the tensor was complete when `__new__` returned it."""
 
     @classmethod
@@ -121,7 +121,7 @@ class Tensor(TensorBase):
         return self
 
     @staticmethod
-    def _make_wrapper_subclass(cls: type[Any], *_: Any, **__: Any) -> NoReturn:
+    def _make_wrapper_subclass(cls: type[Any], *_: object, **__: object) -> NoReturn:
         """Raise NotImplementedError: such a tensor has no data, and `__torch_dispatch__` computes."""
         raise NotImplementedError(override.NO_DISPATCH.format(cls.__name__))
 
@@ -186,7 +186,7 @@ class Tensor(TensorBase):
         """Return the tensor with the elements of its first dimension in reverse order."""
         return self.flip(0) if self.dim() else self
 
-    def __contains__(self, element: Any) -> bool:
+    def __contains__(self, element: object) -> bool:
         if not isinstance(element, (Tensor, bool, int, float, complex)) and not hasattr(
             element, "item"
         ):
@@ -654,7 +654,7 @@ class Tensor(TensorBase):
     def __complex__(self) -> complex:
         return complex(self._only())
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         return str(ask("show")(self))
 
     def __format__(self, spec: str) -> str:
@@ -704,14 +704,14 @@ class Tensor(TensorBase):
             else device
         )
 
-    def cuda(self, *args: Any, **kwargs: Any) -> Tensor:
+    def cuda(self, *args: object, **kwargs: object) -> Tensor:
         """Raise: there is no CUDA here."""
         raise DeviceError(
             "Torch not compiled with CUDA enabled (Tensor.cuda): webtorch has the devices 'cpu' and "
             "'webgpu'; use .to('webgpu')"
         )
 
-    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+    def type(self, dtype: object = None, non_blocking: bool = False) -> Any:
         """Return the legacy type name, or the tensor cast to `dtype`."""
         if dtype is None:
             return f"torch.{legacy_name(self.dtype)}Tensor"
@@ -722,7 +722,7 @@ class Tensor(TensorBase):
             raise ValueError(f"invalid type: {dtype!r}; pass a dtype such as torch.float32")
         return self.to(getattr(dtype, "dtype", dtype))
 
-    def pin_memory(self, device: Any = None) -> Tensor:
+    def pin_memory(self, device: object = None) -> Tensor:
         """Return the tensor itself: host memory needs no pinning here."""
         return self
 
@@ -776,7 +776,7 @@ class Tensor(TensorBase):
         out.__dict__.update(self.__dict__)
         return out
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         # The elements as they lie in memory, so that the strides of a dense layout come back.
         strides = strides_like(self._shape, self._strides)
         order = memory_order(self._shape, strides)

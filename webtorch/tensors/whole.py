@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.errors import ShapeError
@@ -13,7 +12,7 @@ from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
 
-def is_tensor(obj: Any) -> bool:
+def is_tensor(obj: object) -> bool:
     """Return whether `obj` is a tensor."""
     return isinstance(obj, Tensor)
 

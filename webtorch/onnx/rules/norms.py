@@ -214,20 +214,52 @@ def _attention(
         raise ExportError(
             "export: dropout of attention weights has no form in ONNX: call eval() first"
         )
+    return _weighted(w, query, key, value, mask, causal, scale)
+
+
+@rule("_attended")
+def _attended(
+    w: Writer,
+    call: Call,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    causal: bool,
+    factor: float,
+    enable_gqa: bool,
+) -> tuple[Name, None]:
+    # What backward needs has no name.
+    return _weighted(w, query, key, value, mask, causal, factor), None
+
+
+def _weighted(
+    w: Writer,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    causal: bool,
+    scale: float,
+) -> Name:
+    """Write softmax(query key^T scale + mask) value, of two dims or more."""
     dtype = query.dtype
     q, k, v = w.name(query), w.name(key), w.name(value)
-    batch, heads, length, _ = query.shape
-    shared, source = key.shape[1], key.shape[2]
-    if heads != shared:
+    length, source, rank = query.shape[-2], key.shape[-2], len(key.shape)
+    heads, shared = ((x.shape[-3] if len(x.shape) > 2 else 1) for x in (query, key))
+    if heads > shared > 1:
         # Each head of keys serves several of queries in a row.
         def repeated(x: Name, shape: tuple[int, ...]) -> Name:
             """Return keys or values with each head as often as queries use it."""
-            wide = (batch, shared, heads // shared, *shape[2:])
-            x = w.expand(w.unsqueeze(x, [2]), (batch, shared, 1, *shape[2:]), wide)
-            return w.node("Reshape", x, w.ints((0, heads, -1, shape[3])))
+            lead = shape[:-3]
+            wide = (*lead, shared, heads // shared, *shape[-2:])
+            x = w.unsqueeze(x, [len(lead) + 1])
+            x = w.expand(x, (*lead, shared, 1, *shape[-2:]), wide)
+            return w.node("Reshape", x, w.ints((*(0 for _ in lead), heads, -1, shape[-1])))
 
         k, v = repeated(k, key.shape), repeated(v, value.shape)
-    scores = w.node("MatMul", q, w.transpose(k, [0, 1, 3, 2]))
+    turned = w.transpose(k, [*range(rank - 2), rank - 1, rank - 2])
+    scores = w.node("MatMul", q, turned)
     scores = w.node("Mul", scores, w.number(scale, dtype))
     lowest = w.number(-float("inf"), dtype)
     if mask is not None and mask.dtype is bool_:
@@ -240,7 +272,7 @@ def _attention(
         columns = w.node("Range", zero, w.ints([source], [(k, key.shape)], scalar=True), one)
         seen = w.node("LessOrEqual", columns, w.unsqueeze(rows, [1]))
         scores = w.node("Where", seen, scores, lowest)
-    weights = w.node("Softmax", scores, axis=3)
+    weights = w.node("Softmax", scores, axis=-1)
     if mask is not None:
         # A row of nothing but -inf gives NaN in ONNX and zeros here.
         weights = w.node("Where", w.node("IsNaN", weights), w.number(0, dtype), weights)

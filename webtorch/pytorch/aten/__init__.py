@@ -1,4 +1,4 @@
-"""What PyTorch's aten operators mean, in calls of the op table. Floor 6; imports the engine, not PyTorch.
+"""What PyTorch's aten operators mean, in calls of the op table. Floor 6; of PyTorch, `random` alone knows generators.
 
 Importing this declares them all, family by family; `table` says how. `load` adds what the op table knows by itself.
 """
