@@ -146,6 +146,7 @@ def _repeat_each(x: Tensor, counts: Any, dim: int, output_size: int | None) -> T
 
 
 def flipped(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Return a copy with the order of elements along `dims` reversed; its rule is the same again."""
     shape, strides = x._shape, x._strides
     if not dims or 0 in shape:
         return copy(x)
