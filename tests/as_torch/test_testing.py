@@ -34,6 +34,7 @@ CASES: dict[str, Any] = {
 }
 
 
+@pytest.mark.each("name", "options")
 @pytest.mark.parametrize("options", [{}, {"rtol": 0.0, "atol": 0.0}, {"rtol": 0.1, "atol": 0.2}])
 @pytest.mark.parametrize("name", CASES)
 def test_assert_close_says_what_pytorch_says(name: str, options: dict[str, float]) -> None:

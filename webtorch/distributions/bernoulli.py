@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
-from webtorch.distributions.utils import BinaryParameter, broadcast_all, part
+from webtorch.distributions.utils import BinaryParameter, Value, broadcast_all, part
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional import binary_cross_entropy_with_logits
 from webtorch.tensors.size import Size
@@ -28,7 +27,10 @@ class Bernoulli(BinaryParameter, ExponentialFamily):
     mean = part("probs", "The probability of 1.")
 
     def __init__(
-        self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
+        self,
+        probs: Value | None = None,
+        logits: Value | None = None,
+        validate_args: bool | None = None,
     ) -> None:
         self._set_probs_or_logits(probs, logits)
         super().__init__(self._param.shape, validate_args=validate_args)
@@ -66,5 +68,5 @@ class Bernoulli(BinaryParameter, ExponentialFamily):
     def _natural_params(self) -> tuple[Tensor, ...]:
         return (webtorch.logit(self.probs),)
 
-    def _log_normalizer(self, x: Any) -> Any:
+    def _log_normalizer(self, x: Tensor) -> Tensor:
         return x.exp().log1p()

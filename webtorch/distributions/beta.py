@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Number
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.dirichlet import Dirichlet
 from webtorch.distributions.exp_family import ExponentialFamily
-from webtorch.distributions.utils import broadcast_all
+from webtorch.distributions.utils import Value, broadcast_all
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -28,10 +27,10 @@ class Beta(ExponentialFamily):
     _batched = ("_dirichlet",)
 
     def __init__(
-        self, concentration1: Any, concentration0: Any, validate_args: bool | None = None
+        self, concentration1: Value, concentration0: Value, validate_args: bool | None = None
     ) -> None:
         if isinstance(concentration1, Number) and isinstance(concentration0, Number):
-            both = webtorch.tensor([float(concentration1), float(concentration0)])  # type: ignore[arg-type]
+            both = webtorch.tensor([float(concentration1), float(concentration0)])
         else:
             both = webtorch.stack(broadcast_all(concentration1, concentration0), -1)
         self._dirichlet = Dirichlet(both, validate_args=validate_args)
@@ -78,5 +77,5 @@ class Beta(ExponentialFamily):
     def _natural_params(self) -> tuple[Tensor, ...]:
         return (self.concentration1, self.concentration0)
 
-    def _log_normalizer(self, x: Any, y: Any) -> Any:
+    def _log_normalizer(self, x: Tensor, y: Tensor) -> Tensor:
         return x.lgamma() + y.lgamma() - (x + y).lgamma()

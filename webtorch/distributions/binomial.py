@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import BinaryParameter
+from webtorch.distributions.utils import BinaryParameter, Value
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -28,9 +27,9 @@ class Binomial(BinaryParameter, Distribution):
 
     def __init__(
         self,
-        total_count: Any = 1,
-        probs: Any = None,
-        logits: Any = None,
+        total_count: Value = 1,
+        probs: Value | None = None,
+        logits: Value | None = None,
         validate_args: bool | None = None,
     ) -> None:
         (count,) = self._set_probs_or_logits(probs, logits, total_count)
@@ -38,7 +37,7 @@ class Binomial(BinaryParameter, Distribution):
         super().__init__(self._param.shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """The integers from 0 to total_count."""
         return constraints.integer_interval(0, self.total_count)
 

@@ -8,7 +8,12 @@ from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import lazy_property, logits_to_probs, part, probs_to_logits
+from webtorch.distributions.utils import (
+    lazy_property,
+    logits_to_probs,
+    part,
+    probs_to_logits,
+)
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -25,17 +30,20 @@ class Categorical(Distribution):
     _unbatched = ("_num_events",)
 
     def __init__(
-        self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
+        self,
+        probs: Tensor | None = None,
+        logits: Tensor | None = None,
+        validate_args: bool | None = None,
     ) -> None:
-        if (probs is None) == (logits is None):
-            raise ValueError("Either `probs` or `logits` must be specified, but not both.")
         name, given = ("logits", logits) if probs is None else ("probs", probs)
+        if given is None or (probs is not None and logits is not None):
+            raise ValueError("Either `probs` or `logits` must be specified, but not both.")
         if given.dim() < 1:
             raise ValueError(f"`{name}` parameter must be at least one-dimensional.")
         if probs is None:
-            self._param = logits - logits.logsumexp(dim=-1, keepdim=True)
+            self._param = given - given.logsumexp(dim=-1, keepdim=True)
         else:
-            self._param = probs / probs.sum(-1, keepdim=True)
+            self._param = given / given.sum(-1, keepdim=True)
         setattr(self, name, self._param)
         self._num_events = self._param.shape[-1]
         super().__init__(self._param.shape[:-1], validate_args=validate_args)
@@ -44,7 +52,7 @@ class Categorical(Distribution):
         return self._param.new(*args, **kwargs)
 
     @constraints.dependent_property(is_discrete=True, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """The integers from 0 to the number of events minus 1."""
         return constraints.integer_interval(0, self._num_events - 1)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import broadcast_all, part
+from webtorch.distributions.utils import Value, broadcast_all, part
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
 
@@ -24,7 +23,7 @@ class Cauchy(Distribution):
     _batched = ("loc", "scale")
     mode = part("loc", "The location.")
 
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, loc: Value, scale: Value, validate_args: bool | None = None) -> None:
         self.loc, self.scale = broadcast_all(loc, scale)
         super().__init__(self.loc.shape, validate_args=validate_args)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.distributions import constraints
 from webtorch.distributions.gamma import Gamma
+from webtorch.distributions.utils import Value
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Chi2"]
@@ -17,7 +16,7 @@ class Chi2(Gamma):
     arg_constraints = {"df": constraints.positive}
     _batched = ("concentration", "rate")
 
-    def __init__(self, df: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, df: Value, validate_args: bool | None = None) -> None:
         super().__init__(0.5 * df, 0.5, validate_args=validate_args)
 
     @property

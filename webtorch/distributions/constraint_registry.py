@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from numbers import Number
-from typing import Any
+from typing import Any, TypeVar
 
 from webtorch.distributions import constraints, transforms
 
 __all__ = ["ConstraintRegistry", "biject_to", "transform_to"]
 
 
+F = TypeVar("F", bound=Callable[..., transforms.Transform])
+
+
 class ConstraintRegistry:
     """A table from classes of constraints to functions that make a transform for one."""
 
     def __init__(self) -> None:
-        self._registry: dict[type, Callable[[Any], Any]] = {}
+        self._registry: dict[type, Callable[[Any], transforms.Transform]] = {}
         super().__init__()
 
     def register(self, constraint: Any, factory: Any = None) -> Any:
@@ -31,7 +34,7 @@ class ConstraintRegistry:
         self._registry[constraint] = factory
         return factory
 
-    def __call__(self, constraint: Any) -> Any:
+    def __call__(self, constraint: constraints.Constraint) -> transforms.Transform:
         """Return a transform from real numbers to the constraint. Raises NotImplementedError where none is known."""
         factory = self._registry.get(type(constraint))
         if factory is None:
@@ -44,8 +47,8 @@ biject_to = ConstraintRegistry()
 transform_to = ConstraintRegistry()
 
 
-def _both(*kinds: Any) -> Callable[[Any], Any]:
-    def register(factory: Any) -> Any:
+def _both(*kinds: Any) -> Callable[[F], F]:
+    def register(factory: F) -> F:
         """Add a pair of functions for one constraint to both registries."""
         for kind in kinds:
             biject_to.register(kind, factory)
@@ -56,12 +59,12 @@ def _both(*kinds: Any) -> Callable[[Any], Any]:
 
 
 @_both(constraints.real)
-def _to_real(constraint: Any) -> transforms.Transform:
+def _to_real(constraint: constraints.Constraint) -> transforms.Transform:
     return transforms.identity_transform
 
 
 @_both(constraints.positive, constraints.nonnegative)
-def _to_positive(constraint: Any) -> transforms.Transform:
+def _to_positive(constraint: constraints.Constraint) -> transforms.Transform:
     return transforms.ExpTransform()
 
 
@@ -97,7 +100,7 @@ for _kind in (constraints.positive_definite, constraints.positive_semidefinite):
 
 
 @_both(constraints.corr_cholesky)
-def _to_corr_cholesky(constraint: Any) -> transforms.Transform:
+def _to_corr_cholesky(constraint: constraints.Constraint) -> transforms.Transform:
     return transforms.CorrCholeskyTransform()
 
 

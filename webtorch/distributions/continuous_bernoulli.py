@@ -10,6 +10,7 @@ from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.utils import (
     BinaryParameter,
+    Value,
     broadcast_all,
     clamp_probs,
     lazy_property,
@@ -38,8 +39,8 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
 
     def __init__(
         self,
-        probs: Any = None,
-        logits: Any = None,
+        probs: Value | None = None,
+        logits: Value | None = None,
         lims: Any = (0.499, 0.501),
         validate_args: bool | None = None,
     ) -> None:
@@ -129,7 +130,7 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
     def _natural_params(self) -> tuple[Tensor, ...]:
         return (self.logits,)
 
-    def _log_normalizer(self, x: Any) -> Any:
+    def _log_normalizer(self, x: Tensor) -> Tensor:
         regular = self._regular(x, 0.5)
         safe = webtorch.where(regular, x, self._lims[0] - 0.5)
         exact = safe.expm1().abs().log() - safe.abs().log()

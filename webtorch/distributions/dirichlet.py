@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
@@ -22,7 +21,7 @@ class Dirichlet(ExponentialFamily):
     has_rsample = True
     _batched = ("concentration",)
 
-    def __init__(self, concentration: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, concentration: Tensor, validate_args: bool | None = None) -> None:
         if concentration.dim() < 1:
             raise ValueError("`concentration` parameter must be at least one-dimensional.")
         self.concentration = concentration
@@ -70,5 +69,5 @@ class Dirichlet(ExponentialFamily):
     def _natural_params(self) -> tuple[Tensor, ...]:
         return (self.concentration,)
 
-    def _log_normalizer(self, x: Any) -> Any:
+    def _log_normalizer(self, x: Tensor) -> Tensor:
         return x.lgamma().sum(-1) - x.sum(-1).lgamma()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from webtorch.distributions import constraints
 from webtorch.distributions.utils import lazy_property
@@ -33,8 +33,8 @@ class Distribution:
     _batched: tuple[str, ...] | None = None
     _unbatched: tuple[str, ...] = ()
     # log_prob and cdf of a checked value, where the distribution has them.
-    _log_prob: Any = None
-    _cdf: Any = None
+    _log_prob: Callable[[Tensor], Tensor] | None = None
+    _cdf: Callable[[Tensor], Tensor] | None = None
 
     @staticmethod
     def set_default_validate_args(value: bool) -> None:
@@ -45,8 +45,8 @@ class Distribution:
 
     def __init__(
         self,
-        batch_shape: Any = Size(),
-        event_shape: Any = Size(),
+        batch_shape: Size = Size(),
+        event_shape: Size = Size(),
         validate_args: bool | None = None,
     ) -> None:
         self._batch_shape = batch_shape
@@ -86,7 +86,7 @@ class Distribution:
                     f"but found invalid values:\n{value}"
                 )
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its parameters expanded to a batch shape. No memory is used for it.
 
         A subclass with an `__init__` of its own overrides this, and hands the instance that it made on as `_instance`.
@@ -178,14 +178,13 @@ class Distribution:
         """Return the probability of being at most a value. Checks the value as `log_prob` does."""
         return self._at(self._cdf, value)
 
-    def _at(self, rule: Any, value: Tensor) -> Tensor:
+    def _at(self, rule: Callable[[Tensor], Tensor] | None, value: Tensor) -> Tensor:
         """Return what a rule gives for a value, which is checked. Raises NotImplementedError without a rule."""
         if rule is None:
             raise NotImplementedError
         if self._validate_args:
             self._validate_sample(value)
-        result: Tensor = rule(value)
-        return result
+        return rule(value)
 
     def icdf(self, value: Tensor) -> Tensor:
         """Return the value that has a cumulative probability."""
@@ -249,7 +248,7 @@ class Distribution:
                 f"but found invalid values:\n{value}"
             )
 
-    def _get_checked_instance(self, cls: Any, _instance: Any = None) -> Any:
+    def _get_checked_instance(self, cls: type[Distribution], _instance: Self | None = None) -> Self:
         if _instance is None and type(self).__init__ != cls.__init__:
             raise NotImplementedError(
                 f"Subclass {self.__class__.__name__} of {cls.__name__} that defines a custom __init__ method "

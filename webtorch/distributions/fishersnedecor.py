@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.gamma import Gamma
-from webtorch.distributions.utils import broadcast_all
+from webtorch.distributions.utils import Value, broadcast_all
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -25,7 +24,7 @@ class FisherSnedecor(Distribution):
     has_rsample = True
     _batched = ("df1", "df2", "_gamma1", "_gamma2")
 
-    def __init__(self, df1: Any, df2: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, df1: Value, df2: Value, validate_args: bool | None = None) -> None:
         self.df1, self.df2 = broadcast_all(df1, df2)
         self._gamma1 = Gamma(self.df1 * 0.5, self.df1)
         self._gamma2 = Gamma(self.df2 * 0.5, self.df2)

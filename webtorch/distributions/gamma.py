@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
-from webtorch.distributions.utils import broadcast_all
+from webtorch.distributions.utils import Value, broadcast_all
 from webtorch.functions import public as webtorch
 from webtorch.functions.sampling import _standard_gamma
 from webtorch.tensors.size import Size
@@ -25,7 +24,9 @@ class Gamma(ExponentialFamily):
     _mean_carrier_measure = 0
     _batched = ("concentration", "rate")
 
-    def __init__(self, concentration: Any, rate: Any, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, concentration: Value, rate: Value, validate_args: bool | None = None
+    ) -> None:
         self.concentration, self.rate = broadcast_all(concentration, rate)
         super().__init__(self.concentration.shape, validate_args=validate_args)
 
@@ -52,7 +53,7 @@ class Gamma(ExponentialFamily):
         tiny = webtorch.finfo(value.dtype).tiny
         return value + (value.detach().clamp(min=tiny) - value.detach())
 
-    def log_prob(self, value: Any) -> Tensor:
+    def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density of a value, which may be a number."""
         return super().log_prob(
             webtorch.as_tensor(value, dtype=self.rate.dtype, device=self.rate.device)
@@ -71,7 +72,7 @@ class Gamma(ExponentialFamily):
     def _natural_params(self) -> tuple[Tensor, ...]:
         return (self.concentration - 1, -self.rate)
 
-    def _log_normalizer(self, x: Any, y: Any) -> Any:
+    def _log_normalizer(self, x: Tensor, y: Tensor) -> Tensor:
         return (x + 1).lgamma() + (x + 1) * (-y.reciprocal()).log()
 
     def _cdf(self, value: Tensor) -> Tensor:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import broadcast_all, part
+from webtorch.distributions.utils import Value, broadcast_all, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -29,7 +28,7 @@ class GeneralizedPareto(Distribution):
     mode = part("loc", "The location, the smallest value.")
 
     def __init__(
-        self, loc: Any, scale: Any, concentration: Any, validate_args: bool | None = None
+        self, loc: Value, scale: Value, concentration: Value, validate_args: bool | None = None
     ) -> None:
         self.loc, self.scale, self.concentration = broadcast_all(loc, scale, concentration)
         super().__init__(self.loc.shape, validate_args=validate_args)
@@ -94,7 +93,7 @@ class GeneralizedPareto(Distribution):
         return (self.scale.log() + self.concentration + 1).expand(self._batch_shape)
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """From loc on; up to loc - scale / concentration where the concentration is negative."""
         bounded = self.loc - self.scale / self.concentration
         return constraints.interval(

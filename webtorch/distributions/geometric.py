@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import BinaryParameter, broadcast_all
+from webtorch.distributions.utils import BinaryParameter, Value, broadcast_all
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional import binary_cross_entropy_with_logits
 from webtorch.tensors.host import reads
@@ -25,7 +24,10 @@ class Geometric(BinaryParameter, Distribution):
     _batched = ("probs", "logits", "_param")
 
     def __init__(
-        self, probs: Any = None, logits: Any = None, validate_args: bool | None = None
+        self,
+        probs: Value | None = None,
+        logits: Value | None = None,
+        validate_args: bool | None = None,
     ) -> None:
         self._set_probs_or_logits(probs, logits)
         super().__init__(self._param.shape, validate_args=validate_args)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AffineTransform, ExpTransform
 from webtorch.distributions.uniform import Uniform
-from webtorch.distributions.utils import broadcast_all, euler_constant, part
+from webtorch.distributions.utils import Value, broadcast_all, euler_constant, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -24,7 +23,7 @@ class Gumbel(TransformedDistribution):
     _batched = ("loc", "scale")
     mode = part("loc", "The location.")
 
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, loc: Value, scale: Value, validate_args: bool | None = None) -> None:
         self.loc, self.scale = broadcast_all(loc, scale)
         limits = webtorch.finfo(self.loc.dtype)
         base = Uniform(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.cauchy import Cauchy
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AbsTransform
-from webtorch.distributions.utils import part
+from webtorch.distributions.utils import Value, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -26,7 +25,7 @@ class HalfCauchy(TransformedDistribution):
     scale = part("base_dist.scale", "The scale: half of the numbers are below it.")
     variance = part("base_dist.variance", "Infinity.")
 
-    def __init__(self, scale: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, scale: Value, validate_args: bool | None = None) -> None:
         base = Cauchy(0, scale, validate_args=False)
         super().__init__(base, AbsTransform(), validate_args=validate_args)
 
@@ -40,7 +39,7 @@ class HalfCauchy(TransformedDistribution):
         """0."""
         return webtorch.zeros_like(self.scale)
 
-    def _log_prob(self, value: Any) -> Tensor:
+    def _log_prob(self, value: Tensor) -> Tensor:
         value = webtorch.as_tensor(value, dtype=self.scale.dtype, device=self.scale.device)
         inside = self.base_dist.log_prob(value) + math.log(2)
         return webtorch.where(value >= 0, inside, -math.inf)

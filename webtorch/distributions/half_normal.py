@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.normal import Normal
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AbsTransform
-from webtorch.distributions.utils import part
+from webtorch.distributions.utils import Value, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -25,7 +24,7 @@ class HalfNormal(TransformedDistribution):
     _batched = ()
     scale = part("base_dist.scale", "The standard deviation of the normal number.")
 
-    def __init__(self, scale: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, scale: Value, validate_args: bool | None = None) -> None:
         base = Normal(0, scale, validate_args=False)
         super().__init__(base, AbsTransform(), validate_args=validate_args)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
@@ -20,7 +20,7 @@ D = TypeVar("D", bound=Distribution)
 class Independent(Distribution, Generic[D]):
     """Another distribution whose last dims of the batch are one event: log_prob is summed over them."""
 
-    arg_constraints: Any = {}
+    arg_constraints: dict[str, constraints.Constraint] = {}
     _batched = ("base_dist",)
     _unbatched = ("reinterpreted_batch_ndims",)
     mean = part("base_dist.mean", "The mean of the base.")
@@ -56,7 +56,7 @@ class Independent(Distribution, Generic[D]):
         return self.reinterpreted_batch_ndims <= 0 and self.base_dist.has_enumerate_support
 
     @constraints.dependent_property
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """The base's, with the dims taken together as one event."""
         result = self.base_dist.support
         if self.reinterpreted_batch_ndims:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.gamma import Gamma
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import PowerTransform
-from webtorch.distributions.utils import part
+from webtorch.distributions.utils import Value, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -26,7 +25,9 @@ class InverseGamma(TransformedDistribution):
     concentration = part("base_dist.concentration", "The concentration of the gamma number.")
     rate = part("base_dist.rate", "The rate of the gamma number.")
 
-    def __init__(self, concentration: Any, rate: Any, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, concentration: Value, rate: Value, validate_args: bool | None = None
+    ) -> None:
         base = Gamma(concentration, rate, validate_args=validate_args)
         power = PowerTransform(-base.rate.new_ones(()))
         super().__init__(base, power, validate_args=validate_args)

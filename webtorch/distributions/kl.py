@@ -9,7 +9,7 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import total_ordering
-from typing import Any
+from typing import Any, TypeVar
 
 from webtorch import autograd, linalg
 from webtorch.distributions.bernoulli import Bernoulli
@@ -51,12 +51,14 @@ from webtorch.tensors.tensor import Tensor
 
 __all__ = ["kl_divergence", "register_kl"]
 
-_KL_REGISTRY: dict[tuple[type, type], Callable[[Any, Any], Any]] = {}
+F = TypeVar("F", bound=Callable[..., Tensor])
+
+_KL_REGISTRY: dict[tuple[type, type], Callable[..., Tensor]] = {}
 _KL_MEMOIZE: dict[tuple[type, type], Any] = {}
 where = webtorch.where
 
 
-def register_kl(type_p: type, type_q: type) -> Callable[[Any], Any]:
+def register_kl(type_p: type, type_q: type) -> Callable[[F], F]:
     """Decorate the function of (p, q) that kl_divergence calls for two classes and their subclasses.
 
     The most specific pair wins; where two are as specific, registering the pair itself decides.
@@ -66,7 +68,7 @@ def register_kl(type_p: type, type_q: type) -> Callable[[Any], Any]:
         if not isinstance(kind, type):
             raise TypeError(f"Expected {name} to be a Distribution subclass but got {kind}")
 
-    def decorator(fun: Any) -> Any:
+    def decorator(fun: F) -> F:
         """Put the function into the registry, and return it."""
         _KL_REGISTRY[type_p, type_q] = fun
         _KL_MEMOIZE.clear()
@@ -84,12 +86,12 @@ class _Match:
     def __init__(self, *types: type) -> None:
         self.types = types
 
-    def __eq__(self, other: Any) -> bool:
-        return self.types == other.types
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Match) and self.types == other.types
 
     __hash__ = object.__hash__
 
-    def __le__(self, other: Any) -> bool:
+    def __le__(self, other: _Match) -> bool:
         for mine, theirs in zip(self.types, other.types, strict=True):
             if not issubclass(mine, theirs):
                 return False
@@ -256,6 +258,9 @@ def _kl_laplace_laplace(p: Laplace, q: Laplace) -> Tensor:
     return ratio * (-away / p.scale).exp() + away / q.scale - ratio.log() - 1
 
 
+_Vector = MultivariateNormal | LowRankMultivariateNormal
+
+
 def _check_events(p: Distribution, q: Distribution, kind: str) -> None:
     if p.event_shape != q.event_shape:
         raise ValueError(
@@ -263,14 +268,14 @@ def _check_events(p: Distribution, q: Distribution, kind: str) -> None:
         )
 
 
-def _factor(p: Any) -> list[Tensor]:
+def _factor(p: _Vector) -> list[Tensor]:
     """Return matrices the sum of whose squares A A^T is the covariance."""
     if isinstance(p, MultivariateNormal):
         return [p._unbroadcasted_scale_tril]
     return [p._unbroadcasted_cov_factor, p._unbroadcasted_cov_diag.sqrt().diag_embed()]
 
 
-def _log_det(p: Any) -> Tensor:
+def _log_det(p: _Vector) -> Tensor:
     """Return the logarithm of the covariance's determinant."""
     if isinstance(p, MultivariateNormal):
         return 2 * _log_diagonal(p._unbroadcasted_scale_tril)
@@ -281,7 +286,7 @@ def _squares(matrix: Tensor) -> Tensor:
     return matrix.square().sum((-2, -1))
 
 
-def _distance_and_trace(p: Any, q: Any) -> Tensor:
+def _distance_and_trace(p: _Vector, q: _Vector) -> Tensor:
     """Return d^T C^-1 d + trace(C^-1 C') for q's covariance C, p's C', and d the difference of their means."""
     away = q.loc - p.loc
     if isinstance(q, MultivariateNormal):
@@ -303,8 +308,8 @@ def _distance_and_trace(p: Any, q: Any) -> Tensor:
     return total
 
 
-def _kl_of_vectors(kind: str) -> Callable[[Any, Any], Tensor]:
-    def divergence(p: Any, q: Any) -> Tensor:
+def _kl_of_vectors(kind: str) -> Callable[[_Vector, _Vector], Tensor]:
+    def divergence(p: _Vector, q: _Vector) -> Tensor:
         """Return the divergence of two normal vectors, of the batch's shape."""
         _check_events(p, q, kind)
         size = p.event_shape[0]
@@ -379,7 +384,7 @@ _INFINITE: dict[type, tuple[type, ...]] = {
 }
 
 
-def _infinite(p: Any, q: Any) -> Tensor:
+def _infinite(p: Distribution, q: Distribution) -> Tensor:
     parameters = [value for value in vars(p).values() if isinstance(value, Tensor)]
     like = parameters[0] if parameters else p.mean
     return webtorch.full(p.batch_shape, math.inf, dtype=like.dtype, device=like.device)
@@ -390,21 +395,21 @@ for _p, _all in _INFINITE.items():
         register_kl(_p, _q)(_infinite)
 
 
-def _mean_log_exponential(q: Any, mean: Tensor) -> Tensor:
+def _mean_log_exponential(q: Exponential, mean: Tensor) -> Tensor:
     return q.rate.log() - q.rate * mean
 
 
-def _mean_log_gamma(q: Any, mean: Tensor, mean_log: Tensor) -> Tensor:
+def _mean_log_gamma(q: Gamma, mean: Tensor, mean_log: Tensor) -> Tensor:
     a = q.concentration
     return a * q.rate.log() - a.lgamma() + (a - 1) * mean_log - q.rate * mean
 
 
-def _mean_log_normal(q: Any, mean: Tensor, variance: Tensor) -> Tensor:
+def _mean_log_normal(q: Normal, mean: Tensor, variance: Tensor) -> Tensor:
     away = (variance + (mean - q.loc).square()) / q.scale.square()
     return -0.5 * (math.log(2 * math.pi) + away) - q.scale.log()
 
 
-def _mean_log_gumbel(q: Any, mean: Tensor, mean_exp: Tensor) -> Tensor:
+def _mean_log_gumbel(q: Gumbel, mean: Tensor, mean_exp: Tensor) -> Tensor:
     """`mean_exp` is the mean of exp((loc - x) / scale)."""
     return (q.loc - mean) / q.scale - mean_exp - q.scale.log()
 
@@ -414,7 +419,7 @@ def _kl_bernoulli_poisson(p: Bernoulli, q: Poisson) -> Tensor:
     return -p.entropy() - (p.probs * q.rate.log() - q.rate)
 
 
-def _kl_to_continuous_bernoulli(p: Any, q: Any) -> Tensor:
+def _kl_to_continuous_bernoulli(p: Distribution, q: ContinuousBernoulli) -> Tensor:
     constant = (-q.probs).log1p() + q._cont_bern_log_norm()
     return -p.entropy() - p.mean * q.logits - constant
 
@@ -530,7 +535,7 @@ def _kl_pareto_normal(p: Pareto, q: Normal) -> Tensor:
     return where(p.alpha <= 2, math.inf, result)
 
 
-def _mean_log_of_uniform(p: Any) -> Tensor:
+def _mean_log_of_uniform(p: Uniform) -> Tensor:
     """Return the mean of log x over an interval."""
     return (p.high.xlogy(p.high) - p.low.xlogy(p.low)) / (p.high - p.low) - 1
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AffineTransform, PowerTransform
 from webtorch.distributions.uniform import Uniform
-from webtorch.distributions.utils import broadcast_all, euler_constant
+from webtorch.distributions.utils import Value, broadcast_all, euler_constant
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -28,7 +27,7 @@ class Kumaraswamy(TransformedDistribution):
     _batched = ("concentration1", "concentration0")
 
     def __init__(
-        self, concentration1: Any, concentration0: Any, validate_args: bool | None = None
+        self, concentration1: Value, concentration0: Value, validate_args: bool | None = None
     ) -> None:
         self.concentration1, self.concentration0 = broadcast_all(concentration1, concentration0)
         base = Uniform(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.beta import Beta
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import broadcast_all
+from webtorch.distributions.utils import Value, broadcast_all
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -30,7 +29,7 @@ class LKJCholesky(Distribution):
     _unbatched = ("dim",)
 
     def __init__(
-        self, dim: int, concentration: Any = 1.0, validate_args: bool | None = None
+        self, dim: int, concentration: Value = 1.0, validate_args: bool | None = None
     ) -> None:
         if dim < 2:
             raise ValueError(

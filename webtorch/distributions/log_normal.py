@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.distributions import constraints
 from webtorch.distributions.normal import Normal
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import ExpTransform
-from webtorch.distributions.utils import part
+from webtorch.distributions.utils import Value, part
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["LogNormal"]
@@ -24,7 +22,7 @@ class LogNormal(TransformedDistribution):
     loc = part("base_dist.loc", "The mean of the logarithm.")
     scale = part("base_dist.scale", "The standard deviation of the logarithm.")
 
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, loc: Value, scale: Value, validate_args: bool | None = None) -> None:
         base = Normal(loc, scale, validate_args=validate_args)
         super().__init__(base, ExpTransform(), validate_args=validate_args)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.distributions import constraints
 from webtorch.distributions.normal import Normal
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import StickBreakingTransform
-from webtorch.distributions.utils import part
+from webtorch.distributions.utils import Value, part
 
 __all__ = ["LogisticNormal"]
 
@@ -23,7 +21,7 @@ class LogisticNormal(TransformedDistribution):
     loc = part("base_dist.base_dist.loc", "The means of the normal numbers.")
     scale = part("base_dist.base_dist.scale", "The standard deviations of the normal numbers.")
 
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, loc: Value, scale: Value, validate_args: bool | None = None) -> None:
         base = Normal(loc, scale, validate_args=validate_args)
         if not base.batch_shape:
             base = base.expand([1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch import linalg
 from webtorch.distributions import constraints
@@ -53,7 +52,7 @@ class LowRankMultivariateNormal(Distribution):
     mean = mode = part("loc", "The mean.")
 
     def __init__(
-        self, loc: Any, cov_factor: Any, cov_diag: Any, validate_args: bool | None = None
+        self, loc: Tensor, cov_factor: Tensor, cov_diag: Tensor, validate_args: bool | None = None
     ) -> None:
         if loc.dim() < 1:
             raise ValueError("loc must be at least one-dimensional.")
@@ -115,9 +114,9 @@ class LowRankMultivariateNormal(Distribution):
     def rsample(self, sample_shape: Sequence[int] = Size()) -> Tensor:
         """Return samples with gradients: loc + cov_factor @ e + sqrt(cov_diag) * f, e and f standard normal."""
         shape = self._extended_shape(sample_shape)
-        kind = {"dtype": self.loc.dtype, "device": self.loc.device}
-        narrow = _standard_normal(shape[:-1] + self.cov_factor.shape[-1:], **kind)
-        wide = _standard_normal(shape, **kind)
+        dtype, device = self.loc.dtype, self.loc.device
+        narrow = _standard_normal(shape[:-1] + self.cov_factor.shape[-1:], dtype, device)
+        wide = _standard_normal(shape, dtype, device)
         shift = _batch_mv(self._unbroadcasted_cov_factor, narrow)
         return self.loc + shift + self._unbroadcasted_cov_diag.sqrt() * wide
 

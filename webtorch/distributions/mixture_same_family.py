@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.categorical import Categorical
@@ -19,7 +18,7 @@ __all__ = ["MixtureSameFamily"]
 class MixtureSameFamily(Distribution):
     """One of the components along the last dim of `component_distribution`'s batch, chosen by a Categorical."""
 
-    arg_constraints: Any = {}
+    arg_constraints: dict[str, constraints.Constraint] = {}
     has_rsample = False
     _batched = ("_mixture_distribution", "_component_distribution")
     _unbatched = ("_num_component", "_event_ndims")
@@ -61,7 +60,7 @@ class MixtureSameFamily(Distribution):
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
     @constraints.dependent_property
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """That of the components."""
         return MixtureSameFamilyConstraint(self._component_distribution.support)
 

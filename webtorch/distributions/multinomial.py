@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.binomial import Binomial
@@ -28,8 +27,8 @@ class Multinomial(OfCategorical):
     def __init__(
         self,
         total_count: int = 1,
-        probs: Any = None,
-        logits: Any = None,
+        probs: Tensor | None = None,
+        logits: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(total_count, int):
@@ -41,7 +40,7 @@ class Multinomial(OfCategorical):
         super().__init__(shape[:-1], shape[-1:], validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """Vectors of counts of sum total_count."""
         return constraints.multinomial(self.total_count)
 

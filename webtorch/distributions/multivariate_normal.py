@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch import linalg
 from webtorch.distributions import constraints
@@ -64,10 +63,10 @@ class MultivariateNormal(Distribution):
 
     def __init__(
         self,
-        loc: Any,
-        covariance_matrix: Any = None,
-        precision_matrix: Any = None,
-        scale_tril: Any = None,
+        loc: Tensor,
+        covariance_matrix: Tensor | None = None,
+        precision_matrix: Tensor | None = None,
+        scale_tril: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
         if loc.dim() < 1:
@@ -127,7 +126,10 @@ class MultivariateNormal(Distribution):
 
 
 def _one_matrix(
-    covariance: Any, precision: Any, scale_tril: Any, error: type[Exception]
+    covariance: Tensor | None,
+    precision: Tensor | None,
+    scale_tril: Tensor | None,
+    error: type[Exception],
 ) -> tuple[str, Tensor]:
     """Return the one that is given, with its name. Raises `error` for none or several."""
     matrices = {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.gamma import Gamma
-from webtorch.distributions.utils import BinaryParameter, lazy_property
+from webtorch.distributions.utils import BinaryParameter, Value, lazy_property
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional import logsigmoid
 from webtorch.tensors.size import Size
@@ -30,9 +29,9 @@ class NegativeBinomial(BinaryParameter, Distribution):
 
     def __init__(
         self,
-        total_count: Any,
-        probs: Any = None,
-        logits: Any = None,
+        total_count: Value,
+        probs: Value | None = None,
+        logits: Value | None = None,
         validate_args: bool | None = None,
     ) -> None:
         (count,) = self._set_probs_or_logits(probs, logits, total_count)

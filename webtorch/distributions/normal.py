@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
-from webtorch.distributions.utils import _standard_normal, broadcast_all, part
+from webtorch.distributions.utils import Value, _standard_normal, broadcast_all, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -27,7 +26,7 @@ class Normal(ExponentialFamily):
     mean = mode = part("loc", "The mean.")
     stddev = part("scale", "The standard deviation.")
 
-    def __init__(self, loc: Any, scale: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, loc: Value, scale: Value, validate_args: bool | None = None) -> None:
         self.loc, self.scale = broadcast_all(loc, scale)
         super().__init__(self.loc.shape, validate_args=validate_args)
 
@@ -69,5 +68,5 @@ class Normal(ExponentialFamily):
         square = self.scale.square()
         return (self.loc / square, -0.5 * square.reciprocal())
 
-    def _log_normalizer(self, x: Any, y: Any) -> Any:
+    def _log_normalizer(self, x: Tensor, y: Tensor) -> Tensor:
         return -0.25 * x.square() / y + 0.5 * (-math.pi / y).log()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.distributions import constraints
 from webtorch.distributions.exponential import Exponential
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AffineTransform, ExpTransform
-from webtorch.distributions.utils import broadcast_all, part
+from webtorch.distributions.utils import Value, broadcast_all, part
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Pareto"]
@@ -21,7 +19,7 @@ class Pareto(TransformedDistribution):
     _batched = ("scale", "alpha")
     mode = part("scale", "The scale, the smallest value.")
 
-    def __init__(self, scale: Any, alpha: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, scale: Value, alpha: Value, validate_args: bool | None = None) -> None:
         self.scale, self.alpha = broadcast_all(scale, alpha)
         base = Exponential(self.alpha, validate_args=validate_args)
         steps = [ExpTransform(), AffineTransform(loc=0, scale=self.scale)]
@@ -40,7 +38,7 @@ class Pareto(TransformedDistribution):
         return self.scale.square() * a / ((a - 1).square() * (a - 2))
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """From scale on."""
         return constraints.greater_than_eq(self.scale)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
-from webtorch.distributions.utils import broadcast_all, part
+from webtorch.distributions.utils import Value, broadcast_all, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -23,7 +22,7 @@ class Poisson(ExponentialFamily):
     _batched = ("rate",)
     mean = variance = part("rate", "The rate.")
 
-    def __init__(self, rate: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, rate: Value, validate_args: bool | None = None) -> None:
         (self.rate,) = broadcast_all(rate)
         super().__init__(self.rate.shape, validate_args=validate_args)
 
@@ -45,5 +44,5 @@ class Poisson(ExponentialFamily):
     def _natural_params(self) -> tuple[Tensor, ...]:
         return (self.rate.log(),)
 
-    def _log_normalizer(self, x: Any) -> Any:
+    def _log_normalizer(self, x: Tensor) -> Tensor:
         return x.exp()

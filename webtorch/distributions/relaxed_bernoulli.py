@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import SigmoidTransform
-from webtorch.distributions.utils import BinaryParameter, broadcast_all, clamp_probs, part
+from webtorch.distributions.utils import BinaryParameter, Value, broadcast_all, clamp_probs, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -27,9 +26,9 @@ class LogitRelaxedBernoulli(BinaryParameter, Distribution):
 
     def __init__(
         self,
-        temperature: Any,
-        probs: Any = None,
-        logits: Any = None,
+        temperature: Tensor,
+        probs: Value | None = None,
+        logits: Value | None = None,
         validate_args: bool | None = None,
     ) -> None:
         self.temperature = temperature
@@ -66,9 +65,9 @@ class RelaxedBernoulli(TransformedDistribution):
 
     def __init__(
         self,
-        temperature: Any,
-        probs: Any = None,
-        logits: Any = None,
+        temperature: Tensor,
+        probs: Value | None = None,
+        logits: Value | None = None,
         validate_args: bool | None = None,
     ) -> None:
         base = LogitRelaxedBernoulli(temperature, probs, logits)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.chi2 import Chi2
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import _standard_normal, broadcast_all, part
+from webtorch.distributions.utils import Value, _standard_normal, broadcast_all, part
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -31,7 +30,7 @@ class StudentT(Distribution):
     mode = part("loc", "The location.")
 
     def __init__(
-        self, df: Any, loc: Any = 0.0, scale: Any = 1.0, validate_args: bool | None = None
+        self, df: Value, loc: Value = 0.0, scale: Value = 1.0, validate_args: bool | None = None
     ) -> None:
         self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
         self._chi2 = Chi2(self.df)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
 from webtorch.distributions.independent import Independent
 from webtorch.distributions.transforms import ComposeTransform, Transform
-from webtorch.distributions.utils import _sum_rightmost
+from webtorch.distributions.utils import Value, _sum_rightmost
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -20,14 +20,14 @@ __all__ = ["TransformedDistribution"]
 class TransformedDistribution(Distribution):
     """The distribution of transforms of a base's samples; log_prob subtracts the logarithms of their Jacobians."""
 
-    arg_constraints: Any = {}
+    arg_constraints: dict[str, constraints.Constraint] = {}
     _batched: tuple[str, ...] = ()
     _unbatched = ("transforms",)
 
     def __init__(
         self,
         base_distribution: Distribution,
-        transforms: Any,
+        transforms: Transform | list[Transform],
         validate_args: bool | None = None,
     ) -> None:
         if isinstance(transforms, Transform):
@@ -60,7 +60,7 @@ class TransformedDistribution(Distribution):
         cut = len(forward_shape) - event_dim
         super().__init__(forward_shape[:cut], forward_shape[cut:], validate_args=validate_args)
 
-    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> Any:
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the distribution with its parameters, and those of its base, expanded to a batch shape."""
         new = super().expand(batch_shape, _instance)
         shape = new._batch_shape + self._event_shape
@@ -71,7 +71,7 @@ class TransformedDistribution(Distribution):
         return new
 
     @constraints.dependent_property(is_discrete=False)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """The last transform's codomain, with the event's other dims taken together."""
         if not self.transforms:
             return self.base_dist.support
@@ -100,7 +100,7 @@ class TransformedDistribution(Distribution):
 
     def _log_prob(self, value: Tensor) -> Tensor:
         event_dim = len(self.event_shape)
-        log_prob: Any = 0.0
+        log_prob: Value = 0.0
         y = value
         for transform in reversed(self.transforms):
             x = transform.inv(y)
@@ -113,7 +113,7 @@ class TransformedDistribution(Distribution):
 
     def _monotonize_cdf(self, value: Tensor) -> Tensor:
         """Return 1 - value where the transforms together fall."""
-        sign: Any = 1
+        sign: Tensor | int = 1
         for transform in self.transforms:
             sign = sign * transform.sign
         if isinstance(sign, int) and sign == 1:

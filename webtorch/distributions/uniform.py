@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import broadcast_all
+from webtorch.distributions.utils import Value, broadcast_all
 from webtorch.functions import public as webtorch
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
@@ -22,12 +21,12 @@ class Uniform(Distribution):
     has_rsample = True
     _batched = ("low", "high")
 
-    def __init__(self, low: Any, high: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, low: Value, high: Value, validate_args: bool | None = None) -> None:
         self.low, self.high = broadcast_all(low, high)
         super().__init__(self.low.shape, validate_args=validate_args)
 
     @property
-    def arg_constraints(self) -> Any:
+    def arg_constraints(self) -> dict[str, constraints.Constraint]:
         """Each bound by the other."""
         return {
             "low": constraints.less_than(self.high),
@@ -35,7 +34,7 @@ class Uniform(Distribution):
         }
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
-    def support(self) -> Any:
+    def support(self) -> constraints.Constraint:
         """From low to high."""
         return constraints.interval(self.low, self.high)
 

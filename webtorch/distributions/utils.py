@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Number
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.nn import functional
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Size, Tensor
+
+# A parameter of a distribution: numbers broadcast against tensors.
+Value = Tensor | float
 
 euler_constant = 0.57721566490153286060
 
@@ -28,7 +33,7 @@ __all__ = [
 ]
 
 
-def broadcast_all(*values: Any) -> Any:
+def broadcast_all(*values: Value | None) -> tuple[Tensor, ...]:
     """Return the values as tensors of one shape; numbers take the dtype and device of the first tensor.
 
     Raises ValueError for what is neither a tensor nor a number.
@@ -52,7 +57,7 @@ def broadcast_all(*values: Any) -> Any:
     )
 
 
-def _standard_normal(shape: Any, dtype: Any, device: Any) -> Tensor:
+def _standard_normal(shape: Sequence[int], dtype: DType, device: DeviceLike) -> Tensor:
     return webtorch.randn(tuple(shape), dtype=dtype, device=device)
 
 
@@ -106,7 +111,7 @@ class _lazy_property_and_property(lazy_property, property):
         property.__init__(self, wrapped)
 
 
-def _lower(n: int, diag: int, device: Any) -> Tensor:
+def _lower(n: int, diag: int, device: DeviceLike) -> Tensor:
     column = webtorch.arange(n, device=device)
     return column < column.view(-1, 1) + (diag + 1)
 
@@ -150,7 +155,9 @@ class BinaryParameter:
 
     _param: Tensor
 
-    def _set_probs_or_logits(self, probs: Any, logits: Any, *others: Any) -> list[Tensor]:
+    def _set_probs_or_logits(
+        self, probs: Value | None, logits: Value | None, *others: Value
+    ) -> list[Tensor]:
         """Set what is given, broadcast against `others`, which are returned. Raises ValueError for both or neither."""
         if (probs is None) == (logits is None):
             raise ValueError("Either `probs` or `logits` must be specified, but not both.")
@@ -172,6 +179,6 @@ class BinaryParameter:
         return logits_to_probs(self.logits, is_binary=True)
 
     @property
-    def param_shape(self) -> Any:
+    def param_shape(self) -> Size:
         """The shape of the parameter that was given."""
         return self._param.shape

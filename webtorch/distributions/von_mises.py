@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch import special
 from webtorch.distributions import constraints
 from webtorch.distributions.distribution import Distribution
-from webtorch.distributions.utils import broadcast_all, lazy_property, part
+from webtorch.distributions.utils import Value, broadcast_all, lazy_property, part
 from webtorch.functions import public as webtorch
 from webtorch.functions.sampling import _sample_von_mises
 from webtorch.tensors.size import Size
@@ -27,7 +26,7 @@ class VonMises(Distribution):
     _batched = ("loc", "concentration")
     mean = mode = part("loc", "The location.")
 
-    def __init__(self, loc: Any, concentration: Any, validate_args: bool | None = None) -> None:
+    def __init__(self, loc: Value, concentration: Value, validate_args: bool | None = None) -> None:
         self.loc, self.concentration = broadcast_all(loc, concentration)
         super().__init__(self.loc.shape, Size(), validate_args)
 

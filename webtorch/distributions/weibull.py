@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.distributions import constraints
 from webtorch.distributions.exponential import Exponential
 from webtorch.distributions.transformed_distribution import TransformedDistribution
 from webtorch.distributions.transforms import AffineTransform, PowerTransform
-from webtorch.distributions.utils import broadcast_all, euler_constant
+from webtorch.distributions.utils import Value, broadcast_all, euler_constant
 from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
@@ -22,7 +20,9 @@ class Weibull(TransformedDistribution):
     support = constraints.positive
     _batched = ("scale", "concentration", "concentration_reciprocal")
 
-    def __init__(self, scale: Any, concentration: Any, validate_args: bool | None = None) -> None:
+    def __init__(
+        self, scale: Value, concentration: Value, validate_args: bool | None = None
+    ) -> None:
         self.scale, self.concentration = broadcast_all(scale, concentration)
         self.concentration_reciprocal = self.concentration.reciprocal()
         base = Exponential(webtorch.ones_like(self.scale), validate_args=validate_args)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from numbers import Number
-from typing import Any
 
 from webtorch import linalg
 from webtorch.distributions import constraints
 from webtorch.distributions.chi2 import Chi2
 from webtorch.distributions.exp_family import ExponentialFamily
 from webtorch.distributions.multivariate_normal import _factor, _log_diagonal, _one_matrix
-from webtorch.distributions.utils import lazy_property
+from webtorch.distributions.utils import Value, lazy_property
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.host import reads
@@ -52,10 +50,10 @@ class Wishart(ExponentialFamily):
 
     def __init__(
         self,
-        df: Any,
-        covariance_matrix: Any = None,
-        precision_matrix: Any = None,
-        scale_tril: Any = None,
+        df: Value,
+        covariance_matrix: Tensor | None = None,
+        precision_matrix: Tensor | None = None,
+        scale_tril: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
         name, matrix = _one_matrix(covariance_matrix, precision_matrix, scale_tril, AssertionError)
@@ -63,12 +61,12 @@ class Wishart(ExponentialFamily):
             raise ValueError(
                 "scale_tril must be at least two-dimensional, with optional leading batch dimensions"
             )
-        if isinstance(df, Number):
-            batch_shape = matrix.shape[:-2]
-            self.df = webtorch.tensor(df, dtype=matrix.dtype, device=matrix.device)
-        else:
+        if isinstance(df, Tensor):
             batch_shape = Size(webtorch.broadcast_shapes(matrix.shape[:-2], df.shape))
             self.df = df.expand(batch_shape)
+        else:
+            batch_shape = matrix.shape[:-2]
+            self.df = webtorch.tensor(df, dtype=matrix.dtype, device=matrix.device)
         p = matrix.shape[-1]
         if reads.possible:
             least = float(self.df.detach().min()) if self.df.numel() else math.inf
@@ -93,7 +91,7 @@ class Wishart(ExponentialFamily):
         return df.unsqueeze(-1) - steps.expand((*self._batch_shape, -1))
 
     @property
-    def arg_constraints(self) -> Any:
+    def arg_constraints(self) -> dict[str, constraints.Constraint]:
         """Df is above p - 1."""
         return {
             "covariance_matrix": constraints.positive_definite,
@@ -189,7 +187,7 @@ class Wishart(ExponentialFamily):
         p = self._event_shape[-1]
         return (-self.precision_matrix / 2, (self.df - p - 1) / 2)
 
-    def _log_normalizer(self, x: Any, y: Any) -> Any:
+    def _log_normalizer(self, x: Tensor, y: Tensor) -> Tensor:
         p = self._event_shape[-1]
         half = y + (p + 1) / 2
         size = -linalg.slogdet(-2 * x).logabsdet + _log_2 * p

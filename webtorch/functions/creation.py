@@ -110,6 +110,7 @@ def number_of(value: Any) -> Any:
 
 
 def dtype_of_number(value: Number) -> DType:
+    """Return the type of a tensor of one Python number: bool, int64, or the default float or complex type."""
     if isinstance(value, bool):
         return bool_
     if isinstance(value, complex):

@@ -302,6 +302,7 @@ def _check_against(x: Tensor, index: Tensor, dim: int, what: str) -> None:
 
 
 def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tensor:
+    """What `gather` computes, for other operations: errors name `op`."""
     if not index.numel() and index.dtype not in (int64, int32):
         return no_elements(x, index._shape)
     check_index(op, index)

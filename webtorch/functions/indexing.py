@@ -41,6 +41,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def check_index(op: str, index: Tensor) -> None:
+    """Raise DTypeError unless an index is of int32 or int64."""
     if index.dtype not in (int64, int32):
         raise DTypeError(
             f"{op}(): Expected dtype int32/int64 for index, got {index.dtype}: use index.long()."
@@ -48,22 +49,27 @@ def check_index(op: str, index: Tensor) -> None:
 
 
 def to_front(x: Tensor, dim: int) -> Tensor:
+    """Return a view with `dim` as the first dimension."""
     return x if dim == 0 else movement.movedim(x, dim, 0)
 
 
 def from_front(x: Tensor, dim: int) -> Tensor:
+    """Return a contiguous tensor with the first dimension at `dim`: what `to_front` did is undone."""
     return x if dim == 0 else movement.contiguous(movement.movedim(x, 0, dim))
 
 
 def flattened(x: Tensor) -> Tensor:
+    """Return all elements in one dimension."""
     return movement.reshape(x, (x.numel(),))
 
 
 def expanded_to(x: Tensor, shape: Shape) -> Tensor:
+    """Return `x` itself where it has the shape, else a view expanded to it."""
     return x if x._shape == shape else movement.broadcast_to(x, shape)
 
 
 def zeros_of(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
+    """Return zeros of a type: False for bool."""
     return fill(shape, movement.zero_of(dtype), dtype, device)
 
 

@@ -7,12 +7,13 @@ from typing import Any
 
 from webtorch.errors import DeviceError, ShapeError
 from webtorch.functions.movement import expanded, ravel, reshape, unsqueeze
-from webtorch.functions.slicing import pad_dim, window
+from webtorch.functions.slicing import pad_dim, pick, window
 from webtorch.ir.dtype import (
     DType,
     promote_types,
 )
 from webtorch.ir.view import (
+    Shape,
     normalize_dim,
     numel,
 )
@@ -27,6 +28,7 @@ from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import unrecorded
+from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 
 
@@ -95,27 +97,34 @@ def join(tensors: Sequence[Tensor], dim: int) -> Tensor:
                     f"dimension {d} differs; join along that one, or pad it"
                 )
         total += shape[dim]
-    out = empty((*first[:dim], total, *first[dim + 1 :]), dtype, device, tensors)
-    starts: list[int | None] = [None] * len(tensors)
+    shape = (*first[:dim], total, *first[dim + 1 :])
     with unrecorded():
-        start = 0
-        for i, part in parts:
-            starts[i] = start
-            length = part._shape[dim]
-            if numel(part._shape):
-                source = part if part.dtype is dtype else cast_to(part, dtype)
-                _write(window(out, dim, start, length), source)
-            start += length
-    shapes = [p._shape for p in tensors]
+        out = _joined(tensors, dim, shape, dtype)
+    return tape.attach(out, "Cat", tensors, _parts, (), (dim, tuple([p._shape for p in tensors])))
 
-    def rule(g: Tensor) -> tuple[Tensor, ...]:
-        """Return each operand's window of the cotangent."""
-        return tuple(
-            fill(shape, 0, g.dtype, g.device) if at is None else window(g, dim, at, shape[dim])
-            for at, shape in zip(starts, shapes, strict=True)
-        )
 
-    return tape.attach(out, "Cat", tensors, rule)
+@remembered
+def _joined(tensors: tuple[Tensor, ...], dim: int, shape: Shape, dtype: DType) -> Tensor:
+    """Return new memory of `shape` with the tensors one after another along `dim`."""
+    out, start = empty(shape, dtype, tensors[0].device, tensors), 0
+    for part in tensors:
+        if numel(part._shape):
+            source = part if part.dtype is dtype else cast_to(part, dtype)
+            _write(window(out, dim, start, part._shape[dim]), source)
+            start += part._shape[dim]
+    return out
+
+
+def _parts(g: Tensor, dim: int, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]:
+    """Return each operand's window of the cotangent of what they were joined to."""
+    found, start = [], 0
+    for shape in shapes:
+        if 0 in shape:
+            found.append(fill(shape, 0, g.dtype, g.device))
+        else:
+            found.append(window(g, dim, start, shape[dim]))
+            start += shape[dim]
+    return tuple(found)
 
 
 @composite(
@@ -166,7 +175,14 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
                 f"{list(part._shape)} at entry {i}: use cat to join tensors of different sizes"
             )
     dim = normalize_dim(dim, len(shape) + 1)
-    return join([unsqueeze(part, dim) for part in tensors], dim)
+    with unrecorded():
+        out = join([unsqueeze(part, dim) for part in tensors], dim)
+    return tape.attach(out, "Stack", tensors, _at_each, (), (dim,))
+
+
+def _at_each(g: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """Return each operand's part of the cotangent of what they were stacked to."""
+    return tuple([pick(g, dim, i) for i in range(g._shape[dim])])
 
 
 def _promoted(args: tuple[Any, ...], rank: Callable[[Tensor], Tensor]) -> Any:

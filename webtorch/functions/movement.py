@@ -119,8 +119,7 @@ def sum_to(g: Tensor, shape: Shape) -> Tensor:
 
 
 def _as_shape(x: Tensor, shape: Shape, strides: Shape, name: str) -> Tensor:
-    old = x._shape
-    return as_view(x, shape, strides, x._offset, vjp=lambda g: reshape(g, old), name=name)
+    return as_view(x, shape, strides, x._offset, vjp=reshape, args=(x._shape,), name=name)
 
 
 def _inferred(op: str, x: Tensor, sizes: Shape) -> Shape:
@@ -293,6 +292,7 @@ def expand(
 
 
 def expanded(op: str, x: Tensor, size: Shape) -> Tensor:
+    """Return a view expanded to `size`; -1 keeps a size. Raises ShapeError, naming `op`, where it cannot be."""
     old, old_strides = x._shape, x._strides
     lead = len(size) - len(old)
     if lead < 0:
@@ -320,7 +320,7 @@ def expanded(op: str, x: Tensor, size: Shape) -> Tensor:
                 f"{op} repeats dimensions of size 1 only; use repeat or tile to copy others"
             )
     new = tuple(shape)
-    return as_view(x, new, tuple(strides), x._offset, vjp=lambda g: sum_to(g, old), name="Expand")
+    return as_view(x, new, tuple(strides), x._offset, vjp=sum_to, args=(old,), name="Expand")
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.expand_as")
@@ -348,6 +348,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
 
 
 def permuted(x: Tensor, dims: tuple[int, ...], name: str = "Permute") -> Tensor:
+    """Return a view with dimension `dims[i]` as its i-th; `name` is that of the gradient function."""
     shape, strides = x._shape, x._strides
     inverse = tuple(sorted(range(len(dims)), key=dims.__getitem__))
     return as_view(
@@ -355,7 +356,8 @@ def permuted(x: Tensor, dims: tuple[int, ...], name: str = "Permute") -> Tensor:
         tuple([shape[d] for d in dims]),
         tuple([strides[d] for d in dims]),
         x._offset,
-        vjp=lambda g: permuted(g, inverse, name),
+        vjp=permuted,
+        args=(inverse, name),
         name=name,
     )
 
@@ -380,6 +382,7 @@ def permute(input: Tensor, *args: Any, dims: Sequence[int] | None = None) -> Ten
 
 
 def swapped(x: Tensor, dim0: int, dim1: int, name: str = "Transpose") -> Tensor:
+    """Return a view with two dimensions exchanged; `name` is that of the gradient function."""
     rank = len(x._shape)
     a, b = normalize_dim(dim0, rank), normalize_dim(dim1, rank)
     order = list(range(rank))
@@ -476,6 +479,7 @@ PROPERTIES = ("mT", "mH", "T", "H")
 
 
 def moved_dims(x: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
+    """Return a view with dimensions `source` at the places `destination`; the others keep their order."""
     rank = len(x._shape)
     source = (source,) if isinstance(source, int) else tuple(source)
     destination = (destination,) if isinstance(destination, int) else tuple(destination)

@@ -145,11 +145,15 @@ def as_float(x: Tensor) -> Tensor:
     return x if x.dtype.has_gradient else cast_to(x, default_dtype())
 
 
+def _reshaped(g: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return g.reshape(shape)
+
+
 def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Remove `dims`, which have size 1, unless they are to be kept."""
     if keepdim or not dims:
         return x
-    old, shape = x._shape, reduced_shape(x._shape, dims)
+    shape = reduced_shape(x._shape, dims)
     if not x._whole:
         return x.reshape(shape)
     if x._grad_fn is None:
@@ -158,7 +162,7 @@ def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
         return x
     # What lies in memory in order needs no more than a view.
     return as_view(
-        x, shape, contiguous_strides(shape), x._offset, vjp=lambda g: g.reshape(old), name="View"
+        x, shape, contiguous_strides(shape), x._offset, vjp=_reshaped, args=(x._shape,), name="View"
     )
 
 

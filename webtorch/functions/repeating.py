@@ -146,12 +146,13 @@ def _repeat_each(x: Tensor, counts: Any, dim: int, output_size: int | None) -> T
 
 
 def flipped(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Return a copy with the order of elements along `dims` reversed; its rule is the same again."""
     shape, strides = x._shape, x._strides
     if not dims or 0 in shape:
         return copy(x)
     offset = x._offset + sum((shape[d] - 1) * strides[d] for d in dims)
     turned = tuple(-s if d in dims else s for d, s in enumerate(strides))
-    return copy(as_view(x, shape, turned, offset, vjp=lambda g: flipped(g, dims), name="Flip"))
+    return copy(as_view(x, shape, turned, offset, vjp=flipped, args=(dims,), name="Flip"))
 
 
 @composite(

@@ -90,9 +90,15 @@ def window(x: Tensor, dim: int, start: int, length: int, step: int = 1) -> Tenso
         (*shape[:dim], length, *shape[dim + 1 :]),
         (*strides[:dim], strides[dim] * step, *strides[dim + 1 :]),
         x._offset + (start * strides[dim] if length else 0),
-        vjp=lambda g: _from_window(g, shape, dim, start, step),
+        vjp=_from_window,
+        args=(shape, dim, start, step),
         name="Slice",
     )
+
+
+def _from_pick(g: Tensor, dim: int, index: int, size: int) -> Tensor:
+    """Return zeros with `g` at position `index` of `dim`."""
+    return pad_dim(unsqueeze(g, dim), dim, index, size - index - 1)
 
 
 def pick(x: Tensor, dim: int, index: int) -> Tensor:
@@ -103,7 +109,8 @@ def pick(x: Tensor, dim: int, index: int) -> Tensor:
         (*shape[:dim], *shape[dim + 1 :]),
         (*strides[:dim], *strides[dim + 1 :]),
         x._offset + index * strides[dim],
-        vjp=lambda g: pad_dim(unsqueeze(g, dim), dim, index, shape[dim] - index - 1),
+        vjp=_from_pick,
+        args=(dim, index, shape[dim]),
         name="Select",
     )
 
@@ -364,6 +371,13 @@ def _place_diagonal(
     return moved_dims(square, (rank - 2, rank - 1), (dim1, dim2))
 
 
+def _from_diagonal(g: Tensor, shape: Shape, offset: int, first: int, second: int) -> Tensor:
+    """Return zeros with the cotangent on the diagonal."""
+    if not g._shape[-1]:
+        return fill(shape, 0, g.dtype, g.device)
+    return _place_diagonal(_square(g), shape[first], shape[second], offset, first, second)
+
+
 @composite(family="movement", traced=True)
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The view of diagonal `offset` of dimensions dim1 and dim2, as a new last dimension."""
@@ -377,18 +391,13 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
     start = max(offset, 0) * strides[second] + max(-offset, 0) * strides[first] if n else 0
     kept = [d for d in range(rank) if d not in (first, second)]
 
-    def vjp(g: Tensor) -> Tensor:
-        """Return zeros with the cotangent on the diagonal."""
-        if not n:
-            return fill(shape, 0, g.dtype, g.device)
-        return _place_diagonal(_square(g), rows, columns, offset, first, second)
-
     return as_view(
         input,
         (*(shape[d] for d in kept), n),
         (*(strides[d] for d in kept), strides[first] + strides[second]),
         input._offset + start,
-        vjp=vjp,
+        vjp=_from_diagonal,
+        args=(shape, offset, first, second),
         name="Diagonal",
     )
 
@@ -467,16 +476,15 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     if size < 0:
         raise RuntimeError(f"size is {size} but must be >= 0")
     if not shape:
-        return as_view(
-            input, (size,), (1,), input._offset, vjp=lambda g: sum_to(g, ()), name="Unfold"
-        )
+        return as_view(input, (size,), (1,), input._offset, vjp=sum_to, args=((),), name="Unfold")
     count = (extent_ - size) // step + 1
     return as_view(
         input,
         (*shape[:dim], count, *shape[dim + 1 :], size),
         (*strides[:dim], stride * step, *strides[dim + 1 :], stride),
         input._offset,
-        vjp=lambda g: _overlap(g, shape, dim, size, step),
+        vjp=_overlap,
+        args=(shape, dim, size, step),
         name="Unfold",
     )
 
