@@ -230,7 +230,11 @@ def _operators() -> None:
     for name, method in methods.items():
         method.__name__ = name
         setattr(
-            Tensor, name, dispatched("getitem" * (name == "__getitem__"), positional=True, role="operation")(method)
+            Tensor,
+            name,
+            dispatched("getitem" * (name == "__getitem__"), positional=True, role="operation")(
+                method
+            ),
         )
     _no_attribute.__name__ = "__getattr__"
     Tensor.__getattr__ = _no_attribute  # type: ignore[attr-defined]

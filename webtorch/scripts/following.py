@@ -107,6 +107,7 @@ class Follower:
         """Look at calls no more, until programs have run often again."""
         self.settle("scripts are switched off")
         self.run.end()
+        self.run = Run(self.root)
         self.on = False
         active.follower = None
         active.add(-1)
