@@ -287,17 +287,40 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
     """Return the program that the calls of a run have become. Raises Refused where it cannot run again alone."""
     if run.runtime is not runtime:
         raise Refused("it computes on two devices")
-    alive = [(k, t) for k, r in enumerate(run.slots) if (t := r()) is not None]
+    if any(storage.version != version for storage, version in run.versions.items()):
+        raise Refused("a tensor from outside was written by what is no call")
+    places = _places(run)
+    outputs = _outputs(run, frozen, places)
+    made = frozenset([place for kind, place, *_ in outputs if kind == "slot"])
+    if any(place >= 0 and place not in made for place in places.values()):
+        raise Refused("a result was computed before")
+    seen = {a.external for a in frozen.args if isinstance(a, Offset)}
+    for _, p in run.noted:
+        p.loose = p.number in seen and p.number not in run.spoilt
+    args = [Reading(a) if isinstance(a, HostScalar) else a for a in frozen.args]
+    dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
+    draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
+    return Program(runtime, executable, _inputs(run, frozen), args, dynamic, outputs, draws, made)
+
+
+def _places(run: Run) -> dict[Storage, int]:
+    """Return the storages of the results that are alive, by what `Facts.storage` calls them."""
     places: dict[Storage, int] = {}
-    for k, t in alive:
+    for k, reference in enumerate(run.slots):
+        t = reference()
+        if t is None:
+            continue
         fn = t._grad_fn
         if fn is not None and fn not in run.used_up:
             raise Refused("a result has a graph that no backward pass has used up")
         if t._base_history or t._history:
             raise Refused("a result was written in place with gradients")
         places[t._storage] = run.facts[k].storage
-    if any(storage.version != version for storage, version in run.versions.items()):
-        raise Refused("a tensor from outside was written by what is no call")
+    return places
+
+
+def _inputs(run: Run, frozen: Frozen) -> list[tuple[tuple[str, Any], bool]]:
+    """Return where the inputs of a program are, and which of them it overwrites."""
     donated = {id(d) for d in frozen.donors if d is not None}
     inputs: list[tuple[tuple[str, Any], bool]] = []
     for node in frozen.inputs:
@@ -309,10 +332,17 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
         else:
             origin = ("constant", node)
         inputs.append((origin, id(node) in donated))
-    outputs: list[tuple[str, int, Shape, int]] = []
+    return inputs
+
+
+def _outputs(
+    run: Run, frozen: Frozen, places: dict[Storage, int]
+) -> list[tuple[str, int, Shape, int]]:
+    """Return where the outputs of a program go. Raises Refused where one is no result and no write of a call."""
     written = {
         run.storages[run.externals[j]._storage] for s in run.at.path() for j, _, _ in s.writes
     }
+    outputs: list[tuple[str, int, Shape, int]] = []
     for taken in frozen.owners:
         storage: Any = taken.owner if isinstance(taken, Taken) else taken
         place = places.get(storage)
@@ -322,17 +352,7 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
             outputs.append(("external", run.storages[storage], taken.node.shape, 0))
         else:
             raise Refused("it leaves a value that no result has")
-    seen = {a.external for a in frozen.args if isinstance(a, Offset)}
-    for _, p in run.noted:
-        p.loose = p.number in seen and p.number not in run.spoilt
-    draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
-    args = [Reading(a) if isinstance(a, HostScalar) else a for a in frozen.args]
-    dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
-    made = frozenset([place for kind, place, *_ in outputs if kind == "slot"])
-    missing = {p for p in places.values() if p >= 0} - made
-    if missing:
-        raise Refused("a result was computed before")
-    return Program(runtime, executable, inputs, args, dynamic, outputs, draws, made)
+    return outputs
 
 
 def facts_along(step: Step) -> list[Facts]:
