@@ -48,8 +48,10 @@ from webtorch.tensors.tensor import Tensor
 _FEWEST = 8
 # How often a program runs before the calls that make it are recorded.
 _REPEATS = 2
-# After so many runs in which nothing was followed nobody looks any more, for a while.
-_PATIENCE = 24
+# After so many runs in which nothing was learned or followed nobody looks any more, until the same programs have
+# run so many times as often.
+_PATIENCE = 8
+_LONGER = 4
 _MAX_STEPS = 20_000
 # What a promised tensor takes over from what the usual call gives.
 _TAKEN = (
@@ -73,8 +75,11 @@ class Follower:
         self.depth = 0
         # What was computed since the run began: None where that was no whole program.
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
+        # How often programs have run, by id, and how often they must before calls are looked at (again).
         self.seen: dict[int, int] = {}
-        self.needed = _REPEATS
+        self.needed: dict[int, int] = {}
+        # The programs that have run since calls are looked at.
+        self.tried: set[int] = set()
         self.counts: Counter[str] = Counter()
         # Why runs did not become scripts, or left them -> how often.
         self.reasons: Counter[tuple[str, str]] = Counter()
@@ -83,22 +88,25 @@ class Follower:
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed, by one program or otherwise."""
+        number = id(executable)
         if self.on:
-            self.computed.append(
-                None if frozen is None or executable is None else (runtime, frozen, executable)
-            )
+            whole_program = frozen is not None and executable is not None
+            self.computed.append((runtime, frozen, executable) if whole_program else None)  # type: ignore[arg-type]
+            self.tried.add(number)
             if not self.depth:
                 self.read()
         elif frozen is not None and len(frozen.order) >= _FEWEST:
-            number = self.seen[id(executable)] = self.seen.get(id(executable), 0) + 1
-            if number >= self.needed:
+            count = self.seen[number] = self.seen.get(number, 0) + 1
+            if count >= self.needed.get(number, _REPEATS):
                 self.start()
             if len(self.seen) > 4096:
                 self.seen.clear()
+                self.needed.clear()
 
     def start(self) -> None:
         """Begin to look at calls."""
         self.on, self.in_vain = True, 0
+        self.tried.clear()
         active.add(1)
         active.follower = self
         self.begin()
@@ -111,8 +119,8 @@ class Follower:
         self.on = False
         active.follower = None
         active.add(-1)
-        self.seen.clear()
-        self.needed = min(2 * self.needed, 1024)
+        for number in self.tried:
+            self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
 
     def begin(self, followed: bool = False) -> None:
         """Begin a run."""
@@ -161,9 +169,9 @@ class Follower:
         return out
 
     def is_part(self, value: Any) -> bool:
-        """Whether an argument is a tensor that the run gave, or that takes gradients."""
+        """Whether an argument is a tensor that the run gave, or has one."""
         if isinstance(value, Tensor):
-            return self.run.slot_of(value) is not None or (mode.grad and value.requires_grad)
+            return self.run.slot_of(value) is not None
         return isinstance(value, (tuple, list)) and any(map(self.is_part, value))
 
     def inside(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
@@ -222,7 +230,7 @@ class Follower:
 
     def beside(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call that needs nothing of what the run gave, such as a view of a batch or a copy from elsewhere. It
-        stands in the script if something of it remains to be computed.
+        stands in the script if something of it remains to be computed, or to be differentiated.
         """
         if run.promised:
             out = self.inside(callee, args, kwargs)
@@ -642,6 +650,7 @@ class Follower:
             up.ready = True
             up = up.parent
         self.counts["scripts"] += 1
+        self.in_vain = 0
 
     # ---- random numbers
 
@@ -666,10 +675,12 @@ _promising: list[Follower] = []
 
 
 def _is_computed(out: Any) -> bool:
-    """Whether what a call gave has its value."""
+    """Whether what a call gave has its value, and no part in a graph."""
     if isinstance(out, (tuple, list)):
         return all(map(_is_computed, out))
-    return not isinstance(out, Tensor) or out._storage.node.kind == "buffer"
+    if not isinstance(out, Tensor):
+        return True
+    return out._storage.node.kind == "buffer" and not out.requires_grad
 
 
 def _guard(storage: Storage) -> None:

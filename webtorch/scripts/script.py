@@ -230,8 +230,13 @@ class Reading:
     __slots__ = ("key", "source")
 
     def __init__(self, number: HostScalar) -> None:
-        self.source: Callable[[], Any] = weakref.ref(number.source)
+        source = number.source
         self.key = number.key
+        try:
+            self.source: Callable[[], Any] = weakref.ref(source)
+        except TypeError:
+            # A dict.
+            self.source = lambda: source
 
     def read(self) -> float:
         """Return the number as it is now."""
