@@ -398,6 +398,8 @@ def main() -> None:
         if found:
             bad += 1
             sys.stdout.write(found + "\n")
+        if found or seed % 100 == 99:
+            sys.stdout.write(f"{seed - given.seed + 1} programs, {bad} differ; {total}\n")
             sys.stdout.flush()
     sys.stdout.write(f"{given.count} programs, {bad} differ; {total}\n")
 
