@@ -373,7 +373,7 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     with scripts(True) as follower:
         followed = loop.run(webtorch)
         counts = dict(follower().counts)
-    found = differ(followed, plain, 1e-10)
+    found = differ(followed, plain, 1e-7)
     if found:
         return f"{loop}\n  with scripts and without: {found}", counts
     found = differ(plain, loop.run(torch), 1e-5)

@@ -225,6 +225,29 @@ def test_a_model_that_is_dropped_is_freed(follower: Any) -> None:
     assert weight() is None
 
 
+def test_what_was_recorded_in_part_is_not_done_again(follower: Any) -> None:
+    x, total = torch.arange(40.0), torch.zeros(2)
+    expected = 0.0
+    for i in [0, 0, 0, 0, 0, 4, 0, 4, 4, 0]:
+        # A view from the beginning and one from further on are called alike, and are two programs.
+        total.add_(x[i : i + 2])
+        total.mul_(1.5)
+        expected = (expected + i) * 1.5
+        assert total.tolist()[0] == pytest.approx(expected)
+
+
+def test_whoever_asks_for_memory_sees_what_is_alive(device: str, follower: Any) -> None:
+    training = Training(device)
+    training.until_followed(follower)
+    backend = training.data._storage.runtime.backend
+    before = backend.memory_allocated()
+    large = torch.ones(64, 512, device=device)
+    (large * 2).sum().item()
+    large.add_(1)
+    del large
+    assert backend.memory_allocated() - before < 8192
+
+
 def test_steps_are_not_followed_where_they_are_switched_off() -> None:
     with scripts(False) as follower:
         training = Training()

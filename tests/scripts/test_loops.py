@@ -15,6 +15,7 @@ def test_a_loop_gives_the_same_numbers(seed: int) -> None:
     assert not found, found
 
 
-def test_most_loops_follow_scripts() -> None:
+def test_loops_follow_scripts() -> None:
+    # Those that compute nothing before their end have none.
     followed = [check(seed)[1].get("followed", 0) for seed in range(100, 112)]
-    assert sum(n > 3 for n in followed) >= 8, followed
+    assert sum(followed) >= 25, followed

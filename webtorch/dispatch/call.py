@@ -114,8 +114,8 @@ class Follower(Protocol):
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
 
-    def settle(self, why: str) -> None:
-        """Compute what is promised, or record it."""
+    def rest(self, why: str) -> None:
+        """Compute what is promised, or record it, and let go of what was given."""
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
@@ -166,9 +166,9 @@ def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
 
 
 def settle_scripts(why: str) -> None:
-    """Compute what a script has promised, or record it."""
+    """Compute what a script has promised, or record it; and let go of what it was given."""
     if active.follower is not None:
-        active.follower.settle(why)
+        active.follower.rest(why)
 
 
 def refuse_scripts(why: str) -> None:

@@ -208,7 +208,8 @@ class Follower:
             at = run.at
         count = len(run.externals)
         grad = mode.grad, mode.inference
-        if not run.left and at.following:
+        # What has been recorded in part is not followed: its program would do again what was done.
+        if at.following and not run.taken and not run.left:
             for step in at.following:
                 if (
                     step.callee is callee
@@ -322,6 +323,14 @@ class Follower:
                 if program is None or not run.at.ready:
                     self.note(why)
                 self.resolve(run)
+
+    def rest(self, why: str) -> None:
+        """End the run, and let go of what it was given."""
+        self.settle(why)
+        if not self.depth and threading.get_ident() == self.thread:
+            self.run.end()
+            self.run = Run(self.root)
+            self.computed.clear()
 
     def note(self, why: str) -> None:
         """Keep why calls do not follow a script."""

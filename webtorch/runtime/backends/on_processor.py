@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from webtorch.dispatch.call import settle_scripts
 from webtorch.errors import DeviceCheckError, IndexOutOfRangeError
 from webtorch.ir.dtype import DType
 from webtorch.ir.limits import Limits
@@ -69,6 +70,7 @@ class ProcessorBackend:
 
     def memory_allocated(self) -> int:
         """Return the bytes held by live buffers."""
+        settle_scripts("memory is asked for")
         return self.memory.live
 
     def max_memory_allocated(self) -> int:

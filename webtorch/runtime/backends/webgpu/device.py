@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from webtorch.dispatch.call import settle_scripts
 from webtorch.errors import (
     DeviceCheckError,
     DeviceError,
@@ -292,6 +293,7 @@ class WebGPUBackend:
 
     def memory_allocated(self) -> int:
         """Return the bytes held by live buffers."""
+        settle_scripts("memory is asked for")
         with self.lock:
             self.pool.collect()
             return self.pool.allocated
