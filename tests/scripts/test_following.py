@@ -236,6 +236,22 @@ def test_what_was_recorded_in_part_is_not_done_again(follower: Any) -> None:
         assert total.tolist()[0] == pytest.approx(expected)
 
 
+def test_other_pending_work_is_no_part_of_a_run(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    apart = torch.ones(3)
+    for i in range(4):
+        out = training.forward()
+        # Needs nothing of the step, and is pending when the step's program runs.
+        apart = apart + i
+        loss = out.square().mean()
+        training.optimizer.zero_grad()
+        loss.backward()
+        training.optimizer.step()
+    assert apart.tolist() == [7.0] * 3
+    assert out.grad_fn is not None
+
+
 def test_whoever_asks_for_memory_sees_what_is_alive(device: str, follower: Any) -> None:
     training = Training(device)
     training.until_followed(follower)

@@ -306,13 +306,19 @@ class Follower:
             if not run.promised:
                 return
             self._no_promises(run)
-            program = run.at.program
-            if program is not None and run.at.ready and self.complete(run, program):
-                self.counts["followed"] += 1
-                if self.run is run:
-                    self.begin(followed=True)
-            else:
-                self.leave(run)
+            # What else is computed meanwhile is no part of the run.
+            mine = threading.get_ident() == self.thread
+            self.depth += mine
+            try:
+                program = run.at.program
+                if program is None or not run.at.ready or not self.complete(run, program):
+                    self.leave(run)
+                    return
+            finally:
+                self.depth -= mine
+            self.counts["followed"] += 1
+            if self.run is run:
+                self.begin(followed=True)
 
     def settle(self, why: str) -> None:
         """End the run's promises, for this reason."""
@@ -380,11 +386,11 @@ class Follower:
             except BaseException as error:
                 for generator, offset in places:
                     generator._offset = offset
-                if isinstance(error, Exception):
-                    # The calls that are made in the usual way fail as they do.
-                    return False
-                self.leave(run)
-                raise
+                if not isinstance(error, Exception):
+                    self.leave(run)
+                    raise
+                # The calls that are made in the usual way fail as they do.
+                return False
             runtime.counters.realized += 1
             runtime.counters.hits += 1
             for place, tensors in holders.items():
