@@ -17,6 +17,7 @@ def scripts(on: bool, repeats: int = 1) -> Iterator[Callable[[], following.Follo
     with mock.patch.multiple(following, **limits):
         if on:
             begin_to_look()
-        yield following.follower
-        stop_to_look()
-    begin_to_look()
+        try:
+            yield following.follower
+        finally:
+            stop_to_look()

@@ -252,6 +252,43 @@ def test_other_pending_work_is_no_part_of_a_run(follower: Any) -> None:
     assert out.grad_fn is not None
 
 
+def test_a_view_of_a_view_has_an_offset_of_its_own(follower: Any) -> None:
+    w, flat = torch.zeros(2, 3), torch.arange(400.0)
+    expected = torch.zeros(2, 3)
+    for i in range(1, 12):
+        part = flat[i : i + 20][6:12].view(2, 3)
+        w.add_(flat[i + 1 : i + 7].view(2, 3)).add_(part)
+        expected = torch.tensor(
+            [[float(i + 1 + 3 * r + c + i + 6 + 3 * r + c) for c in range(3)] for r in range(2)]
+        )
+        assert w.tolist() == expected.tolist()
+        w = torch.zeros(2, 3)
+    assert follower().counts["followed"] > 4
+
+
+def test_values_that_two_tensors_share_are_told_apart_later(follower: Any) -> None:
+    a, total = torch.ones(3), 0.0
+    for i in range(9):
+        b = a.clone()
+        if i > 5:
+            b.mul_(2)
+        out = (a + b * 10).sum().item()
+        assert out == 33.0 if i < 6 else 63.0
+        total += out
+    assert follower().counts["followed"] > 1
+
+
+def test_a_write_that_computes_nothing_is_done(follower: Any) -> None:
+    w = torch.ones(3)
+    for i in range(9):
+        before = w.clone()
+        w.add_(float(1))
+        moved = w.sum().item()
+        w.copy_(before)
+        assert (w * 2 + w).sum().item() == 9.0, i
+        assert moved == 6.0
+
+
 def test_whoever_asks_for_memory_sees_what_is_alive(device: str, follower: Any) -> None:
     training = Training(device)
     training.until_followed(follower)

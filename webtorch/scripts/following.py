@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted
+from webtorch.dispatch.call import Args, Callee, Kwargs, active, inside, interpreted
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again, user_line
 from webtorch.ops.purity import look
@@ -251,7 +251,7 @@ class Follower:
         """Whether somebody else sees operations, so that none may be left out."""
         runtime = self.run.runtime
         return (
-            active.count > 1
+            (active.count > 1 and inside())
             or tracing.active
             or looks_at_each()
             or watch.before is not None
@@ -505,8 +505,6 @@ class Follower:
         run.undo.clear()
         if run is self.run:
             begin(run)
-        for j, t in enumerate(run.externals):
-            run.nodes.setdefault(t._storage.node, j)
         for leaf, before, promised in run.gradients:
             if leaf._grad is promised:
                 leaf._grad = before
@@ -591,6 +589,7 @@ class Follower:
             return out
         if beside and not self.computed and _is_computed(out):
             run.forget_externals(count)
+            _plain_offsets(out)
             return out
         try:
             if self.computed and note.step.kind != "step":
@@ -696,6 +695,15 @@ def _is_computed(out: Any) -> bool:
     if not isinstance(out, Tensor):
         return True
     return out._storage.node.kind == "buffer" and not out.requires_grad
+
+
+def _plain_offsets(out: Any) -> None:
+    """Let views say their offsets as they usually do."""
+    if isinstance(out, (tuple, list)):
+        for o in out:
+            _plain_offsets(o)
+    elif isinstance(out, Tensor):
+        out._offset = int(out._offset)
 
 
 def _guard(storage: Storage) -> None:
@@ -838,7 +846,7 @@ def stop_to_look() -> None:
     _listener.follower = None
 
 
-_setting = os.environ.get("WEBTORCH_SCRIPTS", "1")
+_setting = os.environ.get("WEBTORCH_SCRIPTS", "0")
 if _setting == "always":
     # For tests: whatever is computed twice.
     _REPEATS, _FEWEST, _PATIENCE = 1, 1, 1 << 60

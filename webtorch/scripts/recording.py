@@ -169,10 +169,10 @@ def pattern_of(value: Any, run: Run) -> Pattern:
         if storage.runtime is not run.runtime:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
-        p.facts, p.alias = facts, run.storages.get(storage, -1)
+        p.facts = facts
+        p.alias = run.storages.get(storage, -1), run.nodes.get(storage.node, -1)
         p.reference = weakref.ref(value)
         run.add_external(value)
-        run.nodes.setdefault(storage.node, p.number)
         run.note_offset(value, p)
         return p
     if type(value) is Varying:
@@ -344,7 +344,9 @@ def _outputs(
     }
     outputs: list[tuple[str, int, Shape, int]] = []
     for taken in frozen.owners:
-        storage: Any = taken.owner if isinstance(taken, Taken) else taken
+        storage = taken.owner if isinstance(taken, Taken) else taken
+        if not isinstance(storage, Storage):
+            raise Refused("it is computed in parts")
         place = places.get(storage)
         if place is not None and place >= 0:
             outputs.append(("slot", place, taken.node.shape, storage.version))
@@ -352,6 +354,8 @@ def _outputs(
             outputs.append(("external", run.storages[storage], taken.node.shape, 0))
         else:
             raise Refused("it leaves a value that no result has")
+    if written - {number for kind, number, *_ in outputs if kind == "external"}:
+        raise Refused("a write takes the value of another tensor as it is")
     return outputs
 
 

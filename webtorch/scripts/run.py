@@ -71,12 +71,14 @@ class Run:
         # What written storages held before, and what gradients were before a backward pass.
         self.undo: dict[Storage, Node] = {}
         self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        # While it is recorded: why it cannot become a script; slots' facts; the values of external storages as they
-        # were met; what was there at the beginning; generators -> (generator, offset at the beginning); functions
-        # that a backward pass used up; external tensors whose offsets are noted, and of which that is in vain.
+        # The values of external storages as they were met, and the first tensor that had each: storages may share one.
+        self.values: list[Node] = []
+        self.nodes: dict[Node, int] = {}
+        # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
+        # generators -> (generator, offset at the beginning); functions that a backward pass used up; external tensors
+        # whose offsets are noted, and of which that is in vain.
         self.refused = ""
         self.facts: list[Facts] = []
-        self.nodes: dict[Node, int] = {}
         self.begun: dict[Node, weakref.ref[Storage]] = {}
         self.generators: dict[int, tuple[Any, int]] = {}
         self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
@@ -109,18 +111,23 @@ class Run:
         """Give a tensor from outside the next number."""
         number = self.numbers[id(t)] = len(self.externals)
         self.externals.append(t)
-        self.storages.setdefault(t._storage, number)
+        storage = t._storage
+        self.storages.setdefault(storage, number)
+        self.values.append(storage.node)
+        self.nodes.setdefault(storage.node, number)
         return number
 
     def forget_externals(self, count: int) -> None:
         """Take back all but the first `count`."""
-        for t in self.externals[count:]:
+        if len(self.externals) == count:
+            return
+        for t, node in zip(self.externals[count:], self.values[count:], strict=True):
             del self.numbers[id(t)]
             if self.storages.get(t._storage, -1) >= count:
                 del self.storages[t._storage]
-        del self.externals[count:]
-        if self.nodes:
-            self.nodes = {node: number for node, number in self.nodes.items() if number < count}
+            if self.nodes.get(node, -1) >= count:
+                del self.nodes[node]
+        del self.externals[count:], self.values[count:]
         for t, p in self.noted:
             if p.number >= count:
                 t._offset = int(t._offset)
@@ -185,7 +192,7 @@ class Run:
         if offset != p.value and not (p.loose and offset and p.value):
             return False
         storage = t._storage
-        if self.storages.get(storage, -1) != p.alias:
+        if (self.storages.get(storage, -1), self.nodes.get(storage.node, -1)) != p.alias:
             return False
         self.add_external(t)
         return True
@@ -231,8 +238,8 @@ class Run:
 
     def note_offset(self, t: Tensor, p: Pattern) -> None:
         """Have the numbers that come of a tensor's offset say so, until the run ends."""
-        if t._offset and type(t._offset) is int:
-            t._offset = Offset.of(t._offset, p.number, self.spoilt)
+        if t._offset:
+            t._offset = Offset.of(int(t._offset), p.number, self.spoilt)
             self.noted.append((t, p))
 
     def end(self) -> None:

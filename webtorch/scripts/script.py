@@ -112,9 +112,10 @@ class Pattern:
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
         self.parts: list[Pattern] = []
-        # Of an external tensor: what it is like, which earlier one shares its storage (-1: none), which tensor it was.
+        # Of an external tensor: what it is like, which earlier ones share its storage and its value (-1: none), which
+        # tensor it was.
         self.facts: Any = None
-        self.alias = -1
+        self.alias = (-1, -1)
         self.reference: Callable[[], Any] = _nothing
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
