@@ -289,6 +289,19 @@ def test_a_write_that_computes_nothing_is_done(follower: Any) -> None:
         assert moved == 6.0
 
 
+def test_arrays_that_see_other_memory_change_nothing(follower: Any) -> None:
+    kept = [torch.ones(2).add(i).numpy() for i in range(70)]
+    training = Training()
+    training.until_followed(follower)
+    weight = training.model[0].weight.detach().numpy()
+    before = weight.copy()
+    training.step()
+    training.step()
+    assert (weight != before).any()
+    assert (weight == training.model[0].weight.detach().numpy()).all()
+    assert kept[3].tolist() == [4.0, 4.0]
+
+
 def test_whoever_asks_for_memory_sees_what_is_alive(device: str, follower: Any) -> None:
     training = Training(device)
     training.until_followed(follower)

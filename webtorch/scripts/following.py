@@ -256,7 +256,7 @@ class Follower:
             or looks_at_each()
             or watch.before is not None
             or watch.listener is not None
-            or (runtime is not None and (runtime.debug >= 4 or bool(runtime.lent)))
+            or (runtime is not None and runtime.debug >= 4)
         )
 
     def refuse(self, why: str) -> None:
@@ -368,7 +368,7 @@ class Follower:
         if any(place >= 0 and place not in program.made for place in holders):
             return False
         with runtime.lock:
-            if runtime.lent or runtime.capturing:
+            if runtime.capturing:
                 return False
             runtime.realize()
             found = self._inputs(run, program)
@@ -414,7 +414,7 @@ class Follower:
             if storage is None:
                 return None
             node = storage.node
-            if node.kind != "buffer":
+            if node.kind != "buffer" or (node.host is not None and realizing.is_seen(node)):
                 return None
             found.append((storage, node, donated))
         return found

@@ -162,7 +162,7 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused(
                 "it is given a tensor from before that is not computed"
                 if pending
-                else "it is given a tensor from before that has hooks or hidden dimensions"
+                else "it is given a tensor from before that has hooks or hidden dimensions, or that NumPy sees"
             )
         storage = value._storage
         run.runtime = run.runtime or storage.runtime

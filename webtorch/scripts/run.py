@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Any
 
 from webtorch.ir.graph import Node
-from webtorch.runtime.realize import Runtime
+from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -45,6 +45,7 @@ def facts_of(t: Tensor) -> tuple[Any, ...] | None:
         or (t._retains and not graph)
         or (base is not None and base._requires_grad and not graph)
         or t._storage.node.kind != "buffer"
+        or (t._storage.node.host is not None and is_seen(t._storage.node))
     ):
         return None
     facts: tuple[Any, ...] = _LIKE(t)
