@@ -46,6 +46,16 @@ class Training:
         self.optimizer.step()
         return loss
 
+    def promised(self, follower: Any) -> tuple[Any, Any]:
+        """Return a promised result, and what it is to be."""
+        self.until_followed(follower)
+        x = self.data[self.count : self.count + 4]
+        # Reading ends the run.
+        expected = torch.tensor(copy.deepcopy(self.model)(x).tolist())
+        out = self.forward()
+        assert follower().run.promised
+        return out, expected
+
     def until_followed(self, follower: Any) -> Follower:
         """Train until steps follow a script."""
         for _ in range(8):
@@ -88,12 +98,8 @@ def test_nothing_is_recorded_while_a_script_is_followed(follower: Any) -> None:
 
 
 def test_a_promised_tensor_that_is_read_has_its_value(follower: Any) -> None:
-    training = Training()
-    training.until_followed(follower)
-    state = copy.deepcopy(training.model)
-    x = training.data[training.count : training.count + 4]
-    out = training.forward()
-    torch.testing.assert_close(out.detach(), state(x).detach())
+    out, expected = Training().promised(follower)
+    torch.testing.assert_close(out.detach(), expected)
     assert out.grad_fn is not None
     assert out.grad_fn.name() == "AddmmBackward0"
 
@@ -123,16 +129,12 @@ def test_an_error_in_the_middle_loses_nothing(follower: Any) -> None:
 
 
 def test_another_thread_may_read_what_is_promised(follower: Any) -> None:
-    training = Training()
-    training.until_followed(follower)
-    plain = copy.deepcopy(training.model)
-    x = training.data[training.count : training.count + 4]
-    out = training.forward()
+    out, expected = Training().promised(follower)
     read = []
     thread = threading.Thread(target=lambda: read.append(out.tolist()))
     thread.start()
     thread.join()
-    torch.testing.assert_close(torch.tensor(read[0]), plain(x).detach())
+    torch.testing.assert_close(torch.tensor(read[0]), expected)
 
 
 def test_a_write_from_elsewhere_comes_after_what_was_called_before(follower: Any) -> None:

@@ -19,7 +19,7 @@ from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Frozen, Runtime
 from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
-from webtorch.scripts.recording import Note, Refused, begin, facts_along, graph_of, program_of
+from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
 from webtorch.scripts.run import Run, dress
 from webtorch.scripts.script import (
     KNOWN,
@@ -37,6 +37,7 @@ from webtorch.scripts.script import (
 )
 from webtorch.tensors.above import give
 from webtorch.tensors.base import LATE
+from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
@@ -209,7 +210,7 @@ class Follower:
         count = len(run.externals)
         grad = mode.grad, mode.inference
         # What has been recorded in part is not followed: its program would do again what was done.
-        if at.following and not run.taken and not run.left:
+        if at.following and not run.taken:
             for step in at.following:
                 if (
                     step.callee is callee
@@ -218,7 +219,8 @@ class Follower:
                     and run.matches(step, args, kwargs)
                 ):
                     with self.lock:
-                        if self.run is run and self.may_follow(run):
+                        # Unless another thread has ended the run's promises meanwhile.
+                        if self.run is run and not run.taken:
                             return self.follow(run, step)
                     run.forget_externals(count)
                     break
@@ -241,11 +243,6 @@ class Follower:
                 self.run.refused = self.run.refused or f"{callee.name} was called too early"
             return out
         return self.record(run, callee, args, kwargs, beside=True)
-
-    @staticmethod
-    def may_follow(run: Run) -> bool:
-        """Whether no other thread has ended the run's promises meanwhile."""
-        return not run.left
 
     def is_looked_at(self) -> bool:
         """Whether somebody else sees operations, so that none may be left out."""
@@ -497,7 +494,6 @@ class Follower:
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way; what was promised becomes what they give."""
         self.counts["left"] += 1
-        run.left = True
         path = run.at.path()
         run.taken = [step.anew(run) for step in path]
         run.runtime = run.externals[0]._storage.runtime if run.externals else None
@@ -535,7 +531,7 @@ class Follower:
                     if p.form == NEW:
                         run.note_offset(run.externals[p.number], p)
                 if step.kind == "backward":
-                    run.used_up.update(graph_of(args[0]))
+                    run.used_up.update(graph_of([args[0]._grad_fn]))
                 out = interpreted(step.callee, args, kwargs)
                 _take_over(step.results, out, run)
                 for j, form in step.leaves:

@@ -33,6 +33,7 @@ from webtorch.scripts.script import (
     patterns_in,
 )
 from webtorch.tensors.device import device
+from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import HostScalar, Varying
 from webtorch.tensors.modes import mode
 from webtorch.tensors.size import Size
@@ -171,7 +172,6 @@ def pattern_of(value: Any, run: Run) -> Pattern:
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
         p.alias = run.storages.get(storage, -1), run.nodes.get(storage.node, -1)
-        p.reference = weakref.ref(value)
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -251,7 +251,7 @@ def _facts(t: Tensor, run: Run) -> Facts:
 def _leaves(root: Tensor, run: Run) -> list[Tensor]:
     """Return the leaves that a backward pass reaches. Raises Refused where somebody looks at what it does."""
     leaves: list[Tensor] = []
-    for fn in graph_of(root):
+    for fn in graph_of([root._grad_fn] if root._grad_fn is not None else []):
         if fn.pre_hooks or fn.post_hooks or fn.retained:
             raise Refused("a hook looks at a gradient")
         if isinstance(fn, AccumulateGrad):
@@ -269,18 +269,6 @@ def _leaves(root: Tensor, run: Run) -> list[Tensor]:
         raise Refused("no leaf takes a gradient")
     leaves.sort(key=lambda t: run.numbers[id(t)])
     return leaves
-
-
-def graph_of(root: Tensor) -> list[GradFn]:
-    """Return the gradient functions that a backward pass from `root` may run."""
-    stack = [root._grad_fn] if root._grad_fn is not None else []
-    seen: dict[int, GradFn] = {}
-    while stack:
-        fn = stack.pop()
-        if id(fn) not in seen:
-            seen[id(fn)] = fn
-            stack.extend([e[0] for e in fn.edges if e is not None])
-    return list(seen.values())
 
 
 def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executable) -> Program:

@@ -65,8 +65,8 @@ class Run:
         self.numbers: dict[int, int] = {}
         self.storages: dict[Storage, int] = {}
         self.runtime: Runtime | None = None
-        # Whether tensors are promised, and whether calls have been made in the usual way since.
-        self.promised = self.left = False
+        # Whether tensors are promised.
+        self.promised = False
         # Whether a backward pass has given gradients.
         self.differentiated = False
         # What written storages held before, and what gradients were before a backward pass.
@@ -87,7 +87,7 @@ class Run:
         self.spoilt: set[int] = set()
         # What slots are, while their calls are made in the usual way after all.
         self.made: list[Tensor] = []
-        # The calls as they were this time.
+        # The calls that were made, as they were this time; none while what they give is promised.
         self.taken: list[Step] = []
         # The writes that external storages had counted after the last call that read them.
         self.versions: dict[Storage, int] = {}
@@ -136,7 +136,7 @@ class Run:
 
     def holds(self, t: Tensor) -> bool:
         """Whether a tensor was promised here and not looked at."""
-        return self.promised and any(r() is t for r in self.slots)
+        return self.promised and self.slot_of(t) is not None
 
     # ---- matching
 
@@ -223,8 +223,7 @@ class Run:
         if type(form) is Facts:
             t = object.__new__(Tensor)
             dress(t, form, self)
-            self.ids[id(t)] = len(self.slots)
-            self.slots.append(weakref.ref(t))
+            self.add_slot(t)
             return t
         kind, value = form
         if kind == "external":

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from webtorch.dispatch.call import Callee
 from webtorch.ir.dtype import DType, Scalar
-from webtorch.ir.graph import Node
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import HostScalar
 from webtorch.tensors.made_by import MadeBy
-from webtorch.tensors.storage import Storage
 
 # What a result is, where it is no new tensor: ("external" or "slot", its number), ("none", 0), or
 # ("parts", (class, what its items are)).
@@ -107,16 +105,14 @@ class Pattern:
     if NEW), or a sequence of such.
     """
 
-    __slots__ = ("alias", "facts", "form", "loose", "number", "parts", "reference", "value")
+    __slots__ = ("alias", "facts", "form", "loose", "number", "parts", "value")
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
         self.parts: list[Pattern] = []
-        # Of an external tensor: what it is like, which earlier ones share its storage and its value (-1: none), which
-        # tensor it was.
+        # Of an external tensor: what it is like, and which earlier ones share its storage and its value (-1: none).
         self.facts: Any = None
         self.alias = (-1, -1)
-        self.reference: Callable[[], Any] = _nothing
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
         self.loose: bool | None = None
@@ -144,10 +140,6 @@ class Pattern:
         return self.form, type(self.value), self.value, self.number
 
 
-def _nothing() -> None:
-    return None
-
-
 @dataclass(slots=True)
 class Program:
     """How the calls of a script are computed: an executable, where its inputs are and where its outputs go."""
@@ -165,7 +157,7 @@ class Program:
     # Generators, and how many counters are used up.
     draws: list[tuple[Any, int]]
     # The storages of slots that are computed.
-    made: frozenset[int] = field(default=frozenset())
+    made: frozenset[int]
 
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
@@ -269,6 +261,3 @@ def forms_in(form: Form) -> Iterator[Facts]:
     elif form[0] == "parts":
         for part in form[1][1]:
             yield from forms_in(part)
-
-
-Home = weakref.ref[Storage] | Node

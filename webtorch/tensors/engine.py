@@ -205,16 +205,21 @@ def _before(fn: GradFn, grads: list[Tensor | None]) -> list[Tensor | None]:
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
     """Whether the running backward pass reaches each of the functions."""
     assert mode.task is not None
-    pending, needed = list(mode.task[0]), mode.task[1]
-    if needed is not None:
-        return [fn in needed for fn in fns]
-    seen: set[GradFn] = set()
+    starts, needed = mode.task
+    if needed is None:
+        needed = graph_of(starts)
+    return [fn in needed for fn in fns]
+
+
+def graph_of(starts: Iterable[GradFn]) -> set[GradFn]:
+    """Return the functions that a backward pass from `starts` may run."""
+    pending, seen = list(starts), set[GradFn]()
     while pending:
         fn = pending.pop()
         if fn not in seen:
             seen.add(fn)
             pending.extend(e[0] for e in fn.edges if e is not None)
-    return [fn in seen for fn in fns]
+    return seen
 
 
 def _fit(g: Tensor, edge: Edge) -> Tensor:
@@ -234,19 +239,9 @@ def _fit(g: Tensor, edge: Edge) -> Tensor:
 
 def _reachable(roots: list[GradFn], wanted: set[GradFn]) -> set[GradFn]:
     """Return the functions on a way from the roots to a wanted one (all of them need to run)."""
-    order: list[GradFn] = []
-    seen: set[GradFn] = set()
-    stack = list(roots)
-    while stack:
-        fn = stack.pop()
-        if fn in seen:
-            continue
-        seen.add(fn)
-        order.append(fn)
-        stack.extend(e[0] for e in fn.edges if e is not None)
     needed = set(wanted)
     # Edges lead to smaller sequence numbers, so sources first is one pass.
-    for fn in sorted(order, key=lambda f: f.sequence):
+    for fn in sorted(graph_of(roots), key=lambda f: f.sequence):
         if any(e is not None and e[0] in needed for e in fn.edges):
             needed.add(fn)
     return needed
