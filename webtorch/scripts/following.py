@@ -258,10 +258,12 @@ class Follower:
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
-        if not self.depth and threading.get_ident() == self.thread:
-            self.settle(why)
-            self.run.refused = self.run.refused or why
-            self.note(why)
+        run = self.run
+        if self.depth or threading.get_ident() != self.thread or (run.refused and not run.promised):
+            return
+        self.settle(why)
+        self.run.refused = self.run.refused or why
+        self.note(why)
 
     # ---- following
 
