@@ -18,7 +18,15 @@ from webtorch.dispatch.call import active
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, lookup, movement, ordering, pointwise, slicing
 from webtorch.functions.check import demand
-from webtorch.functions.creation import TORCH, chosen_dtype, finish
+from webtorch.functions.creation import TORCH
+from webtorch.functions.factory import (
+    New,
+    chosen_dtype,
+    finish,
+    like_another,
+    of_sizes,
+    size_of,
+)
 from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import (
     FLOATS,
@@ -50,7 +58,6 @@ from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import DeviceLike, device_of, resolve
 from webtorch.tensors.device import device as device_type
 from webtorch.tensors.formats import layout as Layout
-from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.host import reads, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
@@ -238,8 +245,11 @@ def _draw(
         both = _draw((*shape, 2), dtype.to_real(), device, generator, kind)
         # Normal complex numbers have variance 1: each part has half of it.
         return complex_of(both * math.sqrt(0.5) if kind == "normal" else both)
-    source = default_generator(device) if generator is None else generator
-    seed, offset = source.advance(numel(shape))
+    if generator is None:
+        generator = default_generator(device)
+    elif device is None:
+        device = generator.device
+    seed, offset = generator.advance(numel(shape))
     return philox(shape, seed, offset, dtype, device, kind)
 
 
@@ -358,43 +368,17 @@ def _floating(op: str, dtype: DType) -> DType:
 @composite(
     family="random", function_in=TORCH, factory=True, example=Example((), (3, 4)), drawn=True
 )
-def rand(
-    *args: Any,
-    size: Sequence[int] | None = None,
-    generator: Generator | None = None,
-    out: Tensor | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
+@of_sizes
+def rand(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1)."""
-    shape = creation._size("rand", args, size)
-    wanted = _floating("rand", chosen_dtype(dtype, None if out is None else out.dtype))
-    where = device if out is None else out.device
-    where = generator.device if where is None and generator is not None else where
-    return finish(_draw(shape, wanted, where, generator), requires_grad, out, "rand")
+    return _draw(new.shape, _floating("rand", new.dtype), new.device, generator)
 
 
 @composite(family="random", function_in=TORCH, factory=True, drawn=True)
-def randn(
-    *args: Any,
-    size: Sequence[int] | None = None,
-    generator: Generator | None = None,
-    out: Tensor | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
+@of_sizes
+def randn(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
-    shape = creation._size("randn", args, size)
-    wanted = _floating("randn", chosen_dtype(dtype, None if out is None else out.dtype))
-    where = device if out is None else out.device
-    where = generator.device if where is None and generator is not None else where
-    return finish(_draw(shape, wanted, where, generator, "normal"), requires_grad, out, "randn")
+    return _draw(new.shape, _floating("randn", new.dtype), new.device, generator, "normal")
 
 
 def _integers(
@@ -448,94 +432,35 @@ def randint(
             "randint() received an invalid combination of arguments: expected (int high, tuple size) or "
             "(int low, int high, tuple size)"
         )
-    shape = creation._size("randint", (), tuple(size))
+    shape = size_of("randint", (), tuple(size))
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
     where = device if out is None else out.device
-    where = generator.device if where is None and generator is not None else where
     result = _integers(shape, int(low or 0), int(high), wanted, where, generator)
     return finish(result, requires_grad, out, "randint")
 
 
-def _like(
-    input: Tensor,
-    dtype: DType | None,
-    device: DeviceLike,
-    memory_format: MemoryFormat | None,
-    make: Any,
-) -> Tensor:
-    wanted = chosen_dtype(dtype, input.dtype)
-    where = input.device if device is None else device
-    return creation.like(lambda shape: make(shape, wanted, where), input, memory_format)
-
-
 @composite(family="random", function_in=TORCH, drawn=True)
-def rand_like(
-    input: Tensor,
-    *,
-    generator: Generator | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-    memory_format: MemoryFormat | None = None,
-) -> Tensor:
+@like_another
+def rand_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
-
-    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
-        """Return the numbers in a shape."""
-        return _draw(shape, _floating("rand_like", dtype), device, generator)
-
-    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
+    return _draw(new.shape, _floating("rand_like", new.dtype), new.device, generator)
 
 
 @composite(family="random", function_in=TORCH, drawn=True)
-def randn_like(
-    input: Tensor,
-    *,
-    generator: Generator | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-    memory_format: MemoryFormat | None = None,
-) -> Tensor:
+@like_another
+def randn_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
-
-    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
-        """Return the numbers in a shape."""
-        return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
-
-    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
+    return _draw(new.shape, _floating("randn_like", new.dtype), new.device, generator, "normal")
 
 
 @composite(family="random", function_in=TORCH, refuses=BOOL, drawn=True)
+@like_another
 def randint_like(
-    input: Tensor,
-    low: int,
-    high: int | None = None,
-    *,
-    generator: Generator | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-    memory_format: MemoryFormat | None = None,
+    new: New, low: int, high: int | None = None, *, generator: Generator | None = None
 ) -> Tensor:
     """Integers in [low, high), or [0, low) without high, in the shape, dtype and device of `input`."""
     low, high = (0, low) if high is None else (low, high)
-
-    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
-        """Return the numbers in a shape."""
-        return _integers(shape, low, high, dtype, device, generator)
-
-    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
+    return _integers(new.shape, low, high, new.dtype, new.device, generator)
 
 
 @composite(family="random", function_in=TORCH, out="cast", drawn=True)
@@ -565,7 +490,7 @@ def normal(
     if like is None:
         if size is None:
             raise TypeError("normal() needs a size when mean and std are numbers")
-        shape = creation._size("normal", (), tuple(size))
+        shape = size_of("normal", (), tuple(size))
         wanted = _floating("normal", chosen_dtype(dtype))
         noise = _draw(shape, wanted, device, generator, "normal")
     else:

@@ -5,12 +5,12 @@ A window is a list of numbers that are computed here, in double precision, and u
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from webtorch.functions import creation
+from webtorch.functions.factory import chosen_dtype, finish, joined_signature
 from webtorch.ir.dtype import DType
 from webtorch.ops.record import Example, Op, composite
 from webtorch.tensors.device import DeviceLike
@@ -30,12 +30,12 @@ def _made(
 ) -> Tensor:
     if layout is not None and str(layout) != "torch.strided":
         raise ValueError(f"{name} is implemented for strided tensors only, got: {layout}")
-    wanted = creation.chosen_dtype(dtype)
+    wanted = chosen_dtype(dtype)
     narrow = wanted.itemsize < 4 and not name.endswith("_window")
     if not wanted.is_floating_point or narrow:
         raise ValueError(f"{name} expects float32 or float64 dtypes, got: {wanted}")
     made = creation.tensor(list(values), dtype=wanted, device=device)
-    return creation.finish(made, requires_grad)
+    return finish(made, requires_grad)
 
 
 def _points(M: int, sym: bool) -> int:
@@ -98,22 +98,16 @@ def _window(values: Callable[..., Sequence[float]]) -> Op:
         layout: Layout | str = "torch.strided",
         device: DeviceLike = None,
         requires_grad: bool = False,
-        **own: Any,
+        **named: Any,
     ) -> Tensor:
         if M < 0:
             raise ValueError(f"{name} requires non-negative window length, got M={M}")
-        return _made(name, values(M, sym, **own), dtype, layout, device, requires_grad)
+        return _made(name, values(M, sym, **named), dtype, layout, device, requires_grad)
 
-    plain = inspect.signature(window)
-    length, *rest, _ = plain.parameters.values()
-    _, _, *own = inspect.signature(values).parameters.values()
-    window.__signature__ = plain.replace(parameters=[length, *own, *rest])  # type: ignore[attr-defined]
-    window.__name__ = window.__qualname__ = name
-    window.__doc__ = values.__doc__
     return composite(
         name=f"windows_{name}", family="creation", function_in=WINDOWS,
         torch=f"signal.windows.{name}", differentiable=False,
-    )(window)  # fmt: skip
+    )(joined_signature(window, values))  # fmt: skip
 
 
 @_window
@@ -233,7 +227,7 @@ def _check_old(name: str, length: int, dtype: DType | None) -> None:
         raise RuntimeError(
             f"{name} requires non-negative window_length, got window_length={length}"
         )
-    if dtype is not None and not creation.chosen_dtype(dtype).is_floating_point:
+    if dtype is not None and not chosen_dtype(dtype).is_floating_point:
         raise RuntimeError(f"{name} expects floating point dtypes, got: {dtype}")
 
 
