@@ -102,11 +102,19 @@ def joined_signature(function: Function, make: Callable[..., object]) -> Functio
     `function` passes this on as its `*own` and `**named`.
     """
     plain = inspect.signature(function)
-    first, *rest = [p for p in plain.parameters.values() if p.name not in ("own", "named")]
+    general = [p for p in plain.parameters.values() if p.name not in ("own", "named")]
     _, *taken = inspect.signature(make).parameters.values()
     own = [p for p in taken if p.name not in plain.parameters]
-    # `size` is the name of what is given as `*args`.
-    parameters = sorted([first, *own, *rest], key=lambda p: (p.kind, p.name != "size"))
+
+    def place(p: inspect.Parameter) -> tuple[bool, ...]:
+        """Return what sorts it among those of its kind: by position its own come last; by name before the options, but
+        behind `size`, the name of `*args`.
+        """
+        if p.kind is p.KEYWORD_ONLY:
+            return (p.name != "size", p not in own)
+        return (p in own,)
+
+    parameters = sorted([*general, *own], key=lambda p: (p.kind, place(p)))
     function.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
     function.__name__ = function.__qualname__ = make.__name__
     function.__doc__, function.__module__ = make.__doc__, make.__module__
@@ -153,6 +161,7 @@ def like_another(make: Function) -> Function:
         wanted, where = own_options(input, dtype, device)
 
         def made(shape: Shape) -> Tensor:
+            """Return the new tensor, row-major."""
             return make(New(shape, wanted, where), *own, **named)
 
         return finish(like(made, input, memory_format), requires_grad)

@@ -10,8 +10,8 @@ import contextlib
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterator
-from collections.abc import Sequence
 from typing import Any
 
 from webtorch.dispatch.call import active
@@ -53,7 +53,7 @@ from webtorch.ops.primitive import (
     write,
 )
 from webtorch.ops.purity import looks
-from webtorch.ops.record import BOOL, Example, composite
+from webtorch.ops.record import BOOL, Composite, Example, P, R, composite
 from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import DeviceLike, device_of, resolve
 from webtorch.tensors.device import device as device_type
@@ -644,6 +644,20 @@ def _check_weights(rows: Tensor) -> None:
 # -- in place --------------------------------------------------------------------------------------
 
 
+def _in_place(**fields: Any) -> Callable[[Callable[P, R]], Composite[P, R]]:
+    """Declare a method that overwrites a tensor with numbers that it draws."""
+
+    def declare(function: Callable[P, R]) -> Composite[P, R]:
+        """Put the entry into the table."""
+        name = function.__name__
+        facts = {"example": Example(((4, 4),)), **fields}
+        return composite(
+            family="random", name=name, function_in=METHOD, torch=f"Tensor.{name}", drawn=True, **facts
+        )(function)  # fmt: skip
+
+    return declare
+
+
 def _fill_in(x: Tensor, values: Tensor) -> Tensor:
     return write(x, cast_to(values, x.dtype))
 
@@ -652,14 +666,7 @@ def _uniform_of(op: str, x: Tensor, generator: Generator | None) -> Tensor:
     return _draw(x._shape, _floating(op, x.dtype), x.device, generator)
 
 
-@composite(
-    family="random",
-    name="uniform_",
-    function_in=METHOD,
-    torch="Tensor.uniform_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def uniform_(
     input: Tensor,
     a: float = 0.0,
@@ -683,14 +690,7 @@ def uniform_(
     return _fill_in(input, u * (high - low) + low)
 
 
-@composite(
-    family="random",
-    name="normal_",
-    function_in=METHOD,
-    torch="Tensor.normal_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def normal_(
     input: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
@@ -703,14 +703,7 @@ def normal_(
     )
 
 
-@composite(
-    family="random",
-    name="bernoulli_",
-    function_in=METHOD,
-    torch="Tensor.bernoulli_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def bernoulli_(
     input: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None
 ) -> Tensor:
@@ -727,14 +720,7 @@ def bernoulli_(
 _MANTISSA = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
-@composite(
-    family="random",
-    name="random_",
-    function_in=METHOD,
-    torch="Tensor.random_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def random_(input: Tensor, *args: int, generator: Generator | None = None, **bounds: int) -> Tensor:
     """Overwrite with integers in [from, to): random_(), random_(to), random_(from, to).
 
@@ -760,14 +746,7 @@ def random_(input: Tensor, *args: int, generator: Generator | None = None, **bou
     return _fill_in(input, _integers(input._shape, low, high, input.dtype, input.device, generator))
 
 
-@composite(
-    family="random",
-    name="exponential_",
-    function_in=METHOD,
-    torch="Tensor.exponential_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def exponential_(
     input: Tensor, lambd: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
@@ -778,14 +757,7 @@ def exponential_(
     return _fill_in(input, elementwise.log1p(-u) * (-1.0 / lambd))
 
 
-@composite(
-    family="random",
-    name="log_normal_",
-    function_in=METHOD,
-    torch="Tensor.log_normal_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def log_normal_(
     input: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None
 ) -> Tensor:
@@ -797,14 +769,7 @@ def log_normal_(
     return _fill_in(input, elementwise.exp(noise * std + mean))
 
 
-@composite(
-    family="random",
-    name="cauchy_",
-    function_in=METHOD,
-    torch="Tensor.cauchy_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def cauchy_(
     input: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
@@ -815,15 +780,7 @@ def cauchy_(
     return _fill_in(input, circular.tan((u - 0.5) * math.pi) * sigma + median)
 
 
-@composite(
-    family="random",
-    name="geometric_",
-    function_in=METHOD,
-    torch="Tensor.geometric_",
-    refuses=BOOL,
-    example=Example(((4, 4),), (0.3,)),
-    drawn=True,
-)
+@_in_place(refuses=BOOL, example=Example(((4, 4),), (0.3,)))
 def geometric_(input: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
     """Overwrite with the number of trials of probability p up to the first success: 1, 2, ..."""
     if not 0 < p < 1:
