@@ -9,7 +9,7 @@ import weakref
 from collections import Counter
 from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, inside, interpreted
+from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, watched
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again, user_line
 from webtorch.ops.purity import look
@@ -35,6 +35,7 @@ from webtorch.scripts.script import (
     Program,
     Step,
 )
+from webtorch.tensors import autocast
 from webtorch.tensors.above import give
 from webtorch.tensors.base import LATE
 from webtorch.tensors.engine import graph_of
@@ -208,14 +209,14 @@ class Follower:
             run = self.run
             at = run.at
         count = len(run.externals)
-        grad = mode.grad, mode.inference
+        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
         # What has been recorded in part is not followed: its program would do again what was done.
         if at.following and not run.taken:
             for step in at.following:
                 if (
                     step.callee is callee
                     and step.ready
-                    and step.grad == grad
+                    and step.modes == modes
                     and run.matches(step, args, kwargs)
                 ):
                     with self.lock:
@@ -248,7 +249,7 @@ class Follower:
         """Whether somebody else sees operations, so that none may be left out."""
         runtime = self.run.runtime
         return (
-            (active.count > 1 and inside())
+            (active.count > 1 and watched())
             or tracing.active
             or looks_at_each()
             or watch.before is not None
@@ -407,7 +408,10 @@ class Follower:
             if kind == "constant":
                 found.append((None, value, donated))
                 continue
-            storage = run.externals[value]._storage if kind == "external" else value()
+            if kind == "external":
+                storage = run.externals[value]._storage
+            else:
+                storage = run.cast(value) if kind == "cast" else value()
             if storage is None:
                 return None
             node = storage.node
@@ -509,23 +513,25 @@ class Follower:
         mine = thread == self.thread
         # What is on now was not on then.
         modes, looking = dict(mode.__dict__), anomaly.enabled
+        cast = autocast.state.enabled, autocast.state.cache_enabled, autocast.state.casts
         mode.__dict__.clear()
         mode.overwriting, anomaly.enabled = None, False
         if mine:
             self.depth += 1
         run.made = []
+        for step in path:
+            # A step's own writes were not promised.
+            for j, counted, version in step.writes if step.kind != "step" else ():
+                t = run.externals[j]
+                if t._counter is not t._storage:
+                    t._counter.version -= counted
+                t._storage.version -= version
         try:
             for step, taken in zip(path, run.taken, strict=True):
                 assert step.callee is not None
-                for j, counted, version in step.writes:
-                    if step.kind != "step":
-                        t = run.externals[j]
-                        if t._counter is not t._storage:
-                            t._counter.version -= counted
-                        t._storage.version -= version
                 args = tuple([_value(p, run) for p in step.args])
                 kwargs = {n: _value(p, run) for n, p in zip(step.names, step.kwargs)}
-                mode.grad, mode.inference = step.grad
+                run.restore(step.modes)
                 made_again[thread] = step.line
                 for p in taken.patterns():
                     if p.form == NEW:
@@ -542,6 +548,10 @@ class Follower:
         finally:
             mode.__dict__.clear()
             mode.__dict__.update(modes)
+            autocast.state.enabled, autocast.state.cache_enabled, autocast.state.casts = cast
+            for context in run.casts:
+                if not context.open:
+                    context.clear()
             anomaly.enabled = looking
             made_again.pop(thread, None)
             if mine:
