@@ -9,7 +9,7 @@ from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run, dress
-from webtorch.scripts.script import Facts, Program
+from webtorch.scripts.script import Facts, Number, Program
 from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
@@ -31,7 +31,7 @@ def compute(run: Run, program: Program) -> bool:
             return False
         runtime.realize()
         found = _inputs(run, program)
-        if found is None:
+        if found is None or not program.holds(run.given):
             return False
         places = [(g, g._offset) for g, _ in program.draws]
         try:
@@ -94,6 +94,8 @@ def _arguments(run: Run, program: Program) -> list[Any]:
             a: Any = args[i]
             if hasattr(a, "external"):
                 args[i] = int(run.externals[a.external]._offset) + a.more
+            elif isinstance(a, Number):
+                args[i] = a.among(run.given)
             else:
                 args[i] = a.read()
     for generator, count in program.draws:

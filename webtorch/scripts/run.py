@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from operator import attrgetter
 from typing import Any
@@ -12,6 +13,7 @@ from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
+    NUMBER,
     OBJECT,
     SEQUENCE,
     SLOT,
@@ -20,6 +22,7 @@ from webtorch.scripts.script import (
     ZERO,
     Facts,
     Form,
+    Given,
     Offset,
     Pattern,
     Step,
@@ -83,6 +86,8 @@ class Run:
         # gradients were recorded, type.
         self.casts: list[Casts] = []
         self.cast_before: dict[Node, tuple[int, Any, bool, DType]] = {}
+        # The numbers that calls were given and that may be any, by place.
+        self.given = Given()
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
         # generators -> (generator, offset at the beginning); functions that a backward pass used up; external tensors
         # whose offsets are noted, and of which that is in vain.
@@ -230,6 +235,11 @@ class Run:
             return number == p.value or bool(p.loose and number and p.value)
         if form == ZERO:
             return type(value) is float and repr(value) == p.value
+        if form == NUMBER:
+            if type(value) is not float or not may_vary(value):
+                return False
+            self.given[p.number] = value
+            return True
         return form == OBJECT and p.value() is value
 
     def _is_like(self, p: Pattern, t: Any) -> bool:
@@ -300,6 +310,11 @@ class Run:
                 if slot is not None:
                     slot._offset = int(slot._offset)
         self.noted = []
+
+
+def may_vary(number: float) -> bool:
+    """Whether a number may stand where another one did: what is special about one is special in many ways."""
+    return bool(number) and math.isfinite(number)
 
 
 def dress(t: Tensor, f: Facts, run: Run) -> None:
