@@ -80,6 +80,8 @@ class _Running:
         self.handles: list[Any] = []
         self.model = self.make_model()
         self.parameters = list(self.model.parameters())
+        # What bfloat16 rounds otherwise than PyTorch's does not become more and more.
+        self.rate = 0.005 if loop.autocast else 0.05
         self.optimizer = self.make_optimizer()
         self.buffer = self.data(2, 3)
         self.average = [p.detach().clone() for p in self.parameters]
@@ -122,15 +124,15 @@ class _Running:
         return model
 
     def make_optimizer(self) -> Any:
-        optim, name = self.torch.optim, self.loop.optimizer
+        optim, name, rate = self.torch.optim, self.loop.optimizer, self.rate
         if name == "none":
             return None
         if name == "momentum":
-            return optim.SGD(self.parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+            return optim.SGD(self.parameters, lr=rate, momentum=0.9, weight_decay=0.01)
         if name == "SGD":
-            return optim.SGD(self.parameters, lr=0.05)
+            return optim.SGD(self.parameters, lr=rate)
         # Gradients that are 0 but for rounding stay small.
-        return getattr(optim, name)(self.parameters, lr=0.05, eps=0.05)
+        return getattr(optim, name)(self.parameters, lr=rate, eps=0.05)
 
     def cast(self, *places: str) -> contextlib.AbstractContextManager[Any]:
         """Return autocast, if the program has it in one of these places."""
@@ -293,11 +295,11 @@ class _Running:
             with torch.no_grad():
                 for p in self.parameters:
                     if p.grad is not None:
-                        p -= (0.05 if step < 7 else 0.3 / step) * p.grad
+                        p -= self.rate * (1 if step < 7 else 6 / step) * p.grad
         else:
             group = self.optimizer.param_groups[0]
             if happens("lr", step):
-                group["lr"] = 0.05 / (step + 1)
+                group["lr"] = self.rate / (step + 1)
             if happens("decay", step) and "weight_decay" in group:
                 group["weight_decay"] = 0.1 - group["weight_decay"]
             if not self.loop.scaled:
