@@ -76,9 +76,10 @@ class Run:
         # What written storages held before, and what gradients were before a backward pass.
         self.undo: dict[Storage, Node] = {}
         self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        # The values of external storages as they were met, and the first tensor that had each: storages may share one.
-        self.values: list[Node] = []
-        self.nodes: dict[Node, int] = {}
+        # The values of external storages as they were met, and by id the first tensor that had each: storages may share
+        # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
+        self.values: list[weakref.ref[Node]] = []
+        self.nodes: dict[int, int] = {}
         # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
         # gradients were recorded, type.
         self.casts: list[Casts] = []
@@ -88,7 +89,7 @@ class Run:
         # whose offsets are noted, and of which that is in vain.
         self.refused = ""
         self.facts: list[Facts] = []
-        self.begun: dict[Node, weakref.ref[Storage]] = {}
+        self.begun: dict[int, tuple[weakref.ref[Node], weakref.ref[Storage]]] = {}
         self.generators: dict[int, tuple[Any, int]] = {}
         self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
         self.noted: list[tuple[Tensor, Pattern]] = []
@@ -140,6 +141,12 @@ class Run:
         cast = self.casts[context].cast_of(self.externals[number], recorded, dtype)
         return None if cast is None else cast._storage
 
+    def runtime_of(self) -> Runtime | None:
+        """Return the device of a run that has promised something; None where it was given no tensor."""
+        if self.at.program is not None:
+            return self.at.program.runtime
+        return self.externals[0]._storage.runtime if self.externals else None
+
     # ---- what tensors are
 
     def slot_of(self, t: Tensor) -> int | None:
@@ -162,20 +169,33 @@ class Run:
         self.externals.append(t)
         storage = t._storage
         self.storages.setdefault(storage, number)
-        self.values.append(storage.node)
-        self.nodes.setdefault(storage.node, number)
+        node = storage.node
+        self.values.append(weakref.ref(node))
+        if self.holder_of(node) < 0:
+            self.nodes[id(node)] = number
         return number
+
+    def holder_of(self, node: Node) -> int:
+        """Return the number of the first external tensor that was met with a value; -1: none."""
+        number = self.nodes.get(id(node), -1)
+        return number if number >= 0 and self.values[number]() is node else -1
+
+    def home_of(self, node: Node) -> weakref.ref[Storage] | None:
+        """Return the storage that had a value when the run began."""
+        found = self.begun.get(id(node))
+        return found[1] if found is not None and found[0]() is node else None
 
     def forget_externals(self, count: int) -> None:
         """Take back all but the first `count`."""
         if len(self.externals) == count:
             return
-        for t, node in zip(self.externals[count:], self.values[count:], strict=True):
+        for t, reference in zip(self.externals[count:], self.values[count:], strict=True):
             del self.numbers[id(t)]
             if self.storages.get(t._storage, -1) >= count:
                 del self.storages[t._storage]
-            if self.nodes.get(node, -1) >= count:
-                del self.nodes[node]
+            node = reference()
+            if node is not None and self.holder_of(node) >= count:
+                del self.nodes[id(node)]
         del self.externals[count:], self.values[count:]
         for t, p in self.noted:
             if p.number >= count:
@@ -241,7 +261,7 @@ class Run:
         if offset != p.value and not (p.loose and offset and p.value):
             return False
         storage = t._storage
-        if (self.storages.get(storage, -1), self.nodes.get(storage.node, -1)) != p.alias:
+        if (self.storages.get(storage, -1), self.holder_of(storage.node)) != p.alias:
             return False
         self.add_external(t)
         return True
