@@ -19,8 +19,9 @@ from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Frozen, Runtime
 from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
+from webtorch.scripts.prepared import giver, prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
-from webtorch.scripts.run import Run, dress
+from webtorch.scripts.run import Run
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -138,12 +139,22 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if self.depth:
+            return interpreted(callee, args, kwargs)
+        run = self.run
+        following = run.at.following
+        # What has been recorded in part is not followed: its program would do again what was done.
+        if following and not run.taken and not run.refused:
+            for step in following:
+                if step.callee is callee and step.ready:
+                    out = self.answer(run, step, args, kwargs)
+                    if out is not _OTHER:
+                        return out
         role = callee.role
-        if self.depth or role == "parts":
+        if role == "parts":
             return interpreted(callee, args, kwargs)
         if role == "fact":
             return callee.run(args, kwargs)
-        run = self.run
         if role == "operation" or role == "backward" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -207,23 +218,6 @@ class Follower:
             self.settle("the script is done")
             run = self.run
             at = run.at
-        count = len(run.externals)
-        grad = mode.grad, mode.inference
-        # What has been recorded in part is not followed: its program would do again what was done.
-        if at.following and not run.taken:
-            for step in at.following:
-                if (
-                    step.callee is callee
-                    and step.ready
-                    and step.grad == grad
-                    and run.matches(step, args, kwargs)
-                ):
-                    with self.lock:
-                        # Unless another thread has ended the run's promises meanwhile.
-                        if self.run is run and not run.taken:
-                            return self.follow(run, step)
-                    run.forget_externals(count)
-                    break
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
             return self.beside(run, callee, args, kwargs)
         if run.promised:
@@ -265,6 +259,38 @@ class Follower:
 
     # ---- following
 
+    def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call if it is that of a step, else return _OTHER."""
+        if step.grad != (mode.grad, mode.inference) or self.is_looked_at():
+            return _OTHER
+        if not (step.matches or prepare(step))(run, args, kwargs) or not (
+            step.kind == "operation" or run.watches(step, args)
+        ):
+            run.forget_externals(run.at.until[1])
+            return _OTHER
+        if step.plain and run.promised:
+            # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
+            at = run.at
+            out = step.gives(run)  # type: ignore[misc]
+            run.at = step
+            return out if run.promised else self.ended(run, at, step, out)
+        with self.lock:
+            # Unless another thread has ended the run's promises meanwhile.
+            if self.run is run and not run.taken:
+                return self.follow(run, step)
+        run.forget_externals(run.at.until[1])
+        return _OTHER
+
+    def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
+        """Return what a step gave where another thread has looked at what was promised, _OTHER if that was before."""
+        with self.lock:
+            if run.ended is step:
+                return out
+            run.at = at
+            run.forget_slots(at.until[0])
+            run.forget_externals(at.until[1])
+            return _OTHER
+
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
         if not run.promised:
@@ -283,15 +309,16 @@ class Follower:
             if t._counter is not storage:
                 t._counter.version += counted
             storage.version += version
+        given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation":
-            return run.promise(step.results)
+            return given
         if step.kind == "backward":
             run.differentiated = True
-            for j, form in step.leaves:
-                leaf = run.externals[j]
+            for (j, form), grad in zip(step.leaves, given, strict=True):
                 if type(form) is Facts:
-                    before, leaf._grad = leaf._grad, run.promise(form)
-                    run.gradients.append((leaf, before, leaf._grad))
+                    leaf = run.externals[j]
+                    run.gradients.append((leaf, leaf._grad, grad))
+                    leaf._grad = grad
             return None
         # An optimizer's step ends with a computation.
         self.resolve(run)
@@ -303,12 +330,13 @@ class Follower:
             if not run.promised:
                 return
             self._no_promises(run)
+            at = run.ended = run.at
             # What else is computed meanwhile is no part of the run.
             mine = threading.get_ident() == self.thread
             self.depth += mine
             try:
-                program = run.at.program
-                if program is None or not run.at.ready or not self.complete(run, program):
+                program = at.program
+                if program is None or not at.ready or not self.complete(run, program):
                     self.leave(run)
                     return
             finally:
@@ -356,12 +384,12 @@ class Follower:
     def complete(self, run: Run, program: Program) -> bool:
         """Run the program of a script, and give what is alive its value. Return whether that could be done."""
         runtime = program.runtime
-        facts = facts_along(run.at)
+        facts = facts_along(run.ended)
         holders: dict[int, list[tuple[Tensor, Facts]]] = {}
-        for k, reference in enumerate(run.slots):
+        for reference, f in zip(run.slots, facts):
             t = reference()
             if t is not None:
-                holders.setdefault(facts[k].storage, []).append((t, facts[k]))
+                holders.setdefault(f.storage, []).append((t, f))
         if any(place >= 0 and place not in program.made for place in holders):
             return False
         with runtime.lock:
@@ -463,7 +491,7 @@ class Follower:
             elif storage.node.buffer is not buffer:
                 storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
             first.setdefault(id(buffer), storage)
-        last = run.at
+        last = run.ended
         if last.kind == "step":
             for j, counted, version in last.writes:
                 t = run.externals[j]
@@ -483,8 +511,7 @@ class Follower:
         found = run.slots[number]()
         if found is None:
             f = facts[number]
-            found = object.__new__(Tensor)
-            dress(found, f, run)
+            found = giver(f)(run)
             storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
             _give_value(found, f, storage)
         return found
@@ -494,7 +521,7 @@ class Follower:
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way; what was promised becomes what they give."""
         self.counts["left"] += 1
-        path = run.at.path()
+        path = run.ended.path()
         run.taken = [step.anew(run) for step in path]
         run.runtime = run.externals[0]._storage.runtime if run.externals else None
         run.facts = []
@@ -680,6 +707,8 @@ class Follower:
         return drawn, counter
 
 
+# Instead of a result: a call is not that of a step.
+_OTHER = object()
 # Followers that have promised something.
 _promising: list[Follower] = []
 
