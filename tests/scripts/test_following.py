@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -314,6 +315,77 @@ def test_whoever_asks_for_memory_sees_what_is_alive(device: str, follower: Any) 
     large.add_(1)
     del large
     assert backend.memory_allocated() - before < 8192
+
+
+def test_a_step_under_autocast_is_followed(device: str, follower: Any) -> None:
+    training = Training(device)
+
+    def step(on: bool) -> None:
+        kind = torch.device(device).type
+        with torch.autocast(kind, torch.float16 if kind == "webgpu" else None, enabled=on):
+            out = training.forward()
+        assert (out.dtype is torch.float32) != on
+        training.optimizer.zero_grad()
+        out.float().square().mean().backward()
+        training.optimizer.step()
+
+    for _ in range(6):
+        step(True)
+    assert follower().counts["followed"] >= 3
+    # The same calls with autocast off are others.
+    step(False)
+    step(True)
+    assert follower().counts["followed"] >= 4
+
+
+def test_what_autocast_cast_before_is_not_used_once_it_is_written(follower: Any) -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with torch.no_grad(), torch.autocast("cpu"):
+        for i in range(16):
+            # From the second on, the weight's cast is there already.
+            found = model(x).tolist()
+            with torch.autocast("cpu", enabled=False):
+                plain = model.weight.bfloat16().float().sum(1) + model.bias.bfloat16().float()
+            torch.testing.assert_close(torch.tensor(found)[0], plain, atol=0.02, rtol=0)
+            if i % 8 == 7:
+                # Reading ends the run in which it is written.
+                model.weight.mul_(2).tolist()
+    assert follower().counts["followed"] >= 4
+
+
+def test_a_context_that_is_over_keeps_nothing(follower: Any) -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    kept, seen = [], []
+    for _ in range(8):
+        with torch.autocast("cpu"):
+            first = model(x)
+            first.sum().item()
+            second = model(x * 2)
+        # Both have used one cast of the weight, which the first keeps alive.
+        kept.append(first)
+        second.sum().backward()
+        with torch.no_grad():
+            model.weight += 1
+        seen.append(second.detach()[0, 0].item())
+    steps = [b - a for a, b in itertools.pairwise(seen)]
+    assert steps == pytest.approx([8.0] * 7, abs=0.3)
+
+
+def test_a_write_between_two_calls_that_were_followed_is_noticed(follower: Any) -> None:
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    for _ in range(7):
+        y = w * x
+        z = (y * y).sum()
+        x.add_(1.0)
+        seen = z.detach()
+        del y, z
+        (x + seen).tolist()
+    assert follower().counts["followed"] > 2
+    y = w * x
+    z = (y * y).sum()
+    x.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (z * 3).backward()
 
 
 def test_steps_are_not_followed_where_they_are_switched_off() -> None:

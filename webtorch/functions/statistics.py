@@ -496,6 +496,7 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     gradient_name="ModeBackward0",
     direct=("mode.values",),
     aten=("mode",),
+    overlap="none",
 )
 def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Mode:
     """The most frequent value along a dim, the smallest of equals, and where it is: (values, indices)."""

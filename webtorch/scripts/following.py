@@ -5,45 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import weakref
 from collections import Counter
 from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, inside, interpreted
-from webtorch.ir.graph import Node
-from webtorch.ir.lines import made_again, user_line
+from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, watched
+from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Frozen, Runtime
 from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
-from webtorch.scripts.prepared import giver, prepare
-from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
+from webtorch.scripts.computing import compute
+from webtorch.scripts.leaving import make_calls
+from webtorch.scripts.prepared import prepare
+from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import (
-    KNOWN,
-    NEW,
-    OBJECT,
-    SEQUENCE,
-    SLOT,
-    VARYING,
-    ZERO,
-    Facts,
-    Form,
-    Pattern,
-    Program,
-    Step,
-)
+from webtorch.scripts.script import NEW, VARYING, Facts, Program, Step
 from webtorch.tensors.above import give
-from webtorch.tensors.base import LATE
-from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn, anomaly, looks_at_each
+from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -55,10 +39,6 @@ _REPEATS = 2
 _PATIENCE = 8
 _LONGER = 4
 _MAX_STEPS = 20_000
-# What a promised tensor takes over from what the usual call gives.
-_TAKEN = (
-    *sorted(LATE), "_shape", "_strides", "_offset", "_whole", "dtype", "_requires_grad", "_retains", "_inference",
-)  # fmt: skip
 
 
 class Follower:
@@ -242,7 +222,7 @@ class Follower:
         """Whether somebody else sees operations, so that none may be left out."""
         runtime = self.run.runtime
         return (
-            (active.count > 1 and inside())
+            (active.count > 1 and watched())
             or tracing.active
             or looks_at_each()
             or watch.before is not None
@@ -261,7 +241,8 @@ class Follower:
 
     def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call if it is that of a step, else return _OTHER."""
-        if step.grad != (mode.grad, mode.inference) or self.is_looked_at():
+        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
+        if step.modes != modes or self.is_looked_at():
             return _OTHER
         if not (step.matches or prepare(step))(run, args, kwargs) or not (
             step.kind == "operation" or run.watches(step, args)
@@ -273,7 +254,7 @@ class Follower:
             at = run.at
             out = step.gives(run)  # type: ignore[misc]
             run.at = step
-            return out if run.promised else self.ended(run, at, step, out)
+            return out if run.ended is None else self.ended(run, at, step, out)
         with self.lock:
             # Unless another thread has ended the run's promises meanwhile.
             if self.run is run and not run.taken:
@@ -331,12 +312,20 @@ class Follower:
                 return
             self._no_promises(run)
             at = run.ended = run.at
+            while at is not run.at:
+                # The thread that follows was about to answer a call.
+                at = run.ended = run.at
             # What else is computed meanwhile is no part of the run.
             mine = threading.get_ident() == self.thread
             self.depth += mine
             try:
                 program = at.program
-                if program is None or not at.ready or not self.complete(run, program):
+                try:
+                    done = program is not None and at.ready and compute(run, at, program)
+                except BaseException:
+                    self.leave(run)
+                    raise
+                if not done:
                     self.leave(run)
                     return
             finally:
@@ -381,199 +370,20 @@ class Follower:
         for storage, node in run.undo.items():
             storage.node = node
 
-    def complete(self, run: Run, program: Program) -> bool:
-        """Run the program of a script, and give what is alive its value. Return whether that could be done."""
-        runtime = program.runtime
-        facts = facts_along(run.ended)
-        holders: dict[int, list[tuple[Tensor, Facts]]] = {}
-        for reference, f in zip(run.slots, facts):
-            t = reference()
-            if t is not None:
-                holders.setdefault(f.storage, []).append((t, f))
-        if any(place >= 0 and place not in program.made for place in holders):
-            return False
-        with runtime.lock:
-            if runtime.capturing:
-                return False
-            runtime.realize()
-            found = self._inputs(run, program)
-            if found is None:
-                return False
-            places = [(g, g._offset) for g, _ in program.draws]
-            try:
-                with whole:
-                    inputs = [
-                        self._buffer(storage, node, donated) for storage, node, donated in found
-                    ]
-                    args = self._arguments(run, program)
-                    buffers = program.executable.run(inputs, args)
-                    fresh = self._settle(run, program, buffers, holders)
-            except BaseException as error:
-                for generator, offset in places:
-                    generator._offset = offset
-                if not isinstance(error, Exception):
-                    self.leave(run)
-                    raise
-                # The calls that are made in the usual way fail as they do.
-                return False
-            runtime.counters.realized += 1
-            runtime.counters.hits += 1
-            for place, tensors in holders.items():
-                storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
-                for t, f in tensors:
-                    _give_value(t, f, storage)
-            for tensors in holders.values():
-                for t, f in tensors:
-                    if f.base is not None:
-                        t._base = self._base(run, f.base, facts, fresh)
-        return True
-
-    def _inputs(self, run: Run, program: Program) -> list[tuple[Storage | None, Node, bool]] | None:
-        """Find the values that a program reads; None where one is not there any more."""
-        found: list[tuple[Storage | None, Node, bool]] = []
-        for (kind, value), donated in program.inputs:
-            if kind == "constant":
-                found.append((None, value, donated))
-                continue
-            storage = run.externals[value]._storage if kind == "external" else value()
-            if storage is None:
-                return None
-            node = storage.node
-            if node.kind != "buffer" or (node.host is not None and realizing.is_seen(node)):
-                return None
-            found.append((storage, node, donated))
-        return found
-
-    @staticmethod
-    def _buffer(storage: Storage | None, node: Node, donated: bool) -> Any:
-        if storage is not None and donated and node.shared and storage.shares(node):
-            node = storage.own()
-        return node.buffer
-
-    @staticmethod
-    def _arguments(run: Run, program: Program) -> list[Any]:
-        args = program.args
-        if program.dynamic:
-            args = list(args)
-            for i in program.dynamic:
-                a: Any = args[i]
-                if hasattr(a, "external"):
-                    args[i] = int(run.externals[a.external]._offset) + a.more
-                else:
-                    args[i] = a.read()
-        for generator, count in program.draws:
-            generator._offset = (generator._offset + count) % 2**64
-        return args
-
-    @staticmethod
-    def _settle(
-        run: Run, program: Program, buffers: list[Any], holders: dict[int, Any]
-    ) -> dict[int, Storage]:
-        """Put what a program gave where it belongs; return the storages of slots, by number."""
-        fresh: dict[int, Storage] = {}
-        # Storages that get one value hold it together, until one of them is written.
-        first: dict[int, Storage] = {}
-        for buffer, (kind, value, shape, version) in zip(buffers, program.outputs, strict=False):
-            known = first.get(id(buffer))
-            if kind == "slot":
-                if value in holders:
-                    if known is None:
-                        node = Node.in_memory(shape, buffer.dtype, buffer)
-                    else:
-                        node = known.share()
-                    storage = fresh[value] = Storage(node, program.runtime)
-                    storage.version = version
-                    first.setdefault(id(buffer), storage)
-                continue
-            storage = run.externals[value]._storage
-            if known is not None:
-                storage.settle(storage.node, known.share())
-            elif storage.node.buffer is not buffer:
-                storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
-            first.setdefault(id(buffer), storage)
-        last = run.ended
-        if last.kind == "step":
-            for j, counted, version in last.writes:
-                t = run.externals[j]
-                if t._counter is not t._storage:
-                    t._counter.version += counted
-                t._storage.version += version
-        writes.note()
-        return fresh
-
-    def _base(
-        self, run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, Storage]
-    ) -> Tensor:
-        """Return the tensor that a result is a view of."""
-        kind, number = base
-        if kind == "external":
-            return run.externals[number]
-        found = run.slots[number]()
-        if found is None:
-            f = facts[number]
-            found = giver(f)(run)
-            storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
-            _give_value(found, f, storage)
-        return found
-
     # ---- leaving a script
 
     def leave(self, run: Run) -> None:
-        """Make the calls that matched in the usual way; what was promised becomes what they give."""
+        """Make the calls that matched in the usual way, and go on recording."""
         self.counts["left"] += 1
-        path = run.ended.path()
-        run.taken = [step.anew(run) for step in path]
-        run.runtime = run.externals[0]._storage.runtime if run.externals else None
-        run.facts = []
-        run.undo.clear()
         if run is self.run:
             begin(run)
-        for leaf, before, promised in run.gradients:
-            if leaf._grad is promised:
-                leaf._grad = before
-        run.gradients = []
-        thread = threading.get_ident()
-        mine = thread == self.thread
-        # What is on now was not on then.
-        modes, looking = dict(mode.__dict__), anomaly.enabled
-        mode.__dict__.clear()
-        mode.overwriting, anomaly.enabled = None, False
-        if mine:
-            self.depth += 1
-        run.made = []
+        path = [] if run.ended is None else run.ended.path()
+        mine = threading.get_ident() == self.thread
+        self.depth += mine
         try:
-            for step, taken in zip(path, run.taken, strict=True):
-                assert step.callee is not None
-                for j, counted, version in step.writes:
-                    if step.kind != "step":
-                        t = run.externals[j]
-                        if t._counter is not t._storage:
-                            t._counter.version -= counted
-                        t._storage.version -= version
-                args = tuple([_value(p, run) for p in step.args])
-                kwargs = {n: _value(p, run) for n, p in zip(step.names, step.kwargs)}
-                mode.grad, mode.inference = step.grad
-                made_again[thread] = step.line
-                for p in taken.patterns():
-                    if p.form == NEW:
-                        run.note_offset(run.externals[p.number], p)
-                if step.kind == "backward":
-                    run.used_up.update(graph_of([args[0]._grad_fn]))
-                out = interpreted(step.callee, args, kwargs)
-                _take_over(step.results, out, run)
-                for j, form in step.leaves:
-                    leaf = run.externals[j]
-                    if type(form) is Facts:
-                        _take_over(form, leaf._grad, run)
-                        leaf._grad = run.made[-1]
+            make_calls(run, path)
         finally:
-            mode.__dict__.clear()
-            mode.__dict__.update(modes)
-            anomaly.enabled = looking
-            made_again.pop(thread, None)
-            if mine:
-                self.depth -= 1
-            run.made = []
+            self.depth -= mine
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
 
@@ -739,27 +549,6 @@ def _guard(storage: Storage) -> None:
             follower.resolve(follower.run)
 
 
-def _give_value(t: Tensor, f: Facts, storage: Storage) -> None:
-    t._storage = t._counter = storage
-    t._base, t._base_history, t._history, t._accumulate, t._output_nr = None, 0, 0, None, 0
-    # The graph is used up: a backward pass from here raises as after a usual step.
-    t._grad_fn = GradFn(f.title, (), None) if f.title else None
-
-
-def _value(p: Pattern, run: Run) -> Any:
-    """Return the argument that a pattern stands for, while calls are made in the usual way."""
-    if p.form == SLOT:
-        return run.made[p.number]
-    if p.form in (KNOWN, NEW):
-        return run.externals[p.number]
-    if p.form == SEQUENCE:
-        parts = [_value(q, run) for q in p.parts]
-        return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
-    if p.form == OBJECT:
-        return p.value()
-    return float(p.value) if p.form == ZERO else p.value
-
-
 def _forget_programs(step: Step) -> None:
     """Drop the programs of all scripts that share a call with this one."""
     first = step.path()[0]
@@ -768,25 +557,6 @@ def _forget_programs(step: Step) -> None:
         found = pending.pop()
         found.program, found.ready = None, False
         pending += found.following
-
-
-def _take_over(form: Form, out: Any, run: Run) -> None:
-    """Let promised tensors be what a call gave; those that nobody has any more are what it gave."""
-    if type(form) is Facts:
-        number = len(run.made)
-        t = run.slots[number]()
-        if t is None:
-            run.slots[number] = weakref.ref(out)
-            run.ids[id(out)] = number
-            t = out
-        else:
-            for name in _TAKEN:
-                setattr(t, name, getattr(out, name))
-        run.made.append(t)
-        run.facts.append(form)
-    elif form[0] == "parts":
-        for part, o in zip(form[1][1], out):
-            _take_over(part, o, run)
 
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:

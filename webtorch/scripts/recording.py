@@ -35,7 +35,6 @@ from webtorch.scripts.script import (
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import HostScalar, Varying
-from webtorch.tensors.modes import mode
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import AccumulateGrad, GradFn
@@ -57,7 +56,7 @@ class Note:
         self.run = run
         self.step = step = Step(run.at)
         step.callee, step.kind = callee, callee.role
-        step.grad, step.line = (mode.grad, mode.inference), user_line()
+        step.modes, step.line = run.modes(), user_line()
         step.args = [pattern_of(a, run) for a in args]
         step.names = tuple(kwargs)
         step.kwargs = [pattern_of(a, run) for a in kwargs.values()]
@@ -119,7 +118,7 @@ class Note:
         if step.kind == "backward":
             run.differentiated = True
         step.key = (
-            step.grad, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
+            step.modes, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
             step.results, step.writes, step.leaves,
         )  # fmt: skip
         return step
@@ -315,12 +314,23 @@ def _inputs(run: Run, frozen: Frozen) -> list[tuple[tuple[str, Any], bool]]:
         number, home = run.nodes.get(node), run.begun.get(node)
         if number is not None:
             origin: tuple[str, Any] = ("external", number)
+        elif node in run.cast_before:
+            origin = ("cast", _cast(run, *run.cast_before[node]))
         elif home is not None and home() is not None:
             origin = ("hidden", home)
         else:
             origin = ("constant", node)
         inputs.append((origin, id(node) in donated))
     return inputs
+
+
+def _cast(run: Run, context: int, owner: Any, recorded: bool, dtype: DType) -> Any:
+    """Return where a value is found that autocast had made before the run."""
+    x = owner()
+    number = None if x is None else run.external_of(x)
+    if number is None or not run.casts[context].open:
+        raise Refused("it uses what autocast had cast in a context that is over")
+    return context, number, recorded, dtype
 
 
 def _outputs(

@@ -6,6 +6,7 @@ import weakref
 from operator import attrgetter
 from typing import Any
 
+from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.scripts.script import (
@@ -14,7 +15,10 @@ from webtorch.scripts.script import (
     Pattern,
     Step,
 )
+from webtorch.tensors import autocast
+from webtorch.tensors.autocast import Casts
 from webtorch.tensors.host import Varying
+from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
@@ -54,7 +58,7 @@ class Run:
         self.ids: dict[int, int] = {}
         self.known = 0
         # The last call that was answered, once what was promised is computed or recorded.
-        self.ended = root
+        self.ended: Step | None = None
         # Tensors from outside, their numbers by id, and their storages with the first that lies there.
         self.externals: list[Tensor] = []
         self.numbers: dict[int, int] = {}
@@ -70,6 +74,10 @@ class Run:
         # The values of external storages as they were met, and the first tensor that had each: storages may share one.
         self.values: list[Node] = []
         self.nodes: dict[Node, int] = {}
+        # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
+        # gradients were recorded, type.
+        self.casts: list[Casts] = []
+        self.cast_before: dict[Node, tuple[int, Any, bool, DType]] = {}
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
         # generators -> (generator, offset at the beginning); functions that a backward pass used up; external tensors
         # whose offsets are noted, and of which that is in vain.
@@ -87,6 +95,46 @@ class Run:
         # The writes that external storages had counted after the last call that read them.
         self.versions: dict[Storage, int] = {}
 
+    # ---- what is on
+
+    def modes(self) -> tuple[Any, ...]:
+        """Return all that is on on which a call depends: gradients, inference mode, and what autocast does."""
+        state = autocast.state
+        if not state.key:
+            return mode.grad, mode.inference
+        return mode.grad, mode.inference, state.key, state.cache_enabled, self._context(state.casts)
+
+    def _context(self, casts: Casts | None) -> int:
+        """Return the number of an autocast context."""
+        if casts is None:
+            return -1
+        for k, known in enumerate(self.casts):
+            if known is casts:
+                return k
+        self.casts.append(casts)
+        number = len(self.casts) - 1
+        for owner, _, recorded, cast in casts.values():
+            self.cast_before[cast._storage.node] = number, owner, recorded, cast.dtype
+        return number
+
+    def restore(self, modes: tuple[Any, ...]) -> None:
+        """Turn on what `modes` returned."""
+        mode.grad, mode.inference, *cast = modes
+        state = autocast.state
+        if not cast:
+            state.enabled, state.casts = {}, None
+            return
+        kinds, state.cache_enabled, number = cast
+        state.enabled, state.casts = dict(kinds), self.casts[number] if number >= 0 else None
+
+    def cast(self, place: tuple[int, int, bool, DType]) -> Storage | None:
+        """Return what an external tensor was cast to before the run: number of the context and of the tensor,
+        whether gradients were recorded, and the type.
+        """
+        context, number, recorded, dtype = place
+        cast = self.casts[context].cast_of(self.externals[number], recorded, dtype)
+        return None if cast is None else cast._storage
+
     # ---- what tensors are
 
     def slot_of(self, t: Tensor) -> int | None:
@@ -98,7 +146,7 @@ class Run:
                 ids[id(slot)] = k
         self.known = len(slots)
         k = ids.get(id(t), -1)
-        return k if k >= 0 and slots[k]() is t else None
+        return k if 0 <= k < len(slots) and slots[k]() is t else None
 
     def external_of(self, t: Tensor) -> int | None:
         """Return the number of the external tensor that a tensor is."""

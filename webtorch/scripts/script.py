@@ -45,7 +45,7 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "gives", "grad", "key", "kind", "kwargs", "leaves", "line", "matches", "names",
+        "args", "callee", "following", "gives", "key", "kind", "kwargs", "leaves", "line", "matches", "modes", "names",
         "parent", "plain", "program", "ready", "results", "until", "watched", "watches", "writes",
     )  # fmt: skip
 
@@ -56,8 +56,8 @@ class Step:
         self.kind = ""
         # The user's line, as (code, instruction).
         self.line: Any = None
-        # Whether gradients are recorded, and inference mode.
-        self.grad: tuple[bool, bool] = (True, False)
+        # What is on, as `Run.modes` says it.
+        self.modes: tuple[Any, ...] = (True, False)
         self.args: list[Pattern] = []
         self.names: tuple[str, ...] = ()
         self.kwargs: list[Pattern] = []
@@ -154,7 +154,8 @@ class Program:
 
     runtime: Runtime
     executable: Executable
-    # ("external", number), ("hidden", storage) or ("constant", node), and whether its memory is overwritten.
+    # ("external", number), ("hidden", storage), ("constant", node), or ("cast", what `Run.cast` finds), and whether
+    # its memory is overwritten.
     inputs: list[tuple[tuple[str, Any], bool]]
     args: list[Scalar | Reading]
     # Places of arguments that are read anew.
