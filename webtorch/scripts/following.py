@@ -18,6 +18,7 @@ from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
 from webtorch.scripts.computing import compute
 from webtorch.scripts.leaving import make_calls
+from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, VARYING, Facts, Program, Step
@@ -127,15 +128,25 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if self.depth:
+            return interpreted(callee, args, kwargs)
+        run = self.run
+        following = run.at.following
+        # What has been recorded in part is not followed: its program would do again what was done.
+        if following and not run.taken and not run.refused:
+            for step in following:
+                if step.callee is callee and step.ready:
+                    out = self.answer(run, step, args, kwargs)
+                    if out is not _OTHER:
+                        return out
         role = callee.role
-        if self.depth or role == "parts":
+        if role == "parts":
             return interpreted(callee, args, kwargs)
         if role == "fact":
             # Nobody else is on, as a rule.
             return (
                 callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
             )
-        run = self.run
         if role == "operation" or role == "backward" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -205,28 +216,6 @@ class Follower:
             self.settle("the script is done")
             run = self.run
             at = run.at
-        count = len(run.externals)
-        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
-        # What has been recorded in part is not followed: its program would do again what was done.
-        if at.following and not run.taken:
-            for step in at.following:
-                if (
-                    step.callee is callee
-                    and step.ready
-                    and step.modes == modes
-                    and run.matches(step, args, kwargs)
-                ):
-                    with self.lock:
-                        # Unless another thread has ended the run's promises meanwhile.
-                        followed = self.run is run and not run.taken
-                        out = self.follow(run, step) if followed else None
-                    if not followed:
-                        run.forget_externals(count)
-                        break
-                    if step.kind == "step":
-                        # It ends with a computation.
-                        self.resolve(run)
-                    return out
         self.wait()
         run = self.run
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
@@ -267,6 +256,43 @@ class Follower:
 
     # ---- following
 
+    def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call if it is that of a step, else return _OTHER."""
+        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
+        if step.modes != modes or self.is_looked_at():
+            return _OTHER
+        if not (step.matches or prepare(step))(run, args, kwargs) or not (
+            step.kind == "operation" or run.watches(step, args)
+        ):
+            run.forget_externals(run.at.until[1])
+            return _OTHER
+        if step.plain and run.promised:
+            # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
+            at = run.at
+            out = step.gives(run)  # type: ignore[misc]
+            run.at = step
+            return out if run.ended is None else self.ended(run, at, step, out)
+        with self.lock:
+            # Unless another thread has ended the run's promises meanwhile.
+            followed = self.run is run and not run.taken
+            out = self.follow(run, step) if followed else _OTHER
+        if not followed:
+            run.forget_externals(run.at.until[1])
+        elif step.kind == "step":
+            # It ends with a computation.
+            self.resolve(run)
+        return out
+
+    def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
+        """Return what a step gave where another thread has looked at what was promised, _OTHER if that was before."""
+        with self.lock:
+            if run.ended is step:
+                return out
+            run.at = at
+            run.forget_slots(at.until[0])
+            run.forget_externals(at.until[1])
+            return _OTHER
+
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
         if not run.promised:
@@ -285,15 +311,16 @@ class Follower:
             if t._counter is not storage:
                 t._counter.version += counted
             storage.version += version
+        given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation":
-            return run.promise(step.results)
+            return given
         if step.kind == "backward":
             run.differentiated = True
-            for j, form in step.leaves:
-                leaf = run.externals[j]
+            for (j, form), grad in zip(step.leaves, given, strict=True):
                 if type(form) is Facts:
-                    before, leaf._grad = leaf._grad, run.promise(form)
-                    run.gradients.append((leaf, before, leaf._grad))
+                    leaf = run.externals[j]
+                    run.gradients.append((leaf, leaf._grad, grad))
+                    leaf._grad = grad
         return None
 
     def resolve(self, run: Run) -> None:
@@ -309,9 +336,13 @@ class Follower:
             self.elsewhere = not mine
             try:
                 self._no_promises(run)
-                program = run.at.program
+                at = run.ended = run.at
+                while at is not run.at:
+                    # The thread that follows was about to answer a call.
+                    at = run.ended = run.at
+                program = at.program
                 try:
-                    done = program is not None and run.at.ready and compute(run, program)
+                    done = program is not None and at.ready and compute(run, at, program)
                 except BaseException:
                     self.leave(run)
                     raise
@@ -375,7 +406,7 @@ class Follower:
         self.counts["left"] += 1
         if run is self.run:
             begin(run)
-        path = run.at.path()
+        path = [] if run.ended is None else run.ended.path()
         mine = threading.get_ident() == self.thread
         self.depth += mine
         try:
@@ -513,6 +544,8 @@ class Follower:
         return drawn, counter
 
 
+# Instead of a result: a call is not that of a step.
+_OTHER = object()
 # Followers that have promised something.
 _promising: list[Follower] = []
 

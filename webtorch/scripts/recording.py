@@ -143,9 +143,8 @@ def begin(run: Run) -> None:
     for runtime in open_runtimes():
         for s in Storage.live(runtime):
             node = s.node
-            if node.kind == "buffer":
-                if run.home_of(node) is None:
-                    run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
+            if node.kind == "buffer" and run.home_of(node) is None:
+                run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
 
 
 def pattern_of(value: Any, run: Run) -> Pattern:
