@@ -45,7 +45,7 @@ class Follower:
     """The scripts of one thread. `count` what became of runs, for reports."""
 
     def __init__(self) -> None:
-        self.thread = threading.current_thread().ident
+        self.thread = threading.current_thread().ident or 0
         self.lock = threading.RLock()
         self.root = Step(None)
         self.steps = 0
