@@ -7,23 +7,26 @@ from typing import Any
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
+from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
-from webtorch.scripts.run import Run, dress
-from webtorch.scripts.script import Facts, Number, Program
+from webtorch.scripts.run import Run
+from webtorch.scripts.script import Facts, Number, Program, Step
 from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
 
 
-def compute(run: Run, program: Program) -> bool:
-    """Run the program of a script, and give what is alive its value. Return whether that could be done."""
+def compute(run: Run, last: Step, program: Program) -> bool:
+    """Run the program of the script that ends with `last`, and give what is alive its value. Return whether that
+    could be done.
+    """
     runtime = program.runtime
-    facts = facts_along(run.at)
+    facts = facts_along(last)
     holders: dict[int, list[tuple[Tensor, Facts]]] = {}
-    for k, reference in enumerate(run.slots):
+    for reference, f in zip(run.slots, facts):
         t = reference()
         if t is not None:
-            holders.setdefault(facts[k].storage, []).append((t, facts[k]))
+            holders.setdefault(f.storage, []).append((t, f))
     if any(place >= 0 and place not in program.made for place in holders):
         return False
     with runtime.lock:
@@ -39,7 +42,7 @@ def compute(run: Run, program: Program) -> bool:
                 inputs = [_buffer(storage, node, donated) for storage, node, donated in found]
                 args = _arguments(run, program)
                 buffers = program.executable.run(inputs, args)
-                fresh = _settle(run, program, buffers, holders)
+                fresh = _settle(run, last, program, buffers, holders)
         except BaseException as error:
             for generator, offset in places:
                 generator._offset = offset
@@ -104,7 +107,7 @@ def _arguments(run: Run, program: Program) -> list[Any]:
 
 
 def _settle(
-    run: Run, program: Program, buffers: list[Any], holders: dict[int, Any]
+    run: Run, last: Step, program: Program, buffers: list[Any], holders: dict[int, Any]
 ) -> dict[int, Storage]:
     """Put what a program gave where it belongs; return the storages of slots, by number."""
     fresh: dict[int, Storage] = {}
@@ -128,7 +131,6 @@ def _settle(
         elif storage.node.buffer is not buffer:
             storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
         first.setdefault(id(buffer), storage)
-    last = run.at
     if last.kind == "step":
         for j, counted, version in last.writes:
             t = run.externals[j]
@@ -147,8 +149,7 @@ def _base(run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, 
     found = run.slots[number]()
     if found is None:
         f = facts[number]
-        found = object.__new__(Tensor)
-        dress(found, f, run)
+        found = giver(f)(run)
         storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
         _give_value(found, f, storage)
     return found

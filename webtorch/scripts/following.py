@@ -18,6 +18,7 @@ from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
 from webtorch.scripts.computing import compute
 from webtorch.scripts.leaving import make_calls
+from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
@@ -44,7 +45,7 @@ class Follower:
     """The scripts of one thread. `count` what became of runs, for reports."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread = threading.current_thread().ident or 0
         self.lock = threading.RLock()
         self.root = Step(None)
         self.steps = 0
@@ -54,6 +55,8 @@ class Follower:
         self.in_vain = 0
         # Within how many calls the thread is.
         self.depth = 0
+        # Whether another thread ends the run's promises just now.
+        self.elsewhere = False
         # What was computed since the run began: None where that was no whole program.
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
         # How often programs have run, by id, and how often they must before calls are looked at (again).
@@ -89,8 +92,11 @@ class Follower:
                 self.needed.clear()
 
     def start(self) -> None:
-        """Begin to look at calls."""
-        self.on, self.in_vain = True, 0
+        """Begin to look at calls, if no other thread has begun."""
+        with _listener.choosing:
+            if _listener.follower is not self:
+                return
+            self.on, self.in_vain = True, 0
         self.tried.clear()
         active.add(1)
         active.follower = self
@@ -107,6 +113,10 @@ class Follower:
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
 
+    def lives(self) -> bool:
+        """Whether the thread still runs."""
+        return any(t.ident == self.thread for t in threading.enumerate())
+
     def begin(self, followed: bool = False) -> None:
         """Begin a run."""
         self.run.end()
@@ -122,15 +132,25 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if self.depth:
+            return interpreted(callee, args, kwargs)
+        run = self.run
+        following = run.at.following
+        # What has been recorded in part is not followed: its program would do again what was done.
+        if following and not run.taken and not run.refused:
+            for step in following:
+                if step.callee is callee and step.ready:
+                    out = self.answer(run, step, args, kwargs)
+                    if out is not _OTHER:
+                        return out
         role = callee.role
-        if self.depth or role == "parts":
+        if role == "parts":
             return interpreted(callee, args, kwargs)
         if role == "fact":
             # Nobody else is on, as a rule.
             return (
                 callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
             )
-        run = self.run
         if role == "operation" or role == "backward" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -145,12 +165,11 @@ class Follower:
             return interpreted(callee, args, kwargs)
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
-                self.settle("a gradient is set after backward()")
-                run.refused = run.refused or "a gradient is set after backward()"
+                self.give_up("a gradient is set after backward()")
             return self.inside(callee, args, kwargs)
         if role != "reader":
-            self.settle(f"{callee.name} is called")
-            run.refused = run.refused or f"{callee.name} is called"
+            self.give_up(f"{callee.name} is called")
+            run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.read()
@@ -170,13 +189,20 @@ class Follower:
         finally:
             self.depth -= 1
 
-    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
-        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+    def give_up(self, why: str) -> None:
+        """Keep what follows out of scripts until something is computed, and hold nothing until then."""
         self.settle(why)
         run = self.run
         if not run.refused:
-            run.refused = why
             self.note(why)
+            run.end()
+            self.run = Run(self.root)
+            self.run.refused = why
+
+    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
+        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+        self.give_up(why)
+        run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.begin()
@@ -194,23 +220,8 @@ class Follower:
             self.settle("the script is done")
             run = self.run
             at = run.at
-        count = len(run.externals)
-        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
-        # What has been recorded in part is not followed: its program would do again what was done.
-        if at.following and not run.taken:
-            for step in at.following:
-                if (
-                    step.callee is callee
-                    and step.ready
-                    and step.modes == modes
-                    and run.matches(step, args, kwargs)
-                ):
-                    with self.lock:
-                        # Unless another thread has ended the run's promises meanwhile.
-                        if self.run is run and not run.taken:
-                            return self.follow(run, step)
-                    run.forget_externals(count)
-                    break
+        self.wait()
+        run = self.run
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
             return self.beside(run, callee, args, kwargs)
         if run.promised:
@@ -226,8 +237,7 @@ class Follower:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
                 # It comes to the same, that it was called before what is called now.
-                self.settle(f"{callee.name} is called as it was not before")
-                self.run.refused = self.run.refused or f"{callee.name} was called too early"
+                self.give_up(f"{callee.name} was called too early")
             return out
         return self.record(run, callee, args, kwargs, beside=True)
 
@@ -246,11 +256,46 @@ class Follower:
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
         if not self.depth and threading.get_ident() == self.thread:
-            self.settle(why)
-            self.run.refused = self.run.refused or why
-            self.note(why)
+            self.give_up(why)
 
     # ---- following
+
+    def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call if it is that of a step, else return _OTHER."""
+        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
+        if step.modes != modes or self.is_looked_at():
+            return _OTHER
+        if not (step.matches or prepare(step))(run, args, kwargs) or not (
+            step.kind == "operation" or run.watches(step, args)
+        ):
+            run.forget_externals(run.at.until[1])
+            return _OTHER
+        if step.plain and run.promised:
+            # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
+            at = run.at
+            out = step.gives(run)  # type: ignore[misc]
+            run.at = step
+            return out if run.ended is None else self.ended(run, at, step, out)
+        with self.lock:
+            # Unless another thread has ended the run's promises meanwhile.
+            followed = self.run is run and not run.taken
+            out = self.follow(run, step) if followed else _OTHER
+        if not followed:
+            run.forget_externals(run.at.until[1])
+        elif step.kind == "step":
+            # It ends with a computation.
+            self.resolve(run)
+        return out
+
+    def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
+        """Return what a step gave where another thread has looked at what was promised, _OTHER if that was before."""
+        with self.lock:
+            if run.ended is step:
+                return out
+            run.at = at
+            run.forget_slots(at.until[0])
+            run.forget_externals(at.until[1])
+            return _OTHER
 
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
@@ -270,59 +315,72 @@ class Follower:
             if t._counter is not storage:
                 t._counter.version += counted
             storage.version += version
+        given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation":
-            return run.promise(step.results)
+            return given
         if step.kind == "backward":
             run.differentiated = True
-            for j, form in step.leaves:
-                leaf = run.externals[j]
+            for (j, form), grad in zip(step.leaves, given, strict=True):
                 if type(form) is Facts:
-                    before, leaf._grad = leaf._grad, run.promise(form)
-                    run.gradients.append((leaf, before, leaf._grad))
-            return None
-        # An optimizer's step ends with a computation.
-        self.resolve(run)
+                    leaf = run.externals[j]
+                    run.gradients.append((leaf, leaf._grad, grad))
+                    leaf._grad = grad
         return None
 
     def resolve(self, run: Run) -> None:
         """Compute what a run has promised, or make its calls in the usual way."""
-        with self.lock:
+        runtime = run.runtime_of()
+        # In the order in which another thread takes them that computes, and meets what is promised.
+        with contextlib.nullcontext() if runtime is None else runtime.lock, self.lock:
             if not run.promised:
                 return
-            self._no_promises(run)
             # What else is computed meanwhile is no part of the run.
             mine = threading.get_ident() == self.thread
             self.depth += mine
+            self.elsewhere = not mine
             try:
-                program = run.at.program
+                self._no_promises(run)
+                at = run.ended = run.at
+                while at is not run.at:
+                    # The thread that follows was about to answer a call.
+                    at = run.ended = run.at
+                program = at.program
                 try:
-                    done = program is not None and run.at.ready and compute(run, program)
+                    done = program is not None and at.ready and compute(run, at, program)
                 except BaseException:
                     self.leave(run)
                     raise
                 if not done:
                     self.leave(run)
                     return
+                self.counts["followed"] += 1
+                if self.run is run:
+                    self.begin(followed=True)
             finally:
                 self.depth -= mine
-            self.counts["followed"] += 1
-            if self.run is run:
-                self.begin(followed=True)
+                self.elsewhere = False
+
+    def wait(self) -> None:
+        """Wait for another thread that ends the run's promises."""
+        if self.elsewhere:
+            with self.lock:
+                pass
 
     def settle(self, why: str) -> None:
         """End the run's promises, for this reason."""
         run = self.run
         if run.promised:
-            with self.lock:
-                program = run.at.program
-                if program is None or not run.at.ready:
-                    self.note(why)
-                self.resolve(run)
+            if run.at.program is None or not run.at.ready:
+                self.note(why)
+            self.resolve(run)
+        self.wait()
 
     def rest(self, why: str) -> None:
-        """End the run, and let go of what it was given."""
+        """End the run, and let go of what it was given. Another thread needs nothing of it."""
+        if threading.get_ident() != self.thread:
+            return
         self.settle(why)
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.depth:
             self.run.end()
             self.run = Run(self.root)
             self.computed.clear()
@@ -352,7 +410,7 @@ class Follower:
         self.counts["left"] += 1
         if run is self.run:
             begin(run)
-        path = run.at.path()
+        path = [] if run.ended is None else run.ended.path()
         mine = threading.get_ident() == self.thread
         self.depth += mine
         try:
@@ -378,8 +436,7 @@ class Follower:
             if beside:
                 out = self.inside(callee, args, kwargs)
                 if self.run is run and not (_is_computed(out) and not self.computed):
-                    run.refused = f"{callee.name}: {reason}"
-                    self.note(run.refused)
+                    self.give_up(f"{callee.name}: {reason}")
                     if self.computed:
                         self.begin()
                 return out
@@ -412,8 +469,7 @@ class Follower:
                 raise Refused("it depends on more than its arguments")
             step = note.made(out)
         except Refused as reason:
-            run.refused = f"{callee.name}: {reason}"
-            self.note(run.refused)
+            self.give_up(f"{callee.name}: {reason}")
             if self.computed:
                 self.begin()
             return out
@@ -518,6 +574,8 @@ class Follower:
         return drawn, counter
 
 
+# Instead of a result: a call is not that of a step.
+_OTHER = object()
 # Followers that have promised something.
 _promising: list[Follower] = []
 
@@ -582,14 +640,29 @@ class _Listener:
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
+        self.choosing = threading.Lock()
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
         follower = self.follower
-        if follower is None or (not follower.on and follower.thread != threading.get_ident()):
-            follower = self.follower = Follower()
-        if follower.thread == threading.get_ident():
+        thread = threading.get_ident()
+        if follower is None or follower.thread != thread:
+            follower = self._chosen(thread)
+        if follower.thread == thread:
             follower.ran(runtime, frozen, executable)
+        elif None not in follower.computed:
+            # It may have taken what the follower's thread has recorded.
+            follower.computed.append(None)
+
+    def _chosen(self, thread: int) -> Follower:
+        """Return the follower of this thread, if no other thread has one that is on."""
+        with self.choosing:
+            found = self.follower
+            if found is not None and found.on and not found.lives():
+                found.stop()
+            if found is None or not found.on:
+                found = self.follower = Follower()
+            return found
 
 
 _listener = _Listener()

@@ -34,6 +34,7 @@ from webtorch.scripts.script import (
     forms_in,
     patterns_in,
 )
+from webtorch.tensors import override
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import HostScalar, Varying
@@ -180,8 +181,8 @@ def begin(run: Run) -> None:
     for runtime in open_runtimes():
         for s in Storage.live(runtime):
             node = s.node
-            if node.kind == "buffer":
-                run.begun.setdefault(node, weakref.ref(s))
+            if node.kind == "buffer" and run.home_of(node) is None:
+                run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
 
 
 def pattern_of(value: Any, run: Run) -> Pattern:
@@ -194,6 +195,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
         if number is not None:
             _check_unchanged(value, run.facts[number])
             return Pattern(SLOT, None, number)
+        if type(value) not in override.plain and override.asks(type(value)):
+            raise Refused(f"it is given a {type(value).__name__}, which is asked what it gives")
         facts = facts_of(value)
         if facts is None:
             pending = value._storage.node.kind != "buffer"
@@ -208,7 +211,7 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
-        p.alias = run.storages.get(storage, -1), run.nodes.get(storage.node, -1)
+        p.alias = run.storages.get(storage, -1), run.holder_of(storage.node)
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -359,8 +362,8 @@ def _inputs(run: Run, frozen: Frozen) -> list[tuple[tuple[str, Any], bool]]:
     donated = {id(d) for d in frozen.donors if d is not None}
     inputs: list[tuple[tuple[str, Any], bool]] = []
     for node in frozen.inputs:
-        number, home = run.nodes.get(node), run.begun.get(node)
-        if number is not None:
+        number, home = run.holder_of(node), run.home_of(node)
+        if number >= 0:
             origin: tuple[str, Any] = ("external", number)
         elif node in run.cast_before:
             origin = ("cast", _cast(run, *run.cast_before[node]))
