@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 STEPS = 14
 
@@ -39,11 +40,21 @@ class Loop:
             "read", "read-early", "keep", "keep-graph", "lr", "schedule", "decay", "freeze", "hook", "hook-result",
             "write", "data", "raise", "clip", "clamp", "evaluate", "evaluate-graph", "view", "twice", "print", "copy",
             "load", "average", "alias", "set-gradient", "drop-gradient", "buffer", "double", "number", "grad", "slice",
+            "weigh", "fill", "bound", "power", "blend", "loss-number",
         ]  # fmt: skip
         self.events = [
             (rng.choice(names), rng.randrange(STEPS), rng.choice([1, 2, 3, 5, 100]))
             for _ in range(rng.choice([0, 1, 2, 3, 4]))
         ]
+        # Where autocast is on: in each forward pass, or around the whole loop.
+        self.autocast = rng.choice(["", "", "", "forward", "around"])
+        self.cached = rng.choice([True, True, False])
+        # Whether the loss is scaled, whether gradients are divided before they are looked at, and where one overflows.
+        self.scaled = self.optimizer != "none" and rng.random() < 0.25
+        self.unscaled = rng.choice([True, False])
+        self.overflows = rng.choice([2, 5, 9, 100])
+        # How the numbers change that calls are given.
+        self.change = rng.choice(["grows", "cycles", "crosses"])
 
     def __repr__(self) -> str:
         return f"Loop({self.seed}): {vars(self)}"
@@ -69,11 +80,15 @@ class _Running:
         self.handles: list[Any] = []
         self.model = self.make_model()
         self.parameters = list(self.model.parameters())
+        # What bfloat16 rounds otherwise than PyTorch's does not become more and more.
+        self.rate = 0.005 if loop.autocast else 0.05
         self.optimizer = self.make_optimizer()
         self.buffer = self.data(2, 3)
         self.average = [p.detach().clone() for p in self.parameters]
         self.table = self.data(40, loop.width)
+        self.last = 0.5
         self.schedule: Any = None
+        self.scaler = torch.amp.GradScaler("cpu", 64.0, growth_interval=3, enabled=loop.scaled)
         if self.optimizer is not None and any(n == "schedule" for n, *_ in loop.events):
             self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
 
@@ -109,20 +124,28 @@ class _Running:
         return model
 
     def make_optimizer(self) -> Any:
-        optim, name = self.torch.optim, self.loop.optimizer
+        optim, name, rate = self.torch.optim, self.loop.optimizer, self.rate
         if name == "none":
             return None
         if name == "momentum":
-            return optim.SGD(self.parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+            return optim.SGD(self.parameters, lr=rate, momentum=0.9, weight_decay=0.01)
         if name == "SGD":
-            return optim.SGD(self.parameters, lr=0.05)
+            return optim.SGD(self.parameters, lr=rate)
         # Gradients that are 0 but for rounding stay small.
-        return getattr(optim, name)(self.parameters, lr=0.05, eps=0.05)
+        return getattr(optim, name)(self.parameters, lr=rate, eps=0.05)
+
+    def cast(self, *places: str) -> contextlib.AbstractContextManager[Any]:
+        """Return autocast, if the program has it in one of these places."""
+        if self.loop.autocast not in places:
+            return contextlib.nullcontext()
+        return self.torch.autocast("cpu", self.torch.bfloat16, cache_enabled=self.loop.cached)  # type: ignore[no-any-return]
 
     def numbers(self) -> Iterator[Any]:
         """Run all steps."""
-        for step in range(STEPS):
-            self.step(step)
+        with self.cast("around"):
+            for step in range(STEPS):
+                self.step(step)
+        self.seen.append(self.scaler.get_scale())
         for p in self.parameters:
             self.see(p)
             if p.grad is not None:
@@ -164,12 +187,16 @@ class _Running:
             x, target = self.data(size, loop.width), self.data(size, 3)
             if happens("slice", step):
                 x = self.table[step : step + size]
-            out = self.model(x)
+            with self.cast("forward"):
+                out = self.model(x)
             if happens("hook-result", step):
                 out.register_hook(lambda g: g * 0.5)
-            if happens("number", step):
-                out = out * (1 + step / 10)
-            loss = self.loss_of(out, target)
+            out = self.with_numbers(step, out)
+            with self.cast("forward"):
+                loss = self.loss_of(out, target)
+            if happens("weigh", step):
+                t = self.number(step)
+                loss = loss * t + (1 - t) * out.abs().mean()
             if happens("read-early", step):
                 self.seen.append(loss.item())
             if happens("raise", step):
@@ -185,11 +212,40 @@ class _Running:
                 (g,) = torch.autograd.grad(loss, [out], retain_graph=True)
                 self.see(g)
             self.backward(step, loss)
+        if loop.scaled and loop.unscaled and any(p.grad is not None for p in self.parameters):
+            self.scaler.unscale_(self.optimizer)
         self.around(step, out, loss)
         self.update(step)
         self.after(step, out, loss)
 
+    def number(self, step: int) -> float:
+        """Return a number that differs from step to step."""
+        if self.loop.change == "cycles":
+            return [0.5, 1.0, 2.0][step % 3]
+        return 0.25 + step / 8 if self.loop.change == "grows" else (step - 6) / 4
+
+    def with_numbers(self, step: int, out: Any) -> Any:
+        """Compute with numbers that change."""
+        torch, happens, t = self.torch, self.loop.happens, self.number(step)
+        if happens("number", step):
+            out = out * (1 + step / 10)
+        if happens("fill", step):
+            out = out + torch.full((3,), t) * torch.tensor(t)
+        if happens("bound", step):
+            out = torch.nn.functional.leaky_relu(out.clamp(-2 - t, 2 + t), 0.01 * t)
+        if happens("power", step):
+            out = (out.abs() + 0.5) ** t
+        if happens("blend", step):
+            out = torch.add(torch.lerp(out, out * out, t), out, alpha=t)
+        if happens("loss-number", step):
+            out = out * (1 + abs(self.last))
+        return out
+
     def backward(self, step: int, loss: Any) -> None:
+        if self.loop.scaled:
+            if step == self.loop.overflows:
+                loss = loss * math.inf
+            loss = self.scaler.scale(loss)
         if self.loop.happens("twice", step):
             loss.backward(retain_graph=True)
             loss.backward()
@@ -221,8 +277,9 @@ class _Running:
                 p.grad = p.grad * 0.5
         if happens("drop-gradient", step):
             self.parameters[-1].grad = None
-        if happens("read", step):
-            self.seen.append(loss.item())
+        if happens("read", step) or happens("loss-number", step):
+            self.last = loss.item()
+            self.seen.append(self.last)
         if happens("keep", step):
             self.kept.append(out.detach())
         if happens("keep-graph", step):
@@ -238,14 +295,18 @@ class _Running:
             with torch.no_grad():
                 for p in self.parameters:
                     if p.grad is not None:
-                        p -= 0.05 * p.grad
+                        p -= self.rate * (1 if step < 7 else 6 / step) * p.grad
         else:
             group = self.optimizer.param_groups[0]
             if happens("lr", step):
-                group["lr"] = 0.05 / (step + 1)
+                group["lr"] = self.rate / (step + 1)
             if happens("decay", step) and "weight_decay" in group:
                 group["weight_decay"] = 0.1 - group["weight_decay"]
-            self.optimizer.step()
+            if not self.loop.scaled:
+                self.optimizer.step()
+            elif any(p.grad is not None for p in self.parameters):
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
             if self.schedule is not None:
                 self.schedule.step()
         if self.loop.zero == "after":
@@ -262,8 +323,9 @@ class _Running:
             self.parameters[-1].data.add_(0.01)
         if happens("evaluate", step):
             self.model.eval()
-            with torch.no_grad():
+            with torch.no_grad(), self.cast("forward"):
                 self.see(self.model(self.table[step : step + 3]).softmax(-1))
+                self.see(self.model(self.table[step + 3 : step + 6]))
             self.model.train()
         if happens("evaluate-graph", step):
             self.model.eval()
@@ -343,13 +405,18 @@ def differ(a: list[Any], b: list[Any], tolerance: float) -> str:
 
 
 @contextlib.contextmanager
-def in_float64(*libraries: ModuleType) -> Iterator[None]:
-    """Make float64 the default type: what differs then is wrong, and no rounding that a long loop makes large."""
+def prepared(loop: Loop, *libraries: ModuleType) -> Iterator[None]:
+    """Make float64 the default type: what differs then is wrong, and no rounding that a long loop makes large.
+
+    Autocast wants float32. There two runs differ in nothing if no kernel becomes machine code in between.
+    """
     before = [library.get_default_dtype() for library in libraries]
     for library in libraries:
-        library.set_default_dtype(library.float64)
+        library.set_default_dtype(library.float32 if loop.autocast else library.float64)
+    patch = mock.patch("webtorch.runtime.backends.cpu.jit.available", return_value=False)
     try:
-        yield
+        with patch if loop.autocast else contextlib.nullcontext():
+            yield
     finally:
         for library, dtype in zip(libraries, before, strict=True):
             library.set_default_dtype(dtype)
@@ -361,8 +428,9 @@ def check(seed: int) -> tuple[str, dict[str, int]]:
 
     import webtorch
 
-    with in_float64(torch, webtorch):
-        return _checked(Loop(seed), torch, webtorch)
+    loop = Loop(seed)
+    with prepared(loop, torch, webtorch):
+        return _checked(loop, torch, webtorch)
 
 
 def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, dict[str, int]]:
@@ -373,10 +441,13 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     with scripts(True) as follower:
         followed = loop.run(webtorch)
         counts = dict(follower().counts)
-    found = differ(followed, plain, 1e-7)
+    found = differ(followed, plain, 0.0 if loop.autocast else 1e-7)
     if found:
         return f"{loop}\n  with scripts and without: {found}", counts
-    found = differ(plain, loop.run(torch), 1e-5)
+    if loop.autocast == "around" and loop.cached:
+        # There PyTorch goes on with what it cast of parameters before they were written.
+        return "", counts
+    found = differ(plain, loop.run(torch), 0.1 if loop.autocast else 1e-5)
     return (f"{loop}\n  without scripts and PyTorch: {found}" if found else ""), counts
 
 

@@ -87,6 +87,10 @@ class Interpreter(Protocol):
     def inside(self) -> bool:
         """Whether it wants the calls, too, that one which it was asked about is made of."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to see each call, so that no script may answer one."""
+
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Return what a call gives; `run` is the call as it goes on below."""
 
@@ -136,13 +140,6 @@ class _Active(Count):
         super().__init__()
         self.follower: Follower | None = None
 
-    def add(self, number: int) -> None:
-        """Count interpreters that come, or that go."""
-        if number > 0 and self.follower is not None:
-            # It sees nothing of what was called before.
-            self.follower.refuse("somebody begins to look at each operation")
-        super().add(number)
-
 
 active = _Active()
 # The interpreters, outermost first.
@@ -189,6 +186,11 @@ def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
 def inside() -> bool:
     """Whether an interpreter that is on in this thread wants the calls that a call is made of."""
     return any(interpreter.inside for interpreter in _inwards)
+
+
+def watched() -> bool:
+    """Whether an interpreter that is on in this thread wants to see each call."""
+    return any(interpreter.watches for interpreter in _inwards)
 
 
 class Foreign(TypeError):

@@ -96,7 +96,7 @@ def fits(value: Any, dtype: DType) -> Any:
             raise RuntimeError(f"value cannot be converted to type {name} without overflow")
         value = value.real
     if dtype.kind == "float":
-        value = float(value)
+        value = value if isinstance(value, float) else float(value)
         if dtype is float32 and math.isfinite(value) and abs(value) > 3.4028235677973366e38:
             raise RuntimeError("value cannot be converted to type float without overflow")
         return value

@@ -24,6 +24,7 @@ from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.hook import Hook, RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.runtime.interrupt import whole
+from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.host import Varying, bindings, host_scalar, make_before, tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -178,6 +179,8 @@ def _hooked(step: Callable[..., object]) -> Callable[..., object]:
             self._take_back(before, found_inf)
         for hook in chain(self._optimizer_step_post_hooks.values(), _global_post_hooks.values()):
             hook(self, args, kwargs)
+        # Nor does a context that is still open keep what it cast of the parameters before.
+        forget_written()
         # One step is one program: recorded work does not pile up, and the cache sees it whole.
         realize(*(param for group in self.param_groups for param in group["params"]))
         return out
@@ -375,9 +378,9 @@ class Optimizer:
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
             return None
-        if "found_inf" in self.__dict__ or self.defaults.get("differentiable"):
+        if self.defaults.get("differentiable"):
             return None
-        found: list[Any] = []
+        found: list[Any] = [self.__dict__.get("found_inf")]
         for group in self.param_groups:
             found += [
                 Varying(v) if type(v) is float else v

@@ -5,44 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import weakref
 from collections import Counter
 from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, inside, interpreted
-from webtorch.ir.graph import Node
-from webtorch.ir.lines import made_again, user_line
+from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, watched
+from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Frozen, Runtime
 from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
-from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
-from webtorch.scripts.run import Run, dress
-from webtorch.scripts.script import (
-    KNOWN,
-    NEW,
-    OBJECT,
-    SEQUENCE,
-    SLOT,
-    VARYING,
-    ZERO,
-    Facts,
-    Form,
-    Pattern,
-    Program,
-    Step,
-)
+from webtorch.scripts.computing import compute
+from webtorch.scripts.leaving import make_calls
+from webtorch.scripts.prepared import prepare
+from webtorch.scripts.recording import Note, Refused, begin, program_of
+from webtorch.scripts.run import Run
+from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
 from webtorch.tensors.above import give
-from webtorch.tensors.base import LATE
-from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn, anomaly, looks_at_each
+from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -54,17 +39,13 @@ _REPEATS = 2
 _PATIENCE = 8
 _LONGER = 4
 _MAX_STEPS = 20_000
-# What a promised tensor takes over from what the usual call gives.
-_TAKEN = (
-    *sorted(LATE), "_shape", "_strides", "_offset", "_whole", "dtype", "_requires_grad", "_retains", "_inference",
-)  # fmt: skip
 
 
 class Follower:
     """The scripts of one thread. `count` what became of runs, for reports."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread = threading.current_thread().ident or 0
         self.lock = threading.RLock()
         self.root = Step(None)
         self.steps = 0
@@ -74,6 +55,8 @@ class Follower:
         self.in_vain = 0
         # Within how many calls the thread is.
         self.depth = 0
+        # Whether another thread ends the run's promises just now.
+        self.elsewhere = False
         # What was computed since the run began: None where that was no whole program.
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
         # How often programs have run, by id, and how often they must before calls are looked at (again).
@@ -81,6 +64,10 @@ class Follower:
         self.needed: dict[int, int] = {}
         # The programs that have run since calls are looked at.
         self.tried: set[int] = set()
+        # The numbers among arguments that have been others, and those of which other ones change more than
+        # an argument of the program: by line, callee and place.
+        self.varying: set[Any] = set()
+        self.fixed: set[Any] = set()
         self.counts: Counter[str] = Counter()
         # Why runs did not become scripts, or left them -> how often.
         self.reasons: Counter[tuple[str, str]] = Counter()
@@ -105,8 +92,11 @@ class Follower:
                 self.needed.clear()
 
     def start(self) -> None:
-        """Begin to look at calls."""
-        self.on, self.in_vain = True, 0
+        """Begin to look at calls, if no other thread has begun."""
+        with _listener.choosing:
+            if _listener.follower is not self:
+                return
+            self.on, self.in_vain = True, 0
         self.tried.clear()
         active.add(1)
         active.follower = self
@@ -123,6 +113,10 @@ class Follower:
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
 
+    def lives(self) -> bool:
+        """Whether the thread still runs."""
+        return any(t.ident == self.thread for t in threading.enumerate())
+
     def begin(self, followed: bool = False) -> None:
         """Begin a run."""
         self.run.end()
@@ -138,12 +132,25 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if self.depth:
+            return interpreted(callee, args, kwargs)
+        run = self.run
+        following = run.at.following
+        # What has been recorded in part is not followed: its program would do again what was done.
+        if following and not run.taken and not run.refused:
+            for step in following:
+                if step.callee is callee and step.ready:
+                    out = self.answer(run, step, args, kwargs)
+                    if out is not _OTHER:
+                        return out
         role = callee.role
-        if self.depth or role == "parts":
+        if role == "parts":
             return interpreted(callee, args, kwargs)
         if role == "fact":
-            return callee.run(args, kwargs)
-        run = self.run
+            # Nobody else is on, as a rule.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
+            )
         if role == "operation" or role == "backward" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -151,19 +158,18 @@ class Follower:
             if run.promised and len(args) == 1 and run.slot_of(t) is not None:
                 return t._requires_grad if callee.name == "requires_grad" else not t._requires_grad
             if len(args) == 1:
-                return callee.run(args, kwargs)
+                return interpreted(callee, args, kwargs)
         elif role == "place":
             if run.promised and run.slot_of(args[0]) is not None and run.externals:
                 args = (run.externals[0], *args[1:])
-            return callee.run(args, kwargs)
+            return interpreted(callee, args, kwargs)
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
-                self.settle("a gradient is set after backward()")
-                run.refused = run.refused or "a gradient is set after backward()"
+                self.give_up("a gradient is set after backward()")
             return self.inside(callee, args, kwargs)
         if role != "reader":
-            self.settle(f"{callee.name} is called")
-            run.refused = run.refused or f"{callee.name} is called"
+            self.give_up(f"{callee.name} is called")
+            run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.read()
@@ -183,13 +189,20 @@ class Follower:
         finally:
             self.depth -= 1
 
-    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
-        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+    def give_up(self, why: str) -> None:
+        """Keep what follows out of scripts until something is computed, and hold nothing until then."""
         self.settle(why)
         run = self.run
         if not run.refused:
-            run.refused = why
             self.note(why)
+            run.end()
+            self.run = Run(self.root)
+            self.run.refused = why
+
+    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
+        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+        self.give_up(why)
+        run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.begin()
@@ -207,23 +220,8 @@ class Follower:
             self.settle("the script is done")
             run = self.run
             at = run.at
-        count = len(run.externals)
-        grad = mode.grad, mode.inference
-        # What has been recorded in part is not followed: its program would do again what was done.
-        if at.following and not run.taken:
-            for step in at.following:
-                if (
-                    step.callee is callee
-                    and step.ready
-                    and step.grad == grad
-                    and run.matches(step, args, kwargs)
-                ):
-                    with self.lock:
-                        # Unless another thread has ended the run's promises meanwhile.
-                        if self.run is run and not run.taken:
-                            return self.follow(run, step)
-                    run.forget_externals(count)
-                    break
+        self.wait()
+        run = self.run
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
             return self.beside(run, callee, args, kwargs)
         if run.promised:
@@ -239,8 +237,7 @@ class Follower:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
                 # It comes to the same, that it was called before what is called now.
-                self.settle(f"{callee.name} is called as it was not before")
-                self.run.refused = self.run.refused or f"{callee.name} was called too early"
+                self.give_up(f"{callee.name} was called too early")
             return out
         return self.record(run, callee, args, kwargs, beside=True)
 
@@ -248,7 +245,7 @@ class Follower:
         """Whether somebody else sees operations, so that none may be left out."""
         runtime = self.run.runtime
         return (
-            (active.count > 1 and inside())
+            (active.count > 1 and watched())
             or tracing.active
             or looks_at_each()
             or watch.before is not None
@@ -259,11 +256,46 @@ class Follower:
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
         if not self.depth and threading.get_ident() == self.thread:
-            self.settle(why)
-            self.run.refused = self.run.refused or why
-            self.note(why)
+            self.give_up(why)
 
     # ---- following
+
+    def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call if it is that of a step, else return _OTHER."""
+        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
+        if step.modes != modes or self.is_looked_at():
+            return _OTHER
+        if not (step.matches or prepare(step))(run, args, kwargs) or not (
+            step.kind == "operation" or run.watches(step, args)
+        ):
+            run.forget_externals(run.at.until[1])
+            return _OTHER
+        if step.plain and run.promised:
+            # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
+            at = run.at
+            out = step.gives(run)  # type: ignore[misc]
+            run.at = step
+            return out if run.ended is None else self.ended(run, at, step, out)
+        with self.lock:
+            # Unless another thread has ended the run's promises meanwhile.
+            followed = self.run is run and not run.taken
+            out = self.follow(run, step) if followed else _OTHER
+        if not followed:
+            run.forget_externals(run.at.until[1])
+        elif step.kind == "step":
+            # It ends with a computation.
+            self.resolve(run)
+        return out
+
+    def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
+        """Return what a step gave where another thread has looked at what was promised, _OTHER if that was before."""
+        with self.lock:
+            if run.ended is step:
+                return out
+            run.at = at
+            run.forget_slots(at.until[0])
+            run.forget_externals(at.until[1])
+            return _OTHER
 
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
@@ -283,54 +315,72 @@ class Follower:
             if t._counter is not storage:
                 t._counter.version += counted
             storage.version += version
+        given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation":
-            return run.promise(step.results)
+            return given
         if step.kind == "backward":
             run.differentiated = True
-            for j, form in step.leaves:
-                leaf = run.externals[j]
+            for (j, form), grad in zip(step.leaves, given, strict=True):
                 if type(form) is Facts:
-                    before, leaf._grad = leaf._grad, run.promise(form)
-                    run.gradients.append((leaf, before, leaf._grad))
-            return None
-        # An optimizer's step ends with a computation.
-        self.resolve(run)
+                    leaf = run.externals[j]
+                    run.gradients.append((leaf, leaf._grad, grad))
+                    leaf._grad = grad
         return None
 
     def resolve(self, run: Run) -> None:
         """Compute what a run has promised, or make its calls in the usual way."""
-        with self.lock:
+        runtime = run.runtime_of()
+        # In the order in which another thread takes them that computes, and meets what is promised.
+        with contextlib.nullcontext() if runtime is None else runtime.lock, self.lock:
             if not run.promised:
                 return
-            self._no_promises(run)
             # What else is computed meanwhile is no part of the run.
             mine = threading.get_ident() == self.thread
             self.depth += mine
+            self.elsewhere = not mine
             try:
-                program = run.at.program
-                if program is None or not run.at.ready or not self.complete(run, program):
+                self._no_promises(run)
+                at = run.ended = run.at
+                while at is not run.at:
+                    # The thread that follows was about to answer a call.
+                    at = run.ended = run.at
+                program = at.program
+                try:
+                    done = program is not None and at.ready and compute(run, at, program)
+                except BaseException:
+                    self.leave(run)
+                    raise
+                if not done:
                     self.leave(run)
                     return
+                self.counts["followed"] += 1
+                if self.run is run:
+                    self.begin(followed=True)
             finally:
                 self.depth -= mine
-            self.counts["followed"] += 1
-            if self.run is run:
-                self.begin(followed=True)
+                self.elsewhere = False
+
+    def wait(self) -> None:
+        """Wait for another thread that ends the run's promises."""
+        if self.elsewhere:
+            with self.lock:
+                pass
 
     def settle(self, why: str) -> None:
         """End the run's promises, for this reason."""
         run = self.run
         if run.promised:
-            with self.lock:
-                program = run.at.program
-                if program is None or not run.at.ready:
-                    self.note(why)
-                self.resolve(run)
+            if run.at.program is None or not run.at.ready:
+                self.note(why)
+            self.resolve(run)
+        self.wait()
 
     def rest(self, why: str) -> None:
-        """End the run, and let go of what it was given."""
+        """End the run, and let go of what it was given. Another thread needs nothing of it."""
+        if threading.get_ident() != self.thread:
+            return
         self.settle(why)
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.depth:
             self.run.end()
             self.run = Run(self.root)
             self.computed.clear()
@@ -353,200 +403,20 @@ class Follower:
         for storage, node in run.undo.items():
             storage.node = node
 
-    def complete(self, run: Run, program: Program) -> bool:
-        """Run the program of a script, and give what is alive its value. Return whether that could be done."""
-        runtime = program.runtime
-        facts = facts_along(run.at)
-        holders: dict[int, list[tuple[Tensor, Facts]]] = {}
-        for k, reference in enumerate(run.slots):
-            t = reference()
-            if t is not None:
-                holders.setdefault(facts[k].storage, []).append((t, facts[k]))
-        if any(place >= 0 and place not in program.made for place in holders):
-            return False
-        with runtime.lock:
-            if runtime.capturing:
-                return False
-            runtime.realize()
-            found = self._inputs(run, program)
-            if found is None:
-                return False
-            places = [(g, g._offset) for g, _ in program.draws]
-            try:
-                with whole:
-                    inputs = [
-                        self._buffer(storage, node, donated) for storage, node, donated in found
-                    ]
-                    args = self._arguments(run, program)
-                    buffers = program.executable.run(inputs, args)
-                    fresh = self._settle(run, program, buffers, holders)
-            except BaseException as error:
-                for generator, offset in places:
-                    generator._offset = offset
-                if not isinstance(error, Exception):
-                    self.leave(run)
-                    raise
-                # The calls that are made in the usual way fail as they do.
-                return False
-            runtime.counters.realized += 1
-            runtime.counters.hits += 1
-            for place, tensors in holders.items():
-                storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
-                for t, f in tensors:
-                    _give_value(t, f, storage)
-            for tensors in holders.values():
-                for t, f in tensors:
-                    if f.base is not None:
-                        t._base = self._base(run, f.base, facts, fresh)
-        return True
-
-    def _inputs(self, run: Run, program: Program) -> list[tuple[Storage | None, Node, bool]] | None:
-        """Find the values that a program reads; None where one is not there any more."""
-        found: list[tuple[Storage | None, Node, bool]] = []
-        for (kind, value), donated in program.inputs:
-            if kind == "constant":
-                found.append((None, value, donated))
-                continue
-            storage = run.externals[value]._storage if kind == "external" else value()
-            if storage is None:
-                return None
-            node = storage.node
-            if node.kind != "buffer" or (node.host is not None and realizing.is_seen(node)):
-                return None
-            found.append((storage, node, donated))
-        return found
-
-    @staticmethod
-    def _buffer(storage: Storage | None, node: Node, donated: bool) -> Any:
-        if storage is not None and donated and node.shared and storage.shares(node):
-            node = storage.own()
-        return node.buffer
-
-    @staticmethod
-    def _arguments(run: Run, program: Program) -> list[Any]:
-        args = program.args
-        if program.dynamic:
-            args = list(args)
-            for i in program.dynamic:
-                a: Any = args[i]
-                if hasattr(a, "external"):
-                    args[i] = int(run.externals[a.external]._offset) + a.more
-                else:
-                    args[i] = a.read()
-        for generator, count in program.draws:
-            generator._offset = (generator._offset + count) % 2**64
-        return args
-
-    @staticmethod
-    def _settle(
-        run: Run, program: Program, buffers: list[Any], holders: dict[int, Any]
-    ) -> dict[int, Storage]:
-        """Put what a program gave where it belongs; return the storages of slots, by number."""
-        fresh: dict[int, Storage] = {}
-        # Storages that get one value hold it together, until one of them is written.
-        first: dict[int, Storage] = {}
-        for buffer, (kind, value, shape, version) in zip(buffers, program.outputs, strict=False):
-            known = first.get(id(buffer))
-            if kind == "slot":
-                if value in holders:
-                    if known is None:
-                        node = Node.in_memory(shape, buffer.dtype, buffer)
-                    else:
-                        node = known.share()
-                    storage = fresh[value] = Storage(node, program.runtime)
-                    storage.version = version
-                    first.setdefault(id(buffer), storage)
-                continue
-            storage = run.externals[value]._storage
-            if known is not None:
-                storage.settle(storage.node, known.share())
-            elif storage.node.buffer is not buffer:
-                storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
-            first.setdefault(id(buffer), storage)
-        last = run.at
-        if last.kind == "step":
-            for j, counted, version in last.writes:
-                t = run.externals[j]
-                if t._counter is not t._storage:
-                    t._counter.version += counted
-                t._storage.version += version
-        writes.note()
-        return fresh
-
-    def _base(
-        self, run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, Storage]
-    ) -> Tensor:
-        """Return the tensor that a result is a view of."""
-        kind, number = base
-        if kind == "external":
-            return run.externals[number]
-        found = run.slots[number]()
-        if found is None:
-            f = facts[number]
-            found = object.__new__(Tensor)
-            dress(found, f, run)
-            storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
-            _give_value(found, f, storage)
-        return found
-
     # ---- leaving a script
 
     def leave(self, run: Run) -> None:
-        """Make the calls that matched in the usual way; what was promised becomes what they give."""
+        """Make the calls that matched in the usual way, and go on recording."""
         self.counts["left"] += 1
-        path = run.at.path()
-        run.taken = [step.anew(run) for step in path]
-        run.runtime = run.externals[0]._storage.runtime if run.externals else None
-        run.facts = []
-        run.undo.clear()
         if run is self.run:
             begin(run)
-        for leaf, before, promised in run.gradients:
-            if leaf._grad is promised:
-                leaf._grad = before
-        run.gradients = []
-        thread = threading.get_ident()
-        mine = thread == self.thread
-        # What is on now was not on then.
-        modes, looking = dict(mode.__dict__), anomaly.enabled
-        mode.__dict__.clear()
-        mode.overwriting, anomaly.enabled = None, False
-        if mine:
-            self.depth += 1
-        run.made = []
+        path = [] if run.ended is None else run.ended.path()
+        mine = threading.get_ident() == self.thread
+        self.depth += mine
         try:
-            for step, taken in zip(path, run.taken, strict=True):
-                assert step.callee is not None
-                for j, counted, version in step.writes:
-                    if step.kind != "step":
-                        t = run.externals[j]
-                        if t._counter is not t._storage:
-                            t._counter.version -= counted
-                        t._storage.version -= version
-                args = tuple([_value(p, run) for p in step.args])
-                kwargs = {n: _value(p, run) for n, p in zip(step.names, step.kwargs)}
-                mode.grad, mode.inference = step.grad
-                made_again[thread] = step.line
-                for p in taken.patterns():
-                    if p.form == NEW:
-                        run.note_offset(run.externals[p.number], p)
-                if step.kind == "backward":
-                    run.used_up.update(graph_of([args[0]._grad_fn]))
-                out = interpreted(step.callee, args, kwargs)
-                _take_over(step.results, out, run)
-                for j, form in step.leaves:
-                    leaf = run.externals[j]
-                    if type(form) is Facts:
-                        _take_over(form, leaf._grad, run)
-                        leaf._grad = run.made[-1]
+            make_calls(run, path)
         finally:
-            mode.__dict__.clear()
-            mode.__dict__.update(modes)
-            anomaly.enabled = looking
-            made_again.pop(thread, None)
-            if mine:
-                self.depth -= 1
-            run.made = []
+            self.depth -= mine
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
 
@@ -566,12 +436,17 @@ class Follower:
             if beside:
                 out = self.inside(callee, args, kwargs)
                 if self.run is run and not (_is_computed(out) and not self.computed):
-                    run.refused = f"{callee.name}: {reason}"
-                    self.note(run.refused)
+                    self.give_up(f"{callee.name}: {reason}")
                     if self.computed:
                         self.begin()
                 return out
             return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
+        places = note.places()
+        if places:
+            self.varying.update(note.differing(places))
+            for key, place in places:
+                if key in self.varying and key not in self.fixed:
+                    args, kwargs = note.vary(place, args, kwargs)
         looked, look.looked = look.looked, False
         drawn = {i: g._offset for i, (g, _) in run.generators.items()}
         try:
@@ -594,8 +469,7 @@ class Follower:
                 raise Refused("it depends on more than its arguments")
             step = note.made(out)
         except Refused as reason:
-            run.refused = f"{callee.name}: {reason}"
-            self.note(run.refused)
+            self.give_up(f"{callee.name}: {reason}")
             if self.computed:
                 self.begin()
             return out
@@ -639,7 +513,13 @@ class Follower:
             for known, p in zip(s.patterns(), taken.patterns(), strict=True)
             if p.form in (NEW, VARYING)
         ]
-        if old is None or old.key() != program.key():
+        if old is not None and old.key() == program.key():
+            program.varied |= old.varied
+            program.varied |= {i for i, value in program.given.items() if old.given[i] != value}
+            step.program = program
+        else:
+            if old is not None and self.are_fixed(step, old, program):
+                return
             for known, p in pairs:
                 if known.value != p.value and not known.loose:
                     # What the programs from here on were recorded with is not so any more.
@@ -662,6 +542,20 @@ class Follower:
         self.counts["scripts"] += 1
         self.in_vain = 0
 
+    def are_fixed(self, step: Step, old: Program, program: Program) -> bool:
+        """Whether programs of the same calls differ because they are given other numbers, which from now on are
+        compared.
+        """
+        first = None
+        for s in step.path():
+            for i, p in enumerate([*s.args, *s.kwargs]):
+                if p.form == NUMBER and old.given[p.number] != program.given[p.number]:
+                    self.fixed.add((s.line, s.callee, i))
+                    first = first or s
+        if first is not None and first.parent is not None:
+            first.parent.following.remove(first)
+        return first is not None
+
     # ---- random numbers
 
     def before_drawing(self) -> None:
@@ -680,6 +574,8 @@ class Follower:
         return drawn, counter
 
 
+# Instead of a result: a call is not that of a step.
+_OTHER = object()
 # Followers that have promised something.
 _promising: list[Follower] = []
 
@@ -690,7 +586,7 @@ def _is_computed(out: Any) -> bool:
         return all(map(_is_computed, out))
     if not isinstance(out, Tensor):
         return True
-    return out._storage.node.kind == "buffer" and not out.requires_grad
+    return out._storage.node.kind == "buffer" and not out._requires_grad
 
 
 def _plain_offsets(out: Any) -> None:
@@ -710,27 +606,6 @@ def _guard(storage: Storage) -> None:
             follower.resolve(follower.run)
 
 
-def _give_value(t: Tensor, f: Facts, storage: Storage) -> None:
-    t._storage = t._counter = storage
-    t._base, t._base_history, t._history, t._accumulate, t._output_nr = None, 0, 0, None, 0
-    # The graph is used up: a backward pass from here raises as after a usual step.
-    t._grad_fn = GradFn(f.title, (), None) if f.title else None
-
-
-def _value(p: Pattern, run: Run) -> Any:
-    """Return the argument that a pattern stands for, while calls are made in the usual way."""
-    if p.form == SLOT:
-        return run.made[p.number]
-    if p.form in (KNOWN, NEW):
-        return run.externals[p.number]
-    if p.form == SEQUENCE:
-        parts = [_value(q, run) for q in p.parts]
-        return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
-    if p.form == OBJECT:
-        return p.value()
-    return float(p.value) if p.form == ZERO else p.value
-
-
 def _forget_programs(step: Step) -> None:
     """Drop the programs of all scripts that share a call with this one."""
     first = step.path()[0]
@@ -739,25 +614,6 @@ def _forget_programs(step: Step) -> None:
         found = pending.pop()
         found.program, found.ready = None, False
         pending += found.following
-
-
-def _take_over(form: Form, out: Any, run: Run) -> None:
-    """Let promised tensors be what a call gave; those that nobody has any more are what it gave."""
-    if type(form) is Facts:
-        number = len(run.made)
-        t = run.slots[number]()
-        if t is None:
-            run.slots[number] = weakref.ref(out)
-            run.ids[id(out)] = number
-            t = out
-        else:
-            for name in _TAKEN:
-                setattr(t, name, getattr(out, name))
-        run.made.append(t)
-        run.facts.append(form)
-    elif form[0] == "parts":
-        for part, o in zip(form[1][1], out):
-            _take_over(part, o, run)
 
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
@@ -784,14 +640,29 @@ class _Listener:
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
+        self.choosing = threading.Lock()
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
         follower = self.follower
-        if follower is None or (not follower.on and follower.thread != threading.get_ident()):
-            follower = self.follower = Follower()
-        if follower.thread == threading.get_ident():
+        thread = threading.get_ident()
+        if follower is None or follower.thread != thread:
+            follower = self._chosen(thread)
+        if follower.thread == thread:
             follower.ran(runtime, frozen, executable)
+        elif None not in follower.computed:
+            # It may have taken what the follower's thread has recorded.
+            follower.computed.append(None)
+
+    def _chosen(self, thread: int) -> Follower:
+        """Return the follower of this thread, if no other thread has one that is on."""
+        with self.choosing:
+            found = self.follower
+            if found is not None and found.on and not found.lives():
+                found.stop()
+            if found is None or not found.on:
+                found = self.follower = Follower()
+            return found
 
 
 _listener = _Listener()

@@ -12,10 +12,11 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
-from webtorch.scripts.run import Run, facts_of, has_hooks
+from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
+    NUMBER,
     OBJECT,
     SEQUENCE,
     SLOT,
@@ -24,6 +25,7 @@ from webtorch.scripts.script import (
     ZERO,
     Facts,
     Form,
+    Number,
     Offset,
     Pattern,
     Program,
@@ -32,10 +34,10 @@ from webtorch.scripts.script import (
     forms_in,
     patterns_in,
 )
+from webtorch.tensors import override
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import HostScalar, Varying
-from webtorch.tensors.modes import mode
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import AccumulateGrad, GradFn
@@ -57,7 +59,7 @@ class Note:
         self.run = run
         self.step = step = Step(run.at)
         step.callee, step.kind = callee, callee.role
-        step.grad, step.line = (mode.grad, mode.inference), user_line()
+        step.modes, step.line = run.modes(), user_line()
         step.args = [pattern_of(a, run) for a in args]
         step.names = tuple(kwargs)
         step.kwargs = [pattern_of(a, run) for a in kwargs.values()]
@@ -79,6 +81,42 @@ class Note:
             if run.versions.get(storage, storage.version) != storage.version:
                 raise Refused("a tensor from outside was written by what is no call")
         self.before = [_state(run.externals[j]) for j in self.read]
+
+    def places(self) -> list[tuple[Any, int]]:
+        """Return what tells the numbers among the arguments apart that are compared: line and callee, and place."""
+        step = self.step
+        patterns = [*step.args, *step.kwargs]
+        return [
+            ((step.line, step.callee, i), i)
+            for i, p in enumerate(patterns)
+            if p.form == STATIC and type(p.value) is float and may_vary(p.value)
+        ]
+
+    def differing(self, places: list[tuple[Any, int]]) -> list[Any]:
+        """Return which of these numbers are all that tells the call apart from one that came here before."""
+        step, found = self.step, []
+        patterns, numbers = [*step.args, *step.kwargs], {i: key for key, i in places}
+        for s in self.run.at.following:
+            others = [*s.args, *s.kwargs]
+            if s.callee is step.callee and s.names == step.names and len(others) == len(patterns):
+                places_here = [
+                    i
+                    for i, (p, q) in enumerate(zip(patterns, others, strict=True))
+                    if p.key() != q.key()
+                ]
+                if all(i in numbers and type(others[i].value) is float for i in places_here):
+                    found += [numbers[i] for i in places_here]
+        return found
+
+    def vary(self, place: int, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Let an argument be any number; return the arguments with one that remembers that it is."""
+        run, step = self.run, self.step
+        patterns, i = (step.args, place) if place < len(args) else (step.kwargs, place - len(args))
+        p = patterns[i] = Pattern(NUMBER, patterns[i].value, max(run.given, default=-1) + 1)
+        number = run.given.number(p.number, p.value)
+        if patterns is step.kwargs:
+            return args, {**kwargs, step.names[i]: number}
+        return (*args[:i], number, *args[i + 1 :]), kwargs
 
     def made(self, out: Any) -> Step:
         """Return the step of the call, which gave `out`. Raises Refused where that cannot be promised."""
@@ -119,7 +157,7 @@ class Note:
         if step.kind == "backward":
             run.differentiated = True
         step.key = (
-            step.grad, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
+            step.modes, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
             step.results, step.writes, step.leaves,
         )  # fmt: skip
         return step
@@ -143,8 +181,8 @@ def begin(run: Run) -> None:
     for runtime in open_runtimes():
         for s in Storage.live(runtime):
             node = s.node
-            if node.kind == "buffer":
-                run.begun.setdefault(node, weakref.ref(s))
+            if node.kind == "buffer" and run.home_of(node) is None:
+                run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
 
 
 def pattern_of(value: Any, run: Run) -> Pattern:
@@ -157,6 +195,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
         if number is not None:
             _check_unchanged(value, run.facts[number])
             return Pattern(SLOT, None, number)
+        if type(value) not in override.plain and override.asks(type(value)):
+            raise Refused(f"it is given a {type(value).__name__}, which is asked what it gives")
         facts = facts_of(value)
         if facts is None:
             pending = value._storage.node.kind != "buffer"
@@ -171,7 +211,7 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
-        p.alias = run.storages.get(storage, -1), run.nodes.get(storage.node, -1)
+        p.alias = run.storages.get(storage, -1), run.holder_of(storage.node)
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -285,10 +325,20 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
     seen = {a.external for a in frozen.args if isinstance(a, Offset)}
     for _, p in run.noted:
         p.loose = p.number in seen and p.number not in run.spoilt
-    args = [Reading(a) if isinstance(a, HostScalar) else a for a in frozen.args]
+    args = [_argument(a, run) for a in frozen.args]
     dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
     draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
-    return Program(runtime, executable, _inputs(run, frozen), args, dynamic, outputs, draws, made)
+    inputs = _inputs(run, frozen)
+    return Program(
+        runtime, executable, inputs, args, dynamic, outputs, draws, made, run.given, set()
+    )
+
+
+def _argument(a: Any, run: Run) -> Any:
+    if isinstance(a, Number):
+        # Of another run it is what it was then.
+        return a if a.source is run.given else float.__float__(a)
+    return Reading(a) if isinstance(a, HostScalar) else a
 
 
 def _places(run: Run) -> dict[Storage, int]:
@@ -312,15 +362,26 @@ def _inputs(run: Run, frozen: Frozen) -> list[tuple[tuple[str, Any], bool]]:
     donated = {id(d) for d in frozen.donors if d is not None}
     inputs: list[tuple[tuple[str, Any], bool]] = []
     for node in frozen.inputs:
-        number, home = run.nodes.get(node), run.begun.get(node)
-        if number is not None:
+        number, home = run.holder_of(node), run.home_of(node)
+        if number >= 0:
             origin: tuple[str, Any] = ("external", number)
+        elif node in run.cast_before:
+            origin = ("cast", _cast(run, *run.cast_before[node]))
         elif home is not None and home() is not None:
             origin = ("hidden", home)
         else:
             origin = ("constant", node)
         inputs.append((origin, id(node) in donated))
     return inputs
+
+
+def _cast(run: Run, context: int, owner: Any, recorded: bool, dtype: DType) -> Any:
+    """Return where a value is found that autocast had made before the run."""
+    x = owner()
+    number = None if x is None else run.external_of(x)
+    if number is None or not run.casts[context].open:
+        raise Refused("it uses what autocast had cast in a context that is over")
+    return context, number, recorded, dtype
 
 
 def _outputs(
