@@ -16,6 +16,7 @@ from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime
 from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
+from webtorch.scripts.changes import changes, made_as_usual
 from webtorch.scripts.computing import compute
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
@@ -53,6 +54,8 @@ class Follower:
         # Whether calls are looked at, and how many runs in a row were in vain.
         self.on = False
         self.in_vain = 0
+        # How many changes of tensors there had been when a run began to promise.
+        self.changes = -1
         # Within how many calls the thread is.
         self.depth = 0
         # What was computed since the run began: None where that was no whole program.
@@ -71,6 +74,7 @@ class Follower:
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed, by one program or otherwise."""
         number = id(executable)
+        changes.count += 1
         if self.on:
             whole_program = frozen is not None and executable is not None
             self.computed.append((runtime, frozen, executable) if whole_program else None)  # type: ignore[arg-type]
@@ -119,6 +123,8 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if threading.get_ident() != self.thread:
+            return made_as_usual(callee, args, kwargs)
         if self.depth:
             return interpreted(callee, args, kwargs)
         run = self.run
@@ -154,7 +160,10 @@ class Follower:
             if len(args) == 2 and run.differentiated:
                 self.settle("a gradient is set after backward()")
                 run.refused = run.refused or "a gradient is set after backward()"
-            return self.inside(callee, args, kwargs)
+            # It calls nothing itself.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
+            )
         if role != "reader":
             self.settle(f"{callee.name} is called")
             run.refused = run.refused or f"{callee.name} is called"
@@ -173,7 +182,7 @@ class Follower:
         """Make a call as usual; what it calls itself is not looked at."""
         self.depth += 1
         try:
-            return interpreted(callee, args, kwargs)
+            return made_as_usual(callee, args, kwargs)
         finally:
             self.depth -= 1
 
@@ -235,6 +244,7 @@ class Follower:
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
+        changes.count += 1
         if not self.depth and threading.get_ident() == self.thread:
             self.settle(why)
             self.run.refused = self.run.refused or why
@@ -247,6 +257,10 @@ class Follower:
         modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
         if step.modes != modes or self.is_looked_at():
             return _OTHER
+        if not run.promised and self.changes != changes.count:
+            # Tensors may have been changed after that was counted, too.
+            changes.count += 1
+            self.changes = changes.count
         if not (step.matches or prepare(step))(run, args, kwargs) or not (
             step.kind == "operation" or run.watches(step, args)
         ):
@@ -349,6 +363,7 @@ class Follower:
 
     def rest(self, why: str) -> None:
         """End the run, and let go of what it was given."""
+        changes.count += 1
         self.settle(why)
         if not self.depth and threading.get_ident() == self.thread:
             self.run.end()

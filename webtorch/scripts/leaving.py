@@ -8,6 +8,7 @@ from typing import Any
 
 from webtorch.dispatch.call import interpreted
 from webtorch.ir.lines import made_again
+from webtorch.scripts.changes import changes
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import (
     KNOWN,
@@ -39,6 +40,7 @@ def make_calls(run: Run, path: list[Step]) -> None:
     run.runtime = run.externals[0]._storage.runtime if run.externals else None
     run.facts = []
     run.undo.clear()
+    changes.count += 1
     for leaf, before, promised in run.gradients:
         if leaf._grad is promised:
             leaf._grad = before

@@ -29,6 +29,7 @@ from webtorch.scripts.script import (
     Program,
     Reading,
     Step,
+    argument_key,
     forms_in,
     patterns_in,
 )
@@ -170,7 +171,7 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
-        p.alias = run.storages.get(storage, -1), run.nodes.get(storage.node, -1)
+        p.alias = run.storages.get(storage, p.number), run.nodes.get(storage.node, p.number)
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -285,9 +286,14 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
     for _, p in run.noted:
         p.loose = p.number in seen and p.number not in run.spoilt
     args = [Reading(a) if isinstance(a, HostScalar) else a for a in frozen.args]
-    dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
+    dynamic: dict[Any, tuple[Any, list[int]]] = {}
+    for i, a in enumerate(args):
+        if hasattr(a, "read") or isinstance(a, Offset):
+            dynamic.setdefault(argument_key(a), (a, []))[1].append(i)
     draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
-    return Program(runtime, executable, _inputs(run, frozen), args, dynamic, outputs, draws, made)
+    return Program(
+        runtime, executable, _inputs(run, frozen), args, [*dynamic.values()], outputs, draws, made
+    )
 
 
 def _places(run: Run) -> dict[Storage, int]:
@@ -359,9 +365,12 @@ def _outputs(
 
 def facts_along(step: Step) -> list[Facts]:
     """Return what is known of the slots of a path."""
+    if step.known is not None:
+        return step.known
     found: list[Facts] = []
     for s in step.path():
         found += forms_in(s.results)
         for _, form in s.leaves:
             found += forms_in(form)
+    step.known = found
     return found

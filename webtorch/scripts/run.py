@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from operator import attrgetter
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
+from webtorch.scripts.changes import changes
 from webtorch.scripts.script import (
     Facts,
     Offset,
@@ -23,6 +25,8 @@ from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
 
+# Whether what need not be compared again is, to be sure: for tests.
+_CHECKED = os.environ.get("WEBTORCH_SCRIPTS") == "always"
 # What of an external tensor must be as it was, beside its offset.
 _LIKE = attrgetter(
     "_shape", "_strides", "_whole", "dtype", "_requires_grad", "_inference", "_storage.elements", "_storage.dtype",
@@ -71,8 +75,7 @@ class Run:
         # What written storages held before, and what gradients were before a backward pass.
         self.undo: dict[Storage, Node] = {}
         self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        # The values of external storages as they were met, and the first tensor that had each: storages may share one.
-        self.values: list[Node] = []
+        # The values of external storages as they were met, with the first tensor that had each: storages may share one.
         self.nodes: dict[Node, int] = {}
         # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
         # gradients were recorded, type.
@@ -162,7 +165,6 @@ class Run:
         self.externals.append(t)
         storage = t._storage
         self.storages.setdefault(storage, number)
-        self.values.append(storage.node)
         self.nodes.setdefault(storage.node, number)
         return number
 
@@ -175,13 +177,12 @@ class Run:
         """Take back all but the first `count`."""
         if len(self.externals) <= count:
             return
-        for t, node in zip(self.externals[count:], self.values[count:], strict=True):
-            del self.numbers[id(t)]
-            if self.storages.get(t._storage, -1) >= count:
-                del self.storages[t._storage]
-            if self.nodes.get(node, -1) >= count:
-                del self.nodes[node]
-        del self.externals[count:], self.values[count:]
+        for t in self.externals[count:]:
+            if self.numbers[id(t)] >= count:
+                del self.numbers[id(t)]
+        self.storages = {s: n for s, n in self.storages.items() if n < count}
+        self.nodes = {node: n for node, n in self.nodes.items() if n < count}
+        del self.externals[count:]
         for t, p in self.noted:
             if p.number >= count:
                 t._offset = int(t._offset)
@@ -202,17 +203,33 @@ class Run:
 
     def is_like(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
-        if not isinstance(t, Tensor) or id(t) in self.numbers or self.slot_of(t) is not None:
+        number = p.number
+        if p.stamp != changes.count or p.last() is not t:
+            if not self._compare(p, t):
+                return False
+        elif _CHECKED:
+            assert facts_of(t) == p.facts, "a tensor was changed by what is no call"
+        storage = t._storage
+        node = storage.node
+        if (node.kind != "buffer" or node.host is not None or node.shape != p.facts[-1]) and (
+            facts_of(t) != p.facts
+        ):
             return False
-        if facts_of(t) != p.facts:
+        self.externals.append(t)
+        return (
+            self.numbers.setdefault(id(t), number) == number
+            and (self.storages.setdefault(storage, number), self.nodes.setdefault(node, number))
+            == p.alias
+        )
+
+    def _compare(self, p: Pattern, t: Any) -> bool:
+        """Whether a value is an external tensor that is as a pattern says; if so, that is remembered."""
+        if not isinstance(t, Tensor) or self.slot_of(t) is not None or facts_of(t) != p.facts:
             return False
         offset = t._offset
         if offset != p.value and not (p.loose and offset and p.value):
             return False
-        storage = t._storage
-        if (self.storages.get(storage, -1), self.nodes.get(storage.node, -1)) != p.alias:
-            return False
-        self.add_external(t)
+        p.last, p.stamp = weakref.ref(t), changes.count
         return True
 
     def watches(self, step: Step, args: tuple[Any, ...]) -> bool:
