@@ -10,7 +10,7 @@ from webtorch.runtime.interrupt import whole
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import Facts, Program, Step
+from webtorch.scripts.script import Facts, Number, Program, Step
 from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
@@ -34,7 +34,7 @@ def compute(run: Run, last: Step, program: Program) -> bool:
             return False
         runtime.realize()
         found = _inputs(run, program)
-        if found is None:
+        if found is None or not program.holds(run.given):
             return False
         places = [(g, g._offset) for g, _ in program.draws]
         counted = False
@@ -108,6 +108,8 @@ def _arguments(run: Run, program: Program) -> list[Any]:
         for a, places in program.dynamic:
             if hasattr(a, "external"):
                 value: Any = int(run.externals[a.external]._offset) + a.more
+            elif isinstance(a, Number):
+                value = a.among(run.given)
             else:
                 value = a.read()
             for i in places:

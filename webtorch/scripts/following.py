@@ -22,7 +22,7 @@ from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import NEW, VARYING, Facts, Program, Step
+from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
 from webtorch.tensors.above import give
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
@@ -46,7 +46,7 @@ class Follower:
     """The scripts of one thread. `count` what became of runs, for reports."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread = threading.current_thread().ident or 0
         self.lock = threading.RLock()
         self.root = Step(None)
         self.steps = 0
@@ -58,6 +58,8 @@ class Follower:
         self.changes = -1
         # Within how many calls the thread is.
         self.depth = 0
+        # Whether another thread ends the run's promises just now.
+        self.elsewhere = False
         # What was computed since the run began: None where that was no whole program.
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
         # How often programs have run, by id, and how often they must before calls are looked at (again).
@@ -65,6 +67,10 @@ class Follower:
         self.needed: dict[int, int] = {}
         # The programs that have run since calls are looked at.
         self.tried: set[int] = set()
+        # The numbers among arguments that have been others, and those of which other ones change more than
+        # an argument of the program: by line, callee and place.
+        self.varying: set[Any] = set()
+        self.fixed: set[Any] = set()
         self.counts: Counter[str] = Counter()
         # Why runs did not become scripts, or left them -> how often.
         self.reasons: Counter[tuple[str, str]] = Counter()
@@ -90,8 +96,11 @@ class Follower:
                 self.needed.clear()
 
     def start(self) -> None:
-        """Begin to look at calls."""
-        self.on, self.in_vain = True, 0
+        """Begin to look at calls, if no other thread has begun."""
+        with _listener.choosing:
+            if _listener.follower is not self:
+                return
+            self.on, self.in_vain = True, 0
         self.tried.clear()
         active.add(1)
         active.follower = self
@@ -107,6 +116,10 @@ class Follower:
         active.add(-1)
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
+
+    def lives(self) -> bool:
+        """Whether the thread still runs."""
+        return any(t.ident == self.thread for t in threading.enumerate())
 
     def begin(self, followed: bool = False) -> None:
         """Begin a run."""
@@ -158,15 +171,14 @@ class Follower:
             return interpreted(callee, args, kwargs)
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
-                self.settle("a gradient is set after backward()")
-                run.refused = run.refused or "a gradient is set after backward()"
+                self.give_up("a gradient is set after backward()")
             # It calls nothing itself.
             return (
                 callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
             )
         if role != "reader":
-            self.settle(f"{callee.name} is called")
-            run.refused = run.refused or f"{callee.name} is called"
+            self.give_up(f"{callee.name} is called")
+            run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.read()
@@ -186,13 +198,20 @@ class Follower:
         finally:
             self.depth -= 1
 
-    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
-        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+    def give_up(self, why: str) -> None:
+        """Keep what follows out of scripts until something is computed, and hold nothing until then."""
         self.settle(why)
         run = self.run
         if not run.refused:
-            run.refused = why
             self.note(why)
+            run.end()
+            self.run = Run(self.root)
+            self.run.refused = why
+
+    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
+        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+        self.give_up(why)
+        run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.begin()
@@ -210,6 +229,8 @@ class Follower:
             self.settle("the script is done")
             run = self.run
             at = run.at
+        self.wait()
+        run = self.run
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
             return self.beside(run, callee, args, kwargs)
         if run.promised:
@@ -225,8 +246,7 @@ class Follower:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
                 # It comes to the same, that it was called before what is called now.
-                self.settle(f"{callee.name} is called as it was not before")
-                self.run.refused = self.run.refused or f"{callee.name} was called too early"
+                self.give_up(f"{callee.name} was called too early")
             return out
         return self.record(run, callee, args, kwargs, beside=True)
 
@@ -246,9 +266,7 @@ class Follower:
         """Keep what follows out of scripts until something is computed."""
         changes.count += 1
         if not self.depth and threading.get_ident() == self.thread:
-            self.settle(why)
-            self.run.refused = self.run.refused or why
-            self.note(why)
+            self.give_up(why)
 
     # ---- following
 
@@ -274,10 +292,14 @@ class Follower:
             return out if run.ended is None else self.ended(run, at, step, out)
         with self.lock:
             # Unless another thread has ended the run's promises meanwhile.
-            if self.run is run and not run.taken:
-                return self.follow(run, step)
-        run.forget_externals(run.at.until[1])
-        return _OTHER
+            followed = self.run is run and not run.taken
+            out = self.follow(run, step) if followed else _OTHER
+        if not followed:
+            run.forget_externals(run.at.until[1])
+        elif step.kind == "step":
+            # It ends with a computation.
+            self.resolve(run)
+        return out
 
     def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
         """Return what a step gave where another thread has looked at what was promised, _OTHER if that was before."""
@@ -317,25 +339,25 @@ class Follower:
                     leaf = run.externals[j]
                     run.gradients.append((leaf, leaf._grad, grad))
                     leaf._grad = grad
-            return None
-        # An optimizer's step ends with a computation.
-        self.resolve(run)
         return None
 
     def resolve(self, run: Run) -> None:
         """Compute what a run has promised, or make its calls in the usual way."""
-        with self.lock:
+        runtime = run.runtime_of()
+        # In the order in which another thread takes them that computes, and meets what is promised.
+        with contextlib.nullcontext() if runtime is None else runtime.lock, self.lock:
             if not run.promised:
                 return
-            self._no_promises(run)
-            at = run.ended = run.at
-            while at is not run.at:
-                # The thread that follows was about to answer a call.
-                at = run.ended = run.at
             # What else is computed meanwhile is no part of the run.
             mine = threading.get_ident() == self.thread
             self.depth += mine
+            self.elsewhere = not mine
             try:
+                self._no_promises(run)
+                at = run.ended = run.at
+                while at is not run.at:
+                    # The thread that follows was about to answer a call.
+                    at = run.ended = run.at
                 program = at.program
                 try:
                     done = program is not None and at.ready and compute(run, at, program)
@@ -345,27 +367,35 @@ class Follower:
                 if not done:
                     self.leave(run)
                     return
+                self.counts["followed"] += 1
+                if self.run is run:
+                    self.begin(followed=True)
             finally:
                 self.depth -= mine
-            self.counts["followed"] += 1
-            if self.run is run:
-                self.begin(followed=True)
+                self.elsewhere = False
+
+    def wait(self) -> None:
+        """Wait for another thread that ends the run's promises."""
+        if self.elsewhere:
+            with self.lock:
+                pass
 
     def settle(self, why: str) -> None:
         """End the run's promises, for this reason."""
         run = self.run
         if run.promised:
-            with self.lock:
-                program = run.at.program
-                if program is None or not run.at.ready:
-                    self.note(why)
-                self.resolve(run)
+            if run.at.program is None or not run.at.ready:
+                self.note(why)
+            self.resolve(run)
+        self.wait()
 
     def rest(self, why: str) -> None:
-        """End the run, and let go of what it was given."""
+        """End the run, and let go of what it was given. Another thread needs nothing of it."""
         changes.count += 1
+        if threading.get_ident() != self.thread:
+            return
         self.settle(why)
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.depth:
             self.run.end()
             self.run = Run(self.root)
             self.computed.clear()
@@ -421,12 +451,17 @@ class Follower:
             if beside:
                 out = self.inside(callee, args, kwargs)
                 if self.run is run and not (_is_computed(out) and not self.computed):
-                    run.refused = f"{callee.name}: {reason}"
-                    self.note(run.refused)
+                    self.give_up(f"{callee.name}: {reason}")
                     if self.computed:
                         self.begin()
                 return out
             return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
+        places = note.places()
+        if places:
+            self.varying.update(note.differing(places))
+            for key, place in places:
+                if key in self.varying and key not in self.fixed:
+                    args, kwargs = note.vary(place, args, kwargs)
         looked, look.looked = look.looked, False
         drawn = {i: g._offset for i, (g, _) in run.generators.items()}
         try:
@@ -449,8 +484,7 @@ class Follower:
                 raise Refused("it depends on more than its arguments")
             step = note.made(out)
         except Refused as reason:
-            run.refused = f"{callee.name}: {reason}"
-            self.note(run.refused)
+            self.give_up(f"{callee.name}: {reason}")
             if self.computed:
                 self.begin()
             return out
@@ -494,7 +528,13 @@ class Follower:
             for known, p in zip(s.patterns(), taken.patterns(), strict=True)
             if p.form in (NEW, VARYING)
         ]
-        if old is None or old.key() != program.key():
+        if old is not None and old.key() == program.key():
+            program.varied |= old.varied
+            program.varied |= {i for i, value in program.given.items() if old.given[i] != value}
+            step.program = program
+        else:
+            if old is not None and self.are_fixed(step, old, program):
+                return
             for known, p in pairs:
                 if known.value != p.value and not known.loose:
                     # What the programs from here on were recorded with is not so any more.
@@ -516,6 +556,20 @@ class Follower:
             up = up.parent
         self.counts["scripts"] += 1
         self.in_vain = 0
+
+    def are_fixed(self, step: Step, old: Program, program: Program) -> bool:
+        """Whether programs of the same calls differ because they are given other numbers, which from now on are
+        compared.
+        """
+        first = None
+        for s in step.path():
+            for i, p in enumerate([*s.args, *s.kwargs]):
+                if p.form == NUMBER and old.given[p.number] != program.given[p.number]:
+                    self.fixed.add((s.line, s.callee, i))
+                    first = first or s
+        if first is not None and first.parent is not None:
+            first.parent.following.remove(first)
+        return first is not None
 
     # ---- random numbers
 
@@ -601,14 +655,29 @@ class _Listener:
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
+        self.choosing = threading.Lock()
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
         follower = self.follower
-        if follower is None or (not follower.on and follower.thread != threading.get_ident()):
-            follower = self.follower = Follower()
-        if follower.thread == threading.get_ident():
+        thread = threading.get_ident()
+        if follower is None or follower.thread != thread:
+            follower = self._chosen(thread)
+        if follower.thread == thread:
             follower.ran(runtime, frozen, executable)
+        elif None not in follower.computed:
+            # It may have taken what the follower's thread has recorded.
+            follower.computed.append(None)
+
+    def _chosen(self, thread: int) -> Follower:
+        """Return the follower of this thread, if no other thread has one that is on."""
+        with self.choosing:
+            found = self.follower
+            if found is not None and found.on and not found.lives():
+                found.stop()
+            if found is None or not found.on:
+                found = self.follower = Follower()
+            return found
 
 
 _listener = _Listener()

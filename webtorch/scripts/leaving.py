@@ -13,12 +13,14 @@ from webtorch.scripts.run import Run
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
+    NUMBER,
     OBJECT,
     SEQUENCE,
     SLOT,
     ZERO,
     Facts,
     Form,
+    Given,
     Pattern,
     Step,
 )
@@ -37,6 +39,7 @@ _TAKEN = (
 def make_calls(run: Run, path: list[Step]) -> None:
     """Make the calls of a run in the usual way; what was promised becomes what they give."""
     run.taken = [step.anew(run) for step in path]
+    run.given = Given()
     run.runtime = run.externals[0]._storage.runtime if run.externals else None
     run.facts = []
     run.undo.clear()
@@ -77,8 +80,8 @@ def make_calls(run: Run, path: list[Step]) -> None:
 
 def _make(run: Run, step: Step, taken: Step) -> None:
     assert step.callee is not None
-    args = tuple([_value(p, run) for p in step.args])
-    kwargs = {n: _value(p, run) for n, p in zip(step.names, step.kwargs)}
+    args = tuple([_value(p, run) for p in taken.args])
+    kwargs = {n: _value(p, run) for n, p in zip(step.names, taken.kwargs)}
     run.restore(step.modes)
     for p in taken.patterns():
         if p.form == NEW:
@@ -105,6 +108,8 @@ def _value(p: Pattern, run: Run) -> Any:
         return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
     if p.form == OBJECT:
         return p.value()
+    if p.form == NUMBER:
+        return run.given.number(p.number, p.value)
     return float(p.value) if p.form == ZERO else p.value
 
 

@@ -12,10 +12,11 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
-from webtorch.scripts.run import Run, facts_of, has_hooks
+from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
+    NUMBER,
     OBJECT,
     SEQUENCE,
     SLOT,
@@ -24,6 +25,7 @@ from webtorch.scripts.script import (
     ZERO,
     Facts,
     Form,
+    Number,
     Offset,
     Pattern,
     Program,
@@ -33,6 +35,7 @@ from webtorch.scripts.script import (
     forms_in,
     patterns_in,
 )
+from webtorch.tensors import override
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import HostScalar, Varying
@@ -79,6 +82,42 @@ class Note:
             if run.versions.get(storage, storage.version) != storage.version:
                 raise Refused("a tensor from outside was written by what is no call")
         self.before = [_state(run.externals[j]) for j in self.read]
+
+    def places(self) -> list[tuple[Any, int]]:
+        """Return what tells the numbers among the arguments apart that are compared: line and callee, and place."""
+        step = self.step
+        patterns = [*step.args, *step.kwargs]
+        return [
+            ((step.line, step.callee, i), i)
+            for i, p in enumerate(patterns)
+            if p.form == STATIC and type(p.value) is float and may_vary(p.value)
+        ]
+
+    def differing(self, places: list[tuple[Any, int]]) -> list[Any]:
+        """Return which of these numbers are all that tells the call apart from one that came here before."""
+        step, found = self.step, []
+        patterns, numbers = [*step.args, *step.kwargs], {i: key for key, i in places}
+        for s in self.run.at.following:
+            others = [*s.args, *s.kwargs]
+            if s.callee is step.callee and s.names == step.names and len(others) == len(patterns):
+                places_here = [
+                    i
+                    for i, (p, q) in enumerate(zip(patterns, others, strict=True))
+                    if p.key() != q.key()
+                ]
+                if all(i in numbers and type(others[i].value) is float for i in places_here):
+                    found += [numbers[i] for i in places_here]
+        return found
+
+    def vary(self, place: int, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Let an argument be any number; return the arguments with one that remembers that it is."""
+        run, step = self.run, self.step
+        patterns, i = (step.args, place) if place < len(args) else (step.kwargs, place - len(args))
+        p = patterns[i] = Pattern(NUMBER, patterns[i].value, max(run.given, default=-1) + 1)
+        number = run.given.number(p.number, p.value)
+        if patterns is step.kwargs:
+            return args, {**kwargs, step.names[i]: number}
+        return (*args[:i], number, *args[i + 1 :]), kwargs
 
     def made(self, out: Any) -> Step:
         """Return the step of the call, which gave `out`. Raises Refused where that cannot be promised."""
@@ -143,8 +182,8 @@ def begin(run: Run) -> None:
     for runtime in open_runtimes():
         for s in Storage.live(runtime):
             node = s.node
-            if node.kind == "buffer":
-                run.begun.setdefault(node, weakref.ref(s))
+            if node.kind == "buffer" and run.home_of(node) is None:
+                run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
 
 
 def pattern_of(value: Any, run: Run) -> Pattern:
@@ -157,6 +196,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
         if number is not None:
             _check_unchanged(value, run.facts[number])
             return Pattern(SLOT, None, number)
+        if type(value) not in override.plain and override.asks(type(value)):
+            raise Refused(f"it is given a {type(value).__name__}, which is asked what it gives")
         facts = facts_of(value)
         if facts is None:
             pending = value._storage.node.kind != "buffer"
@@ -171,7 +212,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
-        p.alias = run.storages.get(storage, p.number), run.nodes.get(storage.node, p.number)
+        holder = run.holder_of(storage.node)
+        p.alias = run.storages.get(storage, p.number), holder if holder >= 0 else p.number
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -285,15 +327,21 @@ def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executabl
     seen = {a.external for a in frozen.args if isinstance(a, Offset)}
     for _, p in run.noted:
         p.loose = p.number in seen and p.number not in run.spoilt
-    args = [Reading(a) if isinstance(a, HostScalar) else a for a in frozen.args]
+    args = [_argument(a, run) for a in frozen.args]
     dynamic: dict[Any, tuple[Any, list[int]]] = {}
     for i, a in enumerate(args):
         if hasattr(a, "read") or isinstance(a, Offset):
             dynamic.setdefault(argument_key(a), (a, []))[1].append(i)
     draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
-    return Program(
-        runtime, executable, _inputs(run, frozen), args, [*dynamic.values()], outputs, draws, made
-    )
+    inputs, read = _inputs(run, frozen), [*dynamic.values()]
+    return Program(runtime, executable, inputs, args, read, outputs, draws, made, run.given, set())
+
+
+def _argument(a: Any, run: Run) -> Any:
+    if isinstance(a, Number):
+        # Of another run it is what it was then.
+        return a if a.source is run.given else float.__float__(a)
+    return Reading(a) if isinstance(a, HostScalar) else a
 
 
 def _places(run: Run) -> dict[Storage, int]:
@@ -317,8 +365,8 @@ def _inputs(run: Run, frozen: Frozen) -> list[tuple[tuple[str, Any], bool]]:
     donated = {id(d) for d in frozen.donors if d is not None}
     inputs: list[tuple[tuple[str, Any], bool]] = []
     for node in frozen.inputs:
-        number, home = run.nodes.get(node), run.begun.get(node)
-        if number is not None:
+        number, home = run.holder_of(node), run.home_of(node)
+        if number >= 0:
             origin: tuple[str, Any] = ("external", number)
         elif node in run.cast_before:
             origin = ("cast", _cast(run, *run.cast_before[node]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import weakref
 from operator import attrgetter
@@ -13,6 +14,7 @@ from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.scripts.changes import changes
 from webtorch.scripts.script import (
     Facts,
+    Given,
     Offset,
     Pattern,
     Step,
@@ -75,18 +77,22 @@ class Run:
         # What written storages held before, and what gradients were before a backward pass.
         self.undo: dict[Storage, Node] = {}
         self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        # The values of external storages as they were met, with the first tensor that had each: storages may share one.
-        self.nodes: dict[Node, int] = {}
+        # The values of external storages as they were met, and by id the first tensor that had each: storages may share
+        # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
+        self.values: list[weakref.ref[Node]] = []
+        self.nodes: dict[int, int] = {}
         # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
         # gradients were recorded, type.
         self.casts: list[Casts] = []
         self.cast_before: dict[Node, tuple[int, Any, bool, DType]] = {}
+        # The numbers that calls were given and that may be any, by place.
+        self.given = Given()
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
         # generators -> (generator, offset at the beginning); functions that a backward pass used up; external tensors
         # whose offsets are noted, and of which that is in vain.
         self.refused = ""
         self.facts: list[Facts] = []
-        self.begun: dict[Node, weakref.ref[Storage]] = {}
+        self.begun: dict[int, tuple[weakref.ref[Node], weakref.ref[Storage]]] = {}
         self.generators: dict[int, tuple[Any, int]] = {}
         self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
         self.noted: list[tuple[Tensor, Pattern]] = []
@@ -138,16 +144,24 @@ class Run:
         cast = self.casts[context].cast_of(self.externals[number], recorded, dtype)
         return None if cast is None else cast._storage
 
+    def runtime_of(self) -> Runtime | None:
+        """Return the device of a run that has promised something; None where it was given no tensor."""
+        if self.at.program is not None:
+            return self.at.program.runtime
+        return self.externals[0]._storage.runtime if self.externals else None
+
     # ---- what tensors are
 
     def slot_of(self, t: Tensor) -> int | None:
         """Return the number of the slot that a tensor is."""
         ids, slots = self.ids, self.slots
-        for k in range(self.known, len(slots)):
+        # The thread that follows may add some while another one asks.
+        count = len(slots)
+        for k in range(self.known, count):
             slot = slots[k]()
             if slot is not None:
                 ids[id(slot)] = k
-        self.known = len(slots)
+        self.known = count
         k = ids.get(id(t), -1)
         return k if 0 <= k < len(slots) and slots[k]() is t else None
 
@@ -165,8 +179,21 @@ class Run:
         self.externals.append(t)
         storage = t._storage
         self.storages.setdefault(storage, number)
-        self.nodes.setdefault(storage.node, number)
+        node = storage.node
+        self.values.append(weakref.ref(node))
+        if self.holder_of(node) < 0:
+            self.nodes[id(node)] = number
         return number
+
+    def holder_of(self, node: Node) -> int:
+        """Return the number of the first external tensor that was met with a value; -1: none."""
+        number = self.nodes.get(id(node), -1)
+        return number if number >= 0 and self.values[number]() is node else -1
+
+    def home_of(self, node: Node) -> weakref.ref[Storage] | None:
+        """Return the storage that had a value when the run began."""
+        found = self.begun.get(id(node))
+        return found[1] if found is not None and found[0]() is node else None
 
     def forget_slots(self, count: int) -> None:
         """Take back all but the first `count`."""
@@ -178,11 +205,11 @@ class Run:
         if len(self.externals) <= count:
             return
         for t in self.externals[count:]:
-            if self.numbers[id(t)] >= count:
+            if self.numbers.get(id(t), -1) >= count:
                 del self.numbers[id(t)]
         self.storages = {s: n for s, n in self.storages.items() if n < count}
         self.nodes = {node: n for node, n in self.nodes.items() if n < count}
-        del self.externals[count:]
+        del self.externals[count:], self.values[count:]
         for t, p in self.noted:
             if p.number >= count:
                 t._offset = int(t._offset)
@@ -201,6 +228,13 @@ class Run:
         number = value.number
         return number == p.value or bool(p.loose and number and p.value)
 
+    def takes(self, p: Pattern, value: Any) -> bool:
+        """Whether a value is a number that may stand where a pattern has one; the program gets it."""
+        if type(value) is not float or not may_vary(value):
+            return False
+        self.given[p.number] = value
+        return True
+
     def is_like(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
         number = p.number
@@ -216,10 +250,13 @@ class Run:
         ):
             return False
         self.externals.append(t)
+        self.values.append(weakref.ref(node))
+        holder = self.nodes.setdefault(id(node), number)
+        if holder != number and self.values[holder]() is not node:
+            holder = self.nodes[id(node)] = number
         return (
             self.numbers.setdefault(id(t), number) == number
-            and (self.storages.setdefault(storage, number), self.nodes.setdefault(node, number))
-            == p.alias
+            and (self.storages.setdefault(storage, number), holder) == p.alias
         )
 
     def _compare(self, p: Pattern, t: Any) -> bool:
@@ -264,6 +301,11 @@ class Run:
                 if slot is not None:
                     slot._offset = int(slot._offset)
         self.noted = []
+
+
+def may_vary(number: float) -> bool:
+    """Whether a number may stand where another one did: what is special about one is special in many ways."""
+    return bool(number) and math.isfinite(number)
 
 
 def has_hooks(leaf: Tensor) -> bool:

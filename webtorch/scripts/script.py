@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,7 @@ class Step:
 
 
 # Forms of patterns.
-STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING = range(8)
+STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER = range(9)
 
 
 def _nothing() -> None:
@@ -116,7 +116,7 @@ def _nothing() -> None:
 
 class Pattern:
     """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
-    if NEW), or a sequence of such.
+    if NEW), any number (the run's `number`), or a sequence of such.
     """
 
     __slots__ = ("alias", "facts", "form", "last", "loose", "number", "parts", "stamp", "value")
@@ -137,12 +137,14 @@ class Pattern:
 
     def anew(self, run: Any) -> Pattern:
         """Return the pattern of the argument as it is in a run."""
-        if self.form not in (NEW, SEQUENCE):
+        if self.form not in (NEW, SEQUENCE, NUMBER):
             return self
         out = Pattern(self.form, self.value, self.number)
         out.parts = [p.anew(run) for p in self.parts]
         if self.form == NEW:
             out.value = int(run.externals[self.number]._offset)
+        elif self.form == NUMBER:
+            out.value = run.given[self.number]
         return out
 
     def key(self) -> Any:
@@ -153,6 +155,8 @@ class Pattern:
             return self.form, self.number, self.alias, self.facts, bool(self.value)
         if self.form == VARYING:
             return self.form, self.value == 0.0
+        if self.form == NUMBER:
+            return self.form, self.number
         if self.form == OBJECT:
             return self.form, id(self.value())
         return self.form, type(self.value), self.value, self.number
@@ -177,6 +181,10 @@ class Program:
     draws: list[tuple[Any, int]]
     # The storages of slots that are computed.
     made: frozenset[int]
+    # The numbers that calls were given when it was recorded, by place; what was decided by them; and which of them
+    # were others at another time, and made no other difference.
+    given: Given
+    varied: set[int]
     # Outputs that are the memory of an input, as a rule: their places, and those of the inputs. And all others.
     kept: list[tuple[int, int]] = field(init=False)
     others: list[int] = field(init=False)
@@ -194,7 +202,117 @@ class Program:
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
         args = tuple([argument_key(a) for a in self.args])
-        return self.executable, self.inputs, self.outputs, self.draws, args
+        decided = self.given.decided.keys()
+        return self.executable, self.inputs, self.outputs, self.draws, args, decided
+
+    def holds(self, given: dict[int, float]) -> bool:
+        """Whether the program is that of calls that are given these numbers."""
+        before = self.given
+        for place, value in before.items():
+            if given[place] != value and place not in self.varied:
+                return False
+        try:
+            return all(d.holds(given) for d in before.decided.values())
+        except (ArithmeticError, ValueError):
+            # The calls in the usual way raise it.
+            return False
+
+
+class Given(dict[int, float]):
+    """The numbers that calls of a run are given and that have been others before, by place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decided: dict[Any, Decided] = {}
+
+    def number(self, place: int, value: float) -> Number:
+        """Take the number in a place, and return it as one that remembers it."""
+        self[place] = value
+        out = Number(value)
+        out.source, out.key, out.name, out.when = self, place, "number", 0
+        return out
+
+
+class Number(HostScalar):
+    """A number that a call is given while a script is recorded. Arithmetic on it gives one that can be computed
+    anew; what it decides is noted; what else is made of it shows when the call is given another one.
+    """
+
+    computed: tuple[Callable[..., float], tuple[Any, ...]] | None = None
+
+    def among(self, given: Mapping[int, float]) -> float:
+        """Return what it is where calls are given other numbers."""
+        if self.computed is None:
+            return given[self.key]
+        function, operands = self.computed
+        value = function(*[_among(o, given) for o in operands])
+        if type(value) is not float:
+            raise ArithmeticError
+        return value
+
+    def place(self) -> Any:
+        """Return what is equal for numbers that are computed alike."""
+        if self.computed is None:
+            return self.key
+        function, operands = self.computed
+        return function, tuple([o.place() if isinstance(o, Number) else repr(o) for o in operands])
+
+    def _computed(
+        self, function: Callable[..., float], other: object = None, *, swapped: bool = False
+    ) -> Any:
+        if not (other is None or isinstance(other, (int, float))):
+            return NotImplemented
+        operands = (self,) if other is None else (other, self) if swapped else (self, other)
+        value = function(*[_now(o) for o in operands])
+        if type(value) is not float or not all(
+            isinstance(o, (Number, int)) or type(o) is float for o in operands
+        ):
+            # No other number may be in this one's place.
+            self._decides(float.__float__)
+            return value
+        out = Number(value)
+        out.source, out.key, out.name, out.when = self.source, "", "number", 0
+        out.computed = function, operands
+        return out
+
+    def _decides(self, function: Callable[..., Any], other: object = None) -> Any:
+        outcome = function(_now(self)) if other is None else function(_now(self), _now(other))
+        found = Decided(self, function, other, outcome)
+        self.source.decided[found.key()] = found  # type: ignore[attr-defined]
+        return outcome
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self._decides(round, digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided by a number: another one must decide the same."""
+
+    number: Number
+    function: Callable[..., Any]
+    other: object
+    outcome: object
+
+    def key(self) -> Any:
+        """Return what is equal for decisions that are made alike."""
+        other = self.other.place() if isinstance(self.other, Number) else repr(self.other)
+        return self.number.place(), self.function, other, repr(self.outcome)
+
+    def holds(self, given: Mapping[int, float]) -> bool:
+        """Whether other numbers decide the same."""
+        value = self.number.among(given)
+        if self.other is None:
+            return repr(self.function(value)) == repr(self.outcome)
+        return repr(self.function(value, _among(self.other, given))) == repr(self.outcome)
+
+
+def _now(x: Any) -> Any:
+    return float.__float__(x) if isinstance(x, HostScalar) else x
+
+
+def _among(x: Any, given: Mapping[int, float]) -> Any:
+    return x.among(given) if isinstance(x, Number) else _now(x)
 
 
 class Offset(int):
@@ -270,6 +388,8 @@ class Reading:
 
 def argument_key(a: Any) -> Any:
     """Return what tells arguments of a program apart."""
+    if isinstance(a, Number):
+        return Number, a.place()
     if isinstance(a, Offset):
         return Offset, a.external, a.more
     if isinstance(a, Reading):
