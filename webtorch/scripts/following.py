@@ -6,9 +6,11 @@ import contextlib
 import os
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, watched
+from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
@@ -38,6 +40,8 @@ _REPEATS = 2
 _PATIENCE = 8
 _LONGER = 4
 _MAX_STEPS = 20_000
+# How often a run goes on after something was computed.
+_MAX_PARTS = 64
 
 
 class Follower:
@@ -61,6 +65,8 @@ class Follower:
         self.needed: dict[int, int] = {}
         # The programs that have run since calls are looked at.
         self.tried: set[int] = set()
+        # The last run, if it gave something whose graph can still be used.
+        self.unfinished: _Unfinished | None = None
         self.counts: Counter[str] = Counter()
         # Why runs did not become scripts, or left them -> how often.
         self.reasons: Counter[tuple[str, str]] = Counter()
@@ -106,6 +112,7 @@ class Follower:
     def begin(self, followed: bool = False) -> None:
         """Begin a run."""
         self.run.end()
+        self.drop_unfinished()
         self.in_vain = 0 if followed else self.in_vain + 1
         if self.steps > _MAX_STEPS:
             self.root, self.steps = Step(None), 0
@@ -151,9 +158,31 @@ class Follower:
 
     def is_part(self, value: Any) -> bool:
         """Whether an argument is a tensor that the run gave, or has one."""
-        if isinstance(value, Tensor):
-            return self.run.slot_of(value) is not None
-        return isinstance(value, (tuple, list)) and any(map(self.is_part, value))
+        return any(self.run.slot_of(t) is not None for t in _tensors_in(value))
+
+    def drop_unfinished(self) -> None:
+        """Let go of the last run."""
+        if self.unfinished is not None:
+            if self.unfinished.run is not None:
+                self.unfinished.run.end()
+            self.unfinished = None
+
+    def learn(self, last: _Unfinished, args: Any) -> None:
+        """Have runs go on where the last one ended, this one as well if nothing came between, if an argument needs
+        the graph of what it gave.
+        """
+        run = last.run
+        if any(t is known() for t in _tensors_in(args) if (known := last.known.get(id(t)))):
+            self.unfinished = None
+            last.step.go_on()
+            self.steps += 1
+            if run is not None:
+                self.run = run
+                self.keep(run, last.program)
+                self.go_on(run, last.program, last.saved)
+        elif run is not None:
+            run.end()
+            last.run = None
 
     def inside(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call as usual; what it calls itself is not looked at."""
@@ -177,6 +206,9 @@ class Follower:
 
     def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call of an operation."""
+        if self.unfinished is not None:
+            self.learn(self.unfinished, (*args, *kwargs.values()))
+            run = self.run
         if run.refused:
             return self.usual(callee, args, kwargs, run.refused)
         if self.is_looked_at():
@@ -184,7 +216,7 @@ class Follower:
         at = run.at
         if run.promised and at.program is not None and not at.following:
             # All has been called that the script has.
-            self.settle("the script is done")
+            self.resolve(run)
             run = self.run
             at = run.at
         count = len(run.externals)
@@ -207,6 +239,10 @@ class Follower:
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
             return self.beside(run, callee, args, kwargs)
         if run.promised:
+            if at.kind != "computed" and self.is_complete(run):
+                # It may have come after something was computed.
+                self.resolve(run)
+                return self.operation(self.run, callee, args, kwargs)
             self.settle(f"{callee.name} is called as it was not before")
             run = self.run
         return self.record(run, callee, args, kwargs)
@@ -215,6 +251,9 @@ class Follower:
         """Make a call that needs nothing of what the run gave, such as a view of a batch or a copy from elsewhere. It
         stands in the script if something of it remains to be computed, or to be differentiated.
         """
+        at = run.at
+        if run.promised and at.kind == "computed" and not any(s.ready for s in at.following):
+            self.settle(f"{callee.name} is called as it was not before")
         if run.promised:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
@@ -248,9 +287,7 @@ class Follower:
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
         if not run.promised:
-            run.promised = True
-            _promising.append(self)
-            writes.guard = _guard
+            self._promise(run)
         run.at = step
         for j, counted, version in step.writes:
             if step.kind == "step":
@@ -270,17 +307,23 @@ class Follower:
             for j, form in step.leaves:
                 leaf = run.externals[j]
                 if type(form) is Facts:
-                    before, leaf._grad = leaf._grad, run.promise(form)
-                    run.gradients.append((leaf, before, leaf._grad))
+                    leaf._grad = run.promise(form)
             return None
         # An optimizer's step ends with a computation.
         self.resolve(run)
         return None
 
+    @staticmethod
+    def is_complete(run: Run) -> bool:
+        """Whether the calls of a run are all that a program computes."""
+        return run.at.program is not None and run.at.ready
+
     def resolve(self, run: Run) -> None:
-        """Compute what a run has promised, or make its calls in the usual way."""
+        """Compute the values that a run has promised, or make its calls in the usual way. What needs the graph goes
+        on after that.
+        """
         with self.lock:
-            if not run.promised:
+            if not run.promised or run.at.kind == "computed":
                 return
             self._no_promises(run)
             # What else is computed meanwhile is no part of the run.
@@ -299,7 +342,13 @@ class Follower:
             finally:
                 self.depth -= mine
             self.counts["followed"] += 1
-            if self.run is run:
+            if run.is_open:
+                assert run.at.goes_on is not None and program is not None
+                run.go_on(run.at.goes_on, program, run.saved)
+                self.in_vain = 0
+                self.computed.clear()
+                self._promise(run)
+            elif self.run is run:
                 self.begin(followed=True)
 
     def settle(self, why: str) -> None:
@@ -308,9 +357,20 @@ class Follower:
         if run.promised:
             with self.lock:
                 program = run.at.program
-                if program is None or not run.at.ready:
+                if self.is_complete(run) and program is not None and not program.open:
+                    self.resolve(run)
+                elif run.promised:
                     self.note(why)
-                self.resolve(run)
+                    self.leave(run)
+
+    def give(self, run: Run, name: str) -> None:
+        """Give a promised tensor, or a storage that is to be written, what it lacks."""
+        if run.at.kind != "computed" and name != "_grad_fn" and name != "_output_nr":
+            if run.at.program is None:
+                self.note("a value is looked at")
+            self.resolve(run)
+        else:
+            self.settle("a graph is looked at")
 
     def rest(self, why: str) -> None:
         """End the run, and let go of what it was given."""
@@ -329,6 +389,12 @@ class Follower:
                 show_reason(why, where)
             self.reasons[why, where] += 1
 
+    def _promise(self, run: Run) -> None:
+        """Have whoever looks at what is promised come here."""
+        run.promised = True
+        _promising.append(self)
+        writes.guard = _guard
+
     def _no_promises(self, run: Run) -> None:
         """Let storages that are to be written hold what they did, and nobody wait for what is promised."""
         run.promised = False
@@ -343,6 +409,8 @@ class Follower:
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way, and go on recording."""
         self.counts["left"] += 1
+        if run.promised:
+            self._no_promises(run)
         if run is self.run:
             begin(run)
         path = run.at.path()
@@ -378,14 +446,14 @@ class Follower:
                 return out
             return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
         looked, look.looked = look.looked, False
-        drawn = {i: g._offset for i, (g, _) in run.generators.items()}
+        drawn = {i: g._offset for i, (g, *_) in run.generators.items()}
         try:
             out = self.inside(callee, args, kwargs)
         except BaseException:
             run.forget_externals(count)
             raise
         looks, look.looked = look.looked, looked or look.looked
-        draws = {i: g._offset for i, (g, _) in run.generators.items()} != drawn
+        draws = {i: g._offset for i, (g, *_) in run.generators.items()} != drawn
         if self.run is not run:
             return out
         if beside and not self.computed and _is_computed(out):
@@ -429,10 +497,31 @@ class Follower:
             and computed[0] is not None
         ):
             try:
-                self.keep(run, program_of(run, *computed[0]))
+                program, saved = program_of(run, *computed[0])
             except Refused as reason:
                 self.note(str(reason))
+            else:
+                if not program.open:
+                    self.keep(run, program)
+                elif run.at.goes_on is not None:
+                    self.keep(run, program)
+                    self.go_on(run, program, saved)
+                    return
+                else:
+                    self.note("a result has a graph that no backward pass has used up")
+                    if sum(s.kind == "computed" for s in run.at.path()) < _MAX_PARTS:
+                        self.run = Run(self.root)
+                        self.begin()
+                        self.unfinished = _Unfinished(run, program, saved)
+                        return
         self.begin()
+
+    def go_on(self, run: Run, program: Program, saved: list[Node]) -> None:
+        """Go on recording after something was computed."""
+        assert run.at.goes_on is not None
+        run.go_on(run.at.goes_on, program, saved)
+        begin(run)
+        self.computed.clear()
 
     def keep(self, run: Run, program: Program) -> None:
         """Keep what the calls of a run became. The second time that it is the same it is followed from then on."""
@@ -478,15 +567,39 @@ class Follower:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
         if not self.depth or self.run.refused or threading.get_ident() != self.thread:
             return seed, offset
-        start = self.run.generators.setdefault(id(generator), (generator, offset))[1]
+        run = self.run
+        _, start, end = run.generators.get(id(generator), (generator, offset, offset))
+        if end != offset:
+            run.refused = "random numbers are drawn by what is no call"
+        run.generators[id(generator)] = generator, start, generator._offset
         drawn, counter = Draw(seed), Draw(offset)
         drawn.generator = counter.generator = generator
         counter.relative = (offset - start) % 2**64
         return drawn, counter
 
 
+class _Unfinished:
+    """A run that gave something whose graph can still be used, and how it ended."""
+
+    def __init__(self, run: Run, program: Program, saved: list[Node]) -> None:
+        self.step, self.program, self.saved = run.at, program, saved
+        # What it gave, by id.
+        found = [run.slots[k] for k in program.open]
+        self.known = {id(t): reference for reference in found if (t := reference()) is not None}
+        # None once another call came that needs nothing of it.
+        self.run: Run | None = run
+
+
 # Followers that have promised something.
 _promising: list[Follower] = []
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors_in(part)
 
 
 def _is_computed(out: Any) -> bool:
@@ -510,9 +623,8 @@ def _plain_offsets(out: Any) -> None:
 def _guard(storage: Storage) -> None:
     """Before a storage is written: whoever promised what reads it computes it now."""
     for follower in list(_promising):
-        if storage in follower.run.storages:
-            follower.note("a tensor that was read is written by what is no call")
-            follower.resolve(follower.run)
+        if storage in follower.run.storages or storage in follower.run.given:
+            follower.settle("a tensor that was read is written by what is no call")
 
 
 def _forget_programs(step: Step) -> None:
@@ -523,6 +635,8 @@ def _forget_programs(step: Step) -> None:
         found = pending.pop()
         found.program, found.ready = None, False
         pending += found.following
+        if found.goes_on is not None:
+            pending.append(found.goes_on)
 
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
@@ -530,9 +644,7 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
     for follower in list(_promising):
         run = follower.run
         if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
-            if run.at.program is None:
-                follower.note("a value is looked at")
-            follower.resolve(run)
+            follower.give(run, name)
             return object.__getattribute__(holder, name)
     there = _listener.follower
     if there is not None:

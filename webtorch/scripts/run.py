@@ -13,6 +13,7 @@ from webtorch.scripts.script import (
     KNOWN,
     NEW,
     OBJECT,
+    PRIOR,
     SEQUENCE,
     SLOT,
     STATIC,
@@ -22,6 +23,7 @@ from webtorch.scripts.script import (
     Form,
     Offset,
     Pattern,
+    Program,
     Step,
 )
 from webtorch.tensors import autocast
@@ -73,9 +75,16 @@ class Run:
         self.promised = False
         # Whether a backward pass has given gradients.
         self.differentiated = False
-        # What written storages held before, and what gradients were before a backward pass.
+        # What written storages held before.
         self.undo: dict[Storage, Node] = {}
-        self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        # Once something was computed: the program that ran, the first slot since, the values that the open graph
+        # has saved, the storages that slots got, and generators: (generator, seed, offset at the beginning, offset
+        # after it).
+        self.program: Program | None = None
+        self.first = 0
+        self.saved: list[Node] = []
+        self.given: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self.drawn: dict[int, tuple[Any, int, int, int]] = {}
         # The values of external storages as they were met, and the first tensor that had each: storages may share one.
         self.values: list[Node] = []
         self.nodes: dict[Node, int] = {}
@@ -84,13 +93,16 @@ class Run:
         self.casts: list[Casts] = []
         self.cast_before: dict[Node, tuple[int, Any, bool, DType]] = {}
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
-        # generators -> (generator, offset at the beginning); functions that a backward pass used up; external tensors
-        # whose offsets are noted, and of which that is in vain.
+        # generators -> (generator, offset at the beginning, and after the last draw); functions that a backward pass
+        # used up; external tensors whose offsets are noted, and of which that is in vain.
         self.refused = ""
         self.facts: list[Facts] = []
         self.begun: dict[Node, weakref.ref[Storage]] = {}
-        self.generators: dict[int, tuple[Any, int]] = {}
+        self.generators: dict[int, tuple[Any, int, int]] = {}
         self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
+        # The values that programs gave before it went on, and the counters that generators had used up then.
+        self.computed: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
+        self.counted: dict[int, int] = {}
         self.noted: list[tuple[Tensor, Pattern]] = []
         self.spoilt: set[int] = set()
         # What slots are, while their calls are made in the usual way after all.
@@ -182,6 +194,31 @@ class Run:
                 t._offset = int(t._offset)
         self.noted = [(t, p) for t, p in self.noted if p.number < count]
 
+    def go_on(self, step: Step, program: Program, saved: list[Node]) -> None:
+        """Go on after something was computed: what there is now comes from outside, but for its graph."""
+        if self.taken:
+            self.taken.append(step)
+        self.at, self.program, self.saved = step, program, saved
+        self.first = len(self.slots)
+        self.differentiated = False
+        self.undo.clear()
+        self.values = [t._storage.node for t in self.externals]
+        self.nodes = {}
+        for number, node in enumerate(self.values):
+            self.nodes.setdefault(node, number)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward pass may still run the graph of something that is alive."""
+        return self.program is not None and any(
+            self.slots[k]() is not None for k in self.program.open
+        )
+
+    def is_outside(self, storage: Storage) -> bool:
+        """Whether it is the storage of a tensor that no call of this run has given."""
+        number = self.storages.get(storage)
+        return number is not None and self.slot_of(self.externals[number]) is None
+
     def holds(self, t: Tensor) -> bool:
         """Whether a tensor was promised here and not looked at."""
         return self.promised and self.slot_of(t) is not None
@@ -219,6 +256,11 @@ class Run:
             return self.externals[p.number] is value
         if form == NEW:
             return self._is_like(p, value)
+        if form == PRIOR:
+            if self.slots[p.value]() is not value or id(value) in self.numbers:
+                return False
+            self.add_external(value)
+            return True
         if form == SEQUENCE:
             if type(value) is not p.value or len(value) != len(p.parts):
                 return False

@@ -15,6 +15,9 @@ from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import HostScalar
 from webtorch.tensors.made_by import MadeBy
 
+# Where a value is: ("external", number), ("saved", place among what the graph had saved before), ("hidden", storage),
+# ("constant", node), ("cast", what `Run.cast` finds), or ("output", place among the program's).
+Origin = tuple[str, Any]
 # What a result is, where it is no new tensor: ("external" or "slot", its number), ("none", 0), or
 # ("parts", (class, what its items are)).
 Form = Any
@@ -45,8 +48,8 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "key", "kind", "kwargs", "leaves", "line", "modes", "names", "parent", "program",
-        "ready", "results", "watched", "writes",
+        "args", "callee", "following", "goes_on", "key", "kind", "kwargs", "leaves", "line", "modes", "names", "parent",
+        "program", "ready", "results", "watched", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -73,6 +76,13 @@ class Step:
         # What the calls up to here have become, and whether some program from here on is known well.
         self.program: Program | None = None
         self.ready = False
+        # Where the calls stand that come after the program has run, if they need a graph of before.
+        self.goes_on: Step | None = None
+
+    def go_on(self) -> None:
+        """Let calls follow that need a graph of before the program ran."""
+        self.goes_on = Step(self)
+        self.goes_on.kind = "computed"
 
     def anew(self, run: Any) -> Step:
         """Return the call as it is in a run."""
@@ -87,7 +97,7 @@ class Step:
         return patterns_in([*self.args, *self.kwargs, *self.watched])
 
     def path(self) -> list[Step]:
-        """Return the calls from the first to this one."""
+        """Return the calls from the first to this one; a step of the kind "computed" stands where a program ran."""
         found: list[Step] = []
         step: Step | None = self
         while step is not None and step.parent is not None:
@@ -96,13 +106,20 @@ class Step:
         return found[::-1]
 
 
+def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
+    """Return the calls of a path that were computed, and those that came after."""
+    count = max((i + 1 for i, step in enumerate(path) if step.kind == "computed"), default=0)
+    return path[:count], path[count:]
+
+
 # Forms of patterns.
-STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING = range(8)
+STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, PRIOR = range(9)
 
 
 class Pattern:
     """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
-    if NEW), or a sequence of such.
+    if NEW), or a sequence of such. A slot that was computed is an external tensor from then on: it is slot `value`
+    where it is seen the first time (PRIOR).
     """
 
     __slots__ = ("alias", "facts", "form", "loose", "number", "parts", "value")
@@ -146,24 +163,29 @@ class Program:
 
     runtime: Runtime
     executable: Executable
-    # ("external", number), ("hidden", storage), ("constant", node), or ("cast", what `Run.cast` finds), and whether
-    # its memory is overwritten.
-    inputs: list[tuple[tuple[str, Any], bool]]
+    # Where each is, and whether its memory is overwritten.
+    inputs: list[tuple[Origin, bool]]
     args: list[Scalar | Reading]
     # Places of arguments that are read anew.
     dynamic: list[int]
-    # ("slot", number of a storage) or ("external", number), the shape of its memory, and how often a new one
-    # has been written.
+    # ("slot", number of a storage), ("external", number) or ("saved", 0), the shape of its memory, and how often
+    # a new one has been written.
     outputs: list[tuple[str, int, Shape, int]]
-    # Generators, and how many counters are used up.
-    draws: list[tuple[Any, int]]
+    # Generators, how many counters the run has used up before, and how many are used up now.
+    draws: list[tuple[Any, int, int]]
     # The storages of slots that are computed.
     made: frozenset[int]
+    # Slots with a gradient function: which a backward pass has used up, and which it may run yet.
+    used: frozenset[int]
+    open: frozenset[int]
+    # Where the values are that the open graph has saved, in its order.
+    saved: list[Origin]
 
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
         args = tuple([_argument_key(a) for a in self.args])
-        return self.executable, self.inputs, self.outputs, self.draws, args
+        graph = self.used, self.open, self.saved
+        return self.executable, self.inputs, self.outputs, self.draws, graph, args
 
 
 class Offset(int):
