@@ -48,6 +48,10 @@ class Loop:
         # Where autocast is on: in each forward pass, or around the whole loop.
         self.autocast = rng.choice(["", "", "", "forward", "around"])
         self.cached = rng.choice([True, True, False])
+        # Whether the loss is scaled, whether gradients are divided before they are looked at, and where one overflows.
+        self.scaled = self.optimizer != "none" and rng.random() < 0.25
+        self.unscaled = rng.choice([True, False])
+        self.overflows = rng.choice([2, 5, 9, 100])
         # What is read in each step before the backward pass, and what happens there.
         self.reads = rng.choice(["", "", "loss", "loss", "accuracy", "both"])
         between = [
@@ -96,6 +100,7 @@ class _Running:
         self.judge = torch.optim.SGD(self.critic.parameters(), lr=0.05)
         torch.manual_seed(loop.seed)
         self.schedule: Any = None
+        self.scaler = torch.amp.GradScaler("cpu", 64.0, growth_interval=3, enabled=loop.scaled)
         if self.optimizer is not None and any(n == "schedule" for n, *_ in loop.events):
             self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, 0.5)
 
@@ -152,6 +157,7 @@ class _Running:
         with self.cast("around"):
             for step in range(STEPS):
                 self.step(step)
+        self.seen.append(self.scaler.get_scale())
         for p in self.parameters:
             self.see(p)
             if p.grad is not None:
@@ -225,6 +231,8 @@ class _Running:
                 self.backward(step, loss)
         if loss is None:
             loss = out.mean()
+        if loop.scaled and loop.unscaled and any(p.grad is not None for p in self.parameters):
+            self.scaler.unscale_(self.optimizer)
         self.around(step, out, loss)
         self.update(step)
         self.after(step, out, loss)
@@ -302,6 +310,10 @@ class _Running:
 
     def passed(self, step: int, loss: Any) -> None:
         """Do the backward pass of a step."""
+        if self.loop.scaled:
+            if step == self.loop.overflows:
+                loss = loss * math.inf
+            loss = self.scaler.scale(loss)
         if self.loop.happens("retain", step):
             loss.backward(retain_graph=True)
             if self.loop.reads:
@@ -366,7 +378,11 @@ class _Running:
                 group["lr"] = 0.05 / (step + 1)
             if happens("decay", step) and "weight_decay" in group:
                 group["weight_decay"] = 0.1 - group["weight_decay"]
-            self.optimizer.step()
+            if not self.loop.scaled:
+                self.optimizer.step()
+            elif any(p.grad is not None for p in self.parameters):
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
             if self.schedule is not None:
                 self.schedule.step()
         if self.loop.zero == "after":

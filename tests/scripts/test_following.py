@@ -353,6 +353,34 @@ def test_what_autocast_cast_before_is_not_used_once_it_is_written(follower: Any)
     assert follower().counts["followed"] >= 4
 
 
+def test_a_step_with_a_scaler_is_followed(device: str, follower: Any) -> None:
+    def run(training: Training) -> list[Any]:
+        scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=3)
+        seen = []
+        for i in range(12):
+            loss = training.forward().square().mean()
+            if i == 7:
+                loss = loss * float("inf")
+            training.optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(training.optimizer)
+            nn.utils.clip_grad_norm_(training.model.parameters(), 0.5)
+            scaler.step(training.optimizer)
+            scaler.update()
+            if i > 6:
+                seen.append(scaler.get_scale())
+        return [seen, *values(training)]
+
+    found = run(Training(device))
+    # Four are read, and one overflows.
+    assert follower().counts["followed"] >= 6
+    with scripts(False):
+        plain = run(Training(device))
+    assert found[0] == plain[0] == [2048.0, 2048.0, 2048.0, 4096.0, 4096.0]
+    for a, b in zip(found[1:], plain[1:], strict=True):
+        torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
+
+
 def test_a_context_that_is_over_keeps_nothing(follower: Any) -> None:
     model, x = nn.Linear(4, 4), torch.ones(2, 4)
     kept, seen = [], []

@@ -362,9 +362,9 @@ class Optimizer:
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
             return None
-        if "found_inf" in self.__dict__ or self.defaults.get("differentiable"):
+        if self.defaults.get("differentiable"):
             return None
-        found: list[Any] = []
+        found: list[Any] = [self.__dict__.get("found_inf")]
         for group in self.param_groups:
             found += [
                 Varying(v) if type(v) is float else v

@@ -129,7 +129,10 @@ class Follower:
         if self.depth or role == "parts":
             return interpreted(callee, args, kwargs)
         if role == "fact":
-            return callee.run(args, kwargs)
+            # Nobody else is on, as a rule.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
+            )
         run = self.run
         if role == "operation" or role == "backward" or role == "step":
             return self.operation(run, callee, args, kwargs)
@@ -138,11 +141,11 @@ class Follower:
             if run.promised and len(args) == 1 and run.slot_of(t) is not None:
                 return t._requires_grad if callee.name == "requires_grad" else not t._requires_grad
             if len(args) == 1:
-                return callee.run(args, kwargs)
+                return interpreted(callee, args, kwargs)
         elif role == "place":
             if run.promised and run.slot_of(args[0]) is not None and run.externals:
                 args = (run.externals[0], *args[1:])
-            return callee.run(args, kwargs)
+            return interpreted(callee, args, kwargs)
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
                 self.settle("a gradient is set after backward()")
@@ -608,7 +611,7 @@ def _is_computed(out: Any) -> bool:
         return all(map(_is_computed, out))
     if not isinstance(out, Tensor):
         return True
-    return out._storage.node.kind == "buffer" and not out.requires_grad
+    return out._storage.node.kind == "buffer" and not out._requires_grad
 
 
 def _plain_offsets(out: Any) -> None:
