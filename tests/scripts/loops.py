@@ -226,9 +226,13 @@ class _Running:
                 (g,) = torch.autograd.grad(loss, [out], retain_graph=True)
                 self.see(g)
             self.read(out, target, loss)
-            loss = self.between(step, out, loss)
-            if loss is not None:
-                self.backward(step, loss)
+            try:
+                loss = self.between(step, out, loss)
+                if loss is not None:
+                    self.backward(step, loss)
+            except RuntimeError as error:
+                # What was saved has been written since, or used up.
+                self.seen.append("inplace" if "inplace" in str(error) else "error")
         if loss is None:
             loss = out.mean()
         if loop.scaled and loop.unscaled and any(p.grad is not None for p in self.parameters):
@@ -302,14 +306,6 @@ class _Running:
         return None if happens("drop-loss", step) else loss
 
     def backward(self, step: int, loss: Any) -> None:
-        try:
-            self.passed(step, loss)
-        except RuntimeError as error:
-            # What was saved has been written since, or used up.
-            self.seen.append("inplace" if "inplace" in str(error) else "error")
-
-    def passed(self, step: int, loss: Any) -> None:
-        """Do the backward pass of a step."""
         if self.loop.scaled:
             if step == self.loop.overflows:
                 loss = loss * math.inf

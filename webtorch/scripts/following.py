@@ -42,6 +42,8 @@ _LONGER = 4
 _MAX_STEPS = 20_000
 # How often a run goes on after something was computed.
 _MAX_PARTS = 64
+# How many runs whose graph may still be used are remembered.
+_MAX_UNFINISHED = 4
 
 
 class Follower:
@@ -65,8 +67,8 @@ class Follower:
         self.needed: dict[int, int] = {}
         # The programs that have run since calls are looked at.
         self.tried: set[int] = set()
-        # The last run, if it gave something whose graph can still be used.
-        self.unfinished: _Unfinished | None = None
+        # The last runs that gave something whose graph can still be used.
+        self.unfinished: list[_Unfinished] = []
         self.counts: Counter[str] = Counter()
         # Why runs did not become scripts, or left them -> how often.
         self.reasons: Counter[tuple[str, str]] = Counter()
@@ -112,7 +114,8 @@ class Follower:
     def begin(self, followed: bool = False) -> None:
         """Begin a run."""
         self.run.end()
-        self.drop_unfinished()
+        if self.unfinished:
+            self.drop_unfinished()
         self.in_vain = 0 if followed else self.in_vain + 1
         if self.steps > _MAX_STEPS:
             self.root, self.steps = Step(None), 0
@@ -164,28 +167,26 @@ class Follower:
         return any(self.run.slot_of(t) is not None for t in _tensors_in(value))
 
     def drop_unfinished(self) -> None:
-        """Let go of the last run."""
-        if self.unfinished is not None:
-            if self.unfinished.run is not None:
-                self.unfinished.run.end()
-            self.unfinished = None
+        """Let go of the last runs, but for where they ended."""
+        for last in self.unfinished:
+            last.drop()
+        self.unfinished = [last for last in self.unfinished if last.is_open()][-_MAX_UNFINISHED:]
 
-    def learn(self, last: _Unfinished, args: Any) -> None:
-        """Have runs go on where the last one ended, this one as well if nothing came between, if an argument needs
-        the graph of what it gave.
+    def learn(self, args: Any) -> None:
+        """Have runs go on where one ended, this one as well if nothing came between, if an argument needs the graph
+        of what it gave.
         """
-        run = last.run
-        if any(t is known() for t in _tensors_in(args) if (known := last.known.get(id(t)))):
-            self.unfinished = None
-            last.step.go_on()
+        needed = next((last for last in self.unfinished if last.gave_one_of(args)), None)
+        if needed is None or needed.run is None:
+            self.drop_unfinished()
+        if needed is not None:
+            self.unfinished.remove(needed)
+            needed.step.go_on()
             self.steps += 1
-            if run is not None:
-                self.run = run
-                self.keep(run, last.program)
-                self.go_on(run, last.program, last.saved)
-        elif run is not None:
-            run.end()
-            last.run = None
+            if needed.run is not None:
+                self.run = needed.run
+                self.keep(needed.run, needed.program)
+                self.go_on(needed.run, needed.program, needed.saved)
 
     def inside(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call as usual; what it calls itself is not looked at."""
@@ -209,8 +210,8 @@ class Follower:
 
     def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call of an operation."""
-        if self.unfinished is not None:
-            self.learn(self.unfinished, (*args, *kwargs.values()))
+        if self.unfinished:
+            self.learn((*args, *kwargs.values()))
             run = self.run
         if run.refused:
             return self.usual(callee, args, kwargs, run.refused)
@@ -515,7 +516,7 @@ class Follower:
                     if sum(s.kind == "computed" for s in run.at.path()) < _MAX_PARTS:
                         self.run = Run(self.root)
                         self.begin()
-                        self.unfinished = _Unfinished(run, program, saved)
+                        self.unfinished.append(_Unfinished(run, program, saved))
                         return
         self.begin()
 
@@ -591,6 +592,20 @@ class _Unfinished:
         self.known = {id(t): reference for reference in found if (t := reference()) is not None}
         # None once another call came that needs nothing of it.
         self.run: Run | None = run
+
+    def drop(self) -> None:
+        """Let go of the run."""
+        if self.run is not None:
+            self.run.end()
+            self.run = None
+
+    def is_open(self) -> bool:
+        """Whether something that it gave is alive."""
+        return any(reference() is not None for reference in self.known.values())
+
+    def gave_one_of(self, args: Any) -> bool:
+        """Whether it gave a tensor among arguments."""
+        return any(t is known() for t in _tensors_in(args) if (known := self.known.get(id(t))))
 
 
 # Followers that have promised something.

@@ -160,7 +160,10 @@ def _take_over_graph(run: Run) -> None:
     for k, made in enumerate(run.made):
         t = run.slots[k]()
         if t is None:
-            made._storage = made._counter = given.get(made._storage, made._storage)
+            made._storage = made._counter = storage = given.get(made._storage, made._storage)
+            if storage.node.kind != "buffer":
+                # Nobody has it, and it is not to be computed.
+                storage.node = Node.in_memory(storage.node.shape, storage.dtype)
             run.slots[k] = weakref.ref(made)
             run.ids[id(made)] = k
             continue
