@@ -416,6 +416,38 @@ def test_a_write_between_two_calls_that_were_followed_is_noticed(follower: Any) 
         (z * 3).backward()
 
 
+def test_a_class_that_is_asked_is_asked_each_time(follower: Any) -> None:
+    asked = []
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            asked.append(func.__name__)
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3).as_subclass(Asked)
+    for i in range(9):
+        asked.clear()
+        out = (torch.mul(x, 2) + torch.ones(3)).exp().sum()
+        assert "mul" in asked
+        assert out.item() == pytest.approx(60.2566), i
+
+
+def test_memory_of_a_value_that_was_replaced_is_free(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    old = weakref.ref(training.model[0].weight._storage.node)
+    new = torch.tensor([[1.0] * 4] * 8)
+    with torch.no_grad():
+        # Two tensors share the value from here on, and nothing is computed.
+        training.model[0].weight.copy_(new)
+    gc.collect()
+    assert old() is None
+
+
 class Reading(Training):
     """A model whose loss is read before each backward pass."""
 

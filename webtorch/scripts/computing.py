@@ -8,24 +8,26 @@ from typing import Any
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
+from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
-from webtorch.scripts.run import Run, dress
-from webtorch.scripts.script import Facts, Origin, Program
+from webtorch.scripts.run import Run
+from webtorch.scripts.script import Facts, Origin, Program, Step
 from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
 
 
-def compute(run: Run, program: Program) -> bool:
-    """Run the program of a script, and give what is alive its value. Return whether that could be done.
+def compute(run: Run, last: Step, program: Program) -> bool:
+    """Run the program of the script that ends with `last`, and give what is alive its value. Return whether that
+    could be done.
 
     What a graph needs that no backward pass has used up yet stays promised: `_grad_fn` and `_output_nr`.
     """
     runtime = program.runtime
-    facts = facts_along(run.at)
+    facts = facts_along(last)
     open_before = frozenset() if run.program is None else run.program.open
     holders: dict[int, list[tuple[int, Tensor]]] = {}
-    for k, reference in enumerate(run.slots):
+    for k, reference in enumerate(run.slots[: len(facts)]):
         t = reference()
         if t is None:
             continue
@@ -53,7 +55,7 @@ def compute(run: Run, program: Program) -> bool:
                 inputs = [_buffer(storage, node, donated) for storage, node, donated in found]
                 args = _arguments(run, program)
                 buffers = program.executable.run(inputs, args)
-                fresh, nodes = _settle(run, program, buffers, holders)
+                fresh, nodes = _settle(run, last, program, buffers, holders)
         except BaseException as error:
             for generator, offset in places:
                 generator._offset = offset
@@ -155,7 +157,7 @@ def _arguments(run: Run, program: Program) -> list[Any]:
 
 
 def _settle(
-    run: Run, program: Program, buffers: list[Any], holders: dict[int, Any]
+    run: Run, last: Step, program: Program, buffers: list[Any], holders: dict[int, Any]
 ) -> tuple[dict[int, Storage], dict[int, Node]]:
     """Put what a program gave where it belongs; return the storages of slots, by number, and the values that the
     graph has saved, by place.
@@ -183,7 +185,6 @@ def _settle(
         elif storage.node.buffer is not buffer:
             storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
         first.setdefault(id(buffer), storage)
-    last = run.at
     if last.kind == "step":
         for j, counted, version in last.writes:
             t = run.externals[j]
@@ -212,17 +213,19 @@ def _base(
     kind, number = base
     if kind == "external":
         return run.externals[number]
-    found = run.slots[number]()
-    if found is None:
-        f = facts[number]
-        found = object.__new__(Tensor)
-        dress(found, f, run)
-        storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
-        _give_value(found, storage)
-        if number not in program.open:
-            _use_up(found, f)
-        run.slots[number] = weakref.ref(found)
-        run.ids[id(found)] = number
+    there = run.slots[number]()
+    if there is not None:
+        return there
+    f = facts[number]
+    found: Tensor = giver(f)(run)
+    storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
+    _give_value(found, storage)
+    if number not in program.open:
+        _use_up(found, f)
+    if run.slots[-1]() is found:
+        run.slots.pop()
+    run.slots[number] = weakref.ref(found)
+    run.ids[id(found)] = number
     return found
 
 

@@ -20,6 +20,7 @@ from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
 from webtorch.scripts.computing import compute
 from webtorch.scripts.leaving import make_calls
+from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, VARYING, Facts, Program, Step
@@ -50,7 +51,7 @@ class Follower:
     """The scripts of one thread. `count` what became of runs, for reports."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread = threading.current_thread().ident or 0
         self.lock = threading.RLock()
         self.root = Step(None)
         self.steps = 0
@@ -60,6 +61,8 @@ class Follower:
         self.in_vain = 0
         # Within how many calls the thread is.
         self.depth = 0
+        # Whether another thread ends the run's promises just now.
+        self.elsewhere = False
         # What was computed since the run began: None where that was no whole program.
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
         # How often programs have run, by id, and how often they must before calls are looked at (again).
@@ -93,8 +96,11 @@ class Follower:
                 self.needed.clear()
 
     def start(self) -> None:
-        """Begin to look at calls."""
-        self.on, self.in_vain = True, 0
+        """Begin to look at calls, if no other thread has begun."""
+        with _listener.choosing:
+            if _listener.follower is not self:
+                return
+            self.on, self.in_vain = True, 0
         self.tried.clear()
         active.add(1)
         active.follower = self
@@ -110,6 +116,10 @@ class Follower:
         active.add(-1)
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
+
+    def lives(self) -> bool:
+        """Whether the thread still runs."""
+        return any(t.ident == self.thread for t in threading.enumerate())
 
     def begin(self, followed: bool = False) -> None:
         """Begin a run."""
@@ -128,15 +138,28 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if self.depth:
+            return interpreted(callee, args, kwargs)
+        run = self.run
+        at = run.at
+        # What has been recorded in part is not followed: its program would do again what was done.
+        if at.following and not run.taken and not run.refused:
+            for step in at.following:
+                if step.callee is callee and step.ready:
+                    out = self.answer(run, step, args, kwargs)
+                    if out is not _OTHER:
+                        return out
+            if run.at is not at:
+                # Comparing has looked at what was promised, and something was computed.
+                return self.call(callee, args, kwargs)
         role = callee.role
-        if self.depth or role == "parts":
+        if role == "parts":
             return interpreted(callee, args, kwargs)
         if role == "fact":
             # Nobody else is on, as a rule.
             return (
                 callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
             )
-        run = self.run
         if role == "operation" or role == "backward" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -151,12 +174,11 @@ class Follower:
             return interpreted(callee, args, kwargs)
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
-                self.settle("a gradient is set after backward()")
-                run.refused = run.refused or "a gradient is set after backward()"
+                self.give_up("a gradient is set after backward()")
             return self.inside(callee, args, kwargs)
         if role != "reader":
-            self.settle(f"{callee.name} is called")
-            run.refused = run.refused or f"{callee.name} is called"
+            self.give_up(f"{callee.name} is called")
+            run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.read()
@@ -177,10 +199,11 @@ class Follower:
         of what it gave.
         """
         needed = next((last for last in self.unfinished if last.gave_one_of(args)), None)
-        if needed is None or needed.run is None:
+        run = self.run
+        if needed is None or run.promised or run.taken or run.refused:
             self.drop_unfinished()
         if needed is not None:
-            self.unfinished.remove(needed)
+            self.unfinished = [last for last in self.unfinished if last is not needed]
             needed.step.go_on()
             self.steps += 1
             if needed.run is not None:
@@ -196,13 +219,20 @@ class Follower:
         finally:
             self.depth -= 1
 
-    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
-        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+    def give_up(self, why: str) -> None:
+        """Keep what follows out of scripts until something is computed, and hold nothing until then."""
         self.settle(why)
         run = self.run
         if not run.refused:
-            run.refused = why
             self.note(why)
+            run.end()
+            self.run = Run(self.root)
+            self.run.refused = why
+
+    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
+        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+        self.give_up(why)
+        run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.begin()
@@ -217,36 +247,19 @@ class Follower:
             return self.usual(callee, args, kwargs, run.refused)
         if self.is_looked_at():
             return self.usual(callee, args, kwargs, "somebody looks at each operation")
-        at = run.at
-        if run.promised and at.program is not None and not at.following:
+        if run.promised and run.is_complete and not run.at.following:
             # All has been called that the script has.
             self.resolve(run)
-            run = self.run
-            at = run.at
-        count = len(run.externals)
-        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
-        # What has been recorded in part is not followed: its program would do again what was done.
-        if at.following and not run.taken:
-            for step in at.following:
-                if (
-                    step.callee is callee
-                    and step.ready
-                    and step.modes == modes
-                    and run.matches(step, args, kwargs)
-                ):
-                    with self.lock:
-                        # Unless another thread has ended the run's promises meanwhile.
-                        if self.run is run and not run.taken:
-                            return self.follow(run, step)
-                    run.forget_externals(count)
-                    break
+            return self.call(callee, args, kwargs)
+        self.wait()
+        run = self.run
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
             return self.beside(run, callee, args, kwargs)
+        if run.promised and run.is_complete:
+            # It may have come after something was computed.
+            self.resolve(run)
+            return self.call(callee, args, kwargs)
         if run.promised:
-            if at.kind != "computed" and self.is_complete(run):
-                # It may have come after something was computed.
-                self.resolve(run)
-                return self.operation(self.run, callee, args, kwargs)
             self.settle(f"{callee.name} is called as it was not before")
             run = self.run
         return self.record(run, callee, args, kwargs)
@@ -262,8 +275,7 @@ class Follower:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
                 # It comes to the same, that it was called before what is called now.
-                self.settle(f"{callee.name} is called as it was not before")
-                self.run.refused = self.run.refused or f"{callee.name} was called too early"
+                self.give_up(f"{callee.name} was called too early")
             return out
         return self.record(run, callee, args, kwargs, beside=True)
 
@@ -282,11 +294,48 @@ class Follower:
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
         if not self.depth and threading.get_ident() == self.thread:
-            self.settle(why)
-            self.run.refused = self.run.refused or why
-            self.note(why)
+            self.give_up(why)
 
     # ---- following
+
+    def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call if it is that of a step, else return _OTHER."""
+        at = run.at
+        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
+        if step.modes != modes or self.is_looked_at():
+            return _OTHER
+        if (
+            not (step.matches or prepare(step))(run, args, kwargs)
+            or not (step.kind == "operation" or run.watches(step, args))
+            or run.at is not at
+        ):
+            run.forget_externals(run.at.until[1])
+            return _OTHER
+        if step.plain and run.promised:
+            # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
+            out = step.gives(run)  # type: ignore[misc]
+            run.at = step
+            return out if run.ended is None else self.ended(run, at, step, out)
+        with self.lock:
+            # Unless another thread has ended the run's promises meanwhile.
+            followed = self.run is run and not run.taken
+            out = self.follow(run, step) if followed else _OTHER
+        if not followed:
+            run.forget_externals(run.at.until[1])
+        elif step.kind == "step":
+            # It ends with a computation.
+            self.resolve(run)
+        return out
+
+    def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
+        """Return what a step gave where another thread has looked at what was promised, _OTHER if that was before."""
+        with self.lock:
+            if run.ended is step:
+                return out
+            run.at = at
+            run.forget_slots(at.until[0])
+            run.forget_externals(at.until[1])
+            return _OTHER
 
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
@@ -304,82 +353,80 @@ class Follower:
             if t._counter is not storage:
                 t._counter.version += counted
             storage.version += version
+        given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation":
-            return run.promise(step.results)
+            return given
         if step.kind == "backward":
             run.differentiated = True
-            for j, form in step.leaves:
-                leaf = run.externals[j]
+            for (j, form), grad in zip(step.leaves, given, strict=True):
                 if type(form) is Facts:
-                    leaf._grad = run.promise(form)
-            return None
-        # An optimizer's step ends with a computation.
-        self.resolve(run)
+                    run.externals[j]._grad = grad
         return None
 
-    @staticmethod
-    def is_complete(run: Run) -> bool:
-        """Whether the calls of a run are all that a program computes."""
-        return run.at.program is not None and run.at.ready
-
-    def resolve(self, run: Run) -> None:
-        """Compute the values that a run has promised, or make its calls in the usual way. What needs the graph goes
-        on after that.
+    def resolve(self, run: Run, graph: bool = False) -> None:
+        """Compute what a run has promised, or make its calls in the usual way. What needs the graph goes on after
+        that, unless the `graph` is wanted, too.
         """
-        with self.lock:
-            if not run.promised or run.at.kind == "computed":
+        runtime = run.runtime_of()
+        # In the order in which another thread takes them that computes, and meets what is promised.
+        with contextlib.nullcontext() if runtime is None else runtime.lock, self.lock:
+            if not run.promised or (run.at.kind == "computed" and not graph):
                 return
-            self._no_promises(run)
             # What else is computed meanwhile is no part of the run.
             mine = threading.get_ident() == self.thread
             self.depth += mine
+            self.elsewhere = not mine
             try:
-                program = run.at.program
+                self._no_promises(run)
+                at = run.ended = run.at
+                while at is not run.at:
+                    # The thread that follows was about to answer a call.
+                    at = run.ended = run.at
+                program = at.program if at.ready else None
+                if program is not None and program.open and (graph or not mine):
+                    program = None
                 try:
-                    done = program is not None and run.at.ready and compute(run, program)
+                    done = program is not None and compute(run, at, program)
                 except BaseException:
                     self.leave(run)
                     raise
                 if not done:
                     self.leave(run)
                     return
+                self.counts["followed"] += 1
+                if program is not None and run.is_open:
+                    assert at.goes_on is not None
+                    run.go_on(at.goes_on, program, run.saved)
+                    self.in_vain = 0
+                    self.computed.clear()
+                    self._promise(run)
+                elif self.run is run:
+                    self.begin(followed=True)
             finally:
                 self.depth -= mine
-            self.counts["followed"] += 1
-            if run.is_open:
-                assert run.at.goes_on is not None and program is not None
-                run.go_on(run.at.goes_on, program, run.saved)
-                self.in_vain = 0
-                self.computed.clear()
-                self._promise(run)
-            elif self.run is run:
-                self.begin(followed=True)
+                self.elsewhere = False
+
+    def wait(self) -> None:
+        """Wait for another thread that ends the run's promises."""
+        if self.elsewhere:
+            with self.lock:
+                pass
 
     def settle(self, why: str) -> None:
         """End the run's promises, for this reason."""
         run = self.run
         if run.promised:
-            with self.lock:
-                program = run.at.program
-                if self.is_complete(run) and program is not None and not program.open:
-                    self.resolve(run)
-                elif run.promised:
-                    self.note(why)
-                    self.leave(run)
-
-    def give(self, run: Run, name: str) -> None:
-        """Give a promised tensor, or a storage that is to be written, what it lacks."""
-        if run.at.kind != "computed" and name != "_grad_fn" and name != "_output_nr":
-            if run.at.program is None:
-                self.note("a value is looked at")
-            self.resolve(run)
-        else:
-            self.settle("a graph is looked at")
+            if not run.is_complete:
+                self.note(why)
+            self.resolve(run, graph=True)
+        self.wait()
 
     def rest(self, why: str) -> None:
-        """End the run, and let go of what it was given."""
+        """End the run, and let go of what it was given. Another thread needs nothing of it."""
+        if threading.get_ident() != self.thread:
+            return
         self.settle(why)
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.depth:
             self.run.end()
             self.run = Run(self.root)
             self.computed.clear()
@@ -413,11 +460,9 @@ class Follower:
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way, and go on recording."""
         self.counts["left"] += 1
-        if run.promised:
-            self._no_promises(run)
         if run is self.run:
             begin(run)
-        path = run.at.path()
+        path = [] if run.ended is None else run.ended.path()
         mine = threading.get_ident() == self.thread
         self.depth += mine
         try:
@@ -443,8 +488,7 @@ class Follower:
             if beside:
                 out = self.inside(callee, args, kwargs)
                 if self.run is run and not (_is_computed(out) and not self.computed):
-                    run.refused = f"{callee.name}: {reason}"
-                    self.note(run.refused)
+                    self.give_up(f"{callee.name}: {reason}")
                     if self.computed:
                         self.begin()
                 return out
@@ -471,8 +515,7 @@ class Follower:
                 raise Refused("it depends on more than its arguments")
             step = note.made(out)
         except Refused as reason:
-            run.refused = f"{callee.name}: {reason}"
-            self.note(run.refused)
+            self.give_up(f"{callee.name}: {reason}")
             if self.computed:
                 self.begin()
             return out
@@ -582,6 +625,14 @@ class Follower:
         return drawn, counter
 
 
+# Instead of a result: a call is not that of a step.
+_OTHER = object()
+# What a promised tensor that has its value may still lack.
+_GRAPH = ("_grad_fn", "_output_nr")
+# Followers that have promised something.
+_promising: list[Follower] = []
+
+
 class _Unfinished:
     """A run that gave something whose graph can still be used, and how it ended."""
 
@@ -597,7 +648,7 @@ class _Unfinished:
         """Let go of the run."""
         if self.run is not None:
             self.run.end()
-            self.run = None
+            self.run, self.saved = None, []
 
     def is_open(self) -> bool:
         """Whether something that it gave is alive."""
@@ -606,10 +657,6 @@ class _Unfinished:
     def gave_one_of(self, args: Any) -> bool:
         """Whether it gave a tensor among arguments."""
         return any(t is known() for t in _tensors_in(args) if (known := self.known.get(id(t))))
-
-
-# Followers that have promised something.
-_promising: list[Follower] = []
 
 
 def _tensors_in(value: Any) -> Iterator[Tensor]:
@@ -662,7 +709,9 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
     for follower in list(_promising):
         run = follower.run
         if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
-            follower.give(run, name)
+            if not run.is_complete:
+                follower.note("a value is looked at")
+            follower.resolve(run, graph=run.at.kind == "computed" or name in _GRAPH)
             return object.__getattribute__(holder, name)
     there = _listener.follower
     if there is not None:
@@ -679,14 +728,29 @@ class _Listener:
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
+        self.choosing = threading.Lock()
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
         follower = self.follower
-        if follower is None or (not follower.on and follower.thread != threading.get_ident()):
-            follower = self.follower = Follower()
-        if follower.thread == threading.get_ident():
+        thread = threading.get_ident()
+        if follower is None or follower.thread != thread:
+            follower = self._chosen(thread)
+        if follower.thread == thread:
             follower.ran(runtime, frozen, executable)
+        elif None not in follower.computed:
+            # It may have taken what the follower's thread has recorded.
+            follower.computed.append(None)
+
+    def _chosen(self, thread: int) -> Follower:
+        """Return the follower of this thread, if no other thread has one that is on."""
+        with self.choosing:
+            found = self.follower
+            if found is not None and found.on and not found.lives():
+                found.stop()
+            if found is None or not found.on:
+                found = self.follower = Follower()
+            return found
 
 
 _listener = _Listener()

@@ -36,6 +36,7 @@ from webtorch.scripts.script import (
     patterns_in,
     split,
 )
+from webtorch.tensors import override
 from webtorch.tensors.device import device
 from webtorch.tensors.host import HostScalar, Varying
 from webtorch.tensors.size import Size
@@ -155,8 +156,8 @@ def begin(run: Run) -> None:
     for runtime in open_runtimes():
         for s in Storage.live(runtime):
             node = s.node
-            if node.kind == "buffer":
-                run.begun.setdefault(node, weakref.ref(s))
+            if node.kind == "buffer" and run.home_of(node) is None:
+                run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
 
 
 def pattern_of(value: Any, run: Run) -> Pattern:
@@ -173,6 +174,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             p = Pattern(PRIOR, number, len(run.externals))
             run.add_external(value)
             return p
+        if type(value) not in override.plain and override.asks(type(value)):
+            raise Refused(f"it is given a {type(value).__name__}, which is asked what it gives")
         facts = facts_of(value)
         if facts is None:
             pending = value._storage.node.kind != "buffer"
@@ -187,7 +190,7 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
-        p.alias = run.storages.get(storage, -1), run.nodes.get(storage.node, -1)
+        p.alias = run.storages.get(storage, -1), run.holder_of(storage.node)
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -411,8 +414,8 @@ def functions_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
 
 def _origin(node: Node, run: Run, before: dict[Node, int]) -> Origin:
     """Return where a value is found that was there before, or was saved then."""
-    number, home = run.nodes.get(node), run.begun.get(node)
-    if number is not None:
+    number, home = run.holder_of(node), run.home_of(node)
+    if number >= 0:
         return ("external", number)
     if node in before:
         return ("saved", before[node])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from webtorch.dispatch.call import Callee
+from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.ir.dtype import DType, Scalar
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
@@ -48,8 +48,8 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "goes_on", "key", "kind", "kwargs", "leaves", "line", "modes", "names", "parent",
-        "program", "ready", "results", "watched", "writes",
+        "args", "callee", "following", "gives", "goes_on", "key", "kind", "kwargs", "leaves", "line", "matches",
+        "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched", "watches", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -76,6 +76,14 @@ class Step:
         # What the calls up to here have become, and whether some program from here on is known well.
         self.program: Program | None = None
         self.ready = False
+        # What follows from the above, made when the call is followed first (`prepared`): the comparisons of its
+        # arguments and of what is watched, what promises its results, whether it does nothing else, and how many slots
+        # and external tensors there are then.
+        self.matches: Callable[[Any, Args, Kwargs], bool] | None = None
+        self.watches: Callable[[Any, Any, Kwargs], bool] | None = None
+        self.gives: Callable[[Any], Any] | None = None
+        self.plain = False
+        self.until = (0, 0)
         # Where the calls stand that come after the program has run, if they need a graph of before.
         self.goes_on: Step | None = None
 
