@@ -40,6 +40,7 @@ class Loop:
             "read", "read-early", "keep", "keep-graph", "lr", "schedule", "decay", "freeze", "hook", "hook-result",
             "write", "data", "raise", "clip", "clamp", "evaluate", "evaluate-graph", "view", "twice", "print", "copy",
             "load", "average", "alias", "set-gradient", "drop-gradient", "buffer", "double", "number", "grad", "slice",
+            "weigh", "fill", "bound", "power", "blend", "loss-number",
         ]  # fmt: skip
         self.events = [
             (rng.choice(names), rng.randrange(STEPS), rng.choice([1, 2, 3, 5, 100]))
@@ -52,6 +53,8 @@ class Loop:
         self.scaled = self.optimizer != "none" and rng.random() < 0.25
         self.unscaled = rng.choice([True, False])
         self.overflows = rng.choice([2, 5, 9, 100])
+        # How the numbers change that calls are given.
+        self.change = rng.choice(["grows", "cycles", "crosses"])
         # What is read in each step before the backward pass, and what happens there.
         self.reads = rng.choice(["", "", "loss", "loss", "accuracy", "both"])
         between = [
@@ -89,6 +92,8 @@ class _Running:
         self.handles: list[Any] = []
         self.model = self.make_model()
         self.parameters = list(self.model.parameters())
+        # What bfloat16 rounds otherwise than PyTorch's does not become more and more.
+        self.rate = 0.005 if loop.autocast else 0.05
         self.optimizer = self.make_optimizer()
         self.buffer = self.data(2, 3)
         self.average = [p.detach().clone() for p in self.parameters]
@@ -99,6 +104,7 @@ class _Running:
                 p.copy_(self.data(*p.shape))
         self.judge = torch.optim.SGD(self.critic.parameters(), lr=0.05)
         torch.manual_seed(loop.seed)
+        self.last = 0.5
         self.schedule: Any = None
         self.scaler = torch.amp.GradScaler("cpu", 64.0, growth_interval=3, enabled=loop.scaled)
         if self.optimizer is not None and any(n == "schedule" for n, *_ in loop.events):
@@ -136,15 +142,15 @@ class _Running:
         return model
 
     def make_optimizer(self) -> Any:
-        optim, name = self.torch.optim, self.loop.optimizer
+        optim, name, rate = self.torch.optim, self.loop.optimizer, self.rate
         if name == "none":
             return None
         if name == "momentum":
-            return optim.SGD(self.parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+            return optim.SGD(self.parameters, lr=rate, momentum=0.9, weight_decay=0.01)
         if name == "SGD":
-            return optim.SGD(self.parameters, lr=0.05)
+            return optim.SGD(self.parameters, lr=rate)
         # Gradients that are 0 but for rounding stay small.
-        return getattr(optim, name)(self.parameters, lr=0.05, eps=0.05)
+        return getattr(optim, name)(self.parameters, lr=rate, eps=0.05)
 
     def cast(self, *places: str) -> contextlib.AbstractContextManager[Any]:
         """Return autocast, if the program has it in one of these places."""
@@ -203,14 +209,16 @@ class _Running:
                 out = self.model(x)
             if happens("hook-result", step):
                 out.register_hook(lambda g: g * 0.5)
-            if happens("number", step):
-                out = out * (1 + step / 10)
+            out = self.with_numbers(step, out)
             with self.cast("forward"):
                 if loop.dropout:
                     out = torch.nn.functional.dropout(out, loop.dropout)
                 loss = self.loss_of(out, target)
                 if happens("critic", step):
                     loss = loss + self.judged(step, out)
+            if happens("weigh", step):
+                t = self.number(step)
+                loss = loss * t + (1 - t) * out.abs().mean()
             if happens("read-early", step):
                 self.seen.append(loss.item())
             if happens("raise", step):
@@ -305,6 +313,29 @@ class _Running:
             return self.kept[-2] if len(self.kept) > 1 and self.kept[-2].requires_grad else None
         return None if happens("drop-loss", step) else loss
 
+    def number(self, step: int) -> float:
+        """Return a number that differs from step to step."""
+        if self.loop.change == "cycles":
+            return [0.5, 1.0, 2.0][step % 3]
+        return 0.25 + step / 8 if self.loop.change == "grows" else (step - 6) / 4
+
+    def with_numbers(self, step: int, out: Any) -> Any:
+        """Compute with numbers that change."""
+        torch, happens, t = self.torch, self.loop.happens, self.number(step)
+        if happens("number", step):
+            out = out * (1 + step / 10)
+        if happens("fill", step):
+            out = out + torch.full((3,), t) * torch.tensor(t)
+        if happens("bound", step):
+            out = torch.nn.functional.leaky_relu(out.clamp(-2 - t, 2 + t), 0.01 * t)
+        if happens("power", step):
+            out = (out.abs() + 0.5) ** t
+        if happens("blend", step):
+            out = torch.add(torch.lerp(out, out * out, t), out, alpha=t)
+        if happens("loss-number", step):
+            out = out * (1 + abs(self.last))
+        return out
+
     def backward(self, step: int, loss: Any) -> None:
         if self.loop.scaled:
             if step == self.loop.overflows:
@@ -350,8 +381,9 @@ class _Running:
                 p.grad = p.grad * 0.5
         if happens("drop-gradient", step):
             self.parameters[-1].grad = None
-        if happens("read", step):
-            self.seen.append(loss.item())
+        if happens("read", step) or happens("loss-number", step):
+            self.last = loss.item()
+            self.seen.append(self.last)
         if happens("keep", step):
             self.kept.append(out.detach())
         if happens("keep-graph", step):
@@ -367,11 +399,11 @@ class _Running:
             with torch.no_grad():
                 for p in self.parameters:
                     if p.grad is not None:
-                        p -= 0.05 * p.grad
+                        p -= self.rate * (1 if step < 7 else 6 / step) * p.grad
         else:
             group = self.optimizer.param_groups[0]
             if happens("lr", step):
-                group["lr"] = 0.05 / (step + 1)
+                group["lr"] = self.rate / (step + 1)
             if happens("decay", step) and "weight_decay" in group:
                 group["weight_decay"] = 0.1 - group["weight_decay"]
             if not self.loop.scaled:

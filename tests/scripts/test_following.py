@@ -317,6 +317,69 @@ def test_whoever_asks_for_memory_sees_what_is_alive(device: str, follower: Any) 
     assert backend.memory_allocated() - before < 8192
 
 
+# What is computed with a number that is another one at each step.
+NUMBERS: dict[str, Any] = {
+    "product": lambda y, t: y * t,
+    "power": lambda y, t: (y.abs() + 0.1) ** t,
+    "dropout": lambda y, t: nn.functional.dropout(y, t / 4),
+    "full": lambda y, t: y + torch.full((3,), t),
+    "tensor": lambda y, t: y + torch.tensor(t),
+    "slope": lambda y, t: nn.functional.leaky_relu(y, t),
+    "bounds": lambda y, t: y.clamp(-t, 2 * t),
+    "blend": lambda y, t: torch.lerp(y, y * y, t),
+    "factor": lambda y, t: torch.add(y, y, alpha=t),
+    "two": lambda y, t: (y * t).abs() * (1 - t),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_may_change_at_each_step(name: str, follower: Any) -> None:
+    def run(training: Training) -> list[Any]:
+        torch.manual_seed(3)
+        for i in range(12):
+            y = NUMBERS[name](training.forward(), 0.3 + i * 0.0625)
+            training.optimizer.zero_grad()
+            y.square().mean().backward()
+            training.optimizer.step()
+        return values(training)
+
+    found = run(Training())
+    # Known after three: one with a number, and two with others (and three for two lines).
+    assert follower().counts["followed"] >= 7
+    with scripts(False):
+        plain = run(Training())
+    for a, b in zip(found, plain, strict=True):
+        torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
+
+
+def test_a_number_that_decides_leaves(follower: Any) -> None:
+    x, seen = torch.arange(1.0, 5.0), []
+    numbers = [0.3, 0.5, 0.7, 0.9, 1.1, 2.0, 1.3, 0.0, 0.4, float("inf"), -1.0, 3.0, 0.5, 2.5]
+    for t in numbers:
+        seen.append(((x * 2) ** t + x * t).tolist())
+    assert follower().counts["followed"] >= 2
+    with scripts(False):
+        assert seen == [((x * 2) ** t + x * t).tolist() for t in numbers]
+
+
+def test_a_number_that_makes_a_shape_is_compared(follower: Any) -> None:
+    x = torch.arange(16.0).reshape(1, 1, 4, 4)
+    for i in range(10):
+        factor = 1.5 + 0.25 * i
+        found = nn.functional.interpolate(x * 2, scale_factor=factor) + 1
+        assert found.shape[-1] == int(4 * factor)
+        assert found.sum().item() > 0
+
+
+def test_an_error_of_a_number_is_raised_where_it_is_called(follower: Any) -> None:
+    x = torch.ones(3)
+    for p in (0.1, 0.2, 0.3, 0.4, 0.5):
+        (nn.functional.dropout(x * 2, p) + 1).tolist()
+    assert follower().counts["followed"]
+    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
+        (nn.functional.dropout(x * 2, 1.5) + 1).tolist()
+
+
 def test_a_step_under_autocast_is_followed(device: str, follower: Any) -> None:
     training = Training(device)
 

@@ -11,7 +11,7 @@ from webtorch.runtime.interrupt import whole
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import Facts, Origin, Program, Step
+from webtorch.scripts.script import Facts, Number, Origin, Program, Step
 from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
@@ -44,7 +44,7 @@ def compute(run: Run, last: Step, program: Program) -> bool:
             return False
         runtime.realize()
         found = _inputs(run, program)
-        if found is None or not _are_as_left(run, program):
+        if found is None or not (program.holds(run.given) and _are_as_left(run, program)):
             return False
         places = [(g, g._offset) for g, *_ in program.draws]
         saved = [None if origin[0] == "output" else _at(run, origin)[1] for origin in program.saved]
@@ -72,7 +72,7 @@ def compute(run: Run, last: Step, program: Program) -> bool:
             t = run.slots[k]()
             if t is not None:
                 _use_up(t, facts[k])
-        run.given.update(fresh.values())
+        run.handed.update(fresh.values())
         for place, tensors in holders.items():
             storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
             for k, t in tensors:
@@ -149,6 +149,8 @@ def _arguments(run: Run, program: Program) -> list[Any]:
             a: Any = args[i]
             if hasattr(a, "external"):
                 args[i] = int(run.externals[a.external]._offset) + a.more
+            elif isinstance(a, Number):
+                args[i] = a.among(run.given)
             else:
                 args[i] = a.read()
     for generator, before, count in program.draws:

@@ -23,7 +23,7 @@ from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import NEW, VARYING, Facts, Program, Step
+from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
 from webtorch.tensors.above import give
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
@@ -72,6 +72,10 @@ class Follower:
         self.tried: set[int] = set()
         # The last runs that gave something whose graph can still be used.
         self.unfinished: list[_Unfinished] = []
+        # The numbers among arguments that have been others, and those of which other ones change more than
+        # an argument of the program: by line, callee and place.
+        self.varying: set[Any] = set()
+        self.fixed: set[Any] = set()
         self.counts: Counter[str] = Counter()
         # Why runs did not become scripts, or left them -> how often.
         self.reasons: Counter[tuple[str, str]] = Counter()
@@ -493,6 +497,12 @@ class Follower:
                         self.begin()
                 return out
             return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
+        places = note.places()
+        if places:
+            self.varying.update(note.differing(places))
+            for key, place in places:
+                if key in self.varying and key not in self.fixed:
+                    args, kwargs = note.vary(place, args, kwargs)
         looked, look.looked = look.looked, False
         drawn = {i: g._offset for i, (g, *_) in run.generators.items()}
         try:
@@ -580,7 +590,13 @@ class Follower:
             for known, p in zip(s.patterns(), taken.patterns(), strict=True)
             if p.form in (NEW, VARYING)
         ]
-        if old is None or old.key() != program.key():
+        if old is not None and old.key() == program.key():
+            program.varied |= old.varied
+            program.varied |= {i for i, value in program.given.items() if old.given[i] != value}
+            step.program = program
+        else:
+            if old is not None and self.are_fixed(step, old, program):
+                return
             for known, p in pairs:
                 if known.value != p.value and not known.loose:
                     # What the programs from here on were recorded with is not so any more.
@@ -602,6 +618,20 @@ class Follower:
             up = up.parent
         self.counts["scripts"] += 1
         self.in_vain = 0
+
+    def are_fixed(self, step: Step, old: Program, program: Program) -> bool:
+        """Whether programs of the same calls differ because they are given other numbers, which from now on are
+        compared.
+        """
+        first = None
+        for s in step.path():
+            for i, p in enumerate([*s.args, *s.kwargs]):
+                if p.form == NUMBER and old.given[p.number] != program.given[p.number]:
+                    self.fixed.add((s.line, s.callee, i))
+                    first = first or s
+        if first is not None and first.parent is not None:
+            first.parent.following.remove(first)
+        return first is not None
 
     # ---- random numbers
 
@@ -688,7 +718,7 @@ def _plain_offsets(out: Any) -> None:
 def _guard(storage: Storage) -> None:
     """Before a storage is written: whoever promised what reads it computes it now."""
     for follower in list(_promising):
-        if storage in follower.run.storages or storage in follower.run.given:
+        if storage in follower.run.storages or storage in follower.run.handed:
             follower.settle("a tensor that was read is written by what is no call")
 
 

@@ -16,6 +16,7 @@ from webtorch.scripts.run import Run
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
+    NUMBER,
     OBJECT,
     PRIOR,
     SEQUENCE,
@@ -23,6 +24,7 @@ from webtorch.scripts.script import (
     ZERO,
     Facts,
     Form,
+    Given,
     Pattern,
     Step,
     split,
@@ -45,6 +47,7 @@ def make_calls(run: Run, path: list[Step]) -> None:
     give their graph alone.
     """
     run.taken = [step.anew(run) for step in path]
+    run.given = Given()
     run.runtime = run.externals[0]._storage.runtime if run.externals else None
     run.facts = []
     run.undo.clear()
@@ -141,26 +144,26 @@ def _take_over_graph(run: Run) -> None:
     """
     program = run.program
     assert program is not None
-    given: dict[Storage, Storage] = {}
+    there: dict[Storage, Storage] = {}
     for k, made in enumerate(run.made):
         t = run.slots[k]()
         if t is not None and not run.is_outside(made._storage):
-            given[made._storage] = t._storage
+            there[made._storage] = t._storage
     starts = [run.made[k]._grad_fn for k in sorted(program.open)]
     for storage, node in zip(saved_storages(starts, run), run.saved, strict=True):
-        if storage not in given:
+        if storage not in there:
             # Another storage may have it, too.
             storage.node, storage.donor, node.shared = node, None, True
     for fn in functions_of(starts):
         for s in fn.saved or ():
-            there = given.get(s.storage)
-            if there is not None:
-                s.counter = there if s.counter is s.storage else s.counter
-                s.storage = there
+            home = there.get(s.storage)
+            if home is not None:
+                s.counter = home if s.counter is s.storage else s.counter
+                s.storage = home
     for k, made in enumerate(run.made):
         t = run.slots[k]()
         if t is None:
-            made._storage = made._counter = storage = given.get(made._storage, made._storage)
+            made._storage = made._counter = storage = there.get(made._storage, made._storage)
             if storage.node.kind != "buffer":
                 # Nobody has it, and it is not to be computed.
                 storage.node = Node.in_memory(storage.node.shape, storage.dtype)
@@ -179,8 +182,8 @@ def _take_over_graph(run: Run) -> None:
 
 def _make(run: Run, step: Step, taken: Step) -> None:
     assert step.callee is not None
-    args = tuple([_value(p, run) for p in step.args])
-    kwargs = {n: _value(p, run) for n, p in zip(step.names, step.kwargs)}
+    args = tuple([_value(p, run) for p in taken.args])
+    kwargs = {n: _value(p, run) for n, p in zip(step.names, taken.kwargs)}
     run.restore(step.modes)
     for p in taken.patterns():
         if p.form == NEW:
@@ -219,6 +222,8 @@ def _value(p: Pattern, run: Run) -> Any:
         return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
     if p.form == OBJECT:
         return p.value()
+    if p.form == NUMBER:
+        return run.given.number(p.number, p.value)
     return float(p.value) if p.form == ZERO else p.value
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
+    NUMBER,
     OBJECT,
     PRIOR,
     SEQUENCE,
@@ -45,6 +46,7 @@ _TESTS = {
     PRIOR: "not run.is_prior({P}, {x})",
     STATIC: "{x} is not {V} and (type({x}) is not type({V}) or not {x} == {V})",
     VARYING: "not run.varies({P}, {x})",
+    NUMBER: "not run.takes({P}, {x})",
     ZERO: "type({x}) is not float or repr({x}) != {V}",
     OBJECT: "{V}() is not {x}",
 }

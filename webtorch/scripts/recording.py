@@ -13,10 +13,11 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
-from webtorch.scripts.run import Run, facts_of, has_hooks
+from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
+    NUMBER,
     OBJECT,
     PRIOR,
     SEQUENCE,
@@ -26,6 +27,7 @@ from webtorch.scripts.script import (
     ZERO,
     Facts,
     Form,
+    Number,
     Offset,
     Origin,
     Pattern,
@@ -86,6 +88,42 @@ class Note:
             if run.versions.get(storage, storage.version) != storage.version:
                 raise Refused("a tensor from outside was written by what is no call")
         self.before = [_state(run.externals[j]) for j in self.read]
+
+    def places(self) -> list[tuple[Any, int]]:
+        """Return what tells the numbers among the arguments apart that are compared: line and callee, and place."""
+        step = self.step
+        patterns = [*step.args, *step.kwargs]
+        return [
+            ((step.line, step.callee, i), i)
+            for i, p in enumerate(patterns)
+            if p.form == STATIC and type(p.value) is float and may_vary(p.value)
+        ]
+
+    def differing(self, places: list[tuple[Any, int]]) -> list[Any]:
+        """Return which of these numbers are all that tells the call apart from one that came here before."""
+        step, found = self.step, []
+        patterns, numbers = [*step.args, *step.kwargs], {i: key for key, i in places}
+        for s in self.run.at.following:
+            others = [*s.args, *s.kwargs]
+            if s.callee is step.callee and s.names == step.names and len(others) == len(patterns):
+                places_here = [
+                    i
+                    for i, (p, q) in enumerate(zip(patterns, others, strict=True))
+                    if p.key() != q.key()
+                ]
+                if all(i in numbers and type(others[i].value) is float for i in places_here):
+                    found += [numbers[i] for i in places_here]
+        return found
+
+    def vary(self, place: int, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Let an argument be any number; return the arguments with one that remembers that it is."""
+        run, step = self.run, self.step
+        patterns, i = (step.args, place) if place < len(args) else (step.kwargs, place - len(args))
+        p = patterns[i] = Pattern(NUMBER, patterns[i].value, max(run.given, default=-1) + 1)
+        number = run.given.number(p.number, p.value)
+        if patterns is step.kwargs:
+            return args, {**kwargs, step.names[i]: number}
+        return (*args[:i], number, *args[i + 1 :]), kwargs
 
     def made(self, out: Any) -> Step:
         """Return the step of the call, which gave `out`. Raises Refused where that cannot be promised."""
@@ -336,18 +374,26 @@ def program_of(
         # What was read before need not be read again.
         loose = p.number in seen if p.loose is None else p.loose
         p.loose = loose and p.number not in run.spoilt and p.number not in fixed
-    args = [Reading(a) if isinstance(a, HostScalar) else a for a in frozen.args]
+    args = [_argument(a, run) for a in frozen.args]
     dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
     draws = []
     for g, start, _ in run.generators.values():
         count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
         draws.append((g, counted, count - counted))
         run.counted[id(g)] = count
+    graph = frozenset(used), frozenset(still), origins
     program = Program(
-        runtime, executable, inputs, args, dynamic, outputs, draws, made, frozenset(used), frozenset(still), origins,
+        runtime, executable, inputs, args, dynamic, outputs, draws, made, *graph, run.given.copy(), set()
     )  # fmt: skip
     run.computed.update(computed)
     return program, [s.node for s in saved]
+
+
+def _argument(a: Any, run: Run) -> Any:
+    if isinstance(a, Number):
+        # Of another run it is what it was then.
+        return a if a.source is run.given else float.__float__(a)
+    return Reading(a) if isinstance(a, HostScalar) else a
 
 
 def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from operator import attrgetter
 from typing import Any
@@ -11,6 +12,7 @@ from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.scripts.script import (
     Facts,
+    Given,
     Offset,
     Pattern,
     Program,
@@ -77,7 +79,7 @@ class Run:
         self.program: Program | None = None
         self.first = 0
         self.saved: list[Node] = []
-        self.given: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self.handed: weakref.WeakSet[Storage] = weakref.WeakSet()
         self.drawn: dict[int, tuple[Any, int, int, int]] = {}
         # The values of external storages as they were met, and by id the first tensor that had each: storages may share
         # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
@@ -87,6 +89,8 @@ class Run:
         # gradients were recorded, type.
         self.casts: list[Casts] = []
         self.cast_before: dict[Node, tuple[int, Any, bool, DType]] = {}
+        # The numbers that calls were given and that may be any, by place.
+        self.given = Given()
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
         # generators -> (generator, offset at the beginning, and after the last draw); functions that a backward pass
         # used up; external tensors whose offsets are noted, and of which that is in vain.
@@ -267,6 +271,13 @@ class Run:
         number = value.number
         return number == p.value or bool(p.loose and number and p.value)
 
+    def takes(self, p: Pattern, value: Any) -> bool:
+        """Whether a value is a number that may stand where a pattern has one; the program gets it."""
+        if type(value) is not float or not may_vary(value):
+            return False
+        self.given[p.number] = value
+        return True
+
     def is_like(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
         if not isinstance(t, Tensor) or id(t) in self.numbers or self.slot_of(t) is not None:
@@ -321,6 +332,11 @@ class Run:
                 if slot is not None:
                     slot._offset = int(slot._offset)
         self.noted = []
+
+
+def may_vary(number: float) -> bool:
+    """Whether a number may stand where another one did: what is special about one is special in many ways."""
+    return bool(number) and math.isfinite(number)
 
 
 def has_hooks(leaf: Tensor) -> bool:

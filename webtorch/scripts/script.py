@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,13 +121,13 @@ def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
 
 
 # Forms of patterns.
-STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, PRIOR = range(9)
+STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range(10)
 
 
 class Pattern:
     """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
-    if NEW), or a sequence of such. A slot that was computed is an external tensor from then on: it is slot `value`
-    where it is seen the first time (PRIOR).
+    if NEW), any number (the run's `number`), or a sequence of such. A slot that was computed is an external tensor from
+    then on: it is slot `value` where it is seen the first time (PRIOR).
     """
 
     __slots__ = ("alias", "facts", "form", "loose", "number", "parts", "value")
@@ -144,12 +144,14 @@ class Pattern:
 
     def anew(self, run: Any) -> Pattern:
         """Return the pattern of the argument as it is in a run."""
-        if self.form not in (NEW, SEQUENCE):
+        if self.form not in (NEW, SEQUENCE, NUMBER):
             return self
         out = Pattern(self.form, self.value, self.number)
         out.parts = [p.anew(run) for p in self.parts]
         if self.form == NEW:
             out.value = int(run.externals[self.number]._offset)
+        elif self.form == NUMBER:
+            out.value = run.given[self.number]
         return out
 
     def key(self) -> Any:
@@ -160,6 +162,8 @@ class Pattern:
             return self.form, self.number, self.alias, self.facts, bool(self.value)
         if self.form == VARYING:
             return self.form, self.value == 0.0
+        if self.form == NUMBER:
+            return self.form, self.number
         if self.form == OBJECT:
             return self.form, id(self.value())
         return self.form, type(self.value), self.value, self.number
@@ -188,12 +192,133 @@ class Program:
     open: frozenset[int]
     # Where the values are that the open graph has saved, in its order.
     saved: list[Origin]
+    # The numbers that calls were given when it was recorded, by place; what was decided by them; and which of them
+    # were others at another time, and made no other difference.
+    given: Given
+    varied: set[int]
 
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
         args = tuple([_argument_key(a) for a in self.args])
         graph = self.used, self.open, self.saved
-        return self.executable, self.inputs, self.outputs, self.draws, graph, args
+        decided = self.given.decided.keys()
+        return self.executable, self.inputs, self.outputs, self.draws, args, decided, graph
+
+    def holds(self, given: dict[int, float]) -> bool:
+        """Whether the program is that of calls that are given these numbers."""
+        before = self.given
+        for place, value in before.items():
+            if given[place] != value and place not in self.varied:
+                return False
+        try:
+            return all(d.holds(given) for d in before.decided.values())
+        except (ArithmeticError, ValueError):
+            # The calls in the usual way raise it.
+            return False
+
+
+class Given(dict[int, float]):
+    """The numbers that calls of a run are given and that have been others before, by place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decided: dict[Any, Decided] = {}
+
+    def copy(self) -> Given:
+        """Return what was given and decided up to now."""
+        out = Given()
+        out.update(self)
+        out.decided.update(self.decided)
+        return out
+
+    def number(self, place: int, value: float) -> Number:
+        """Take the number in a place, and return it as one that remembers it."""
+        self[place] = value
+        out = Number(value)
+        out.source, out.key, out.name, out.when = self, place, "number", 0
+        return out
+
+
+class Number(HostScalar):
+    """A number that a call is given while a script is recorded. Arithmetic on it gives one that can be computed
+    anew; what it decides is noted; what else is made of it shows when the call is given another one.
+    """
+
+    computed: tuple[Callable[..., float], tuple[Any, ...]] | None = None
+
+    def among(self, given: Mapping[int, float]) -> float:
+        """Return what it is where calls are given other numbers."""
+        if self.computed is None:
+            return given[self.key]
+        function, operands = self.computed
+        value = function(*[_among(o, given) for o in operands])
+        if type(value) is not float:
+            raise ArithmeticError
+        return value
+
+    def place(self) -> Any:
+        """Return what is equal for numbers that are computed alike."""
+        if self.computed is None:
+            return self.key
+        function, operands = self.computed
+        return function, tuple([o.place() if isinstance(o, Number) else repr(o) for o in operands])
+
+    def _computed(
+        self, function: Callable[..., float], other: object = None, *, swapped: bool = False
+    ) -> Any:
+        if not (other is None or isinstance(other, (int, float))):
+            return NotImplemented
+        operands = (self,) if other is None else (other, self) if swapped else (self, other)
+        value = function(*[_now(o) for o in operands])
+        if type(value) is not float or not all(
+            isinstance(o, (Number, int)) or type(o) is float for o in operands
+        ):
+            # No other number may be in this one's place.
+            self._decides(float.__float__)
+            return value
+        out = Number(value)
+        out.source, out.key, out.name, out.when = self.source, "", "number", 0
+        out.computed = function, operands
+        return out
+
+    def _decides(self, function: Callable[..., Any], other: object = None) -> Any:
+        outcome = function(_now(self)) if other is None else function(_now(self), _now(other))
+        found = Decided(self, function, other, outcome)
+        self.source.decided[found.key()] = found  # type: ignore[attr-defined]
+        return outcome
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self._decides(round, digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided by a number: another one must decide the same."""
+
+    number: Number
+    function: Callable[..., Any]
+    other: object
+    outcome: object
+
+    def key(self) -> Any:
+        """Return what is equal for decisions that are made alike."""
+        other = self.other.place() if isinstance(self.other, Number) else repr(self.other)
+        return self.number.place(), self.function, other, repr(self.outcome)
+
+    def holds(self, given: Mapping[int, float]) -> bool:
+        """Whether other numbers decide the same."""
+        value = self.number.among(given)
+        if self.other is None:
+            return repr(self.function(value)) == repr(self.outcome)
+        return repr(self.function(value, _among(self.other, given))) == repr(self.outcome)
+
+
+def _now(x: Any) -> Any:
+    return float.__float__(x) if isinstance(x, HostScalar) else x
+
+
+def _among(x: Any, given: Mapping[int, float]) -> Any:
+    return x.among(given) if isinstance(x, Number) else _now(x)
 
 
 class Offset(int):
@@ -268,6 +393,8 @@ class Reading:
 
 
 def _argument_key(a: Any) -> Any:
+    if isinstance(a, Number):
+        return Number, a.place()
     if isinstance(a, Offset):
         return Offset, a.external, a.more
     if isinstance(a, Reading):
