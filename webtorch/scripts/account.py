@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import os
 from collections import Counter
 from dataclasses import dataclass
 
@@ -68,8 +70,15 @@ class Account:
         for (why, where), cost in sorted(
             reasons.items(), key=lambda item: (-item[1].seconds, -item[1].times)
         )[:20]:
-            lines.append(f"  {cost}: {why}" + (f" ({where})" if where else ""))
+            lines.append(f"  {cost}: {why}" + (f" ({_shown(where)})" if where else ""))
         return "\n".join(lines)
+
+
+def _shown(where: str) -> str:
+    """Return "train.py:12: loss = loss * 2" of a path and a line."""
+    file, _, number = where.rpartition(":")
+    text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    return os.path.basename(where) + (f": {text}" if text else "")
 
 
 def _again(calls: int, seconds: float) -> str:
