@@ -651,3 +651,81 @@ def test_steps_are_not_followed_where_they_are_switched_off() -> None:
         for _ in range(6):
             training.step()
         assert not follower().counts
+
+
+def reasons(follower: Any) -> list[str]:
+    return [why for why, _ in follower().reasons]
+
+
+def test_a_report_says_where_and_why_a_script_was_left(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    for i in range(8):
+        loss = training.forward().square().mean()
+        if i == 3:
+            loss = loss * 3
+        training.optimizer.zero_grad()
+        loss.backward()
+        training.optimizer.step()
+    counts = follower().counts
+    assert counts["left"] == 1
+    text = torch.debug.scripts()
+    head, line = text.splitlines()[:2]
+    assert head.startswith(
+        f"{counts['followed']} of {counts['steps']} steps followed one of 1 script"
+    )
+    # Two layers, a square and a mean.
+    assert "1 left theirs (4 calls made again in" in head
+    assert "once, 4 calls made again in" in line
+    assert "mul is called where backward was called before (" in line
+    assert "test_following.py" in line
+    assert "loss = loss * 3" in line
+
+
+def test_a_report_names_the_argument_that_differs(follower: Any) -> None:
+    weight = torch.ones(3, 4)
+    x, wide, y = torch.ones(4), torch.ones(2, 4), torch.ones(4, dtype=torch.float64)
+
+    def step(number: int, other: Any) -> None:
+        a = weight * 2 + 1
+        (a * number).add(other, alpha=number).sum().item()
+
+    for _ in range(5):
+        step(2, x)
+    assert follower().counts["followed"]
+    for changed in ((3, x), (2, y), (2, wide[0]), (2, wide[:1])):
+        step(*changed)
+    assert reasons(follower) == [
+        "argument 2 of mul was 2 and is 3",
+        "argument 2 of add has dtype float64 instead of float32",
+        "argument 2 of add has storage size 8 instead of 4",
+        "argument 2 of add has shape (1, 4) instead of (4,)",
+    ]
+
+
+def test_a_report_names_what_an_optimizer_depends_on(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    training.optimizer.param_groups[0]["maximize"] = True
+    training.step()
+    assert "a parameter, gradient, state or option was False and is True" in reasons(follower)
+
+
+def test_reasons_are_shown_as_they_happen(
+    follower: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training()
+    training.until_followed(follower)
+    monkeypatch.setenv("WEBTORCH_DEBUG", "1")
+    training.forward().sum().item()
+    assert "no script: " in capsys.readouterr().err
+
+
+def test_a_profile_counts_steps(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    with torch.profile() as found:
+        for _ in range(3):
+            training.step()
+    assert found.steps == (3, 3)
+    assert "; 3 of 3 steps followed a script" in str(found)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, watched
 from webtorch.ir.graph import Node
-from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime
-from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
+from webtorch.scripts.account import Account
 from webtorch.scripts.computing import compute
+from webtorch.scripts.differing import difference
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
@@ -76,9 +76,9 @@ class Follower:
         # an argument of the program: by line, callee and place.
         self.varying: set[Any] = set()
         self.fixed: set[Any] = set()
-        self.counts: Counter[str] = Counter()
-        # Why runs did not become scripts, or left them -> how often.
-        self.reasons: Counter[tuple[str, str]] = Counter()
+        self.account = Account()
+        self.counts, self.reasons = self.account.counts, self.account.reasons
+        self.note = self.account.note
 
     # ---- what the runtime tells
 
@@ -108,7 +108,8 @@ class Follower:
         self.tried.clear()
         active.add(1)
         active.follower = self
-        self.begin()
+        self.run = Run(self.root)
+        self.computed.clear()
 
     def stop(self) -> None:
         """Look at calls no more, until programs have run often again."""
@@ -126,10 +127,11 @@ class Follower:
         return any(t.ident == self.thread for t in threading.enumerate())
 
     def begin(self, followed: bool = False) -> None:
-        """Begin a run."""
+        """Begin a run, where something has been computed."""
         self.run.end()
         if self.unfinished:
             self.drop_unfinished()
+        self.counts["steps"] += 1
         self.in_vain = 0 if followed else self.in_vain + 1
         if self.steps > _MAX_STEPS:
             self.root, self.steps = Step(None), 0
@@ -264,7 +266,7 @@ class Follower:
             self.resolve(run)
             return self.call(callee, args, kwargs)
         if run.promised:
-            self.settle(f"{callee.name} is called as it was not before")
+            self.settle(difference(run, callee, args, kwargs))
             run = self.run
         return self.record(run, callee, args, kwargs)
 
@@ -274,7 +276,7 @@ class Follower:
         """
         at = run.at
         if run.promised and at.kind == "computed" and not any(s.ready for s in at.following):
-            self.settle(f"{callee.name} is called as it was not before")
+            self.settle(difference(run, callee, args, kwargs))
         if run.promised:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
@@ -291,7 +293,6 @@ class Follower:
             or tracing.active
             or looks_at_each()
             or watch.before is not None
-            or watch.listener is not None
             or (runtime is not None and runtime.debug >= 4)
         )
 
@@ -401,6 +402,7 @@ class Follower:
                 if program is not None and run.is_open:
                     assert at.goes_on is not None
                     run.go_on(at.goes_on, program, run.saved)
+                    self.counts["steps"] += 1
                     self.in_vain = 0
                     self.computed.clear()
                     self._promise(run)
@@ -435,15 +437,6 @@ class Follower:
             self.run = Run(self.root)
             self.computed.clear()
 
-    def note(self, why: str) -> None:
-        """Keep why calls do not follow a script."""
-        line = user_line()
-        where = "" if line is None else realizing.line_text(line)
-        if len(self.reasons) < 1000:
-            if (why, where) not in self.reasons and debug_level():
-                show_reason(why, where)
-            self.reasons[why, where] += 1
-
     def _promise(self, run: Run) -> None:
         """Have whoever looks at what is promised come here."""
         run.promised = True
@@ -463,9 +456,9 @@ class Follower:
 
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way, and go on recording."""
-        self.counts["left"] += 1
         if run is self.run:
             begin(run)
+        started = perf_counter()
         path = [] if run.ended is None else run.ended.path()
         mine = threading.get_ident() == self.thread
         self.depth += mine
@@ -473,6 +466,7 @@ class Follower:
             make_calls(run, path)
         finally:
             self.depth -= mine
+            self.account.left(len(path), perf_counter() - started)
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
 
@@ -563,6 +557,7 @@ class Follower:
                 elif run.at.goes_on is not None:
                     self.keep(run, program)
                     self.go_on(run, program, saved)
+                    self.counts["steps"] += 1
                     return
                 else:
                     self.note("a result has a graph that no backward pass has used up")
@@ -810,16 +805,15 @@ def follower() -> Follower:
     return Follower() if found is None else found
 
 
+def steps() -> tuple[int, int]:
+    """Return how many steps followed a script, of how many."""
+    counts = follower().counts
+    return counts["followed"], counts["steps"]
+
+
 def report() -> str:
-    """Say how many steps followed a script, and where and why others did not."""
-    found = follower()
-    counts = found.counts
-    lines = [
-        f"scripts: {counts['scripts']} known, {counts['followed']} runs followed one, {counts['left']} left theirs"
-    ]
-    for (why, where), number in found.reasons.most_common(20):
-        lines.append(f"  {number} times: {why}" + (f" ({where})" if where else ""))
-    return "\n".join(lines)
+    """Say how many steps followed a script, where and why others did not, and what that cost."""
+    return follower().account.text()
 
 
 def stop_to_look() -> None:
