@@ -511,6 +511,140 @@ def test_memory_of_a_value_that_was_replaced_is_free(follower: Any) -> None:
     assert old() is None
 
 
+class Reading(Training):
+    """A model whose loss is read before each backward pass."""
+
+    def step(self, rows: int = 4, micro: int = 1) -> Any:
+        self.optimizer.zero_grad()
+        for _ in range(micro):
+            self.out = self.forward(rows)
+            loss = self.out.square().mean()
+            self.losses = [*self.losses, loss.item()]
+            loss.backward()
+        self.optimizer.step()
+        return loss
+
+    losses: tuple[Any, ...] | list[Any] = ()
+
+    def read(self, follower: Any) -> Any:
+        """Return a loss that was followed and read, and was not passed backward."""
+        self.until_followed(follower)
+        self.optimizer.zero_grad()
+        self.out = self.forward()
+        loss = self.out.square().mean()
+        loss.item()
+        assert follower().run.promised
+        return loss
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_a_step_goes_on_after_its_loss_is_read(device: str, follower: Any, micro: int) -> None:
+    training = Reading(device, nn.Dropout(0.2))
+    for _ in range(8):
+        training.step(4, micro)
+    # Two computations or more belong to one step.
+    assert follower().counts["followed"] >= 4 * (micro + 1)
+    assert follower().counts["left"] == 0
+    with scripts(False):
+        plain = Reading(device, nn.Dropout(0.2))
+        for _ in range(8):
+            plain.step(4, micro)
+    assert training.losses == pytest.approx(plain.losses, rel=1e-4)
+    for p, q in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_a_critic_and_a_generator_share_a_graph(follower: Any) -> None:
+    def train() -> list[Any]:
+        torch.manual_seed(0)
+        generator, critic = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 5), nn.Tanh())
+        first = torch.optim.Adam(generator.parameters(), lr=0.1)
+        second = torch.optim.Adam(critic.parameters(), lr=0.1)
+        label = torch.zeros(5)
+        seen = []
+        for _ in range(12):
+            critic.zero_grad()
+            fake = generator(torch.randn(2, 3))
+            label.fill_(0)
+            against = (critic(fake.detach()) - label).square().mean()
+            against.backward()
+            seen.append(against.item())
+            second.step()
+            generator.zero_grad()
+            label.fill_(1)
+            (critic(fake) - label).square().mean().backward()
+            first.step()
+        return seen
+
+    found = train()
+    assert follower().counts["followed"] >= 12
+    with scripts(False):
+        assert found == pytest.approx(train(), rel=1e-4)
+
+
+def test_a_graph_that_is_looked_at_after_a_read_is_there(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    assert loss.grad_fn.name() == "MeanBackward0"
+    seen = []
+    training.out.register_hook(lambda g: seen.append(g.tolist()))
+    expected = (training.out.detach() * (2 / training.out.numel())).tolist()
+    loss.backward()
+    assert seen == [pytest.approx(row) for row in expected] or seen == [expected]
+    x = training.data[training.count - 4 : training.count]
+    weight = training.model[1].weight.grad.clone()
+    with scripts(False):
+        plain = copy.deepcopy(training.model)
+        plain.zero_grad()
+        plain(x).square().mean().backward()
+        torch.testing.assert_close(weight, plain[1].weight.grad)
+
+
+def test_a_write_between_a_read_and_its_backward_pass_is_noticed(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    with torch.no_grad():
+        training.model[1].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_loss_that_is_read_may_be_passed_backward_later_or_twice(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    other = training.forward().square().mean()
+    other.backward()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    first, second = training.count - 8, training.count - 4
+    found = training.model[0].weight.grad.clone()
+    with scripts(False):
+        plain = copy.deepcopy(training.model)
+        plain.zero_grad()
+        plain(training.data[second : second + 4]).square().mean().backward()
+        (2 * plain(training.data[first : first + 4]).square().mean()).backward()
+        torch.testing.assert_close(found, plain[0].weight.grad)
+
+
+def test_losses_that_are_only_read_do_not_pile_up(follower: Any) -> None:
+    training = Reading("cpu", nn.GELU())
+    training.until_followed(follower)
+    backend = training.data._storage.runtime.backend
+
+    def read() -> None:
+        training.count = 0
+        training.forward(64).square().mean().item()
+
+    for _ in range(5):
+        read()
+    before = backend.memory_allocated()
+    for _ in range(50):
+        read()
+    assert backend.memory_allocated() - before < 8192
+
+
 def test_steps_are_not_followed_where_they_are_switched_off() -> None:
     with scripts(False) as follower:
         training = Training()

@@ -10,6 +10,7 @@ from webtorch.scripts.script import (
     KNOWN,
     NEW,
     NUMBER,
+    PRIOR,
     SEQUENCE,
     SLOT,
     STATIC,
@@ -83,7 +84,7 @@ def _of_value(run: Run, p: Pattern, value: Any) -> str:
     """Say how a value differs from what a pattern says; "" if it does not."""
     if isinstance(value, Tensor):
         return _of_tensor(run, p, value)
-    if p.form in (SLOT, KNOWN, NEW):
+    if p.form in (SLOT, KNOWN, NEW, PRIOR):
         return f"was a tensor and is {_short(value)}"
     if p.form == SEQUENCE:
         if type(value) is not p.value or len(value) != len(p.parts):
@@ -104,8 +105,9 @@ def _of_value(run: Run, p: Pattern, value: Any) -> str:
 
 def _of_tensor(run: Run, p: Pattern, t: Tensor) -> str:
     slot, number, known = run.slot_of(t), run.external_of(t), len(run.externals)
-    if p.form == SLOT:
-        return "" if slot == p.number else "is the result of another call"
+    if p.form in (SLOT, PRIOR):
+        before = p.number if p.form == SLOT else p.value
+        return "" if slot == before else "is the result of another call"
     if p.form == KNOWN:
         # What is seen first by this call has no number yet.
         return "" if number == p.number or p.number >= known else "is another tensor"
