@@ -15,6 +15,9 @@ from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import HostScalar
 from webtorch.tensors.made_by import MadeBy
 
+# Where a value is: ("external", number), ("saved", place among what the graph had saved before), ("hidden", storage),
+# ("constant", node), ("cast", what `Run.cast` finds), or ("output", place among the program's).
+Origin = tuple[str, Any]
 # What a result is, where it is no new tensor: ("external" or "slot", its number), ("none", 0), or
 # ("parts", (class, what its items are)).
 Form = Any
@@ -45,8 +48,8 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "gives", "key", "kind", "kwargs", "leaves", "line", "matches", "modes", "names",
-        "parent", "plain", "program", "ready", "results", "until", "watched", "watches", "writes",
+        "args", "callee", "following", "gives", "goes_on", "key", "kind", "kwargs", "leaves", "line", "matches",
+        "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched", "watches", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -81,6 +84,13 @@ class Step:
         self.gives: Callable[[Any], Any] | None = None
         self.plain = False
         self.until = (0, 0)
+        # Where the calls stand that come after the program has run, if they need a graph of before.
+        self.goes_on: Step | None = None
+
+    def go_on(self) -> None:
+        """Let calls follow that need a graph of before the program ran."""
+        self.goes_on = Step(self)
+        self.goes_on.kind = "computed"
 
     def anew(self, run: Any) -> Step:
         """Return the call as it is in a run."""
@@ -95,7 +105,7 @@ class Step:
         return patterns_in([*self.args, *self.kwargs, *self.watched])
 
     def path(self) -> list[Step]:
-        """Return the calls from the first to this one."""
+        """Return the calls from the first to this one; a step of the kind "computed" stands where a program ran."""
         found: list[Step] = []
         step: Step | None = self
         while step is not None and step.parent is not None:
@@ -104,13 +114,20 @@ class Step:
         return found[::-1]
 
 
+def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
+    """Return the calls of a path that were computed, and those that came after."""
+    count = max((i + 1 for i, step in enumerate(path) if step.kind == "computed"), default=0)
+    return path[:count], path[count:]
+
+
 # Forms of patterns.
-STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER = range(9)
+STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range(10)
 
 
 class Pattern:
     """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
-    if NEW), any number (the run's `number`), or a sequence of such.
+    if NEW), any number (the run's `number`), or a sequence of such. A slot that was computed is an external tensor from
+    then on: it is slot `value` where it is seen the first time (PRIOR).
     """
 
     __slots__ = ("alias", "facts", "form", "loose", "number", "parts", "value")
@@ -158,19 +175,23 @@ class Program:
 
     runtime: Runtime
     executable: Executable
-    # ("external", number), ("hidden", storage), ("constant", node), or ("cast", what `Run.cast` finds), and whether
-    # its memory is overwritten.
-    inputs: list[tuple[tuple[str, Any], bool]]
+    # Where each is, and whether its memory is overwritten.
+    inputs: list[tuple[Origin, bool]]
     args: list[Scalar | Reading]
     # Places of arguments that are read anew.
     dynamic: list[int]
-    # ("slot", number of a storage) or ("external", number), the shape of its memory, and how often a new one
-    # has been written.
+    # ("slot", number of a storage), ("external", number) or ("saved", 0), the shape of its memory, and how often
+    # a new one has been written.
     outputs: list[tuple[str, int, Shape, int]]
-    # Generators, and how many counters are used up.
-    draws: list[tuple[Any, int]]
+    # Generators, how many counters the run has used up before, and how many are used up now.
+    draws: list[tuple[Any, int, int]]
     # The storages of slots that are computed.
     made: frozenset[int]
+    # Slots with a gradient function: which a backward pass has used up, and which it may run yet.
+    used: frozenset[int]
+    open: frozenset[int]
+    # Where the values are that the open graph has saved, in its order.
+    saved: list[Origin]
     # The numbers that calls were given when it was recorded, by place; what was decided by them; and which of them
     # were others at another time, and made no other difference.
     given: Given
@@ -179,8 +200,9 @@ class Program:
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
         args = tuple([_argument_key(a) for a in self.args])
+        graph = self.used, self.open, self.saved
         decided = self.given.decided.keys()
-        return self.executable, self.inputs, self.outputs, self.draws, args, decided
+        return self.executable, self.inputs, self.outputs, self.draws, args, decided, graph
 
     def holds(self, given: dict[int, float]) -> bool:
         """Whether the program is that of calls that are given these numbers."""
@@ -201,6 +223,13 @@ class Given(dict[int, float]):
     def __init__(self) -> None:
         super().__init__()
         self.decided: dict[Any, Decided] = {}
+
+    def copy(self) -> Given:
+        """Return what was given and decided up to now."""
+        out = Given()
+        out.update(self)
+        out.decided.update(self.decided)
+        return out
 
     def number(self, place: int, value: float) -> Number:
         """Take the number in a place, and return it as one that remembers it."""
