@@ -480,6 +480,8 @@ class Follower:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
         if run.at is self.root and not run.begun:
             self.compute_given(run, args, kwargs)
+            # Calls that this one was compared with in vain may have left some.
+            run.given.clear()
             begin(run)
         count = len(run.externals)
         try:
