@@ -40,6 +40,7 @@ class Loop:
             "read", "read-early", "keep", "keep-graph", "lr", "schedule", "decay", "freeze", "hook", "hook-result",
             "write", "data", "raise", "clip", "clamp", "evaluate", "evaluate-graph", "view", "twice", "print", "copy",
             "load", "average", "alias", "set-gradient", "drop-gradient", "buffer", "double", "number", "grad", "slice",
+            "weigh", "fill", "bound", "power", "blend", "loss-number",
         ]  # fmt: skip
         self.events = [
             (rng.choice(names), rng.randrange(STEPS), rng.choice([1, 2, 3, 5, 100]))
@@ -52,6 +53,20 @@ class Loop:
         self.scaled = self.optimizer != "none" and rng.random() < 0.25
         self.unscaled = rng.choice([True, False])
         self.overflows = rng.choice([2, 5, 9, 100])
+        # How the numbers change that calls are given.
+        self.change = rng.choice(["grows", "cycles", "crosses"])
+        # What is read in each step before the backward pass, and what happens there.
+        self.reads = rng.choice(["", "", "loss", "loss", "accuracy", "both"])
+        between = [
+            "branch", "beside", "write-between", "data-between", "hook-between", "look-between", "grad-between",
+            "raise-between", "numpy-between", "seed-between", "keep-loss", "drop-loss", "critic", "retain", "again",
+            "clear-between", "detach-between", "second-order", "read-clip", "read-early",
+        ]  # fmt: skip
+        self.events += [
+            (rng.choice(between), rng.randrange(STEPS), rng.choice([1, 1, 2, 3, 5, 100]))
+            for _ in range(rng.choice([0, 0, 1, 2, 3]))
+        ]
+        self.dropout = rng.choice([0.0, 0.0, 0.0, 0.5])
 
     def __repr__(self) -> str:
         return f"Loop({self.seed}): {vars(self)}"
@@ -77,10 +92,19 @@ class _Running:
         self.handles: list[Any] = []
         self.model = self.make_model()
         self.parameters = list(self.model.parameters())
+        # What bfloat16 rounds otherwise than PyTorch's does not become more and more.
+        self.rate = 0.005 if loop.autocast else 0.05
         self.optimizer = self.make_optimizer()
         self.buffer = self.data(2, 3)
         self.average = [p.detach().clone() for p in self.parameters]
         self.table = self.data(40, loop.width)
+        self.critic = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+        with torch.no_grad():
+            for p in self.critic.parameters():
+                p.copy_(self.data(*p.shape))
+        self.judge = torch.optim.SGD(self.critic.parameters(), lr=0.05)
+        torch.manual_seed(loop.seed)
+        self.last = 0.5
         self.schedule: Any = None
         self.scaler = torch.amp.GradScaler("cpu", 64.0, growth_interval=3, enabled=loop.scaled)
         if self.optimizer is not None and any(n == "schedule" for n, *_ in loop.events):
@@ -118,15 +142,15 @@ class _Running:
         return model
 
     def make_optimizer(self) -> Any:
-        optim, name = self.torch.optim, self.loop.optimizer
+        optim, name, rate = self.torch.optim, self.loop.optimizer, self.rate
         if name == "none":
             return None
         if name == "momentum":
-            return optim.SGD(self.parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+            return optim.SGD(self.parameters, lr=rate, momentum=0.9, weight_decay=0.01)
         if name == "SGD":
-            return optim.SGD(self.parameters, lr=0.05)
+            return optim.SGD(self.parameters, lr=rate)
         # Gradients that are 0 but for rounding stay small.
-        return getattr(optim, name)(self.parameters, lr=0.05, eps=0.05)
+        return getattr(optim, name)(self.parameters, lr=rate, eps=0.05)
 
     def cast(self, *places: str) -> contextlib.AbstractContextManager[Any]:
         """Return autocast, if the program has it in one of these places."""
@@ -185,10 +209,16 @@ class _Running:
                 out = self.model(x)
             if happens("hook-result", step):
                 out.register_hook(lambda g: g * 0.5)
-            if happens("number", step):
-                out = out * (1 + step / 10)
+            out = self.with_numbers(step, out)
             with self.cast("forward"):
+                if loop.dropout:
+                    out = torch.nn.functional.dropout(out, loop.dropout)
                 loss = self.loss_of(out, target)
+                if happens("critic", step):
+                    loss = loss + self.judged(step, out)
+            if happens("weigh", step):
+                t = self.number(step)
+                loss = loss * t + (1 - t) * out.abs().mean()
             if happens("read-early", step):
                 self.seen.append(loss.item())
             if happens("raise", step):
@@ -203,18 +233,120 @@ class _Running:
             if happens("grad", step):
                 (g,) = torch.autograd.grad(loss, [out], retain_graph=True)
                 self.see(g)
-            self.backward(step, loss)
+            self.read(out, target, loss)
+            try:
+                loss = self.between(step, out, loss)
+                if loss is not None:
+                    self.backward(step, loss)
+            except RuntimeError as error:
+                # What was saved has been written since, or used up.
+                self.seen.append("inplace" if "inplace" in str(error) else "error")
+        if loss is None:
+            loss = out.mean()
         if loop.scaled and loop.unscaled and any(p.grad is not None for p in self.parameters):
             self.scaler.unscale_(self.optimizer)
         self.around(step, out, loss)
         self.update(step)
         self.after(step, out, loss)
 
+    def judged(self, step: int, out: Any) -> Any:
+        """Train a critic on a result, and return what it says of it then: both share a graph."""
+        self.judge.zero_grad()
+        against = self.critic(out.detach().float() if self.loop.autocast else out.detach()).mean()
+        if self.loop.reads:
+            self.seen.append(against.item())
+        against.backward()
+        self.judge.step()
+        return -self.critic(out.float() if self.loop.autocast else out).mean()
+
+    def read(self, out: Any, target: Any, loss: Any) -> None:
+        """Read what the program reads in each step before the backward pass."""
+        if self.loop.reads in ("loss", "both"):
+            self.seen.append(loss.item())
+        if self.loop.reads in ("accuracy", "both"):
+            self.seen.append((out.argmax(1) == target.argmax(1)).sum().item())
+
+    def between(self, step: int, out: Any, loss: Any) -> Any:
+        """What happens between the forward pass and the backward pass; None where there is none."""
+        torch, happens = self.torch, self.loop.happens
+        if happens("read-early", step):
+            self.seen.append(loss.item())
+        if happens("branch", step) and loss.item() > 0.3:
+            loss = loss * 0.5
+        if happens("beside", step):
+            self.buffer.mul_(0.5)
+            self.see(self.table[step].sum() + 1)
+        if happens("write-between", step):
+            with torch.no_grad():
+                self.parameters[-1].mul_(0.9)
+        if happens("data-between", step):
+            self.parameters[0].data.mul_(0.9)
+        if happens("detach-between", step):
+            self.buffer[0, 0] += loss.detach().to(self.buffer.dtype)
+        if happens("hook-between", step):
+            out.register_hook(lambda g: g * 0.5)
+        if happens("look-between", step):
+            self.seen.append(len(str(loss)) > 0 and loss.grad_fn is not None)
+        if happens("grad-between", step):
+            gradients = torch.autograd.grad(
+                loss, self.parameters[1:], retain_graph=True, allow_unused=True
+            )
+            for g in gradients:
+                if g is not None:
+                    self.see(g)
+        if happens("second-order", step) and self.parameters[-1].requires_grad:
+            (g,) = torch.autograd.grad(loss, self.parameters[-1:], create_graph=True)
+            if self.loop.reads:
+                self.see(g)
+            loss = loss + g.square().sum()
+        if happens("raise-between", step):
+            with contextlib.suppress(RuntimeError):
+                out @ self.data(7, 2)
+        if happens("numpy-between", step):
+            self.seen.append(float(out.detach().float().numpy().sum()))
+        if happens("seed-between", step):
+            torch.manual_seed(step)
+        if happens("clear-between", step):
+            self.forget_gradients()
+        if happens("keep-loss", step):
+            self.kept.append(loss)
+            return self.kept[-2] if len(self.kept) > 1 and self.kept[-2].requires_grad else None
+        return None if happens("drop-loss", step) else loss
+
+    def number(self, step: int) -> float:
+        """Return a number that differs from step to step."""
+        if self.loop.change == "cycles":
+            return [0.5, 1.0, 2.0][step % 3]
+        return 0.25 + step / 8 if self.loop.change == "grows" else (step - 6) / 4
+
+    def with_numbers(self, step: int, out: Any) -> Any:
+        """Compute with numbers that change."""
+        torch, happens, t = self.torch, self.loop.happens, self.number(step)
+        if happens("number", step):
+            out = out * (1 + step / 10)
+        if happens("fill", step):
+            out = out + torch.full((3,), t) * torch.tensor(t)
+        if happens("bound", step):
+            out = torch.nn.functional.leaky_relu(out.clamp(-2 - t, 2 + t), 0.01 * t)
+        if happens("power", step):
+            out = (out.abs() + 0.5) ** t
+        if happens("blend", step):
+            out = torch.add(torch.lerp(out, out * out, t), out, alpha=t)
+        if happens("loss-number", step):
+            out = out * (1 + abs(self.last))
+        return out
+
     def backward(self, step: int, loss: Any) -> None:
         if self.loop.scaled:
             if step == self.loop.overflows:
                 loss = loss * math.inf
             loss = self.scaler.scale(loss)
+        if self.loop.happens("retain", step):
+            loss.backward(retain_graph=True)
+            if self.loop.reads:
+                self.seen += [p.grad.sum().item() for p in self.parameters if p.grad is not None]
+        if self.loop.happens("again", step):
+            loss.backward(loss.detach() * 0.5, retain_graph=True)
         if self.loop.happens("twice", step):
             loss.backward(retain_graph=True)
             loss.backward()
@@ -236,6 +368,9 @@ class _Running:
             elif self.parameters[-1].requires_grad:
                 self.handles.append(self.parameters[-1].register_hook(lambda g: g * 2))
         with_gradient = [p for p in self.parameters if p.grad is not None]
+        if happens("read-clip", step) and with_gradient:
+            norm = torch.nn.utils.clip_grad_norm_(with_gradient, 0.2)
+            self.seen.append(norm.item() > 0.2)
         if happens("clip", step) and with_gradient:
             self.seen.append(torch.nn.utils.clip_grad_norm_(with_gradient, 0.3).item())
         if happens("clamp", step):
@@ -246,8 +381,9 @@ class _Running:
                 p.grad = p.grad * 0.5
         if happens("drop-gradient", step):
             self.parameters[-1].grad = None
-        if happens("read", step):
-            self.seen.append(loss.item())
+        if happens("read", step) or happens("loss-number", step):
+            self.last = loss.item()
+            self.seen.append(self.last)
         if happens("keep", step):
             self.kept.append(out.detach())
         if happens("keep-graph", step):
@@ -263,11 +399,11 @@ class _Running:
             with torch.no_grad():
                 for p in self.parameters:
                     if p.grad is not None:
-                        p -= 0.05 * p.grad
+                        p -= self.rate * (1 if step < 7 else 6 / step) * p.grad
         else:
             group = self.optimizer.param_groups[0]
             if happens("lr", step):
-                group["lr"] = 0.05 / (step + 1)
+                group["lr"] = self.rate / (step + 1)
             if happens("decay", step) and "weight_decay" in group:
                 group["weight_decay"] = 0.1 - group["weight_decay"]
             if not self.loop.scaled:
@@ -412,6 +548,9 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     found = differ(followed, plain, 0.0 if loop.autocast else 1e-7)
     if found:
         return f"{loop}\n  with scripts and without: {found}", counts
+    if loop.dropout or any(n in ("write-between", "keep-loss") for n, *_ in loop.events):
+        # PyTorch draws other numbers, and saves other tensors.
+        return "", counts
     if loop.autocast == "around" and loop.cached:
         # There PyTorch goes on with what it cast of parameters before they were written.
         return "", counts

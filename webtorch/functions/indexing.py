@@ -37,10 +37,6 @@ from webtorch.tensors.writing import check_overlap
 FUNCTIONAL = ("nn.functional",)
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
 def check_index(op: str, index: Tensor) -> None:
     """Raise DTypeError unless an index is of int32 or int64."""
     if index.dtype not in (int64, int32):

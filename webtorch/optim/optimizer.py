@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -124,6 +125,21 @@ class Hyper(Mapping[str, float]):
     def __call__(self, name: str) -> float:
         """Return the number as a host scalar, to be used inside tensor operations only."""
         return host_scalar(self, name)
+
+
+# Numbers that optimizers with these options derive.
+OF_DECAY: dict[str, Derived] = {
+    "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
+}
+OF_BETAS: dict[str, Derived] = {
+    "beta1": lambda group: group["betas"][0],
+    "1-beta1": lambda group: 1 - group["betas"][0],
+    "beta2": lambda group: group["betas"][1],
+    "1-beta2": lambda group: 1 - group["betas"][1],
+    # Finite for beta = 0 too.
+    "log beta1": lambda group: math.log(max(float(group["betas"][0]), 1e-37)),
+    "log beta2": lambda group: math.log(max(float(group["betas"][1]), 1e-37)),
+}
 
 
 def _hooked(step: Callable[..., object]) -> Callable[..., object]:
@@ -455,6 +471,22 @@ class Optimizer:
             return -value if name.startswith("-") else value
         return self._hyper(group)(name)
 
+    def _decayed(self, group: Group, param: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient with the weight decay; where that is decoupled, it acts on the parameter at once."""
+        if group["weight_decay"] == 0:
+            return grad
+        if group.get("decoupled_weight_decay"):
+            self._decay(group, param)
+            return grad
+        return grad.add(param, alpha=self._hyper(group)("weight_decay"))
+
+    def _decay(self, group: Group, param: Tensor) -> None:
+        """Shrink a parameter by its weight decay."""
+        if isinstance(group["lr"], Tensor):
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+        else:
+            param.mul_(self._hyper(group)("1-lr*weight_decay"))
+
     def _update_all(self, group: Group) -> None:
         """Change the parameters of one group; complex ones as pairs of real numbers, as PyTorch does."""
         given = group["params"]
@@ -694,6 +726,13 @@ def _moved(param: Tensor, value: object) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_moved(param, one) for one in value)
     return value
+
+
+def options_of(arguments: Mapping[str, object]) -> Group:
+    """Return the options among the arguments of an optimizer, all but its parameters: `options_of(locals())`, asked
+    before it has other names.
+    """
+    return {n: v for n, v in arguments.items() if n not in ("self", "params", "__class__")}
 
 
 def check_flags(options: Mapping[str, object]) -> None:

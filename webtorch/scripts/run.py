@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from operator import attrgetter
 from typing import Any
@@ -11,8 +12,10 @@ from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.scripts.script import (
     Facts,
+    Given,
     Offset,
     Pattern,
+    Program,
     Step,
 )
 from webtorch.tensors import autocast
@@ -68,9 +71,16 @@ class Run:
         self.promised = False
         # Whether a backward pass has given gradients.
         self.differentiated = False
-        # What written storages held before, and what gradients were before a backward pass.
+        # What written storages held before.
         self.undo: dict[Storage, Node] = {}
-        self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        # Once something was computed: the program that ran, the first slot since, the values that the open graph
+        # has saved, the storages that slots got, and generators: (generator, seed, offset at the beginning, offset
+        # after it).
+        self.program: Program | None = None
+        self.first = 0
+        self.saved: list[Node] = []
+        self.handed: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self.drawn: dict[int, tuple[Any, int, int, int]] = {}
         # The values of external storages as they were met, and by id the first tensor that had each: storages may share
         # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
         self.values: list[weakref.ref[Node]] = []
@@ -79,14 +89,19 @@ class Run:
         # gradients were recorded, type.
         self.casts: list[Casts] = []
         self.cast_before: dict[Node, tuple[int, Any, bool, DType]] = {}
+        # The numbers that calls were given and that may be any, by place.
+        self.given = Given()
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
-        # generators -> (generator, offset at the beginning); functions that a backward pass used up; external tensors
-        # whose offsets are noted, and of which that is in vain.
+        # generators -> (generator, offset at the beginning, and after the last draw); functions that a backward pass
+        # used up; external tensors whose offsets are noted, and of which that is in vain.
         self.refused = ""
         self.facts: list[Facts] = []
         self.begun: dict[int, tuple[weakref.ref[Node], weakref.ref[Storage]]] = {}
-        self.generators: dict[int, tuple[Any, int]] = {}
+        self.generators: dict[int, tuple[Any, int, int]] = {}
         self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
+        # The values that programs gave before it went on, and the counters that generators had used up then.
+        self.computed: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
+        self.counted: dict[int, int] = {}
         self.noted: list[tuple[Tensor, Pattern]] = []
         self.spoilt: set[int] = set()
         # What slots are, while their calls are made in the usual way after all.
@@ -171,11 +186,14 @@ class Run:
         self.externals.append(t)
         storage = t._storage
         self.storages.setdefault(storage, number)
-        node = storage.node
+        self._add_value(storage.node)
+        return number
+
+    def _add_value(self, node: Node) -> None:
+        """Note the value of the next external tensor."""
         self.values.append(weakref.ref(node))
         if self.holder_of(node) < 0:
-            self.nodes[id(node)] = number
-        return number
+            self.nodes[id(node)] = len(self.values) - 1
 
     def holder_of(self, node: Node) -> int:
         """Return the number of the first external tensor that was met with a value; -1: none."""
@@ -209,6 +227,37 @@ class Run:
                 t._offset = int(t._offset)
         self.noted = [(t, p) for t, p in self.noted if p.number < count]
 
+    def go_on(self, step: Step, program: Program, saved: list[Node]) -> None:
+        """Go on after something was computed: what there is now comes from outside, but for its graph."""
+        if self.taken:
+            self.taken.append(step)
+        step.until = self.at.until
+        self.at, self.program, self.saved = step, program, saved
+        self.first = len(self.slots)
+        self.ended = None
+        self.differentiated = False
+        self.undo.clear()
+        self.values, self.nodes = [], {}
+        for t in self.externals:
+            self._add_value(t._storage.node)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the calls are all that a program computes."""
+        return self.at.program is not None and self.at.ready
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward pass may still run the graph of something that is alive."""
+        return self.program is not None and any(
+            self.slots[k]() is not None for k in self.program.open
+        )
+
+    def is_outside(self, storage: Storage) -> bool:
+        """Whether it is the storage of a tensor that no call of this run has given."""
+        number = self.storages.get(storage)
+        return number is not None and self.slot_of(self.externals[number]) is None
+
     def holds(self, t: Tensor) -> bool:
         """Whether a tensor was promised here and not looked at."""
         return self.promised and self.slot_of(t) is not None
@@ -222,6 +271,13 @@ class Run:
         number = value.number
         return number == p.value or bool(p.loose and number and p.value)
 
+    def takes(self, p: Pattern, value: Any) -> bool:
+        """Whether a value is a number that may stand where a pattern has one; the program gets it."""
+        if type(value) is not float or not may_vary(value):
+            return False
+        self.given[p.number] = value
+        return True
+
     def is_like(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
         if not isinstance(t, Tensor) or id(t) in self.numbers or self.slot_of(t) is not None:
@@ -233,6 +289,13 @@ class Run:
             return False
         storage = t._storage
         if (self.storages.get(storage, -1), self.holder_of(storage.node)) != p.alias:
+            return False
+        self.add_external(t)
+        return True
+
+    def is_prior(self, p: Pattern, t: Any) -> bool:
+        """Whether a value is the slot of a pattern, which was computed and is seen first since; it gets its number."""
+        if self.slots[p.value]() is not t or id(t) in self.numbers:
             return False
         self.add_external(t)
         return True
@@ -269,6 +332,11 @@ class Run:
                 if slot is not None:
                     slot._offset = int(slot._offset)
         self.noted = []
+
+
+def may_vary(number: float) -> bool:
+    """Whether a number may stand where another one did: what is special about one is special in many ways."""
+    return bool(number) and math.isfinite(number)
 
 
 def has_hooks(leaf: Tensor) -> bool:
