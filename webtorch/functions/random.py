@@ -158,7 +158,9 @@ class Generator:
         return out
 
     def __repr__(self) -> str:
-        return f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._counters()}>"
+        return (
+            f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._counters()}>"
+        )
 
 
 _defaults: dict[str, Generator] = {}
