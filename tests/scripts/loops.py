@@ -526,6 +526,11 @@ def prepared(loop: Loop, *libraries: ModuleType) -> Iterator[None]:
             library.set_default_dtype(dtype)
 
 
+def _largest(values: list[Any]) -> float:
+    numbers = [n for v in values for n in (v if isinstance(v, list) else [v])]
+    return max([abs(n) for n in numbers if isinstance(n, (int, float)) and n == n], default=0.0)
+
+
 def check(seed: int) -> tuple[str, dict[str, int]]:
     """Run one program in three ways. Return what differs, and what became of its runs."""
     import torch
@@ -553,6 +558,9 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
         return "", counts
     if loop.autocast == "around" and loop.cached:
         # There PyTorch goes on with what it cast of parameters before they were written.
+        return "", counts
+    if (loop.autocast and loop.kind == "norm") or _largest(plain) > 1e9:
+        # What is rounded otherwise grows: variances of few bfloat16 numbers, training that diverges.
         return "", counts
     found = differ(plain, loop.run(torch), 0.1 if loop.autocast else 1e-5)
     return (f"{loop}\n  without scripts and PyTorch: {found}" if found else ""), counts

@@ -153,6 +153,8 @@ class Follower:
             for step in at.following:
                 if step.callee is callee and step.ready:
                     out = self.answer(run, step, args, kwargs)
+                    if out is _OTHER and self.compute_given(run, args, kwargs):
+                        out = self.answer(run, step, args, kwargs)
                     if out is not _OTHER:
                         return out
             if run.at is not at:
@@ -477,6 +479,7 @@ class Follower:
     ) -> Any:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
         if run.at is self.root and not run.begun:
+            self.compute_given(run, args, kwargs)
             begin(run)
         count = len(run.externals)
         try:
@@ -535,6 +538,26 @@ class Follower:
         if self.computed:
             self.read()
         return out
+
+    def compute_given(self, run: Run, args: Args, kwargs: Kwargs) -> bool:
+        """Compute what a run is given and is pending: another thread has recorded it, such as a batch. Return whether
+        there was something.
+        """
+        given = [
+            x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and run.slot_of(x) is None
+        ]
+        pending = [
+            s for t in given if (s := t._storage) not in run.undo and s.node.kind != "buffer"
+        ]
+        if pending:
+            self.depth += 1
+            try:
+                for storage in pending:
+                    storage.realize()
+            finally:
+                self.depth -= 1
+            self.computed.clear()
+        return bool(pending)
 
     def read(self) -> None:
         """Something was computed: the run is over, and what was called may be a script."""
@@ -759,6 +782,8 @@ class _Listener:
     def __init__(self) -> None:
         self.follower: Follower | None = None
         self.choosing = threading.Lock()
+        # Those of the threads that have computed, and what they have seen: one is on at a time.
+        self.known: dict[int, Follower] = {}
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
@@ -768,7 +793,7 @@ class _Listener:
             follower = self._chosen(thread)
         if follower.thread == thread:
             follower.ran(runtime, frozen, executable)
-        elif None not in follower.computed:
+        elif (follower.run.begun or follower.run.taken) and None not in follower.computed:
             # It may have taken what the follower's thread has recorded.
             follower.computed.append(None)
 
@@ -779,7 +804,10 @@ class _Listener:
             if found is not None and found.on and not found.lives():
                 found.stop()
             if found is None or not found.on:
-                found = self.follower = Follower()
+                if thread not in self.known:
+                    self.known = {i: f for i, f in self.known.items() if f.lives()}
+                    self.known[thread] = Follower()
+                found = self.follower = self.known[thread]
             return found
 
 
@@ -828,6 +856,7 @@ def stop_to_look() -> None:
     if follower is not None and follower.on:
         follower.stop()
     _listener.follower = None
+    _listener.known.clear()
 
 
 _setting = os.environ.get("WEBTORCH_SCRIPTS", "0")
