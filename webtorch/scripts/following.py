@@ -660,6 +660,11 @@ class Follower:
         if threading.get_ident() == self.thread and self.run.promised:
             self.settle("random numbers are drawn")
 
+    def before_setting(self, generator: Any) -> None:
+        """Give up what has drawn from a generator that is set now."""
+        if threading.get_ident() == self.thread and id(generator) in self.run.generators:
+            self.give_up("a generator is set that was drawn from")
+
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
         if not self.depth or self.run.refused or threading.get_ident() != self.thread:
