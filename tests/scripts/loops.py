@@ -6,16 +6,16 @@ raises, keeps tensors, reads between, registers hooks, and looks at what it kept
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import math
 import random
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 from unittest import mock
+
+from tests.scripts.many import run_many
 
 STEPS = 14
 
@@ -566,29 +566,5 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     return (f"{loop}\n  without scripts and PyTorch: {found}" if found else ""), counts
 
 
-def main() -> None:
-    """Run many programs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    total: dict[str, int] = {}
-    bad = 0
-    for seed in range(given.seed, given.seed + given.count):
-        try:
-            found, counts = check(seed)
-        except Exception as error:
-            found, counts = f"{Loop(seed)}\n  {type(error).__name__}: {error}", {}
-        for name, number in counts.items():
-            total[name] = total.get(name, 0) + number
-        if found:
-            bad += 1
-            sys.stdout.write(found + "\n")
-        if found or seed % 100 == 99:
-            sys.stdout.write(f"{seed - given.seed + 1} programs, {bad} differ; {total}\n")
-            sys.stdout.flush()
-    sys.stdout.write(f"{given.count} programs, {bad} differ; {total}\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_many(check, Loop, __doc__)

@@ -497,6 +497,8 @@ class Follower:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
         if run.at is self.root and not run.begun:
             self.compute_given(run, args, kwargs)
+            # Calls that this one was compared with in vain may have left some.
+            run.given.clear()
             begin(run)
         count = len(run.externals)
         try:
@@ -674,6 +676,11 @@ class Follower:
         """Let the calls that promised something draw before another one does."""
         if threading.get_ident() == self.thread and self.run.promised:
             self.settle("random numbers are drawn")
+
+    def before_setting(self, generator: Any) -> None:
+        """Give up what has drawn from a generator that is set now."""
+        if threading.get_ident() == self.thread and id(generator) in self.run.generators:
+            self.give_up("a generator is set that was drawn from")
 
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""

@@ -232,11 +232,11 @@ class Program:
         """Whether the program is that of calls that are given these numbers."""
         before = self.given
         for place, value in before.items():
-            if given[place] != value and place not in self.varied:
+            if given.get(place) != value and place not in self.varied:
                 return False
         try:
             return all(d.holds(given) for d in before.decided.values())
-        except (ArithmeticError, ValueError):
+        except (ArithmeticError, LookupError, ValueError):
             # The calls in the usual way raise it.
             return False
 
