@@ -511,9 +511,266 @@ def test_memory_of_a_value_that_was_replaced_is_free(follower: Any) -> None:
     assert old() is None
 
 
+class Reading(Training):
+    """A model whose loss is read before each backward pass."""
+
+    def step(self, rows: int = 4, micro: int = 1) -> Any:
+        self.optimizer.zero_grad()
+        for _ in range(micro):
+            self.out = self.forward(rows)
+            loss = self.out.square().mean()
+            self.losses = [*self.losses, loss.item()]
+            loss.backward()
+        self.optimizer.step()
+        return loss
+
+    losses: tuple[Any, ...] | list[Any] = ()
+
+    def read(self, follower: Any) -> Any:
+        """Return a loss that was followed and read, and was not passed backward."""
+        self.until_followed(follower)
+        self.optimizer.zero_grad()
+        self.out = self.forward()
+        loss = self.out.square().mean()
+        loss.item()
+        assert follower().run.promised
+        return loss
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_a_step_goes_on_after_its_loss_is_read(device: str, follower: Any, micro: int) -> None:
+    training = Reading(device, nn.Dropout(0.2))
+    for _ in range(8):
+        training.step(4, micro)
+    # Two computations or more belong to one step.
+    assert follower().counts["followed"] >= 4 * (micro + 1)
+    assert follower().counts["left"] == 0
+    with scripts(False):
+        plain = Reading(device, nn.Dropout(0.2))
+        for _ in range(8):
+            plain.step(4, micro)
+    assert training.losses == pytest.approx(plain.losses, rel=1e-4)
+    for p, q in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_a_critic_and_a_generator_share_a_graph(follower: Any) -> None:
+    def train() -> list[Any]:
+        torch.manual_seed(0)
+        generator, critic = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 5), nn.Tanh())
+        first = torch.optim.Adam(generator.parameters(), lr=0.1)
+        second = torch.optim.Adam(critic.parameters(), lr=0.1)
+        label = torch.zeros(5)
+        seen = []
+        for _ in range(12):
+            critic.zero_grad()
+            fake = generator(torch.randn(2, 3))
+            label.fill_(0)
+            against = (critic(fake.detach()) - label).square().mean()
+            against.backward()
+            seen.append(against.item())
+            second.step()
+            generator.zero_grad()
+            label.fill_(1)
+            (critic(fake) - label).square().mean().backward()
+            first.step()
+        return seen
+
+    found = train()
+    assert follower().counts["followed"] >= 12
+    with scripts(False):
+        assert found == pytest.approx(train(), rel=1e-4)
+
+
+def test_a_graph_that_is_looked_at_after_a_read_is_there(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    assert loss.grad_fn.name() == "MeanBackward0"
+    seen = []
+    training.out.register_hook(lambda g: seen.append(g.tolist()))
+    expected = (training.out.detach() * (2 / training.out.numel())).tolist()
+    loss.backward()
+    assert seen == [pytest.approx(row) for row in expected] or seen == [expected]
+    x = training.data[training.count - 4 : training.count]
+    weight = training.model[1].weight.grad.clone()
+    with scripts(False):
+        plain = copy.deepcopy(training.model)
+        plain.zero_grad()
+        plain(x).square().mean().backward()
+        torch.testing.assert_close(weight, plain[1].weight.grad)
+
+
+def test_a_write_between_a_read_and_its_backward_pass_is_noticed(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    with torch.no_grad():
+        training.model[1].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_loss_that_is_read_may_be_passed_backward_later_or_twice(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    other = training.forward().square().mean()
+    other.backward()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    first, second = training.count - 8, training.count - 4
+    found = training.model[0].weight.grad.clone()
+    with scripts(False):
+        plain = copy.deepcopy(training.model)
+        plain.zero_grad()
+        plain(training.data[second : second + 4]).square().mean().backward()
+        (2 * plain(training.data[first : first + 4]).square().mean()).backward()
+        torch.testing.assert_close(found, plain[0].weight.grad)
+
+
+def test_losses_that_are_only_read_do_not_pile_up(follower: Any) -> None:
+    training = Reading("cpu", nn.GELU())
+    training.until_followed(follower)
+    backend = training.data._storage.runtime.backend
+
+    def read() -> None:
+        training.count = 0
+        training.forward(64).square().mean().item()
+
+    for _ in range(5):
+        read()
+    before = backend.memory_allocated()
+    for _ in range(50):
+        read()
+    assert backend.memory_allocated() - before < 8192
+
+
 def test_steps_are_not_followed_where_they_are_switched_off() -> None:
     with scripts(False) as follower:
         training = Training()
         for _ in range(6):
             training.step()
         assert not follower().counts
+
+
+def reasons(follower: Any) -> list[str]:
+    return [why for why, _ in follower().reasons]
+
+
+def test_a_report_says_where_and_why_a_script_was_left(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    for i in range(8):
+        loss = training.forward().square().mean()
+        if i == 3:
+            loss = loss * 3
+        training.optimizer.zero_grad()
+        loss.backward()
+        training.optimizer.step()
+    counts = follower().counts
+    assert counts["left"] == 1
+    text = torch.debug.scripts()
+    head, line = text.splitlines()[:2]
+    assert head.startswith(
+        f"{counts['followed']} of {counts['steps']} steps followed one of 1 script"
+    )
+    # Two layers, a square and a mean.
+    assert "1 left theirs (4 calls made again in" in head
+    assert "once, 4 calls made again in" in line
+    assert "mul is called where backward was called before (" in line
+    assert "test_following.py" in line
+    assert "loss = loss * 3" in line
+
+
+def test_a_report_names_the_argument_that_differs(follower: Any) -> None:
+    weight = torch.ones(3, 4)
+    x, wide, y = torch.ones(4), torch.ones(2, 4), torch.ones(4, dtype=torch.float64)
+
+    def step(number: int, other: Any) -> None:
+        a = weight * 2 + 1
+        (a * number).add(other, alpha=number).sum().item()
+
+    for _ in range(5):
+        step(2, x)
+    assert follower().counts["followed"]
+    for changed in ((3, x), (2, y), (2, wide[0]), (2, wide[:1])):
+        step(*changed)
+    assert reasons(follower) == [
+        "argument 2 of mul was 2 and is 3",
+        "argument 2 of add has dtype float64 instead of float32",
+        "argument 2 of add has storage size 8 instead of 4",
+        "argument 2 of add has shape (1, 4) instead of (4,)",
+    ]
+
+
+def test_a_report_names_what_an_optimizer_depends_on(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    training.optimizer.param_groups[0]["maximize"] = True
+    training.step()
+    assert "a parameter, gradient, state or option was False and is True" in reasons(follower)
+
+
+def test_reasons_are_shown_as_they_happen(
+    follower: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training()
+    training.until_followed(follower)
+    monkeypatch.setenv("WEBTORCH_DEBUG", "1")
+    training.forward().sum().item()
+    assert "no script: " in capsys.readouterr().err
+
+
+def test_a_profile_counts_steps(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    with torch.profile() as found:
+        for _ in range(3):
+            training.step()
+    assert found.steps == (3, 3)
+    assert "; 3 of 3 steps followed a script" in str(found)
+
+
+def test_a_batch_that_another_thread_has_recorded_is_followed(follower: Any) -> None:
+    training, data = Training(), torch.arange(400.0).reshape(100, 4)
+    losses = []
+
+    def load(i: int, out: list[Any]) -> None:
+        out.append((data[4 * i : 4 * i + 4] / 100).sin())
+
+    def run(training: Training) -> None:
+        for i in range(10):
+            batch: list[Any] = []
+            thread = threading.Thread(target=load, args=(i, batch))
+            thread.start()
+            thread.join()
+            loss = training.model(batch[0]).square().mean()
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+            losses.append(loss)
+
+    run(training)
+    assert follower().counts["followed"] >= 5
+    with scripts(False):
+        plain = Training()
+        run(plain)
+    for a, b in zip(losses[:10], losses[10:], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_thread_that_computes_between_keeps_no_other_from_scripts() -> None:
+    x = torch.ones(4, 4)
+
+    def elsewhere() -> None:
+        ((torch.ones(3) * 2 + 1) * 3).tolist()
+
+    with scripts(True, repeats=3) as follower:
+        for _ in range(12):
+            # A thread is new each time, and never computes often enough to be looked at.
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            ((x * 2 + 1) @ x).sum().item()
+        assert follower().thread == threading.get_ident()
+        assert follower().counts["followed"] >= 3

@@ -85,8 +85,22 @@ class Generator:
         seed = int(seed)
         if not -(2**63) <= seed < 2**64:
             raise RuntimeError("Overflow when unpacking long long")
-        self._seed, self._offset = seed % 2**64, 0
+        self._stand(seed % 2**64, 0)
         return self
+
+    def _stand(self, seed: int, offset: int) -> None:
+        """Draw from another place on. What a script has promised draws first."""
+        follower = active.follower
+        if follower is not None:
+            follower.before_drawing()
+            follower.before_setting(self)
+        self._seed, self._offset = seed, offset
+
+    def _counters(self) -> int:
+        """Return how many counters are used, those of what a script has promised among them."""
+        if active.follower is not None:
+            active.follower.before_drawing()
+        return self._offset
 
     def seed(self) -> int:
         """Start again with a seed from the system, and return it."""
@@ -124,7 +138,7 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """Return the state as a CPU tensor of 16 bytes: seed and counter, little-endian."""
-        contents = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        contents = self._seed.to_bytes(8, "little") + self._counters().to_bytes(8, "little")
         return creation.tensor(list(contents), dtype=uint8, device="cpu")
 
     def set_state(self, new_state: Tensor) -> Generator:
@@ -134,18 +148,19 @@ class Generator:
         contents = bytes(new_state.tolist())
         if len(contents) != 16:
             raise RuntimeError(f"RNG state is wrong size: expected 16 bytes, got {len(contents)}")
-        self._seed = int.from_bytes(contents[:8], "little")
-        self._offset = int.from_bytes(contents[8:], "little")
+        self._stand(int.from_bytes(contents[:8], "little"), int.from_bytes(contents[8:], "little"))
         return self
 
     def clone_state(self) -> Generator:
         """Return a new generator in the same state."""
         out = Generator(self.device)
-        out._seed, out._offset = self._seed, self._offset
+        out._seed, out._offset = self._seed, self._counters()
         return out
 
     def __repr__(self) -> str:
-        return f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._offset}>"
+        return (
+            f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._counters()}>"
+        )
 
 
 _defaults: dict[str, Generator] = {}
@@ -225,10 +240,7 @@ def fork_rng(devices: Any = None, enabled: bool = True, **_: Any) -> Iterator[No
         _seed_of_all = seeded
         for key in list(_defaults):
             if key in before:
-                _defaults[key]._seed, _defaults[key]._offset = (
-                    before[key]._seed,
-                    before[key]._offset,
-                )
+                _defaults[key]._stand(before[key]._seed, before[key]._offset)
             else:
                 del _defaults[key]
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import Counter
+from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, watched
-from webtorch.ir.lines import user_line
+from webtorch.ir.graph import Node
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime
-from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
+from webtorch.scripts.account import Account
+from webtorch.scripts.changes import changes, made_as_usual
 from webtorch.scripts.computing import compute
+from webtorch.scripts.differing import difference
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
@@ -39,6 +42,10 @@ _REPEATS = 2
 _PATIENCE = 8
 _LONGER = 4
 _MAX_STEPS = 20_000
+# How often a run goes on after something was computed.
+_MAX_PARTS = 64
+# How many runs whose graph may still be used are remembered.
+_MAX_UNFINISHED = 4
 
 
 class Follower:
@@ -53,6 +60,8 @@ class Follower:
         # Whether calls are looked at, and how many runs in a row were in vain.
         self.on = False
         self.in_vain = 0
+        # How many changes of tensors there had been when a run began to promise.
+        self.changes = -1
         # Within how many calls the thread is.
         self.depth = 0
         # Whether another thread ends the run's promises just now.
@@ -64,19 +73,22 @@ class Follower:
         self.needed: dict[int, int] = {}
         # The programs that have run since calls are looked at.
         self.tried: set[int] = set()
+        # The last runs that gave something whose graph can still be used.
+        self.unfinished: list[_Unfinished] = []
         # The numbers among arguments that have been others, and those of which other ones change more than
         # an argument of the program: by line, callee and place.
         self.varying: set[Any] = set()
         self.fixed: set[Any] = set()
-        self.counts: Counter[str] = Counter()
-        # Why runs did not become scripts, or left them -> how often.
-        self.reasons: Counter[tuple[str, str]] = Counter()
+        self.account = Account()
+        self.counts, self.reasons = self.account.counts, self.account.reasons
+        self.note = self.account.note
 
     # ---- what the runtime tells
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed, by one program or otherwise."""
         number = id(executable)
+        changes.count += 1
         if self.on:
             whole_program = frozen is not None and executable is not None
             self.computed.append((runtime, frozen, executable) if whole_program else None)  # type: ignore[arg-type]
@@ -97,10 +109,13 @@ class Follower:
             if _listener.follower is not self:
                 return
             self.on, self.in_vain = True, 0
+        # Not before: every look at an attribute takes twice the time where a class has this.
+        setattr(Storage, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()
         active.add(1)
         active.follower = self
-        self.begin()
+        self.run = Run(self.root)
+        self.computed.clear()
 
     def stop(self) -> None:
         """Look at calls no more, until programs have run often again."""
@@ -118,8 +133,11 @@ class Follower:
         return any(t.ident == self.thread for t in threading.enumerate())
 
     def begin(self, followed: bool = False) -> None:
-        """Begin a run."""
+        """Begin a run, where something has been computed."""
         self.run.end()
+        if self.unfinished:
+            self.drop_unfinished()
+        self.counts["steps"] += 1
         self.in_vain = 0 if followed else self.in_vain + 1
         if self.steps > _MAX_STEPS:
             self.root, self.steps = Step(None), 0
@@ -132,17 +150,24 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if threading.get_ident() != self.thread:
+            return made_as_usual(callee, args, kwargs)
         if self.depth:
             return interpreted(callee, args, kwargs)
         run = self.run
-        following = run.at.following
+        at = run.at
         # What has been recorded in part is not followed: its program would do again what was done.
-        if following and not run.taken and not run.refused:
-            for step in following:
+        if at.following and not run.taken and not run.refused:
+            for step in at.following:
                 if step.callee is callee and step.ready:
                     out = self.answer(run, step, args, kwargs)
+                    if out is _OTHER and self.compute_given(run, args, kwargs):
+                        out = self.answer(run, step, args, kwargs)
                     if out is not _OTHER:
                         return out
+            if run.at is not at:
+                # Comparing has looked at what was promised, and something was computed.
+                return self.call(callee, args, kwargs)
         role = callee.role
         if role == "parts":
             return interpreted(callee, args, kwargs)
@@ -166,7 +191,10 @@ class Follower:
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
                 self.give_up("a gradient is set after backward()")
-            return self.inside(callee, args, kwargs)
+            # It calls nothing itself.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
+            )
         if role != "reader":
             self.give_up(f"{callee.name} is called")
             run = self.run
@@ -177,15 +205,36 @@ class Follower:
 
     def is_part(self, value: Any) -> bool:
         """Whether an argument is a tensor that the run gave, or has one."""
-        if isinstance(value, Tensor):
-            return self.run.slot_of(value) is not None
-        return isinstance(value, (tuple, list)) and any(map(self.is_part, value))
+        return any(self.run.slot_of(t) is not None for t in _tensors_in(value))
+
+    def drop_unfinished(self) -> None:
+        """Let go of the last runs, but for where they ended."""
+        for last in self.unfinished:
+            last.drop()
+        self.unfinished = [last for last in self.unfinished if last.is_open()][-_MAX_UNFINISHED:]
+
+    def learn(self, args: Any) -> None:
+        """Have runs go on where one ended, this one as well if nothing came between, if an argument needs the graph
+        of what it gave.
+        """
+        needed = next((last for last in self.unfinished if last.gave_one_of(args)), None)
+        run = self.run
+        if needed is None or run.promised or run.taken or run.refused:
+            self.drop_unfinished()
+        if needed is not None:
+            self.unfinished = [last for last in self.unfinished if last is not needed]
+            needed.step.go_on()
+            self.steps += 1
+            if needed.run is not None:
+                self.run = needed.run
+                self.keep(needed.run, needed.program)
+                self.go_on(needed.run, needed.program, needed.saved)
 
     def inside(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call as usual; what it calls itself is not looked at."""
         self.depth += 1
         try:
-            return interpreted(callee, args, kwargs)
+            return made_as_usual(callee, args, kwargs)
         finally:
             self.depth -= 1
 
@@ -210,22 +259,27 @@ class Follower:
 
     def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call of an operation."""
+        if self.unfinished:
+            self.learn((*args, *kwargs.values()))
+            run = self.run
         if run.refused:
             return self.usual(callee, args, kwargs, run.refused)
         if self.is_looked_at():
             return self.usual(callee, args, kwargs, "somebody looks at each operation")
-        at = run.at
-        if run.promised and at.program is not None and not at.following:
+        if run.promised and run.is_complete and not run.at.following:
             # All has been called that the script has.
-            self.settle("the script is done")
-            run = self.run
-            at = run.at
+            self.resolve(run)
+            return self.call(callee, args, kwargs)
         self.wait()
         run = self.run
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
             return self.beside(run, callee, args, kwargs)
+        if run.promised and run.is_complete:
+            # It may have come after something was computed.
+            self.resolve(run)
+            return self.call(callee, args, kwargs)
         if run.promised:
-            self.settle(f"{callee.name} is called as it was not before")
+            self.settle(difference(run, callee, args, kwargs))
             run = self.run
         return self.record(run, callee, args, kwargs)
 
@@ -233,6 +287,9 @@ class Follower:
         """Make a call that needs nothing of what the run gave, such as a view of a batch or a copy from elsewhere. It
         stands in the script if something of it remains to be computed, or to be differentiated.
         """
+        at = run.at
+        if run.promised and at.kind == "computed" and not any(s.ready for s in at.following):
+            self.settle(difference(run, callee, args, kwargs))
         if run.promised:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
@@ -249,12 +306,12 @@ class Follower:
             or tracing.active
             or looks_at_each()
             or watch.before is not None
-            or watch.listener is not None
             or (runtime is not None and runtime.debug >= 4)
         )
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
+        changes.count += 1
         if not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
@@ -262,17 +319,23 @@ class Follower:
 
     def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call if it is that of a step, else return _OTHER."""
+        at = run.at
         modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
         if step.modes != modes or self.is_looked_at():
             return _OTHER
-        if not (step.matches or prepare(step))(run, args, kwargs) or not (
-            step.kind == "operation" or run.watches(step, args)
+        if not run.promised and self.changes != changes.count:
+            # Tensors may have been changed after that was counted, too.
+            changes.count += 1
+            self.changes = changes.count
+        if (
+            not (step.matches or prepare(step))(run, args, kwargs)
+            or not (step.kind == "operation" or run.watches(step, args))
+            or run.at is not at
         ):
             run.forget_externals(run.at.until[1])
             return _OTHER
         if step.plain and run.promised:
             # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
-            at = run.at
             out = step.gives(run)  # type: ignore[misc]
             run.at = step
             return out if run.ended is None else self.ended(run, at, step, out)
@@ -300,9 +363,7 @@ class Follower:
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
         if not run.promised:
-            run.promised = True
-            _promising.append(self)
-            writes.guard = _guard
+            self._promise(run)
         run.at = step
         for j, counted, version in step.writes:
             if step.kind == "step":
@@ -322,17 +383,17 @@ class Follower:
             run.differentiated = True
             for (j, form), grad in zip(step.leaves, given, strict=True):
                 if type(form) is Facts:
-                    leaf = run.externals[j]
-                    run.gradients.append((leaf, leaf._grad, grad))
-                    leaf._grad = grad
+                    run.externals[j]._grad = grad
         return None
 
-    def resolve(self, run: Run) -> None:
-        """Compute what a run has promised, or make its calls in the usual way."""
+    def resolve(self, run: Run, graph: bool = False) -> None:
+        """Compute what a run has promised, or make its calls in the usual way. What needs the graph goes on after
+        that, unless the `graph` is wanted, too.
+        """
         runtime = run.runtime_of()
         # In the order in which another thread takes them that computes, and meets what is promised.
         with contextlib.nullcontext() if runtime is None else runtime.lock, self.lock:
-            if not run.promised:
+            if not run.promised or (run.at.kind == "computed" and not graph):
                 return
             # What else is computed meanwhile is no part of the run.
             mine = threading.get_ident() == self.thread
@@ -344,9 +405,11 @@ class Follower:
                 while at is not run.at:
                     # The thread that follows was about to answer a call.
                     at = run.ended = run.at
-                program = at.program
+                program = at.program if at.ready else None
+                if program is not None and program.open and (graph or not mine):
+                    program = None
                 try:
-                    done = program is not None and at.ready and compute(run, at, program)
+                    done = program is not None and compute(run, at, program)
                 except BaseException:
                     self.leave(run)
                     raise
@@ -354,7 +417,14 @@ class Follower:
                     self.leave(run)
                     return
                 self.counts["followed"] += 1
-                if self.run is run:
+                if program is not None and run.is_open:
+                    assert at.goes_on is not None
+                    run.go_on(at.goes_on, program, run.saved)
+                    self.counts["steps"] += 1
+                    self.in_vain = 0
+                    self.computed.clear()
+                    self._promise(run)
+                elif self.run is run:
                     self.begin(followed=True)
             finally:
                 self.depth -= mine
@@ -370,13 +440,14 @@ class Follower:
         """End the run's promises, for this reason."""
         run = self.run
         if run.promised:
-            if run.at.program is None or not run.at.ready:
+            if not run.is_complete:
                 self.note(why)
-            self.resolve(run)
+            self.resolve(run, graph=True)
         self.wait()
 
     def rest(self, why: str) -> None:
         """End the run, and let go of what it was given. Another thread needs nothing of it."""
+        changes.count += 1
         if threading.get_ident() != self.thread:
             return
         self.settle(why)
@@ -385,14 +456,11 @@ class Follower:
             self.run = Run(self.root)
             self.computed.clear()
 
-    def note(self, why: str) -> None:
-        """Keep why calls do not follow a script."""
-        line = user_line()
-        where = "" if line is None else realizing.line_text(line)
-        if len(self.reasons) < 1000:
-            if (why, where) not in self.reasons and debug_level():
-                show_reason(why, where)
-            self.reasons[why, where] += 1
+    def _promise(self, run: Run) -> None:
+        """Have whoever looks at what is promised come here."""
+        run.promised = True
+        _promising.append(self)
+        writes.guard = _guard
 
     def _no_promises(self, run: Run) -> None:
         """Let storages that are to be written hold what they did, and nobody wait for what is promised."""
@@ -407,9 +475,9 @@ class Follower:
 
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way, and go on recording."""
-        self.counts["left"] += 1
         if run is self.run:
             begin(run)
+        started = perf_counter()
         path = [] if run.ended is None else run.ended.path()
         mine = threading.get_ident() == self.thread
         self.depth += mine
@@ -417,6 +485,7 @@ class Follower:
             make_calls(run, path)
         finally:
             self.depth -= mine
+            self.account.left(len(path), perf_counter() - started)
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
 
@@ -427,6 +496,9 @@ class Follower:
     ) -> Any:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
         if run.at is self.root and not run.begun:
+            self.compute_given(run, args, kwargs)
+            # Calls that this one was compared with in vain may have left some.
+            run.given.clear()
             begin(run)
         count = len(run.externals)
         try:
@@ -448,14 +520,14 @@ class Follower:
                 if key in self.varying and key not in self.fixed:
                     args, kwargs = note.vary(place, args, kwargs)
         looked, look.looked = look.looked, False
-        drawn = {i: g._offset for i, (g, _) in run.generators.items()}
+        drawn = {i: g._offset for i, (g, *_) in run.generators.items()}
         try:
             out = self.inside(callee, args, kwargs)
         except BaseException:
             run.forget_externals(count)
             raise
         looks, look.looked = look.looked, looked or look.looked
-        draws = {i: g._offset for i, (g, _) in run.generators.items()} != drawn
+        draws = {i: g._offset for i, (g, *_) in run.generators.items()} != drawn
         if self.run is not run:
             return out
         if beside and not self.computed and _is_computed(out):
@@ -486,6 +558,26 @@ class Follower:
             self.read()
         return out
 
+    def compute_given(self, run: Run, args: Args, kwargs: Kwargs) -> bool:
+        """Compute what a run is given and is pending: another thread has recorded it, such as a batch. Return whether
+        there was something.
+        """
+        given = [
+            x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and run.slot_of(x) is None
+        ]
+        pending = [
+            s for t in given if (s := t._storage) not in run.undo and s.node.kind != "buffer"
+        ]
+        if pending:
+            self.depth += 1
+            try:
+                for storage in pending:
+                    storage.realize()
+            finally:
+                self.depth -= 1
+            self.computed.clear()
+        return bool(pending)
+
     def read(self) -> None:
         """Something was computed: the run is over, and what was called may be a script."""
         run, computed = self.run, self.computed
@@ -498,10 +590,32 @@ class Follower:
             and computed[0] is not None
         ):
             try:
-                self.keep(run, program_of(run, *computed[0]))
+                program, saved = program_of(run, *computed[0])
             except Refused as reason:
                 self.note(str(reason))
+            else:
+                if not program.open:
+                    self.keep(run, program)
+                elif run.at.goes_on is not None:
+                    self.keep(run, program)
+                    self.go_on(run, program, saved)
+                    self.counts["steps"] += 1
+                    return
+                else:
+                    self.note("a result has a graph that no backward pass has used up")
+                    if sum(s.kind == "computed" for s in run.at.path()) < _MAX_PARTS:
+                        self.run = Run(self.root)
+                        self.begin()
+                        self.unfinished.append(_Unfinished(run, program, saved))
+                        return
         self.begin()
+
+    def go_on(self, run: Run, program: Program, saved: list[Node]) -> None:
+        """Go on recording after something was computed."""
+        assert run.at.goes_on is not None
+        run.go_on(run.at.goes_on, program, saved)
+        begin(run)
+        self.computed.clear()
 
     def keep(self, run: Run, program: Program) -> None:
         """Keep what the calls of a run became. The second time that it is the same it is followed from then on."""
@@ -563,11 +677,20 @@ class Follower:
         if threading.get_ident() == self.thread and self.run.promised:
             self.settle("random numbers are drawn")
 
+    def before_setting(self, generator: Any) -> None:
+        """Give up what has drawn from a generator that is set now."""
+        if threading.get_ident() == self.thread and id(generator) in self.run.generators:
+            self.give_up("a generator is set that was drawn from")
+
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
         if not self.depth or self.run.refused or threading.get_ident() != self.thread:
             return seed, offset
-        start = self.run.generators.setdefault(id(generator), (generator, offset))[1]
+        run = self.run
+        _, start, end = run.generators.get(id(generator), (generator, offset, offset))
+        if end != offset:
+            run.refused = "random numbers are drawn by what is no call"
+        run.generators[id(generator)] = generator, start, generator._offset
         drawn, counter = Draw(seed), Draw(offset)
         drawn.generator = counter.generator = generator
         counter.relative = (offset - start) % 2**64
@@ -576,8 +699,44 @@ class Follower:
 
 # Instead of a result: a call is not that of a step.
 _OTHER = object()
+# What a promised tensor that has its value may still lack.
+_GRAPH = ("_grad_fn", "_output_nr")
 # Followers that have promised something.
 _promising: list[Follower] = []
+
+
+class _Unfinished:
+    """A run that gave something whose graph can still be used, and how it ended."""
+
+    def __init__(self, run: Run, program: Program, saved: list[Node]) -> None:
+        self.step, self.program, self.saved = run.at, program, saved
+        # What it gave, by id.
+        found = [run.slots[k] for k in program.open]
+        self.known = {id(t): reference for reference in found if (t := reference()) is not None}
+        # None once another call came that needs nothing of it.
+        self.run: Run | None = run
+
+    def drop(self) -> None:
+        """Let go of the run."""
+        if self.run is not None:
+            self.run.end()
+            self.run, self.saved = None, []
+
+    def is_open(self) -> bool:
+        """Whether something that it gave is alive."""
+        return any(reference() is not None for reference in self.known.values())
+
+    def gave_one_of(self, args: Any) -> bool:
+        """Whether it gave a tensor among arguments."""
+        return any(t is known() for t in _tensors_in(args) if (known := self.known.get(id(t))))
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors_in(part)
 
 
 def _is_computed(out: Any) -> bool:
@@ -601,9 +760,8 @@ def _plain_offsets(out: Any) -> None:
 def _guard(storage: Storage) -> None:
     """Before a storage is written: whoever promised what reads it computes it now."""
     for follower in list(_promising):
-        if storage in follower.run.storages:
-            follower.note("a tensor that was read is written by what is no call")
-            follower.resolve(follower.run)
+        if storage in follower.run.storages or storage in follower.run.handed:
+            follower.settle("a tensor that was read is written by what is no call")
 
 
 def _forget_programs(step: Step) -> None:
@@ -614,6 +772,8 @@ def _forget_programs(step: Step) -> None:
         found = pending.pop()
         found.program, found.ready = None, False
         pending += found.following
+        if found.goes_on is not None:
+            pending.append(found.goes_on)
 
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
@@ -621,9 +781,9 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
     for follower in list(_promising):
         run = follower.run
         if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
-            if run.at.program is None:
+            if not run.is_complete:
                 follower.note("a value is looked at")
-            follower.resolve(run)
+            follower.resolve(run, graph=run.at.kind == "computed" or name in _GRAPH)
             return object.__getattribute__(holder, name)
     there = _listener.follower
     if there is not None:
@@ -641,6 +801,8 @@ class _Listener:
     def __init__(self) -> None:
         self.follower: Follower | None = None
         self.choosing = threading.Lock()
+        # Those of the threads that have computed, and what they have seen: one is on at a time.
+        self.known: dict[int, Follower] = {}
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
@@ -650,7 +812,7 @@ class _Listener:
             follower = self._chosen(thread)
         if follower.thread == thread:
             follower.ran(runtime, frozen, executable)
-        elif None not in follower.computed:
+        elif (follower.run.begun or follower.run.taken) and None not in follower.computed:
             # It may have taken what the follower's thread has recorded.
             follower.computed.append(None)
 
@@ -661,7 +823,10 @@ class _Listener:
             if found is not None and found.on and not found.lives():
                 found.stop()
             if found is None or not found.on:
-                found = self.follower = Follower()
+                if thread not in self.known:
+                    self.known = {i: f for i, f in self.known.items() if f.lives()}
+                    self.known[thread] = Follower()
+                found = self.follower = self.known[thread]
             return found
 
 
@@ -692,16 +857,15 @@ def follower() -> Follower:
     return Follower() if found is None else found
 
 
+def steps() -> tuple[int, int]:
+    """Return how many steps followed a script, of how many."""
+    counts = follower().counts
+    return counts["followed"], counts["steps"]
+
+
 def report() -> str:
-    """Say how many steps followed a script, and where and why others did not."""
-    found = follower()
-    counts = found.counts
-    lines = [
-        f"scripts: {counts['scripts']} known, {counts['followed']} runs followed one, {counts['left']} left theirs"
-    ]
-    for (why, where), number in found.reasons.most_common(20):
-        lines.append(f"  {number} times: {why}" + (f" ({where})" if where else ""))
-    return "\n".join(lines)
+    """Say how many steps followed a script, where and why others did not, and what that cost."""
+    return follower().account.text()
 
 
 def stop_to_look() -> None:
@@ -711,6 +875,7 @@ def stop_to_look() -> None:
     if follower is not None and follower.on:
         follower.stop()
     _listener.follower = None
+    _listener.known.clear()
 
 
 _setting = os.environ.get("WEBTORCH_SCRIPTS", "0")

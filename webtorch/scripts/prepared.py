@@ -17,6 +17,7 @@ from webtorch.scripts.script import (
     NEW,
     NUMBER,
     OBJECT,
+    PRIOR,
     SEQUENCE,
     SLOT,
     STATIC,
@@ -42,6 +43,7 @@ _TESTS = {
     SLOT: "slots[{N}]() is not {x}",
     KNOWN: "externals[{N}] is not {x}",
     NEW: "not run.is_like({P}, {x})",
+    PRIOR: "not run.is_prior({P}, {x})",
     STATIC: "{x} is not {V} and (type({x}) is not type({V}) or not {x} == {V})",
     VARYING: "not run.varies({P}, {x})",
     NUMBER: "not run.takes({P}, {x})",
@@ -155,7 +157,7 @@ def prepare(step: Step) -> Matcher:
     forms = [step.results, *(form for _, form in step.leaves)]
     step.until = (
         slots + sum(1 for form in forms for _ in forms_in(form)),
-        externals + sum(p.form == NEW for p in patterns),
+        externals + sum(p.form in (NEW, PRIOR) for p in patterns),
     )
     step.plain = step.kind == "operation" and not step.writes
     step.matches = made = matcher(step.args, step.names, step.kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from operator import attrgetter
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
+from webtorch.scripts.changes import changes
 from webtorch.scripts.script import (
     Facts,
     Given,
     Offset,
     Pattern,
+    Program,
     Step,
 )
 from webtorch.tensors import autocast
@@ -25,6 +28,8 @@ from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
 
+# Whether what need not be compared again is, to be sure: for tests.
+_CHECKED = os.environ.get("WEBTORCH_SCRIPTS") == "always"
 # What of an external tensor must be as it was, beside its offset.
 _LIKE = attrgetter(
     "_shape", "_strides", "_whole", "dtype", "_requires_grad", "_inference", "_storage.elements", "_storage.dtype",
@@ -70,9 +75,16 @@ class Run:
         self.promised = False
         # Whether a backward pass has given gradients.
         self.differentiated = False
-        # What written storages held before, and what gradients were before a backward pass.
+        # What written storages held before.
         self.undo: dict[Storage, Node] = {}
-        self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
+        # Once something was computed: the program that ran, the first slot since, the values that the open graph
+        # has saved, the storages that slots got, and generators: (generator, seed, offset at the beginning, offset
+        # after it).
+        self.program: Program | None = None
+        self.first = 0
+        self.saved: list[Node] = []
+        self.handed: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self.drawn: dict[int, tuple[Any, int, int, int]] = {}
         # The values of external storages as they were met, and by id the first tensor that had each: storages may share
         # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
         self.values: list[weakref.ref[Node]] = []
@@ -84,13 +96,16 @@ class Run:
         # The numbers that calls were given and that may be any, by place.
         self.given = Given()
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
-        # generators -> (generator, offset at the beginning); functions that a backward pass used up; external tensors
-        # whose offsets are noted, and of which that is in vain.
+        # generators -> (generator, offset at the beginning, and after the last draw); functions that a backward pass
+        # used up; external tensors whose offsets are noted, and of which that is in vain.
         self.refused = ""
         self.facts: list[Facts] = []
         self.begun: dict[int, tuple[weakref.ref[Node], weakref.ref[Storage]]] = {}
-        self.generators: dict[int, tuple[Any, int]] = {}
+        self.generators: dict[int, tuple[Any, int, int]] = {}
         self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
+        # The values that programs gave before it went on, and the counters that generators had used up then.
+        self.computed: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
+        self.counted: dict[int, int] = {}
         self.noted: list[tuple[Tensor, Pattern]] = []
         self.spoilt: set[int] = set()
         # What slots are, while their calls are made in the usual way after all.
@@ -175,11 +190,14 @@ class Run:
         self.externals.append(t)
         storage = t._storage
         self.storages.setdefault(storage, number)
-        node = storage.node
+        self._add_value(storage.node)
+        return number
+
+    def _add_value(self, node: Node) -> None:
+        """Note the value of the next external tensor."""
         self.values.append(weakref.ref(node))
         if self.holder_of(node) < 0:
-            self.nodes[id(node)] = number
-        return number
+            self.nodes[id(node)] = len(self.values) - 1
 
     def holder_of(self, node: Node) -> int:
         """Return the number of the first external tensor that was met with a value; -1: none."""
@@ -200,18 +218,47 @@ class Run:
         """Take back all but the first `count`."""
         if len(self.externals) <= count:
             return
-        for t, reference in zip(self.externals[count:], self.values[count:], strict=True):
-            del self.numbers[id(t)]
-            if self.storages.get(t._storage, -1) >= count:
-                del self.storages[t._storage]
-            node = reference()
-            if node is not None and self.holder_of(node) >= count:
-                del self.nodes[id(node)]
+        for t in self.externals[count:]:
+            if self.numbers.get(id(t), -1) >= count:
+                del self.numbers[id(t)]
+        self.storages = {s: n for s, n in self.storages.items() if n < count}
+        self.nodes = {node: n for node, n in self.nodes.items() if n < count}
         del self.externals[count:], self.values[count:]
         for t, p in self.noted:
             if p.number >= count:
                 t._offset = int(t._offset)
         self.noted = [(t, p) for t, p in self.noted if p.number < count]
+
+    def go_on(self, step: Step, program: Program, saved: list[Node]) -> None:
+        """Go on after something was computed: what there is now comes from outside, but for its graph."""
+        if self.taken:
+            self.taken.append(step)
+        step.until = self.at.until
+        self.at, self.program, self.saved = step, program, saved
+        self.first = len(self.slots)
+        self.ended = None
+        self.differentiated = False
+        self.undo.clear()
+        self.values, self.nodes = [], {}
+        for t in self.externals:
+            self._add_value(t._storage.node)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the calls are all that a program computes."""
+        return self.at.program is not None and self.at.ready
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward pass may still run the graph of something that is alive."""
+        return self.program is not None and any(
+            self.slots[k]() is not None for k in self.program.open
+        )
+
+    def is_outside(self, storage: Storage) -> bool:
+        """Whether it is the storage of a tensor that no call of this run has given."""
+        number = self.storages.get(storage)
+        return number is not None and self.slot_of(self.externals[number]) is None
 
     def holds(self, t: Tensor) -> bool:
         """Whether a tensor was promised here and not looked at."""
@@ -235,15 +282,41 @@ class Run:
 
     def is_like(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
-        if not isinstance(t, Tensor) or id(t) in self.numbers or self.slot_of(t) is not None:
+        number = p.number
+        if p.stamp != changes.count or p.last() is not t:
+            if not self._compare(p, t):
+                return False
+        elif _CHECKED:
+            assert facts_of(t) == p.facts, "a tensor was changed by what is no call"
+        storage = t._storage
+        node = storage.node
+        if (node.kind != "buffer" or node.host is not None or node.shape != p.facts[-1]) and (
+            facts_of(t) != p.facts
+        ):
             return False
-        if facts_of(t) != p.facts:
+        self.externals.append(t)
+        self.values.append(weakref.ref(node))
+        holder = self.nodes.setdefault(id(node), number)
+        if holder != number and self.values[holder]() is not node:
+            holder = self.nodes[id(node)] = number
+        return (
+            self.numbers.setdefault(id(t), number) == number
+            and (self.storages.setdefault(storage, number), holder) == p.alias
+        )
+
+    def _compare(self, p: Pattern, t: Any) -> bool:
+        """Whether a value is an external tensor that is as a pattern says; if so, that is remembered."""
+        if not isinstance(t, Tensor) or self.slot_of(t) is not None or facts_of(t) != p.facts:
             return False
         offset = t._offset
         if offset != p.value and not (p.loose and offset and p.value):
             return False
-        storage = t._storage
-        if (self.storages.get(storage, -1), self.holder_of(storage.node)) != p.alias:
+        p.last, p.stamp = weakref.ref(t), changes.count
+        return True
+
+    def is_prior(self, p: Pattern, t: Any) -> bool:
+        """Whether a value is the slot of a pattern, which was computed and is seen first since; it gets its number."""
+        if self.slots[p.value]() is not t or id(t) in self.numbers:
             return False
         self.add_external(t)
         return True
