@@ -41,6 +41,8 @@ _SEQUENCE = ("collections.abc", "Sequence")
 _COMMON = {"Sequence": _SEQUENCE, "Literal": ("typing", "Literal")}
 # The module in whose terms the types of elementwise functions are written.
 _FORMULAS = "webtorch.tensors.promotion"
+# Where the options are written that functions which make tensors share.
+_FACTORY = "webtorch.functions.factory"
 
 
 @functools.cache
@@ -82,7 +84,7 @@ class _Stub:
         """Return an annotation of a function of `module` in the stub's terms."""
         assert isinstance(text, str), f"{module}: a function has no types: {text}"
         tree = ast.parse(text, mode="eval")
-        homes = _COMMON | _homes(_FORMULAS) | _homes(module)
+        homes = _COMMON | _homes(_FORMULAS) | _homes(_FACTORY) | _homes(module)
         for node in ast.walk(tree):
             if not isinstance(node, ast.Name):
                 continue

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 import webtorch
 from webtorch import Tensor, nn
@@ -517,3 +518,94 @@ def test_the_checker_accepts_the_file() -> None:
     program = webtorch.onnx.export(MLP, rand(1, 8))
     onnx.checker.check_model(program.model_proto, full_check=True)
     assert program.model_proto.opset_import[0].version == 18
+
+
+# -- layers with PyTorch's weights, against PyTorch ---------------------------------------------------------------
+
+
+def _encoder(m: Any, **options: Any) -> Any:
+    return m.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, **options)
+
+
+def _two(m: Any, **options: Any) -> Any:
+    return m.nn.TransformerEncoder(_encoder(m, **options), 2, enable_nested_tensor=False)
+
+
+def _heads(m: Any, **options: Any) -> Any:
+    return m.nn.MultiheadAttention(16, 4, **options)
+
+
+ROWS = (5, 2, 16)
+BLOCKED = torch.ones(5, 5).triu(1) > 0
+ADDED = torch.zeros(5, 5).masked_fill(BLOCKED, -math.inf)
+PADDED = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+STATES = ((4, 3, 3), (4, 3, 5))
+# name -> (module of a library, shapes of its arguments, arguments by name)
+OF_PYTORCH: dict[str, tuple[Callable[[Any], Any], Any, dict[str, Any]]] = {
+    "encoder layer": (_encoder, [ROWS], {}),
+    "encoder layer, causal": (_encoder, [ROWS], {"src_mask": ADDED, "is_causal": True}),
+    "encoder layer, norm first": (
+        lambda m: _encoder(m, norm_first=True, batch_first=True, activation="gelu"),
+        [(2, 5, 16)],
+        {"src_mask": BLOCKED, "src_key_padding_mask": PADDED},
+    ),
+    "encoder": (_two, [ROWS], {"mask": ADDED}),
+    "transformer": (
+        lambda m: m.nn.Transformer(16, 4, 1, 1, 32, dropout=0.0),
+        [ROWS, ROWS],
+        {"tgt_mask": ADDED, "src_key_padding_mask": PADDED},
+    ),
+    "LSTM": (
+        lambda m: m.nn.LSTM(6, 5, 2, bidirectional=True, proj_size=3),
+        [(4, 3, 6), STATES],
+        {},
+    ),
+    "LSTM of one": (lambda m: m.nn.LSTM(6, 5, 2), [(4, 6)], {}),
+    "GRU": (lambda m: m.nn.GRU(6, 5, 2, bidirectional=True, batch_first=True), [(4, 3, 6)], {}),
+    "GRU with a state": (lambda m: m.nn.GRU(6, 5, bias=False), [(4, 3, 6), (1, 3, 5)], {}),
+    "attention": (_heads, [ROWS, ROWS, ROWS], {"attn_mask": BLOCKED}),
+    "attention of each head": (_heads, [ROWS] * 3, {"average_attn_weights": False}),
+    "attention without weights": (
+        lambda m: _heads(m, batch_first=True, add_bias_kv=True, add_zero_attn=True),
+        [(2, 5, 16)] * 3,
+        {"need_weights": False, "key_padding_mask": PADDED},
+    ),
+    "attention of other sizes": (
+        lambda m: _heads(m, kdim=6, vdim=7),
+        [ROWS, (4, 2, 6), (4, 2, 7)],
+        {},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:export. the model is in training mode")
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True", "ignore:LSTM with projections")
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", OF_PYTORCH)
+def test_layers_give_what_pytorch_gives(name: str, training: bool) -> None:
+    def drawn(shape: Any) -> Any:
+        return tuple(map(drawn, shape)) if isinstance(shape[0], tuple) else torch.randn(shape)
+
+    def ours(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(ours, x))
+        return webtorch.from_numpy(x.numpy()) if isinstance(x, torch.Tensor) else x
+
+    make, shapes, named = OF_PYTORCH[name]
+    torch.manual_seed(0)
+    theirs, model = make(torch).train(training), make(webtorch).train(training)
+    model.load_state_dict({k: ours(v) for k, v in theirs.state_dict().items()})
+    args = tuple(map(drawn, shapes))
+    with torch.no_grad():
+        wanted = theirs(*args, **named)
+    program = webtorch.onnx.export(
+        model, tuple(map(ours, args)), kwargs={k: ours(v) for k, v in named.items()}
+    )
+    session = onnxruntime.InferenceSession(
+        program.model_proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    given = [t for t in (*flat(args), *named.values()) if isinstance(t, torch.Tensor)]
+    names = [i.name for i in session.get_inputs()]
+    found = session.run(None, {n: t.numpy() for n, t in zip(names, given, strict=True)})
+    for got, want in zip(found, [t for t in flat(wanted) if t is not None], strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=2e-4, atol=2e-5)

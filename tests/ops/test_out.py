@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from operator import setitem
 from typing import Any
 
 import numpy as np
@@ -111,6 +112,30 @@ OVERLAPPING: dict[str, Callable[[Any, Any], Any]] = {
     "parts of rows": lambda m, x: m.exp(x[:8].view(2, 4)[:, :2], out=x[:8].view(2, 4)[:, 2:]),
     "turned": lambda m, x: m.exp(x[:8].view(2, 4).t(), out=x[:8].view(4, 2)),
     "apart": lambda m, x: m.exp(x[:5], out=x[5:]),
+    "a list": lambda m, x: m.cat([x[:3], x[6:8]], out=x[4:9]),
+    "several results": lambda m, x: m.topk(x[:3], 2, out=(x[:2], m.zeros(2, dtype=m.int64))),
+    # What is written to positions, in place.
+    "put": lambda m, x: x.index_put_((m.tensor([0, 1]),), x[:2]),
+    "put apart": lambda m, x: x[5:].index_put_((m.tensor([0, 1]),), x[:2]),
+    "put and add": lambda m, x: x.index_put_((m.tensor([0, 1]),), x[:2], accumulate=True),
+    "put itself": lambda m, x: x.index_put_((m.arange(10),), x),
+    "put with gaps": lambda m, x: x.index_put_((m.tensor([0, 1]),), x[1:5:2]),
+    "put one where a mask is true": lambda m, x: x.index_put_((x > 3,), x[2:3]),
+    "put nothing": lambda m, x: x.index_put_((m.arange(0),), x[4:4]),
+    "put copies": lambda m, x: m.index_put(x, (m.tensor([0, 1]),), x[:2]),
+    "assign": lambda m, x: setitem(x, [0, 1, 2], x[3:6]),
+    "assign one": lambda m, x: setitem(x, m.tensor([0, 1]), x[7]),
+    "assign a row": lambda m, x: setitem(x.view(2, 5), [0], x[5:]),
+    "assign with gaps": lambda m, x: setitem(x, [0, 1, 2], x[1:7:2]),
+    "assign gaps to themselves": lambda m, x: setitem(x[::5], [0, 1], x[::5]),
+    "assign to a view apart": lambda m, x: setitem(x[:4], [0, 1], x[5:7]),
+    "assign to a slice apart": lambda m, x: setitem(x.view(2, 5), (1, [0, 1]), x[2:4]),
+    "assign where a mask is true": lambda m, x: setitem(x, x > 7, x[:2]),
+    "assign one where a mask is true": lambda m, x: setitem(x, x > 7, x[0]),
+    "scatter with gaps": lambda m, x: x.scatter_(0, m.tensor([0, 1, 2]), x[1:7:2]),
+    "scatter_reduce": lambda m, x: x.scatter_reduce_(0, m.tensor([0, 1]), x[:2], "amax"),
+    "index_reduce": lambda m, x: x.index_reduce_(0, m.tensor([0, 1]), x[:2], "amax"),
+    "index_copy": lambda m, x: x.index_copy_(0, m.tensor([0, 1]), x[8:]),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -316,9 +317,460 @@ def test_whoever_asks_for_memory_sees_what_is_alive(device: str, follower: Any) 
     assert backend.memory_allocated() - before < 8192
 
 
+# What is computed with a number that is another one at each step.
+NUMBERS: dict[str, Any] = {
+    "product": lambda y, t: y * t,
+    "power": lambda y, t: (y.abs() + 0.1) ** t,
+    "dropout": lambda y, t: nn.functional.dropout(y, t / 4),
+    "full": lambda y, t: y + torch.full((3,), t),
+    "tensor": lambda y, t: y + torch.tensor(t),
+    "slope": lambda y, t: nn.functional.leaky_relu(y, t),
+    "bounds": lambda y, t: y.clamp(-t, 2 * t),
+    "blend": lambda y, t: torch.lerp(y, y * y, t),
+    "factor": lambda y, t: torch.add(y, y, alpha=t),
+    "two": lambda y, t: (y * t).abs() * (1 - t),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_number_may_change_at_each_step(name: str, follower: Any) -> None:
+    def run(training: Training) -> list[Any]:
+        torch.manual_seed(3)
+        for i in range(12):
+            y = NUMBERS[name](training.forward(), 0.3 + i * 0.0625)
+            training.optimizer.zero_grad()
+            y.square().mean().backward()
+            training.optimizer.step()
+        return values(training)
+
+    found = run(Training())
+    # Known after three: one with a number, and two with others (and three for two lines).
+    assert follower().counts["followed"] >= 7
+    with scripts(False):
+        plain = run(Training())
+    for a, b in zip(found, plain, strict=True):
+        torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
+
+
+def test_a_number_that_decides_leaves(follower: Any) -> None:
+    x, seen = torch.arange(1.0, 5.0), []
+    numbers = [0.3, 0.5, 0.7, 0.9, 1.1, 2.0, 1.3, 0.0, 0.4, float("inf"), -1.0, 3.0, 0.5, 2.5]
+    for t in numbers:
+        seen.append(((x * 2) ** t + x * t).tolist())
+    assert follower().counts["followed"] >= 2
+    with scripts(False):
+        assert seen == [((x * 2) ** t + x * t).tolist() for t in numbers]
+
+
+def test_a_number_that_makes_a_shape_is_compared(follower: Any) -> None:
+    x = torch.arange(16.0).reshape(1, 1, 4, 4)
+    for i in range(10):
+        factor = 1.5 + 0.25 * i
+        found = nn.functional.interpolate(x * 2, scale_factor=factor) + 1
+        assert found.shape[-1] == int(4 * factor)
+        assert found.sum().item() > 0
+
+
+def test_an_error_of_a_number_is_raised_where_it_is_called(follower: Any) -> None:
+    x = torch.ones(3)
+    for p in (0.1, 0.2, 0.3, 0.4, 0.5):
+        (nn.functional.dropout(x * 2, p) + 1).tolist()
+    assert follower().counts["followed"]
+    with pytest.raises(ValueError, match="dropout probability has to be between 0 and 1"):
+        (nn.functional.dropout(x * 2, 1.5) + 1).tolist()
+
+
+def test_a_step_under_autocast_is_followed(device: str, follower: Any) -> None:
+    training = Training(device)
+
+    def step(on: bool) -> None:
+        kind = torch.device(device).type
+        with torch.autocast(kind, torch.float16 if kind == "webgpu" else None, enabled=on):
+            out = training.forward()
+        assert (out.dtype is torch.float32) != on
+        training.optimizer.zero_grad()
+        out.float().square().mean().backward()
+        training.optimizer.step()
+
+    for _ in range(6):
+        step(True)
+    assert follower().counts["followed"] >= 3
+    # The same calls with autocast off are others.
+    step(False)
+    step(True)
+    assert follower().counts["followed"] >= 4
+
+
+def test_what_autocast_cast_before_is_not_used_once_it_is_written(follower: Any) -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    with torch.no_grad(), torch.autocast("cpu"):
+        for i in range(16):
+            # From the second on, the weight's cast is there already.
+            found = model(x).tolist()
+            with torch.autocast("cpu", enabled=False):
+                plain = model.weight.bfloat16().float().sum(1) + model.bias.bfloat16().float()
+            torch.testing.assert_close(torch.tensor(found)[0], plain, atol=0.02, rtol=0)
+            if i % 8 == 7:
+                # Reading ends the run in which it is written.
+                model.weight.mul_(2).tolist()
+    assert follower().counts["followed"] >= 4
+
+
+def test_a_step_with_a_scaler_is_followed(device: str, follower: Any) -> None:
+    def run(training: Training) -> list[Any]:
+        scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=3)
+        seen = []
+        for i in range(12):
+            loss = training.forward().square().mean()
+            if i == 7:
+                loss = loss * float("inf")
+            training.optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(training.optimizer)
+            nn.utils.clip_grad_norm_(training.model.parameters(), 0.5)
+            scaler.step(training.optimizer)
+            scaler.update()
+            if i > 6:
+                seen.append(scaler.get_scale())
+        return [seen, *values(training)]
+
+    found = run(Training(device))
+    # Four are read, and one overflows.
+    assert follower().counts["followed"] >= 6
+    with scripts(False):
+        plain = run(Training(device))
+    assert found[0] == plain[0] == [2048.0, 2048.0, 2048.0, 4096.0, 4096.0]
+    for a, b in zip(found[1:], plain[1:], strict=True):
+        torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
+
+
+def test_a_context_that_is_over_keeps_nothing(follower: Any) -> None:
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    kept, seen = [], []
+    for _ in range(8):
+        with torch.autocast("cpu"):
+            first = model(x)
+            first.sum().item()
+            second = model(x * 2)
+        # Both have used one cast of the weight, which the first keeps alive.
+        kept.append(first)
+        second.sum().backward()
+        with torch.no_grad():
+            model.weight += 1
+        seen.append(second.detach()[0, 0].item())
+    steps = [b - a for a, b in itertools.pairwise(seen)]
+    assert steps == pytest.approx([8.0] * 7, abs=0.3)
+
+
+def test_a_write_between_two_calls_that_were_followed_is_noticed(follower: Any) -> None:
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    for _ in range(7):
+        y = w * x
+        z = (y * y).sum()
+        x.add_(1.0)
+        seen = z.detach()
+        del y, z
+        (x + seen).tolist()
+    assert follower().counts["followed"] > 2
+    y = w * x
+    z = (y * y).sum()
+    x.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (z * 3).backward()
+
+
+def test_a_class_that_is_asked_is_asked_each_time(follower: Any) -> None:
+    asked = []
+
+    class Asked(torch.Tensor):
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            asked.append(func.__name__)
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3).as_subclass(Asked)
+    for i in range(9):
+        asked.clear()
+        out = (torch.mul(x, 2) + torch.ones(3)).exp().sum()
+        assert "mul" in asked
+        assert out.item() == pytest.approx(60.2566), i
+
+
+def test_memory_of_a_value_that_was_replaced_is_free(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    old = weakref.ref(training.model[0].weight._storage.node)
+    new = torch.tensor([[1.0] * 4] * 8)
+    with torch.no_grad():
+        # Two tensors share the value from here on, and nothing is computed.
+        training.model[0].weight.copy_(new)
+    gc.collect()
+    assert old() is None
+
+
+class Reading(Training):
+    """A model whose loss is read before each backward pass."""
+
+    def step(self, rows: int = 4, micro: int = 1) -> Any:
+        self.optimizer.zero_grad()
+        for _ in range(micro):
+            self.out = self.forward(rows)
+            loss = self.out.square().mean()
+            self.losses = [*self.losses, loss.item()]
+            loss.backward()
+        self.optimizer.step()
+        return loss
+
+    losses: tuple[Any, ...] | list[Any] = ()
+
+    def read(self, follower: Any) -> Any:
+        """Return a loss that was followed and read, and was not passed backward."""
+        self.until_followed(follower)
+        self.optimizer.zero_grad()
+        self.out = self.forward()
+        loss = self.out.square().mean()
+        loss.item()
+        assert follower().run.promised
+        return loss
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_a_step_goes_on_after_its_loss_is_read(device: str, follower: Any, micro: int) -> None:
+    training = Reading(device, nn.Dropout(0.2))
+    for _ in range(8):
+        training.step(4, micro)
+    # Two computations or more belong to one step.
+    assert follower().counts["followed"] >= 4 * (micro + 1)
+    assert follower().counts["left"] == 0
+    with scripts(False):
+        plain = Reading(device, nn.Dropout(0.2))
+        for _ in range(8):
+            plain.step(4, micro)
+    assert training.losses == pytest.approx(plain.losses, rel=1e-4)
+    for p, q in zip(training.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_a_critic_and_a_generator_share_a_graph(follower: Any) -> None:
+    def train() -> list[Any]:
+        torch.manual_seed(0)
+        generator, critic = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 5), nn.Tanh())
+        first = torch.optim.Adam(generator.parameters(), lr=0.1)
+        second = torch.optim.Adam(critic.parameters(), lr=0.1)
+        label = torch.zeros(5)
+        seen = []
+        for _ in range(12):
+            critic.zero_grad()
+            fake = generator(torch.randn(2, 3))
+            label.fill_(0)
+            against = (critic(fake.detach()) - label).square().mean()
+            against.backward()
+            seen.append(against.item())
+            second.step()
+            generator.zero_grad()
+            label.fill_(1)
+            (critic(fake) - label).square().mean().backward()
+            first.step()
+        return seen
+
+    found = train()
+    assert follower().counts["followed"] >= 12
+    with scripts(False):
+        assert found == pytest.approx(train(), rel=1e-4)
+
+
+def test_a_graph_that_is_looked_at_after_a_read_is_there(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    assert loss.grad_fn.name() == "MeanBackward0"
+    seen = []
+    training.out.register_hook(lambda g: seen.append(g.tolist()))
+    expected = (training.out.detach() * (2 / training.out.numel())).tolist()
+    loss.backward()
+    assert seen == [pytest.approx(row) for row in expected] or seen == [expected]
+    x = training.data[training.count - 4 : training.count]
+    weight = training.model[1].weight.grad.clone()
+    with scripts(False):
+        plain = copy.deepcopy(training.model)
+        plain.zero_grad()
+        plain(x).square().mean().backward()
+        torch.testing.assert_close(weight, plain[1].weight.grad)
+
+
+def test_a_write_between_a_read_and_its_backward_pass_is_noticed(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    with torch.no_grad():
+        training.model[1].weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_loss_that_is_read_may_be_passed_backward_later_or_twice(follower: Any) -> None:
+    training = Reading()
+    loss = training.read(follower)
+    other = training.forward().square().mean()
+    other.backward()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    first, second = training.count - 8, training.count - 4
+    found = training.model[0].weight.grad.clone()
+    with scripts(False):
+        plain = copy.deepcopy(training.model)
+        plain.zero_grad()
+        plain(training.data[second : second + 4]).square().mean().backward()
+        (2 * plain(training.data[first : first + 4]).square().mean()).backward()
+        torch.testing.assert_close(found, plain[0].weight.grad)
+
+
+def test_losses_that_are_only_read_do_not_pile_up(follower: Any) -> None:
+    training = Reading("cpu", nn.GELU())
+    training.until_followed(follower)
+    backend = training.data._storage.runtime.backend
+
+    def read() -> None:
+        training.count = 0
+        training.forward(64).square().mean().item()
+
+    for _ in range(5):
+        read()
+    before = backend.memory_allocated()
+    for _ in range(50):
+        read()
+    assert backend.memory_allocated() - before < 8192
+
+
 def test_steps_are_not_followed_where_they_are_switched_off() -> None:
     with scripts(False) as follower:
         training = Training()
         for _ in range(6):
             training.step()
         assert not follower().counts
+
+
+def reasons(follower: Any) -> list[str]:
+    return [why for why, _ in follower().reasons]
+
+
+def test_a_report_says_where_and_why_a_script_was_left(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    for i in range(8):
+        loss = training.forward().square().mean()
+        if i == 3:
+            loss = loss * 3
+        training.optimizer.zero_grad()
+        loss.backward()
+        training.optimizer.step()
+    counts = follower().counts
+    assert counts["left"] == 1
+    text = torch.debug.scripts()
+    head, line = text.splitlines()[:2]
+    assert head.startswith(
+        f"{counts['followed']} of {counts['steps']} steps followed one of 1 script"
+    )
+    # Two layers, a square and a mean.
+    assert "1 left theirs (4 calls made again in" in head
+    assert "once, 4 calls made again in" in line
+    assert "mul is called where backward was called before (" in line
+    assert "test_following.py" in line
+    assert "loss = loss * 3" in line
+
+
+def test_a_report_names_the_argument_that_differs(follower: Any) -> None:
+    weight = torch.ones(3, 4)
+    x, wide, y = torch.ones(4), torch.ones(2, 4), torch.ones(4, dtype=torch.float64)
+
+    def step(number: int, other: Any) -> None:
+        a = weight * 2 + 1
+        (a * number).add(other, alpha=number).sum().item()
+
+    for _ in range(5):
+        step(2, x)
+    assert follower().counts["followed"]
+    for changed in ((3, x), (2, y), (2, wide[0]), (2, wide[:1])):
+        step(*changed)
+    assert reasons(follower) == [
+        "argument 2 of mul was 2 and is 3",
+        "argument 2 of add has dtype float64 instead of float32",
+        "argument 2 of add has storage size 8 instead of 4",
+        "argument 2 of add has shape (1, 4) instead of (4,)",
+    ]
+
+
+def test_a_report_names_what_an_optimizer_depends_on(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    training.optimizer.param_groups[0]["maximize"] = True
+    training.step()
+    assert "a parameter, gradient, state or option was False and is True" in reasons(follower)
+
+
+def test_reasons_are_shown_as_they_happen(
+    follower: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training()
+    training.until_followed(follower)
+    monkeypatch.setenv("WEBTORCH_DEBUG", "1")
+    training.forward().sum().item()
+    assert "no script: " in capsys.readouterr().err
+
+
+def test_a_profile_counts_steps(follower: Any) -> None:
+    training = Training()
+    training.until_followed(follower)
+    with torch.profile() as found:
+        for _ in range(3):
+            training.step()
+    assert found.steps == (3, 3)
+    assert "; 3 of 3 steps followed a script" in str(found)
+
+
+def test_a_batch_that_another_thread_has_recorded_is_followed(follower: Any) -> None:
+    training, data = Training(), torch.arange(400.0).reshape(100, 4)
+    losses = []
+
+    def load(i: int, out: list[Any]) -> None:
+        out.append((data[4 * i : 4 * i + 4] / 100).sin())
+
+    def run(training: Training) -> None:
+        for i in range(10):
+            batch: list[Any] = []
+            thread = threading.Thread(target=load, args=(i, batch))
+            thread.start()
+            thread.join()
+            loss = training.model(batch[0]).square().mean()
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+            losses.append(loss)
+
+    run(training)
+    assert follower().counts["followed"] >= 5
+    with scripts(False):
+        plain = Training()
+        run(plain)
+    for a, b in zip(losses[:10], losses[10:], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_thread_that_computes_between_keeps_no_other_from_scripts() -> None:
+    x = torch.ones(4, 4)
+
+    def elsewhere() -> None:
+        ((torch.ones(3) * 2 + 1) * 3).tolist()
+
+    with scripts(True, repeats=3) as follower:
+        for _ in range(12):
+            # A thread is new each time, and never computes often enough to be looked at.
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            ((x * 2 + 1) @ x).sum().item()
+        assert follower().thread == threading.get_ident()
+        assert follower().counts["followed"] >= 3

@@ -12,8 +12,7 @@ from typing import Any
 
 from webtorch.ir.dtype import DType, float64
 from webtorch.ir.lines import user_depth
-from webtorch.tensors.autocast import KINDS, LOWER_PRECISION, state
-from webtorch.tensors.host import tracing
+from webtorch.tensors.autocast import KINDS, LOWER_PRECISION, Casts, state
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -113,13 +112,13 @@ def set_autocast_cache_enabled(enabled: bool) -> None:
 
 def clear_autocast_cache() -> None:
     """Forget the parameters that were cast."""
-    state.casts.clear()
+    state.forget()
 
 
 def autocast_increment_nesting() -> int:
     """Count one more context that is open, and return how many are."""
     if state.nesting == 0:
-        state.traced = tracing.active
+        state.casts = Casts()
     state.nesting += 1
     return state.nesting
 
@@ -127,6 +126,9 @@ def autocast_increment_nesting() -> int:
 def autocast_decrement_nesting() -> int:
     """Count one context less, and return how many are open."""
     state.nesting -= 1
+    if state.nesting == 0 and state.casts is not None:
+        state.casts.close()
+        state.casts = None
     return state.nesting
 
 
@@ -191,8 +193,7 @@ class autocast:
 
     def __exit__(self, *error: object) -> None:
         enabled, dtype, state.cache_enabled = self._before.pop()
-        if autocast_decrement_nesting() == 0:
-            clear_autocast_cache()
+        autocast_decrement_nesting()
         set_autocast_dtype(self.device, dtype)
         set_autocast_enabled(self.device, enabled)
 

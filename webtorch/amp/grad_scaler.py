@@ -239,9 +239,9 @@ class GradScaler:
         scale.copy_(webtorch.where(overflowed, shrunk, grown))
         tracker.copy_(count)
 
-    def _live(self, name: str) -> float:
+    def _live(self, name: str) -> Any:
         """Return an option as a number that a compiled step reads anew."""
-        return host_scalar(self.__dict__, name)
+        return host_scalar(self.__dict__, name) if tracing.active else self.__dict__[name]
 
     # -- settings -------------------------------------------------------------------------------
 

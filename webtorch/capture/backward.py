@@ -481,7 +481,4 @@ def _part_of(
             nodes.append(GraphNode("buffer", (), (), (), node.shape, node.dtype, node.line))
         else:
             nodes.append(dataclasses.replace(node, srcs=tuple(number[s] for s in node.srcs)))
-    renumbered = tuple(
-        Output(number[o.node], None if o.donor is None else number[o.donor]) for o in outputs
-    )
-    return graph.with_nodes(nodes, renumbered)
+    return graph.renumbered(nodes, number, outputs)

@@ -211,7 +211,7 @@ def _shown(value: Any, dtype: DType) -> Scalar:
 
 
 def scripts() -> str:
-    """Return how many steps of uncompiled loops followed a script, and why and where others did not."""
+    """Return how many steps of uncompiled loops followed a script, why and where others did not, and what that cost."""
     return report()
 
 

@@ -87,6 +87,10 @@ class Interpreter(Protocol):
     def inside(self) -> bool:
         """Whether it wants the calls, too, that one which it was asked about is made of."""
 
+    @property
+    def watches(self) -> bool:
+        """Whether it wants to see each call, so that no script may answer one."""
+
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Return what a call gives; `run` is the call as it goes on below."""
 
@@ -123,6 +127,9 @@ class Follower(Protocol):
     def before_drawing(self) -> None:
         """Let the calls that promised something draw random numbers before another one does."""
 
+    def before_setting(self, generator: Any) -> None:
+        """Keep what was drawn before a generator is set out of scripts: it cannot be drawn again."""
+
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn, as numbers that remember it while calls are recorded."""
 
@@ -135,13 +142,6 @@ class _Active(Count):
     def __init__(self) -> None:
         super().__init__()
         self.follower: Follower | None = None
-
-    def add(self, number: int) -> None:
-        """Count interpreters that come, or that go."""
-        if number > 0 and self.follower is not None:
-            # It sees nothing of what was called before.
-            self.follower.refuse("somebody begins to look at each operation")
-        super().add(number)
 
 
 active = _Active()
@@ -160,7 +160,7 @@ def install(name: str, interpreter: Interpreter) -> None:
 def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     """Hand a call to the interpreters that are on in this thread, the operation itself last."""
     follower = active.follower
-    if follower is not None and follower.thread == threading.get_ident():
+    if follower is not None:
         return follower.call(callee, args, kwargs)
     return interpreted(callee, args, kwargs)
 
@@ -189,6 +189,11 @@ def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
 def inside() -> bool:
     """Whether an interpreter that is on in this thread wants the calls that a call is made of."""
     return any(interpreter.inside for interpreter in _inwards)
+
+
+def watched() -> bool:
+    """Whether an interpreter that is on in this thread wants to see each call."""
+    return any(interpreter.watches for interpreter in _inwards)
 
 
 class Foreign(TypeError):

@@ -251,14 +251,6 @@ class _IntegerInterval(_Between):
         return (value % 1 == 0) & (value >= self.lower_bound) & (value <= self.upper_bound)
 
 
-class _IntegerLessThan(_Below):
-    is_discrete = True
-
-    def check(self, value: Tensor) -> Tensor:
-        """Whether each number is whole and at most the bound."""
-        return (value % 1 == 0) & (value <= self.upper_bound)
-
-
 class _IntegerGreaterThan(_Above):
     is_discrete = True
 

@@ -43,7 +43,32 @@ def _precision_to_scale_tril(P: Tensor) -> Tensor:
     return linalg.solve_triangular(factor, identity, upper=False)
 
 
-class MultivariateNormal(Distribution):
+class OfMatrix(Distribution):
+    """What follows from a Cholesky factor of a covariance, which may have fewer batch dims than the distribution."""
+
+    _unbroadcasted_scale_tril: Tensor
+
+    def _matrix(self, one: Tensor) -> Tensor:
+        return one.expand(self._batch_shape + 2 * self._event_shape[-1:])
+
+    @lazy_property
+    def scale_tril(self) -> Tensor:
+        """The Cholesky factor of the covariance."""
+        return self._matrix(self._unbroadcasted_scale_tril)
+
+    @lazy_property
+    def covariance_matrix(self) -> Tensor:
+        """The covariance."""
+        factor = self._unbroadcasted_scale_tril
+        return self._matrix(factor @ factor.mT)
+
+    @lazy_property
+    def precision_matrix(self) -> Tensor:
+        """The inverse of the covariance."""
+        return self._matrix(webtorch.cholesky_inverse(self._unbroadcasted_scale_tril))
+
+
+class MultivariateNormal(OfMatrix):
     """Normal vectors of mean `loc`, and of one of covariance_matrix, precision_matrix (its inverse), scale_tril.
 
     scale_tril, the Cholesky factor of the covariance, is the cheapest: the others are factored first.
@@ -81,25 +106,6 @@ class MultivariateNormal(Distribution):
         self.loc = loc.expand((*batch_shape, -1))
         super().__init__(Size(batch_shape), self.loc.shape[-1:], validate_args=validate_args)
         self._unbroadcasted_scale_tril = _factor(name, matrix)
-
-    def _matrix(self, one: Tensor) -> Tensor:
-        return one.expand(self._batch_shape + self._event_shape + self._event_shape)
-
-    @lazy_property
-    def scale_tril(self) -> Tensor:
-        """The Cholesky factor of the covariance."""
-        return self._matrix(self._unbroadcasted_scale_tril)
-
-    @lazy_property
-    def covariance_matrix(self) -> Tensor:
-        """The covariance."""
-        factor = self._unbroadcasted_scale_tril
-        return self._matrix(factor @ factor.mT)
-
-    @lazy_property
-    def precision_matrix(self) -> Tensor:
-        """The inverse of the covariance."""
-        return self._matrix(webtorch.cholesky_inverse(self._unbroadcasted_scale_tril))
 
     @property
     def variance(self) -> Tensor:

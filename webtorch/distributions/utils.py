@@ -111,11 +111,6 @@ class _lazy_property_and_property(lazy_property, property):
         property.__init__(self, wrapped)
 
 
-def _lower(n: int, diag: int, device: DeviceLike) -> Tensor:
-    column = webtorch.arange(n, device=device)
-    return column < column.view(-1, 1) + (diag + 1)
-
-
 def tril_matrix_to_vec(mat: Tensor, diag: int = 0) -> Tensor:
     """Return the elements on and below a diagonal of matrices, row by row."""
     n = mat.shape[-1]

@@ -10,8 +10,8 @@ from webtorch import linalg
 from webtorch.distributions import constraints
 from webtorch.distributions.chi2 import Chi2
 from webtorch.distributions.exp_family import ExponentialFamily
-from webtorch.distributions.multivariate_normal import _factor, _log_diagonal, _one_matrix
-from webtorch.distributions.utils import Value, lazy_property
+from webtorch.distributions.multivariate_normal import OfMatrix, _factor, _log_diagonal, _one_matrix
+from webtorch.distributions.utils import Value
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.host import reads
@@ -30,7 +30,7 @@ def _mvdigamma(x: Tensor, p: int) -> Tensor:
     return (x.unsqueeze(-1) - steps).digamma().sum(-1)
 
 
-class Wishart(ExponentialFamily):
+class Wishart(OfMatrix, ExponentialFamily):
     """Sums of `df` squares v v^T of normal vectors of a covariance; df need not be whole, but above p - 1.
 
     Sampled by Bartlett's decomposition (Sawyer, 2007); samples that are singular in their dtype are drawn again.
@@ -99,25 +99,6 @@ class Wishart(ExponentialFamily):
             "scale_tril": constraints.lower_cholesky,
             "df": constraints.greater_than(self.event_shape[-1] - 1),
         }
-
-    def _matrix(self, one: Tensor) -> Tensor:
-        return one.expand(self._batch_shape + self._event_shape)
-
-    @lazy_property
-    def scale_tril(self) -> Tensor:
-        """The Cholesky factor of the covariance."""
-        return self._matrix(self._unbroadcasted_scale_tril)
-
-    @lazy_property
-    def covariance_matrix(self) -> Tensor:
-        """The covariance of the vectors."""
-        factor = self._unbroadcasted_scale_tril
-        return self._matrix(factor @ factor.mT)
-
-    @lazy_property
-    def precision_matrix(self) -> Tensor:
-        """The inverse of the covariance."""
-        return self._matrix(webtorch.cholesky_inverse(self._unbroadcasted_scale_tril))
 
     @property
     def mean(self) -> Tensor:

@@ -16,7 +16,7 @@ from webtorch.ops.record import Example, Op, composite
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.promotion import Operand
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.writing import check_whole
+from webtorch.tensors.writing import check_overlap
 
 METHOD: tuple[str, ...] = ("Tensor",)
 
@@ -68,7 +68,7 @@ def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         raise TypeError(
             f"copy_(): argument 'src' (position 1) must be Tensor, not {type(src).__name__}"
         )
-    check_whole(self, (src,))
+    check_overlap(self, (src,))
     source = src.to(self.device) if src._storage.runtime is not self._storage.runtime else src
     source = cast_to(source, self.dtype)
     if source._shape != self._shape:

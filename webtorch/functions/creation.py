@@ -9,19 +9,28 @@ from __future__ import annotations
 import math
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from webtorch.errors import ShapeError
 from webtorch.functions import movement
-from webtorch.functions.movement import METHOD, laid_out, sizes_of
+from webtorch.functions.factory import (
+    New,
+    chosen_dtype,
+    finish,
+    like,
+    like_another,
+    of_own_kind,
+    of_sizes,
+    own_options,
+    size_of,
+)
+from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import (
     DType,
     Number,
     Scalar,
     bool_,
     by_name,
-    complex128,
     float32,
     float64,
     int64,
@@ -32,8 +41,7 @@ from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, nu
 from webtorch.ops.primitive import as_view, cast_to, each, fill
 from webtorch.ops.primitive import empty as _empty
 from webtorch.ops.purity import warn, warn_once
-from webtorch.ops.record import Composite, P, R, composite
-from webtorch.tensors.calls import store_in
+from webtorch.ops.record import composite
 from webtorch.tensors.creation import from_array, from_bytes
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.formats import layout as Layout
@@ -42,61 +50,9 @@ from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 TORCH: tuple[str, ...] = ("torch",)
-_PYTHON_TYPES: dict[Any, DType] = {
-    float: float64,
-    int: int64,
-    bool: bool_,
-    complex: complex128,
-}
 
 
-# -- arguments -------------------------------------------------------------------------------------
-
-
-def default_dtype() -> DType:
-    """Return the type of new floating-point tensors."""
-    return get_default_dtype()
-
-
-def chosen_dtype(dtype: DType | None, otherwise: DType | None = None) -> DType:
-    """Return the type that a `dtype=` argument means; Python's float, int, bool and complex are taken too."""
-    if dtype is None:
-        return default_dtype() if otherwise is None else otherwise
-    if isinstance(dtype, DType):
-        return dtype
-    found = _PYTHON_TYPES.get(dtype) if isinstance(dtype, type) else None
-    if found is None:
-        raise TypeError(f"dtype must be a torch.dtype, not {type(dtype).__name__}: {dtype!r}")
-    return found
-
-
-def _size(op: str, args: Sequence[Any], size: Any) -> Shape:
-    shape = sizes_of(op, args, size)
-    if any(n < 0 for n in shape):
-        raise ShapeError(f"{op}: Dimension size must be non-negative. Got {list(shape)}.")
-    return shape
-
-
-def finish(
-    result: Tensor, requires_grad: bool, out: Tensor | None = None, name: str = ""
-) -> Tensor:
-    """Apply `requires_grad=` and `out=` to a new tensor."""
-    if out is not None:
-        if name in ("normal", "bernoulli"):
-            # Drawn in place, whatever the type.
-            result = cast_to(result, out.dtype)
-        if result.dtype is not out.dtype:
-            raise RuntimeError(
-                f"{name}: dtype {result.dtype} does not match dtype of out parameter ({out.dtype})"
-            )
-        result = store_in(out, result, name)
-    if requires_grad:
-        if not result.dtype.has_gradient:
-            raise RuntimeError(
-                "Only Tensors of floating point and complex dtype can require gradients"
-            )
-        result.requires_grad_(True)
-    return result
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def number_of(value: Any) -> Any:
@@ -114,8 +70,8 @@ def dtype_of_number(value: Number) -> DType:
     if isinstance(value, bool):
         return bool_
     if isinstance(value, complex):
-        return default_dtype().to_complex()
-    return int64 if isinstance(value, int) else default_dtype()
+        return get_default_dtype().to_complex()
+    return int64 if isinstance(value, int) else get_default_dtype()
 
 
 _C_NAMES = {
@@ -140,7 +96,7 @@ def fits(value: Any, dtype: DType) -> Any:
             raise RuntimeError(f"value cannot be converted to type {name} without overflow")
         value = value.real
     if dtype.kind == "float":
-        value = float(value)
+        value = value if isinstance(value, float) else float(value)
         if dtype is float32 and math.isfinite(value) and abs(value) > 3.4028235677973366e38:
             raise RuntimeError("value cannot be converted to type float without overflow")
         return value
@@ -155,10 +111,6 @@ def fits(value: Any, dtype: DType) -> Any:
 
 
 # -- from data -------------------------------------------------------------------------------------
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def _is_array(value: Any) -> bool:
@@ -282,9 +234,9 @@ def _leaf(value: Any) -> tuple[Any, DType]:
     if isinstance(value, int):
         return value, int64
     if isinstance(value, float) and not typed:
-        return value, default_dtype()
+        return value, get_default_dtype()
     if isinstance(value, complex) and not typed:
-        return value, default_dtype().to_complex()
+        return value, get_default_dtype().to_complex()
     if _is_sequence(value) and not (hasattr(value, "item") and getattr(value, "size", 0) == 1):
         raise TypeError(
             f"'{type(value).__name__}' object cannot be interpreted as a number: the elements at this depth "
@@ -297,7 +249,7 @@ def _leaf(value: Any) -> tuple[Any, DType]:
     if hasattr(value, "__index__"):
         return value.__index__(), int64
     if hasattr(value, "__float__"):
-        return float(value), default_dtype()
+        return float(value), get_default_dtype()
     raise RuntimeError(f"Could not infer dtype of {type(value).__name__}")
 
 
@@ -308,9 +260,9 @@ def _infer(values: list[Any]) -> tuple[list[Scalar], DType]:
     kinds = set(map(type, values))
     if kinds <= _PLAIN:
         if complex in kinds:
-            return values, default_dtype().to_complex()
+            return values, get_default_dtype().to_complex()
         if float in kinds or not kinds:
-            return values, default_dtype()
+            return values, get_default_dtype()
         return values, int64 if int in kinds else bool_
     leaves = [_leaf(v) for v in values]
     dtype = leaves[0][1]
@@ -542,93 +494,34 @@ def scalar_tensor(
 # -- of one value ----------------------------------------------------------------------------------
 
 
-def _named(function: Callable[P, R], name: str, doc: str) -> Callable[P, R]:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    return function
+def _filled(new: New, value: Number) -> Tensor:
+    shape, dtype, device = new
+    return fill(shape, fits(value, dtype), dtype, device)
 
 
-def _constants(name: str, value: int) -> tuple[Composite[..., Any], ...]:
-    """Declare what makes tensors of one number: of sizes, like a tensor, and as a tensor's method."""
-
-    def of_sizes(
-        *args: Any,
-        size: Any = None,
-        out: Tensor | None = None,
-        dtype: DType | None = None,
-        layout: Layout | None = None,
-        device: DeviceLike = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-    ) -> Tensor:
-        wanted = chosen_dtype(dtype, None if out is None else out.dtype)
-        where = device if out is None else out.device
-        made = fill(_size(name, args, size), fits(value, wanted), wanted, where)
-        return finish(made, requires_grad, out, name)
-
-    def like_another(
-        input: Tensor,
-        *,
-        dtype: DType | None = None,
-        layout: Layout | None = None,
-        device: DeviceLike = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-        memory_format: MemoryFormat | None = None,
-    ) -> Tensor:
-        return _like(input, value, dtype, device, requires_grad, memory_format)
-
-    def of_the_kind(
-        input: Tensor,
-        *args: Any,
-        size: Sequence[int] | None = None,
-        dtype: DType | None = None,
-        layout: Layout | None = None,
-        device: DeviceLike = None,
-        pin_memory: bool = False,
-        requires_grad: bool = False,
-    ) -> Tensor:
-        wanted, where = _own(input, dtype, device)
-        made = fill(_size(f"new_{name}", args, size), fits(value, wanted), wanted, where)
-        return finish(each(made, input), requires_grad)
-
-    title = name.capitalize()
-    like = f"{title} in the shape, dtype and device of `input`."
-    new = f"{title} of input's dtype and device unless given."
-    return (
-        composite(family="creation", function_in=TORCH, factory=True)(
-            _named(of_sizes, name, f"{title}.")
-        ),
-        composite(family="creation", function_in=TORCH)(_named(like_another, f"{name}_like", like)),
-        composite(family="creation", function_in=METHOD, torch=f"Tensor.new_{name}")(
-            _named(of_the_kind, f"new_{name}", new)
-        ),
-    )
+@composite(family="creation", function_in=TORCH, factory=True)
+@of_sizes
+def zeros(new: New) -> Tensor:
+    """Zeros."""
+    return _filled(new, 0)
 
 
-zeros, zeros_like, new_zeros = _constants("zeros", 0)
-ones, ones_like, new_ones = _constants("ones", 1)
+@composite(family="creation", function_in=TORCH, factory=True)
+@of_sizes
+def ones(new: New) -> Tensor:
+    """Ones."""
+    return _filled(new, 1)
 
 
 @composite(family="creation", function_in=TORCH, factory=True, drawn=True)
-def empty(
-    *args: Any,
-    size: Sequence[int] | None = None,
-    out: Tensor | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    memory_format: MemoryFormat | None = None,
-) -> Tensor:
+@of_sizes
+def empty(new: New, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """Uninitialised memory."""
-    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
-    where = device if out is None else out.device
-    result = _empty(_size("empty", args, size), wanted, where)
-    if format_order(memory_format, len(result._shape)) is not None:
-        result = like(lambda shape: _empty(shape, wanted, where), result, memory_format)
-    return finish(result, requires_grad, out, "empty")
+    shape, dtype, device = new
+    result = _empty(shape, dtype, device)
+    if format_order(memory_format, len(shape)) is None:
+        return result
+    return like(lambda shape: _empty(shape, dtype, device), result, memory_format)
 
 
 def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
@@ -661,7 +554,7 @@ def full(
     if dtype is None and out is not None:
         dtype = out.dtype
     wanted = None if dtype is None else chosen_dtype(dtype)
-    shape = _size("full", () if size == () else (size,), size if size == () else None)
+    shape = size_of("full", (size,))
     return finish(_full("full", shape, fill_value, wanted, device), requires_grad, out, "full")
 
 
@@ -677,7 +570,7 @@ def empty_strided(
     pin_memory: bool = False,
 ) -> Tensor:
     """Uninitialised memory seen with the strides given (in elements)."""
-    shape, strides = _size("empty_strided", (), tuple(size)), tuple(stride)
+    shape, strides = size_of("empty_strided", (), tuple(size)), tuple(stride)
     if len(shape) != len(strides):
         raise RuntimeError(
             f"mismatch in length of strides and shape: {len(shape)} sizes, {len(strides)} strides"
@@ -692,65 +585,53 @@ def empty_strided(
     return finish(result, requires_grad)
 
 
-def like(make: Any, input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
-    """Return make(shape) with the layout of `input` when that is dense, as PyTorch's *_like functions do."""
-    strides = movement.strides_for(input._shape, input._strides, memory_format)
-    return each(laid_out(strides, lambda x: make(x._shape), input.detach()), input)
-
-
-def _like(
-    input: Tensor,
-    value: Any,
-    dtype: DType | None,
-    device: DeviceLike,
-    requires_grad: bool,
-    memory_format: MemoryFormat | None,
-) -> Tensor:
-    wanted = chosen_dtype(dtype, input.dtype)
-    where = input.device if device is None else device
-    number = fits(number_of(value), wanted)
-    return finish(
-        like(lambda shape: fill(shape, number, wanted, where), input, memory_format), requires_grad
-    )
+@composite(family="creation", function_in=TORCH)
+@like_another
+def zeros_like(new: New) -> Tensor:
+    """Zeros in the shape, dtype and device of `input`."""
+    return _filled(new, 0)
 
 
 @composite(family="creation", function_in=TORCH)
-def full_like(
-    input: Tensor,
-    fill_value: Number,
-    *,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    memory_format: MemoryFormat | None = None,
-) -> Tensor:
+@like_another
+def ones_like(new: New) -> Tensor:
+    """Ones in the shape, dtype and device of `input`."""
+    return _filled(new, 1)
+
+
+@composite(family="creation", function_in=TORCH)
+@like_another
+def full_like(new: New, fill_value: Number) -> Tensor:
     """One value in the shape, dtype and device of `input`."""
-    return _like(input, fill_value, dtype, device, requires_grad, memory_format)
+    return _filled(new, number_of(fill_value))
 
 
 @composite(family="creation", function_in=TORCH, drawn=True)
-def empty_like(
-    input: Tensor,
-    *,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-    memory_format: MemoryFormat | None = None,
-) -> Tensor:
+@like_another
+def empty_like(new: New) -> Tensor:
     """Uninitialised memory in the shape, dtype and device of `input`."""
-    wanted = chosen_dtype(dtype, input.dtype)
-    where = input.device if device is None else device
-    return finish(
-        like(lambda shape: _empty(shape, wanted, where), input, memory_format), requires_grad
-    )
+    return _empty(*new)
 
 
-def _own(input: Tensor, dtype: DType | None, device: DeviceLike) -> tuple[DType, Any]:
-    return chosen_dtype(dtype, input.dtype), input.device if device is None else device
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_zeros")
+@of_own_kind
+def new_zeros(new: New) -> Tensor:
+    """Zeros of input's dtype and device unless given."""
+    return _filled(new, 0)
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_ones")
+@of_own_kind
+def new_ones(new: New) -> Tensor:
+    """Ones of input's dtype and device unless given."""
+    return _filled(new, 1)
+
+
+@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty", drawn=True)
+@of_own_kind
+def new_empty(new: New) -> Tensor:
+    """Uninitialised memory of input's dtype and device unless given."""
+    return _empty(*new)
 
 
 @composite(
@@ -768,27 +649,11 @@ def new_tensor(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor with a copy of `data`, of input's dtype and device unless given."""
-    wanted, where = _own(input, dtype, device)
+    wanted, where = own_options(input, dtype, device)
     if isinstance(data, Tensor):
         warn(_COPIED.format("tensor.new_tensor(sourceTensor)"))
         return finish(movement.clone(_moved(data.detach(), wanted, where)), requires_grad)
     return finish(made_of(data, wanted, where), requires_grad)
-
-
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty", drawn=True)
-def new_empty(
-    input: Tensor,
-    *args: Any,
-    size: Sequence[int] | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> Tensor:
-    """Uninitialised memory of input's dtype and device unless given."""
-    wanted, where = _own(input, dtype, device)
-    return finish(each(_empty(_size("new_empty", args, size), wanted, where), input), requires_grad)
 
 
 @composite(family="creation", function_in=METHOD, torch="Tensor.new_full")
@@ -804,8 +669,8 @@ def new_full(
     requires_grad: bool = False,
 ) -> Tensor:
     """One value, of input's dtype and device unless given."""
-    wanted, where = _own(input, dtype, device)
-    shape = _size("new_full", (), tuple(size) if isinstance(size, (tuple, list)) else (size,))
+    wanted, where = own_options(input, dtype, device)
+    shape = size_of("new_full", (size,))
     return finish(each(_full("new_full", shape, fill_value, wanted, where), input), requires_grad)
 
 
@@ -821,5 +686,5 @@ def new_empty_strided(
     requires_grad: bool = False,
 ) -> Tensor:
     """Uninitialised memory seen with the strides given, of input's dtype and device unless given."""
-    wanted, where = _own(input, dtype, device)
+    wanted, where = own_options(input, dtype, device)
     return empty_strided(size, stride, dtype=wanted, device=where, requires_grad=requires_grad)

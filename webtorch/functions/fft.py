@@ -11,6 +11,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, repeating
+from webtorch.functions.factory import chosen_dtype, finish
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import normalize_dim
@@ -18,7 +19,7 @@ from webtorch.ops.primitive import cast_to, conjugate, pad_with
 from webtorch.ops.record import Autocast, Example, composite
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
-from webtorch.tensors.promotion import Operand
+from webtorch.tensors.promotion import Operand, get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 FFT = ("fft",)
@@ -50,7 +51,7 @@ def _floating(name: str, x: Operand, wants_complex: bool) -> Tensor:
             f"Unsupported dtype {x.dtype}: {name} takes float32 and wider. Use .float()"
         )
     if not x.dtype.has_gradient:
-        x = cast_to(x, creation.default_dtype())
+        x = cast_to(x, get_default_dtype())
     return cast_to(x, x.dtype.to_complex()) if wants_complex else x
 
 
@@ -300,14 +301,12 @@ def _frequencies(
     requires_grad: bool,
     out: Tensor | None,
 ) -> Tensor:
-    wanted = creation.chosen_dtype(dtype)
+    wanted = chosen_dtype(dtype)
     if not wanted.has_gradient:
         raise RuntimeError(f"{name} requires a floating point or complex dtype")
     _length(n)
     values = [k * (1.0 / (n * d)) for k in numbers]
-    return creation.finish(
-        creation.tensor(values, dtype=wanted, device=device), requires_grad, out, name
-    )
+    return finish(creation.tensor(values, dtype=wanted, device=device), requires_grad, out, name)
 
 
 @composite(

@@ -171,6 +171,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     refuses=BOOL,
     gradient_name="IndexReduceBackward0",
     aten=("index_reduce",),
+    overlap="first",
 )
 def index_reduce(
     input: Tensor,
@@ -457,7 +458,7 @@ def _integer_extreme(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: st
     return _scatter_along(op, base, dim, index, src, _REDUCTIONS[reduce])
 
 
-@composite(family="index", inplace=True)
+@composite(family="index", inplace=True, overlap="first")
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:

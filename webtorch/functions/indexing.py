@@ -32,12 +32,9 @@ from webtorch.ops.record import Autocast, Example, Operand, composite
 from webtorch.tensors import tape
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import check_overlap
 
 FUNCTIONAL = ("nn.functional",)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
 
 
 def check_index(op: str, index: Tensor) -> None:
@@ -280,6 +277,19 @@ def put_value(value: Any, shape: Shape) -> Tensor:
         ) from None
 
 
+def check_put(
+    x: Tensor, indices: Sequence[object], value: object, accumulate: bool = False
+) -> None:
+    """Raise RuntimeError if what is written in place is read as well, as index or as value.
+
+    One value where a mask is true is read before anything is written.
+    """
+    given = [i for i in indices if isinstance(i, Tensor)]
+    one = not isinstance(value, Tensor) or value.numel() == 1
+    if not (one and len(given) == 1 and given[0].dtype is bool_ and not accumulate):
+        check_overlap(x, (value, *given), whole=False)
+
+
 def check_put_dtype(op: str, x: Tensor, values: Tensor) -> None:
     """Raise DTypeError where PyTorch does not convert what is assigned."""
     if values.dtype is not x.dtype:
@@ -321,4 +331,5 @@ def _index_put_in_place(
     input: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """Write `values` at the positions of index tensors; with accumulate, duplicates add up."""
+    check_put(input, indices, values, accumulate)
     return _put("index_put_", input, indices, values, accumulate)

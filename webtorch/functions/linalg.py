@@ -227,6 +227,16 @@ def expand_batch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 # -- triangular systems -------------------------------------------------------------------------------
 
 
+def _check_equation(name: str, A: Tensor, B: Tensor, left: bool) -> None:
+    """Raise ShapeError unless A X = B, or X A = B, can hold."""
+    if A._shape[-2] != B._shape[-2 if left else -1]:
+        raise ShapeError(
+            f"{name}: Incompatible shapes of A and B for the equation "
+            f"{'AX = B' if left else 'XA = B'} ({A._shape[-2]}x{A._shape[-1]} and "
+            f"{B._shape[-2]}x{B._shape[-1]})"
+        )
+
+
 def _solve_triangular_vjp(
     g: Tensor, out: Tensor, a: Tensor, _b: Tensor, upper: bool, unit: bool
 ) -> tuple[Tensor, Tensor]:
@@ -258,12 +268,7 @@ def solve_triangular(
     check_matrix(name, A, "A", square=True)
     check_matrix(name, B, "B")
     check_same_type(name, A, B)
-    if A._shape[-2] != B._shape[-2 if left else -1]:
-        raise ShapeError(
-            f"{name}: Incompatible shapes of A and B for the equation "
-            f"{'AX = B' if left else 'XA = B'} ({A._shape[-2]}x{A._shape[-1]} and "
-            f"{B._shape[-2]}x{B._shape[-1]})"
-        )
+    _check_equation(name, A, B, left)
     a, b = expand_batch(A, B)
     if left:
         return _solve_triangular(a, b, upper, unitriangular)
@@ -338,12 +343,7 @@ def _system(name: str, A: Tensor, B: Tensor, left: bool) -> tuple[Any, Any, bool
             f"this case linalg.solve is equivalent to B / A.squeeze(-1)"
         )
     b = B.unsqueeze(-1) if vector else B
-    if A._shape[-2] != b._shape[-2 if left else -1]:
-        raise ShapeError(
-            f"{name}: Incompatible shapes of A and B for the equation "
-            f"{'AX = B' if left else 'XA = B'} ({A._shape[-2]}x{A._shape[-1]} and "
-            f"{b._shape[-2]}x{b._shape[-1]})"
-        )
+    _check_equation(name, A, b, left)
     a, b = expand_batch(A, b)
     return a, b, vector
 

@@ -49,22 +49,27 @@ _REDUCTIONS: tuple[Any, ...] = (
 )
 
 
-def _rule(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
+    """Return `reduction`, or what PyTorch's older arguments ask for, with a warning."""
+    if size_average is None and reduce is None:
+        return reduction
+    chosen = "none" if reduce is False else "sum" if size_average is False else "mean"
+    warn(
+        f"size_average and reduce args will be deprecated, please use reduction='{chosen}' instead."
+    )
+    return chosen
+
+
+def chosen_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
     """Return the reduction, given PyTorch's older arguments too. Raises ValueError."""
-    if size_average is not None or reduce is not None:
-        if reduce is False:
-            reduction = "none"
-        else:
-            reduction = "sum" if size_average is False else "mean"
-        warn(
-            f"size_average and reduce args will be deprecated, please use reduction='{reduction}' instead.",
-        )
+    reduction = legacy_reduction(size_average, reduce, reduction)
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
     return reduction
 
 
-def _reduced(loss: Tensor, reduction: str) -> Tensor:
+def reduced(loss: Tensor, reduction: str) -> Tensor:
+    """Return the losses, their mean or their sum."""
     if reduction == "none":
         return loss
     return mean(loss) if reduction == "mean" else sum(loss)
@@ -73,11 +78,11 @@ def _reduced(loss: Tensor, reduction: str) -> Tensor:
 def _weighted(loss: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
     """Return the reduction of loss * weight; a weighted mean divides by the weights' sum."""
     if weight is None:
-        return _reduced(loss, reduction)
+        return reduced(loss, reduction)
     loss = loss * weight
     if reduction == "mean":
         return sum(loss) / sum(weight.expand(loss.shape))
-    return _reduced(loss, reduction)
+    return reduced(loss, reduction)
 
 
 def _check_pair(name: str, input: Tensor, target: Tensor) -> None:
@@ -115,7 +120,7 @@ def mse_loss(
 ) -> Tensor:
     """Return the mean (or sum, or each) of (input - target) ** 2."""
     _check_pair("mse_loss", input, target)
-    reduction = _rule(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     return _weighted(squared_error(input, target), weight, reduction)
 
 
@@ -136,9 +141,11 @@ def l1_loss(
 ) -> Tensor:
     """Return the mean (or sum, or each) of |input - target|."""
     if input.dtype.is_complex or target.dtype.is_complex:
-        return _weighted((input - target).abs(), weight, _rule(size_average, reduce, reduction))
+        return _weighted(
+            (input - target).abs(), weight, chosen_reduction(size_average, reduce, reduction)
+        )
     _check_pair("l1_loss", input, target)
-    reduction = _rule(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     return _weighted(absolute_error(input, target), weight, reduction)
 
 
@@ -161,11 +168,11 @@ def smooth_l1_loss(
 ) -> Tensor:
     """Return the mean of d ** 2 / (2 beta) where |d| = |input - target| < beta, and of |d| - beta / 2 elsewhere."""
     _check_pair("smooth_l1_loss", input, target)
-    reduction = _rule(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     if beta < 0:
         raise RuntimeError(f"smooth_l1_loss does not support negative values for beta. Got {beta}.")
     loss = absolute_error(input, target) if beta == 0 else smooth_error(input, target, beta)
-    return _reduced(loss, reduction)
+    return reduced(loss, reduction)
 
 
 @composite(
@@ -187,7 +194,7 @@ def huber_loss(
 ) -> Tensor:
     """Return the mean of d ** 2 / 2 where |d| < delta, of delta * (|d| - delta / 2) elsewhere; d = input - target."""
     _check_pair("huber_loss", input, target)
-    reduction = _rule(None, None, reduction)
+    reduction = chosen_reduction(None, None, reduction)
     if delta <= 0:
         raise RuntimeError(
             f"huber_loss does not support non-positive values for delta. Got {delta}."
@@ -216,7 +223,7 @@ def binary_cross_entropy(
     reduction: str = "mean",
 ) -> Tensor:
     """Return the mean of -(target * log(input) + (1 - target) * log(1 - input)); input and target in 0..1."""
-    reduction = _rule(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     if tuple(target.shape) != tuple(input.shape):
         raise ValueError(
             f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
@@ -224,7 +231,7 @@ def binary_cross_entropy(
         )
     _check_pair("binary_cross_entropy", input, target)
     loss = bce_error(input, target)
-    return _reduced(loss if weight is None else loss * weight, reduction)
+    return reduced(loss if weight is None else loss * weight, reduction)
 
 
 @composite(
@@ -245,7 +252,7 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
 ) -> Tensor:
     """Return binary_cross_entropy(sigmoid(input), target), computed so that nothing overflows."""
-    reduction = _rule(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     if tuple(target.shape) != tuple(input.shape):
         raise ValueError(
             f"Target size (torch.Size({list(target.shape)})) must be the same as input size "
@@ -257,7 +264,7 @@ def binary_cross_entropy_with_logits(
         loss = bce_logits_error(input, target)
     else:
         loss = bce_logits_weighted_error(input, target, pos_weight)
-    return _reduced(loss if weight is None else loss * weight, reduction)
+    return reduced(loss if weight is None else loss * weight, reduction)
 
 
 @composite(
@@ -288,7 +295,7 @@ def kl_div(
         loss = xlogy(target, target) - target * input
     if reduction == "batchmean":
         return sum(loss) / (input.shape[0] if input.ndim else 1)
-    return _reduced(loss, _rule(size_average, reduce, reduction))
+    return reduced(loss, chosen_reduction(size_average, reduce, reduction))
 
 
 @composite(torch="nn.functional.gaussian_nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS)
@@ -323,7 +330,7 @@ def gaussian_nll_loss(
         loss = (squared_error(input, target) / bound + math.log(bound)) * 0.5
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
-    return _reduced(loss, _rule(None, None, reduction))
+    return reduced(loss, chosen_reduction(None, None, reduction))
 
 
 @composite(
@@ -344,7 +351,7 @@ def poisson_nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """Return exp(input) - target * input, or input - target * log(input + eps); full adds Stirling's term."""
-    reduction = _rule(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     if log_input:
         loss = exp(input) - target * input
     else:
@@ -352,7 +359,7 @@ def poisson_nll_loss(
     if full:
         stirling = xlogy(target, target) - target + log(target * (2 * math.pi)) * 0.5
         loss = loss + _where(target > 1, stirling, 0.0)
-    return _reduced(loss, reduction)
+    return reduced(loss, reduction)
 
 
 # -- classification ---------------------------------------------------------------------------------------------------
@@ -474,7 +481,7 @@ def nll_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """Return -weight[target] * input[target] of log-probabilities (C), (N, C) or (N, C, ...); a weighted mean."""
-    reduction = _rule(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     dim = _check_classes("nll_loss", input, target, weight)
     if weight is not None and weight.dtype is not input.dtype:
         raise RuntimeError(
@@ -508,7 +515,7 @@ def cross_entropy(
     label_smoothing: float = 0.0,
 ) -> Tensor:
     """Return the cross entropy of logits (C), (N, C) or (N, C, ...) and classes, as numbers or probabilities."""
-    reduction = _rule(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(
             f"cross_entropy: label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}"
@@ -550,7 +557,7 @@ def _soft_cross_entropy(
     if reduction == "mean":
         count = math.prod(s for d, s in enumerate(input.shape) if d != dim)
         return sum(loss) / count
-    return _reduced(loss, reduction)
+    return reduced(loss, reduction)
 
 
 # -- margins and embeddings -------------------------------------------------------------------------------------------
@@ -574,7 +581,7 @@ def hinge_embedding_loss(
     """Return input where target is 1, and max(0, margin - input) where it is -1."""
     loss = _where(ne(target, 1), clamp_min(margin - input, 0), 0.0)
     loss = loss + _where(ne(target, -1), input, 0.0)
-    return _reduced(loss, _rule(size_average, reduce, reduction))
+    return reduced(loss, chosen_reduction(size_average, reduce, reduction))
 
 
 @composite(
@@ -594,7 +601,7 @@ def margin_ranking_loss(
 ) -> Tensor:
     """Return max(0, -target * (input1 - input2) + margin)."""
     loss = clamp_min(-target * (input1 - input2) + margin, 0)
-    return _reduced(loss, _rule(size_average, reduce, reduction))
+    return reduced(loss, chosen_reduction(size_average, reduce, reduction))
 
 
 @composite(
@@ -625,7 +632,7 @@ def cosine_embedding_loss(
     cosine = (input1 * input2).sum(dim) / sqrt(lengths[0] * lengths[1])
     loss = _where(eq(target, 1), 1 - cosine, 0.0)
     loss = loss + _where(eq(target, -1), clamp_min(cosine - margin, 0), 0.0)
-    return _reduced(loss, _rule(size_average, reduce, reduction))
+    return reduced(loss, chosen_reduction(size_average, reduce, reduction))
 
 
 @composite(
@@ -654,7 +661,9 @@ def triplet_margin_loss(
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:
         far = far.minimum(pairwise_distance(positive, negative, p, eps))
-    return _reduced(clamp_min(near - far + margin, 0), _rule(size_average, reduce, reduction))
+    return reduced(
+        clamp_min(near - far + margin, 0), chosen_reduction(size_average, reduce, reduction)
+    )
 
 
 @composite(
@@ -678,4 +687,4 @@ def soft_margin_loss(
             f"{list(broadcast_shapes(tuple(input.shape), tuple(target.shape)))}"
         )
     loss = soft_margin(input, target)
-    return _reduced(loss, _rule(size_average, reduce, reduction))
+    return reduced(loss, chosen_reduction(size_average, reduce, reduction))

@@ -12,7 +12,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import composite as norms
-from webtorch.functions import creation, cumulative, ordering, reduce
+from webtorch.functions import cumulative, ordering, reduce
 from webtorch.functions.movement import integers_held
 from webtorch.functions.pointwise import where
 from webtorch.functions.reduce import Dims
@@ -21,6 +21,7 @@ from webtorch.ops import elementwise
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
 from webtorch.ops.record import Composite, P, R, composite
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 MASKED = ("masked",)
@@ -275,7 +276,7 @@ def _spread(
         correction = 1 if unbiased is None or unbiased else 0
     x = _numbers("std" if root else "var", _typed(input, dtype))
     if not x.dtype.has_gradient:
-        x = cast_to(x, creation.default_dtype())
+        x = cast_to(x, get_default_dtype())
     wide = widened(x)
     real = wide.dtype.to_real()
     count = _counted(wide, mask, dim, True, real)

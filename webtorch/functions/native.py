@@ -16,6 +16,7 @@ from webtorch.functions import (
     padding,
     resize,
 )
+from webtorch.functions.factory import chosen_dtype, finish
 from webtorch.functions.reduce import vector_norm
 from webtorch.ir.dtype import (
     FLOATS,
@@ -161,10 +162,10 @@ def empty_permuted(
             )
         if list(physical_layout).count(d) > 1:
             raise RuntimeError(f"Duplicate dim not allowed: {d}")
-    wanted = creation.chosen_dtype(dtype)
+    wanted = chosen_dtype(dtype)
     made = empty(tuple(size[d] for d in physical_layout), wanted, device)
     back = [list(physical_layout).index(d) for d in range(rank)]
-    return creation.finish(made.permute(back) if rank else made, requires_grad)
+    return finish(made.permute(back) if rank else made, requires_grad)
 
 
 # -- the parts of a float -----------------------------------------------------------------------------

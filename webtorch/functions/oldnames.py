@@ -11,6 +11,7 @@ from webtorch.functions import convolution, creation, indexing, movement, pointw
 from webtorch.functions.assign import METHOD
 from webtorch.functions.composite import alpha_dropout, dropout, feature_alpha_dropout
 from webtorch.functions.creation import TORCH
+from webtorch.functions.factory import chosen_dtype, finish
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops.primitive import as_view, write
@@ -161,10 +162,10 @@ def _range(
     if (end - start) / step < 0:
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     count = math.floor((end - start) / step) + 1
-    wanted = creation.chosen_dtype(dtype, None if out is None else out.dtype)
+    wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     where = device if out is None else out.device
     places = ranges.arange(count, dtype=wanted, device=where)
-    return creation.finish(places * step + start, requires_grad, out, "range")
+    return finish(places * step + start, requires_grad, out, "range")
 
 
 # -- functions of torch that work in place ------------------------------------------------------------------

@@ -800,13 +800,13 @@ def embedding(
 def empty(
     *args: _Any,
     size: _Sequence[builtins.int] | None = ...,
+    memory_format: _memory_format | None = ...,
     out: _Tensor | None = ...,
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
     device: _DeviceLike = ...,
     pin_memory: builtins.bool = ...,
     requires_grad: builtins.bool = ...,
-    memory_format: _memory_format | None = ...,
 ) -> _Tensor: ...
 def empty_like(
     input: _Tensor,
@@ -1694,7 +1694,7 @@ def nuclear_norm(
 ) -> _Tensor: ...
 def ones(
     *args: _Any,
-    size: _Any = ...,
+    size: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
@@ -1821,8 +1821,8 @@ def rand(
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
     device: _DeviceLike = ...,
-    requires_grad: builtins.bool = ...,
     pin_memory: builtins.bool = ...,
+    requires_grad: builtins.bool = ...,
 ) -> _Tensor: ...
 def rand_like(
     input: _Tensor,
@@ -1831,8 +1831,8 @@ def rand_like(
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
     device: _DeviceLike = ...,
-    requires_grad: builtins.bool = ...,
     pin_memory: builtins.bool = ...,
+    requires_grad: builtins.bool = ...,
     memory_format: _memory_format | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
@@ -1858,8 +1858,8 @@ def randint_like(
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
     device: _DeviceLike = ...,
-    requires_grad: builtins.bool = ...,
     pin_memory: builtins.bool = ...,
+    requires_grad: builtins.bool = ...,
     memory_format: _memory_format | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
@@ -1871,8 +1871,8 @@ def randn(
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
     device: _DeviceLike = ...,
-    requires_grad: builtins.bool = ...,
     pin_memory: builtins.bool = ...,
+    requires_grad: builtins.bool = ...,
 ) -> _Tensor: ...
 def randn_like(
     input: _Tensor,
@@ -1881,8 +1881,8 @@ def randn_like(
     dtype: _DType | None = ...,
     layout: _layout | None = ...,
     device: _DeviceLike = ...,
-    requires_grad: builtins.bool = ...,
     pin_memory: builtins.bool = ...,
+    requires_grad: builtins.bool = ...,
     memory_format: _memory_format | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
@@ -2536,7 +2536,7 @@ def xlogy_(input: _Tensor, other: _Operand) -> _Tensor: ...
 def zero_(self: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def zeros(
     *args: _Any,
-    size: _Any = ...,
+    size: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
     dtype: _DType | None = ...,
     layout: _layout | None = ...,

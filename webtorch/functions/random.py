@@ -10,15 +10,23 @@ import contextlib
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterator
-from collections.abc import Sequence
 from typing import Any
 
 from webtorch.dispatch.call import active
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, lookup, movement, ordering, pointwise, slicing
 from webtorch.functions.check import demand
-from webtorch.functions.creation import TORCH, chosen_dtype, finish
+from webtorch.functions.creation import TORCH
+from webtorch.functions.factory import (
+    New,
+    chosen_dtype,
+    finish,
+    like_another,
+    of_sizes,
+    size_of,
+)
 from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import (
     FLOATS,
@@ -45,12 +53,11 @@ from webtorch.ops.primitive import (
     write,
 )
 from webtorch.ops.purity import looks
-from webtorch.ops.record import BOOL, Example, composite
+from webtorch.ops.record import BOOL, Composite, Example, P, R, composite
 from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import DeviceLike, device_of, resolve
 from webtorch.tensors.device import device as device_type
 from webtorch.tensors.formats import layout as Layout
-from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.host import reads, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
@@ -78,8 +85,22 @@ class Generator:
         seed = int(seed)
         if not -(2**63) <= seed < 2**64:
             raise RuntimeError("Overflow when unpacking long long")
-        self._seed, self._offset = seed % 2**64, 0
+        self._stand(seed % 2**64, 0)
         return self
+
+    def _stand(self, seed: int, offset: int) -> None:
+        """Draw from another place on. What a script has promised draws first."""
+        follower = active.follower
+        if follower is not None:
+            follower.before_drawing()
+            follower.before_setting(self)
+        self._seed, self._offset = seed, offset
+
+    def _counters(self) -> int:
+        """Return how many counters are used, those of what a script has promised among them."""
+        if active.follower is not None:
+            active.follower.before_drawing()
+        return self._offset
 
     def seed(self) -> int:
         """Start again with a seed from the system, and return it."""
@@ -117,7 +138,7 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """Return the state as a CPU tensor of 16 bytes: seed and counter, little-endian."""
-        contents = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        contents = self._seed.to_bytes(8, "little") + self._counters().to_bytes(8, "little")
         return creation.tensor(list(contents), dtype=uint8, device="cpu")
 
     def set_state(self, new_state: Tensor) -> Generator:
@@ -127,18 +148,19 @@ class Generator:
         contents = bytes(new_state.tolist())
         if len(contents) != 16:
             raise RuntimeError(f"RNG state is wrong size: expected 16 bytes, got {len(contents)}")
-        self._seed = int.from_bytes(contents[:8], "little")
-        self._offset = int.from_bytes(contents[8:], "little")
+        self._stand(int.from_bytes(contents[:8], "little"), int.from_bytes(contents[8:], "little"))
         return self
 
     def clone_state(self) -> Generator:
         """Return a new generator in the same state."""
         out = Generator(self.device)
-        out._seed, out._offset = self._seed, self._offset
+        out._seed, out._offset = self._seed, self._counters()
         return out
 
     def __repr__(self) -> str:
-        return f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._offset}>"
+        return (
+            f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._counters()}>"
+        )
 
 
 _defaults: dict[str, Generator] = {}
@@ -218,10 +240,7 @@ def fork_rng(devices: Any = None, enabled: bool = True, **_: Any) -> Iterator[No
         _seed_of_all = seeded
         for key in list(_defaults):
             if key in before:
-                _defaults[key]._seed, _defaults[key]._offset = (
-                    before[key]._seed,
-                    before[key]._offset,
-                )
+                _defaults[key]._stand(before[key]._seed, before[key]._offset)
             else:
                 del _defaults[key]
 
@@ -238,8 +257,11 @@ def _draw(
         both = _draw((*shape, 2), dtype.to_real(), device, generator, kind)
         # Normal complex numbers have variance 1: each part has half of it.
         return complex_of(both * math.sqrt(0.5) if kind == "normal" else both)
-    source = default_generator(device) if generator is None else generator
-    seed, offset = source.advance(numel(shape))
+    if generator is None:
+        generator = default_generator(device)
+    elif device is None:
+        device = generator.device
+    seed, offset = generator.advance(numel(shape))
     return philox(shape, seed, offset, dtype, device, kind)
 
 
@@ -358,43 +380,19 @@ def _floating(op: str, dtype: DType) -> DType:
 @composite(
     family="random", function_in=TORCH, factory=True, example=Example((), (3, 4)), drawn=True
 )
-def rand(
-    *args: Any,
-    size: Sequence[int] | None = None,
-    generator: Generator | None = None,
-    out: Tensor | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
+@of_sizes
+def rand(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1)."""
-    shape = creation._size("rand", args, size)
-    wanted = _floating("rand", chosen_dtype(dtype, None if out is None else out.dtype))
-    where = device if out is None else out.device
-    where = generator.device if where is None and generator is not None else where
-    return finish(_draw(shape, wanted, where, generator), requires_grad, out, "rand")
+    shape, dtype, device = new
+    return _draw(shape, _floating("rand", dtype), device, generator)
 
 
 @composite(family="random", function_in=TORCH, factory=True, drawn=True)
-def randn(
-    *args: Any,
-    size: Sequence[int] | None = None,
-    generator: Generator | None = None,
-    out: Tensor | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-) -> Tensor:
+@of_sizes
+def randn(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
-    shape = creation._size("randn", args, size)
-    wanted = _floating("randn", chosen_dtype(dtype, None if out is None else out.dtype))
-    where = device if out is None else out.device
-    where = generator.device if where is None and generator is not None else where
-    return finish(_draw(shape, wanted, where, generator, "normal"), requires_grad, out, "randn")
+    shape, dtype, device = new
+    return _draw(shape, _floating("randn", dtype), device, generator, "normal")
 
 
 def _integers(
@@ -448,94 +446,38 @@ def randint(
             "randint() received an invalid combination of arguments: expected (int high, tuple size) or "
             "(int low, int high, tuple size)"
         )
-    shape = creation._size("randint", (), tuple(size))
+    shape = size_of("randint", (), tuple(size))
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
     where = device if out is None else out.device
-    where = generator.device if where is None and generator is not None else where
     result = _integers(shape, int(low or 0), int(high), wanted, where, generator)
     return finish(result, requires_grad, out, "randint")
 
 
-def _like(
-    input: Tensor,
-    dtype: DType | None,
-    device: DeviceLike,
-    memory_format: MemoryFormat | None,
-    make: Any,
-) -> Tensor:
-    wanted = chosen_dtype(dtype, input.dtype)
-    where = input.device if device is None else device
-    return creation.like(lambda shape: make(shape, wanted, where), input, memory_format)
-
-
 @composite(family="random", function_in=TORCH, drawn=True)
-def rand_like(
-    input: Tensor,
-    *,
-    generator: Generator | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-    memory_format: MemoryFormat | None = None,
-) -> Tensor:
+@like_another
+def rand_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
-
-    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
-        """Return the numbers in a shape."""
-        return _draw(shape, _floating("rand_like", dtype), device, generator)
-
-    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
+    shape, dtype, device = new
+    return _draw(shape, _floating("rand_like", dtype), device, generator)
 
 
 @composite(family="random", function_in=TORCH, drawn=True)
-def randn_like(
-    input: Tensor,
-    *,
-    generator: Generator | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-    memory_format: MemoryFormat | None = None,
-) -> Tensor:
+@like_another
+def randn_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
-
-    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
-        """Return the numbers in a shape."""
-        return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
-
-    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
+    shape, dtype, device = new
+    return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
 
 
 @composite(family="random", function_in=TORCH, refuses=BOOL, drawn=True)
+@like_another
 def randint_like(
-    input: Tensor,
-    low: int,
-    high: int | None = None,
-    *,
-    generator: Generator | None = None,
-    dtype: DType | None = None,
-    layout: Layout | None = None,
-    device: DeviceLike = None,
-    requires_grad: bool = False,
-    pin_memory: bool = False,
-    memory_format: MemoryFormat | None = None,
+    new: New, low: int, high: int | None = None, *, generator: Generator | None = None
 ) -> Tensor:
     """Integers in [low, high), or [0, low) without high, in the shape, dtype and device of `input`."""
+    shape, dtype, device = new
     low, high = (0, low) if high is None else (low, high)
-
-    def make(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
-        """Return the numbers in a shape."""
-        return _integers(shape, low, high, dtype, device, generator)
-
-    return finish(_like(input, dtype, device, memory_format, make), requires_grad)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
+    return _integers(shape, low, high, dtype, device, generator)
 
 
 @composite(family="random", function_in=TORCH, out="cast", drawn=True)
@@ -565,7 +507,7 @@ def normal(
     if like is None:
         if size is None:
             raise TypeError("normal() needs a size when mean and std are numbers")
-        shape = creation._size("normal", (), tuple(size))
+        shape = size_of("normal", (), tuple(size))
         wanted = _floating("normal", chosen_dtype(dtype))
         noise = _draw(shape, wanted, device, generator, "normal")
     else:
@@ -719,6 +661,20 @@ def _check_weights(rows: Tensor) -> None:
 # -- in place --------------------------------------------------------------------------------------
 
 
+def _in_place(**fields: Any) -> Callable[[Callable[P, R]], Composite[P, R]]:
+    """Declare a method that overwrites a tensor with numbers that it draws."""
+
+    def declare(function: Callable[P, R]) -> Composite[P, R]:
+        """Put the entry into the table."""
+        name = function.__name__
+        facts = {"example": Example(((4, 4),)), **fields}
+        return composite(
+            family="random", name=name, function_in=METHOD, torch=f"Tensor.{name}", drawn=True, **facts
+        )(function)  # fmt: skip
+
+    return declare
+
+
 def _fill_in(x: Tensor, values: Tensor) -> Tensor:
     return write(x, cast_to(values, x.dtype))
 
@@ -727,14 +683,7 @@ def _uniform_of(op: str, x: Tensor, generator: Generator | None) -> Tensor:
     return _draw(x._shape, _floating(op, x.dtype), x.device, generator)
 
 
-@composite(
-    family="random",
-    name="uniform_",
-    function_in=METHOD,
-    torch="Tensor.uniform_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def uniform_(
     input: Tensor,
     a: float = 0.0,
@@ -758,14 +707,7 @@ def uniform_(
     return _fill_in(input, u * (high - low) + low)
 
 
-@composite(
-    family="random",
-    name="normal_",
-    function_in=METHOD,
-    torch="Tensor.normal_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def normal_(
     input: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
@@ -778,14 +720,7 @@ def normal_(
     )
 
 
-@composite(
-    family="random",
-    name="bernoulli_",
-    function_in=METHOD,
-    torch="Tensor.bernoulli_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def bernoulli_(
     input: Tensor, p: float | Tensor = 0.5, *, generator: Generator | None = None
 ) -> Tensor:
@@ -802,14 +737,7 @@ def bernoulli_(
 _MANTISSA = {"float64": 53, "float32": 24, "float16": 11, "bfloat16": 8}
 
 
-@composite(
-    family="random",
-    name="random_",
-    function_in=METHOD,
-    torch="Tensor.random_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def random_(input: Tensor, *args: int, generator: Generator | None = None, **bounds: int) -> Tensor:
     """Overwrite with integers in [from, to): random_(), random_(to), random_(from, to).
 
@@ -835,14 +763,7 @@ def random_(input: Tensor, *args: int, generator: Generator | None = None, **bou
     return _fill_in(input, _integers(input._shape, low, high, input.dtype, input.device, generator))
 
 
-@composite(
-    family="random",
-    name="exponential_",
-    function_in=METHOD,
-    torch="Tensor.exponential_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def exponential_(
     input: Tensor, lambd: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
@@ -853,14 +774,7 @@ def exponential_(
     return _fill_in(input, elementwise.log1p(-u) * (-1.0 / lambd))
 
 
-@composite(
-    family="random",
-    name="log_normal_",
-    function_in=METHOD,
-    torch="Tensor.log_normal_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def log_normal_(
     input: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Generator | None = None
 ) -> Tensor:
@@ -872,14 +786,7 @@ def log_normal_(
     return _fill_in(input, elementwise.exp(noise * std + mean))
 
 
-@composite(
-    family="random",
-    name="cauchy_",
-    function_in=METHOD,
-    torch="Tensor.cauchy_",
-    example=Example(((4, 4),)),
-    drawn=True,
-)
+@_in_place()
 def cauchy_(
     input: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Generator | None = None
 ) -> Tensor:
@@ -890,15 +797,7 @@ def cauchy_(
     return _fill_in(input, circular.tan((u - 0.5) * math.pi) * sigma + median)
 
 
-@composite(
-    family="random",
-    name="geometric_",
-    function_in=METHOD,
-    torch="Tensor.geometric_",
-    refuses=BOOL,
-    example=Example(((4, 4),), (0.3,)),
-    drawn=True,
-)
+@_in_place(refuses=BOOL, example=Example(((4, 4),), (0.3,)))
 def geometric_(input: Tensor, p: float, *, generator: Generator | None = None) -> Tensor:
     """Overwrite with the number of trials of probability p up to the first success: 1, 2, ..."""
     if not 0 < p < 1:

@@ -8,13 +8,11 @@ from typing import Any
 from webtorch.functions import movement, pointwise, repeating
 from webtorch.functions.creation import (
     TORCH,
-    chosen_dtype,
-    default_dtype,
-    finish,
     fits,
     made_of,
     number_of,
 )
+from webtorch.functions.factory import chosen_dtype, finish
 from webtorch.ir.dtype import (
     DType,
     Number,
@@ -28,6 +26,7 @@ from webtorch.ops.primitive import cast_to, fill, iota, join
 from webtorch.ops.record import Example, composite
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 
@@ -83,7 +82,7 @@ def arange(
     numbers: list[Any] = [number_of(0 if v is None else v) for v in (first, last)]
     numbers.append(number_of(1 if stride is None else stride))
     if dtype is None and out is None:
-        wanted = default_dtype() if any(isinstance(v, float) for v in numbers) else int64
+        wanted = get_default_dtype() if any(isinstance(v, float) for v in numbers) else int64
     else:
         wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     if wanted is bool_:
@@ -135,7 +134,7 @@ def _complex_steps(
 
 
 def _compute_dtype(dtype: DType) -> DType:
-    return default_dtype() if dtype.kind != "float" else dtype.compute
+    return get_default_dtype() if dtype.kind != "float" else dtype.compute
 
 
 def _check_steps(name: str, steps: Any) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions.creation import default_dtype
 from webtorch.functions.pointwise import square
 from webtorch.ir.dtype import (
     FLOATS,
@@ -65,6 +64,7 @@ from webtorch.ops.record import (
     return_type,
 )
 from webtorch.ops.reduction import is_nonzero_part, norm_slope, root
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 Dims = int | Sequence[int] | None
@@ -142,7 +142,7 @@ def reduced_shape(
 
 def as_float(x: Tensor) -> Tensor:
     """Return integers and bools as the default float type, floats as they are."""
-    return x if x.dtype.has_gradient else cast_to(x, default_dtype())
+    return x if x.dtype.has_gradient else cast_to(x, get_default_dtype())
 
 
 def _reshaped(g: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions import contract, gather_scatter, ranges
+from webtorch.functions import gather_scatter, products, ranges
 from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import Number, int64
 from webtorch.ir.view import normalize_dim
@@ -109,4 +109,4 @@ def pdist(input: Tensor, p: float = 2.0) -> Tensor:
     first, second = (gather_scatter.index_select(input, 0, pairs[k]) for k in (0, 1))
     if not pairs._shape[1] or not input._shape[1]:
         return (first - second).sum(-1)
-    return contract.cdist(first.unsqueeze(1), second.unsqueeze(1), p).reshape((-1,))
+    return products.cdist(first.unsqueeze(1), second.unsqueeze(1), p).reshape((-1,))

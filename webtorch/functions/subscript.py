@@ -23,7 +23,7 @@ from webtorch.ops.purity import warn
 from webtorch.tensors import override
 from webtorch.tensors.host import tracing
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.writing import Picked, check_whole, leave_hooks
+from webtorch.tensors.writing import Picked, check_overlap, leave_hooks
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
 _BAD_DTYPE = "tensors used as indices must be long, int, byte or bool tensors"
@@ -74,6 +74,8 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
         # One value is converted, and so is what 0-d tensors select like ints.
         if isinstance(given, Tensor) and given.numel() != 1 and len(tensors) > len(single):
             indexing.check_put_dtype("setitem", x, given)
+        if not single:
+            indexing.check_put(view, _items(index), value)
         indexing.put_at(view, tensors, value, single, names=names)
         return
     extra = value.ndim - view.ndim
@@ -81,7 +83,7 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
         value = movement.reshape(value, value._shape[extra:])
     if value._shape != view._shape:
         value = movement.broadcast_to(value, view._shape)
-    check_whole(view, (value,))
+    check_overlap(view, (value,))
     assign.overwrite(view, value)
 
 

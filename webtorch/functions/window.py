@@ -5,12 +5,12 @@ A window is a list of numbers that are computed here, in double precision, and u
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from webtorch.functions import creation
+from webtorch.functions.factory import chosen_dtype, finish, joined_signature
 from webtorch.ir.dtype import DType
 from webtorch.ops.record import Example, Op, composite
 from webtorch.tensors.device import DeviceLike
@@ -30,12 +30,12 @@ def _made(
 ) -> Tensor:
     if layout is not None and str(layout) != "torch.strided":
         raise ValueError(f"{name} is implemented for strided tensors only, got: {layout}")
-    wanted = creation.chosen_dtype(dtype)
+    wanted = chosen_dtype(dtype)
     narrow = wanted.itemsize < 4 and not name.endswith("_window")
     if not wanted.is_floating_point or narrow:
         raise ValueError(f"{name} expects float32 or float64 dtypes, got: {wanted}")
     made = creation.tensor(list(values), dtype=wanted, device=device)
-    return creation.finish(made, requires_grad)
+    return finish(made, requires_grad)
 
 
 def _points(M: int, sym: bool) -> int:
@@ -98,22 +98,16 @@ def _window(values: Callable[..., Sequence[float]]) -> Op:
         layout: Layout | str = "torch.strided",
         device: DeviceLike = None,
         requires_grad: bool = False,
-        **own: Any,
+        **named: Any,
     ) -> Tensor:
         if M < 0:
             raise ValueError(f"{name} requires non-negative window length, got M={M}")
-        return _made(name, values(M, sym, **own), dtype, layout, device, requires_grad)
+        return _made(name, values(M, sym, **named), dtype, layout, device, requires_grad)
 
-    plain = inspect.signature(window)
-    length, *rest, _ = plain.parameters.values()
-    _, _, *own = inspect.signature(values).parameters.values()
-    window.__signature__ = plain.replace(parameters=[length, *own, *rest])  # type: ignore[attr-defined]
-    window.__name__ = window.__qualname__ = name
-    window.__doc__ = values.__doc__
     return composite(
         name=f"windows_{name}", family="creation", function_in=WINDOWS,
         torch=f"signal.windows.{name}", differentiable=False,
-    )(window)  # fmt: skip
+    )(joined_signature(window, values))  # fmt: skip
 
 
 @_window
@@ -201,91 +195,63 @@ def kaiser(M: int, sym: bool, *, beta: float = 12.0) -> list[float]:
 # -- torch.hann_window and the like -------------------------------------------------------------------
 
 
-def _old(name: str, values: Callable[..., list[float]], doc: str) -> None:
+def _old(values: Callable[..., list[float]]) -> Op:
+    """Make the entry of an older window from `values(window_length, periodic, ...)`, which gives its numbers."""
+    name = values.__name__
+
     def window(
         window_length: int,
         periodic: bool = True,
-        *,
+        *own: Any,
         dtype: DType | None = None,
         layout: Layout | str = "torch.strided",
         device: DeviceLike = None,
         pin_memory: bool = False,
         requires_grad: bool = False,
+        **named: Any,
     ) -> Tensor:
-        _check_old(name, window_length, dtype)
-        found = values(window_length, not periodic)
+        if window_length < 0:
+            raise RuntimeError(
+                f"{name} requires non-negative window_length, got window_length={window_length}"
+            )
+        if dtype is not None and not chosen_dtype(dtype).is_floating_point:
+            raise RuntimeError(f"{name} expects floating point dtypes, got: {dtype}")
+        found = values(window_length, periodic, *own, **named)
         return _made(name, found, dtype, layout, device, requires_grad)
 
-    window.__doc__ = doc
-    declare = composite(
-        name=name,
-        family="creation",
-        function_in=("torch",),
-        differentiable=False,
-        factory=True,
+    return composite(
+        family="creation", function_in=("torch",), differentiable=False, factory=True,
         example=Example((), (12,)),
-    )
-    declare(window)
+    )(joined_signature(window, values))  # fmt: skip
 
 
-def _check_old(name: str, length: int, dtype: DType | None) -> None:
-    if length < 0:
-        raise RuntimeError(
-            f"{name} requires non-negative window_length, got window_length={length}"
-        )
-    if dtype is not None and not creation.chosen_dtype(dtype).is_floating_point:
-        raise RuntimeError(f"{name} expects floating point dtypes, got: {dtype}")
+@_old
+def hann_window(window_length: int, periodic: bool) -> list[float]:
+    """The Hann window."""
+    return _cosines(window_length, (0.5, 0.5), not periodic)
 
 
-_old("hann_window", lambda m, s: _cosines(m, (0.5, 0.5), s), "The Hann window.")
-_old("blackman_window", lambda m, s: _cosines(m, (0.42, 0.5, 0.08), s), "The Blackman window.")
-_old("bartlett_window", _bartlett, "The triangular window, 0 at its ends.")
+@_old
+def blackman_window(window_length: int, periodic: bool) -> list[float]:
+    """The Blackman window."""
+    return _cosines(window_length, (0.42, 0.5, 0.08), not periodic)
 
 
-@composite(
-    family="creation",
-    function_in=("torch",),
-    differentiable=False,
-    factory=True,
-    example=Example((), (12,)),
-)
+@_old
+def bartlett_window(window_length: int, periodic: bool) -> list[float]:
+    """The triangular window, 0 at its ends."""
+    return _bartlett(window_length, not periodic)
+
+
+@_old
 def hamming_window(
-    window_length: int,
-    periodic: bool = True,
-    alpha: float = 0.54,
-    beta: float = 0.46,
-    *,
-    dtype: DType | None = None,
-    layout: Layout | str = "torch.strided",
-    device: DeviceLike = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> Tensor:
+    window_length: int, periodic: bool, alpha: float = 0.54, beta: float = 0.46
+) -> list[float]:
     """The window alpha - beta * cosine."""
-    _check_old("hamming_window", window_length, dtype)
-    values = _cosines(window_length, (alpha, beta), not periodic)
-    return _made("hamming_window", values, dtype, layout, device, requires_grad)
+    return _cosines(window_length, (alpha, beta), not periodic)
 
 
-@composite(
-    family="creation",
-    function_in=("torch",),
-    differentiable=False,
-    factory=True,
-    example=Example((), (12,)),
-)
-def kaiser_window(
-    window_length: int,
-    periodic: bool = True,
-    beta: float = 12.0,
-    *,
-    dtype: DType | None = None,
-    layout: Layout | str = "torch.strided",
-    device: DeviceLike = None,
-    pin_memory: bool = False,
-    requires_grad: bool = False,
-) -> Tensor:
+@_old
+def kaiser_window(window_length: int, periodic: bool, beta: float = 12.0) -> list[float]:
     """The Kaiser window of shape `beta`."""
-    _check_old("kaiser_window", window_length, dtype)
-    values = _kaiser(window_length, beta, not periodic)
-    return _made("kaiser_window", values, dtype, layout, device, requires_grad)
+    return _kaiser(window_length, beta, not periodic)

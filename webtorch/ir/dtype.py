@@ -54,7 +54,7 @@ class DType:
             return self
         if self is float16:
             raise TypeError(
-                f"{self}.to_complex(): complex32 is not available; complex64 and complex128 are. "
+                f"{self}.to_complex(): torch.complex32 is not available; complex64 and complex128 are. "
                 "Convert the tensor with .float() first"
             )
         return complex128 if self is float64 else complex64
@@ -170,7 +170,6 @@ def integer_limits(dtype: DType) -> tuple[int, int]:
     return -(1 << (dtype.bits - 1)), (1 << (dtype.bits - 1)) - 1
 
 
-_INT_LATTICE: tuple[DType, ...] = (int8, int16, int32, int64)
 _CACHE: dict[tuple[DType, DType], DType] = {}
 
 
@@ -215,18 +214,6 @@ def kind_of_scalar(value: Scalar | complex) -> Kind:
     if isinstance(value, complex):
         return "complex"
     return "int" if isinstance(value, int) else "float"
-
-
-def promote_with_scalar(tensor: DType, kind: Kind, default_float: DType) -> DType:
-    """Return the result type of a tensor of type `tensor` with a Python number of kind `kind`.
-
-    A Python number only raises the category (bool < integer < float), never the width.
-    """
-    if _RANK[kind] <= _RANK[tensor.kind]:
-        return tensor
-    if kind == "complex":
-        return (tensor if tensor.kind == "float" else default_float).to_complex()
-    return default_float if kind == "float" else int64
 
 
 _LEGACY = {

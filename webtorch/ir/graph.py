@@ -39,7 +39,7 @@ for it. `Node.expand` makes it these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -271,6 +271,21 @@ class Graph:
         return replace(
             self, nodes=tuple(nodes), outputs=self.outputs if outputs is None else outputs
         )
+
+    def renumbered(
+        self,
+        nodes: list[GraphNode],
+        number: Mapping[int, int],
+        outputs: Iterable[Output] | None = None,
+    ) -> Graph:
+        """Return the same graph with other nodes. `number`: the new number of each old node; `outputs`, if not all, are
+        in old numbers.
+        """
+        renumbered = tuple(
+            Output(number[o.node], None if o.donor is None else number[o.donor])
+            for o in (self.outputs if outputs is None else outputs)
+        )
+        return self.with_nodes(nodes, renumbered)
 
 
 def _show(attr: object) -> str:

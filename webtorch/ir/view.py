@@ -241,13 +241,12 @@ def is_overwritten(read: Place, written: Place, whole: bool) -> bool:
     `whole`: all of them may be read at the places where they are written. Where views have gaps, PyTorch
     does not look either.
     """
-    (begin, shape, strides, size), (start, out_shape, out_strides, out_size) = read, written
-    if (begin, shape, strides) == (start, out_shape, out_strides):
-        return not whole
-    dense = all(memory_order(*place[1:3]) is not None for place in (read, written))
-    if not dense or begin >= start + out_size or start >= begin + size:
+    (begin, _, strides, size), (start, _, out_strides, out_size) = read, written
+    if not (size and out_size) or begin >= start + out_size or start >= begin + size:
         return False
-    return not (whole and (begin, size, strides) == (start, out_size, out_strides))
+    if whole and (begin, size, strides) == (start, out_size, out_strides):
+        return False
+    return all(memory_order(*place[1:3]) is not None for place in (read, written))
 
 
 OVERWRITTEN = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from webtorch.ir.dtype import Scalar, int32
-from webtorch.ir.graph import IN_MEMORY, Graph, GraphNode, Output
+from webtorch.ir.graph import IN_MEMORY, Graph, GraphNode
 from webtorch.ir.limits import Limits
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
@@ -56,11 +56,7 @@ def merge_equal_nodes(graph: Graph, limits: Limits) -> Graph:
             seen.setdefault(key, found)
             nodes.append(node.with_srcs(srcs))
         new_number[i] = found
-    outputs = tuple(
-        Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
-        for o in graph.outputs
-    )
-    return graph.with_nodes(nodes, outputs)
+    return graph.renumbered(nodes, new_number)
 
 
 def split_reductions(graph: Graph, limits: Limits) -> Graph:
@@ -121,11 +117,7 @@ def split_reductions(graph: Graph, limits: Limits) -> Graph:
             )
         else:
             new_number[i] = add(node)
-    outputs = tuple(
-        Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
-        for o in graph.outputs
-    )
-    return graph.with_nodes(nodes, outputs)
+    return graph.renumbered(nodes, new_number)
 
 
 def _parts(graph: Graph, node: GraphNode, limits: Limits) -> int:
@@ -188,11 +180,7 @@ def compose_views(graph: Graph, limits: Limits) -> Graph:
                         continue
         nodes.append(node.with_srcs(srcs))
         new_number[i] = len(nodes) - 1
-    outputs = tuple(
-        Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
-        for o in graph.outputs
-    )
-    return graph.with_nodes(nodes, outputs)
+    return graph.renumbered(nodes, new_number)
 
 
 def drop_copies(graph: Graph, limits: Limits) -> Graph:
@@ -210,11 +198,7 @@ def drop_copies(graph: Graph, limits: Limits) -> Graph:
             continue
         nodes.append(node.with_srcs(srcs))
         new_number[i] = len(nodes) - 1
-    outputs = tuple(
-        Output(new_number[o.node], None if o.donor is None else new_number[o.donor])
-        for o in graph.outputs
-    )
-    return graph.with_nodes(nodes, outputs)
+    return graph.renumbered(nodes, new_number)
 
 
 def _changes_nothing(node: GraphNode, source: GraphNode) -> bool:

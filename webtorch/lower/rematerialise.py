@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from webtorch.ir.graph import Graph, GraphNode, Output
+from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.program import Program
 from webtorch.ir.view import numel
 from webtorch.lower.fuse import compared, formula_cost
@@ -157,10 +157,4 @@ def _again(graph: Graph, chosen: set[int], end: int) -> Graph:
         srcs = tuple(second(s) if i > end else number[s] for s in node.srcs)
         nodes.append(node.with_srcs(srcs))
         number[i] = len(nodes) - 1
-    return graph.with_nodes(
-        nodes,
-        tuple(
-            Output(number[o.node], None if o.donor is None else number[o.donor])
-            for o in graph.outputs
-        ),
-    )
+    return graph.renumbered(nodes, number)

@@ -28,7 +28,40 @@ def _options(layer: Any) -> str:
     return text
 
 
-class Embedding(Module):
+class _Table(Module):
+    """What both embeddings share: a weight (num_embeddings, embedding_dim)."""
+
+    num_embeddings: int
+    embedding_dim: int
+    padding_idx: int | None
+
+    def _make_weight(
+        self,
+        given: Tensor | None,
+        requires_grad: bool,
+        device: DeviceLike,
+        dtype: DType | None,
+    ) -> None:
+        """Take the weight that is given, or make one."""
+        shape = (self.num_embeddings, self.embedding_dim)
+        if given is None:
+            made = webtorch.empty(shape, device=device, dtype=dtype)
+            self.weight = Parameter(made, requires_grad=requires_grad)
+            self.reset_parameters()
+            return
+        if tuple(given.shape) != shape:
+            raise AssertionError("Shape of weight does not match num_embeddings and embedding_dim")
+        self.weight = Parameter(given, requires_grad=requires_grad)
+
+    def reset_parameters(self) -> None:
+        """Draw new initial values."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with webtorch.no_grad():
+                self.weight[self.padding_idx].fill_(0)
+
+
+class Embedding(_Table):
     """A table of `num_embeddings` rows of `embedding_dim`, read by index.
 
     Row `padding_idx` starts as zeros and gets no gradient. Gradients are dense, also with `sparse`.
@@ -61,25 +94,7 @@ class Embedding(Module):
         self.norm_type = norm_type
         self.scale_grad_by_freq = scale_grad_by_freq
         self.sparse = sparse
-        if _weight is None:
-            self.weight = Parameter(
-                webtorch.empty((num_embeddings, embedding_dim), device=device, dtype=dtype),
-                requires_grad=not _freeze,
-            )
-            self.reset_parameters()
-        else:
-            if tuple(_weight.shape) != (num_embeddings, embedding_dim):
-                raise AssertionError(
-                    "Shape of weight does not match num_embeddings and embedding_dim"
-                )
-            self.weight = Parameter(_weight, requires_grad=not _freeze)
-
-    def reset_parameters(self) -> None:
-        """Draw new initial values."""
-        init.normal_(self.weight)
-        if self.padding_idx is not None:
-            with webtorch.no_grad():
-                self.weight[self.padding_idx].fill_(0)
+        self._make_weight(_weight, not _freeze, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the rows that the integers of `input` name: (*) to (*, embedding_dim)."""
@@ -123,7 +138,7 @@ class Embedding(Module):
         )
 
 
-class EmbeddingBag(Module):
+class EmbeddingBag(_Table):
     """Sums, means or maxima of an embedding's rows, bag by bag, without the rows themselves."""
 
     def __init__(
@@ -153,27 +168,10 @@ class EmbeddingBag(Module):
         self.norm_type = norm_type
         self.scale_grad_by_freq = scale_grad_by_freq
         self.padding_idx = padding_idx
-        if _weight is None:
-            self.weight = Parameter(
-                webtorch.empty((num_embeddings, embedding_dim), device=device, dtype=dtype)
-            )
-            self.reset_parameters()
-        else:
-            if tuple(_weight.shape) != (num_embeddings, embedding_dim):
-                raise AssertionError(
-                    "Shape of weight does not match num_embeddings and embedding_dim"
-                )
-            self.weight = Parameter(_weight)
+        self._make_weight(_weight, True, device, dtype)
         self.mode = mode
         self.sparse = sparse
         self.include_last_offset = include_last_offset
-
-    def reset_parameters(self) -> None:
-        """Draw new initial values."""
-        init.normal_(self.weight)
-        if self.padding_idx is not None:
-            with webtorch.no_grad():
-                self.weight[self.padding_idx].fill_(0)
 
     def forward(
         self,

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from webtorch.functions.loss import legacy_reduction
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
 from webtorch.nn.distance import PairwiseDistance
-from webtorch.nn.functional.loss import legacy_reduction
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.tensors.device import DeviceLike

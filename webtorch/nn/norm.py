@@ -31,7 +31,31 @@ __all__ = [
 ]
 
 
-class _NormBase(Module):
+class _Affine(Module):
+    """What norms with a weight and a bias share."""
+
+    def _make_parameters(
+        self,
+        shape: int | tuple[int, ...],
+        weight: bool,
+        bias: bool,
+        device: DeviceLike,
+        dtype: DType | None,
+    ) -> None:
+        """Make the weight and the bias that are wanted; without a weight there is no bias."""
+        for name, wanted in (("weight", weight), ("bias", weight and bias)):
+            value = webtorch.empty(shape, device=device, dtype=dtype) if wanted else None
+            self.register_parameter(name, None if value is None else Parameter(value))
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 1 and the bias to 0."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+
+class _NormBase(_Affine):
     """What batch and instance norm share: affine parameters and running statistics."""
 
     # 2: num_batches_tracked is in the state dict.
@@ -56,10 +80,8 @@ class _NormBase(Module):
         self.momentum = momentum
         self.affine = affine
         self.track_running_stats = track_running_stats
+        self._make_parameters(num_features, affine, bias, device, dtype)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        for name, wanted in (("weight", affine), ("bias", affine and bias)):
-            value = Parameter(webtorch.empty(num_features, **made)) if wanted else None
-            self.register_parameter(name, value)
         if track_running_stats:
             self.register_buffer("running_mean", webtorch.zeros(num_features, **made))
             self.register_buffer("running_var", webtorch.ones(num_features, **made))
@@ -82,10 +104,7 @@ class _NormBase(Module):
     def reset_parameters(self) -> None:
         """Set the weight to 1, the bias to 0, and forget the running statistics."""
         self.reset_running_stats()
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
+        super().reset_parameters()
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Raise ValueError when the input has the wrong number of dimensions."""
@@ -258,7 +277,7 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(normalized_shape)
 
 
-class LayerNorm(Module):
+class LayerNorm(_Affine):
     """Normalize over the last dimensions, of sizes `normalized_shape`. Ba et al., 2016."""
 
     def __init__(
@@ -275,19 +294,8 @@ class LayerNorm(Module):
         self.normalized_shape = _shape(normalized_shape)
         self.eps = eps
         self.elementwise_affine = elementwise_affine
-        for name, wanted in (("weight", True), ("bias", bias)):
-            value = None
-            if elementwise_affine and wanted:
-                value = Parameter(webtorch.empty(self.normalized_shape, device=device, dtype=dtype))
-            self.register_parameter(name, value)
+        self._make_parameters(self.normalized_shape, elementwise_affine, bias, device, dtype)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the weight to 1 and the bias to 0."""
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input."""
@@ -339,7 +347,7 @@ class RMSNorm(Module):
         )
 
 
-class GroupNorm(Module):
+class GroupNorm(_Affine):
     """Normalize each example over each of `num_groups` groups of channels. Wu and He, 2018."""
 
     def __init__(
@@ -363,19 +371,8 @@ class GroupNorm(Module):
         self.num_channels = num_channels
         self.eps = eps
         self.affine = affine
-        for name, wanted in (("weight", affine), ("bias", affine and bias)):
-            value = None
-            if wanted:
-                value = Parameter(webtorch.empty(num_channels, device=device, dtype=dtype))
-            self.register_parameter(name, value)
+        self._make_parameters(num_channels, affine, bias, device, dtype)
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set the weight to 1 and the bias to 0."""
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalized input."""

@@ -18,6 +18,7 @@ from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.norm import LayerNorm
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -49,10 +50,13 @@ def _causal_mask(size: int, device: DeviceLike = None, dtype: DType | None = Non
 
 
 def _is_causal(mask: Tensor | None, is_causal: bool | None, size: int) -> bool:
-    """Return whether the mask is the causal one: as the caller says, or by looking at it."""
+    """Return whether the mask is the causal one: as the caller says, or by looking at it.
+
+    Where nothing may be read it counts as any other: it is applied as it is, with the same result.
+    """
     if is_causal is not None or mask is None:
         return bool(is_causal)
-    if tuple(mask.shape) != (size, size):
+    if tuple(mask.shape) != (size, size) or not reads.possible:
         return False
     return bool((mask == _causal_mask(size, mask.device, mask.dtype)).all())
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
+from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install, refuse_scripts
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
@@ -172,11 +172,13 @@ class Listener:
         """Whether a function is being recorded in this thread."""
         return getattr(self.listening, "notes", None) is not None
 
-    inside = on
+    inside = watches = on
 
     @contextlib.contextmanager
     def listen(self, names: Mapping[int, str]) -> Iterator[_Notes]:
         """Note the calls that are made inside; `names`: paths of modules by id."""
+        # It sees nothing of what was called before.
+        refuse_scripts("a function is recorded for ONNX")
         before = getattr(self.listening, "notes", None)
         notes = self.listening.notes = _Notes(names)
         active.add(1)

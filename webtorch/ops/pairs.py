@@ -142,8 +142,6 @@ def evaluate(op: Elementwise, values: tuple[Complex, ...]) -> Complex:
     return over_pairs(op, values) if form is None else form(*values)
 
 
-# An operand of a recorded form: a complex tensor or number has two inputs, a real one has one.
-Letter = str
 _RECORDED: dict[tuple[Elementwise, str, bool], Elementwise] = {}
 
 

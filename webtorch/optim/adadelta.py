@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Optimizer, check_options, options_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adadelta"]
@@ -37,16 +37,7 @@ class Adadelta(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options; `rho` is the part of the averages that stays at each step."""
-        defaults = {
-            "lr": lr,
-            "rho": rho,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "capturable": capturable,
-            "foreach": foreach,
-            "differentiable": differentiable,
-        }
+        defaults = options_of(locals())
         check_options(defaults, "eps", "weight_decay")
         if not 0.0 <= rho <= 1.0:
             raise ValueError(f"Invalid rho value: {rho}")
@@ -61,8 +52,7 @@ class Adadelta(Optimizer):
                 if "square_avg" not in state:
                     state["square_avg"] = webtorch.zeros_like(param)
                     state["acc_delta"] = webtorch.zeros_like(param)
-                if group["weight_decay"] != 0:
-                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                grad = self._decayed(group, param, grad)
                 square, past = state["square_avg"], state["acc_delta"]
                 square.mul_(hyper("rho")).addcmul_(grad, grad, value=hyper("1-rho"))
                 ratio = past.add(hyper("eps")).sqrt() / square.add(hyper("eps")).sqrt()

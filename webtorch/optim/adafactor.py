@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Group, Optimizer
+from webtorch.optim.optimizer import OF_DECAY, Derived, Group, Optimizer, options_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adafactor"]
@@ -25,9 +25,9 @@ class Adafactor(Optimizer):
     _takes_back: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
+        **OF_DECAY,
         "eps2": lambda group: group["eps"][1],
         "1/d": lambda group: 1 / group["d"],
-        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
     }
 
     def __init__(
@@ -46,6 +46,7 @@ class Adafactor(Optimizer):
 
         The parameter's size is its root mean square, at least eps[1]; d limits the update's.
         """
+        defaults = options_of(locals())
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         if not lr >= 0.0:
@@ -59,15 +60,6 @@ class Adafactor(Optimizer):
             raise ValueError(f"Clipping threshold d should be >= 1 but is: {d}")
         if not weight_decay >= 0.0:
             raise ValueError(f"weight_decay should be >= 0 but is: {weight_decay}")
-        defaults = {
-            "lr": lr,
-            "beta2_decay": beta2_decay,
-            "eps": eps,
-            "d": d,
-            "weight_decay": weight_decay,
-            "foreach": foreach,
-            "maximize": maximize,
-        }
         super().__init__(params, defaults)
 
     def _update(self, group: Group) -> None:
@@ -79,10 +71,7 @@ class Adafactor(Optimizer):
             for param, grad in members:
                 size = _root_mean_square(param).clamp(min=hyper("eps2")) * limit
                 if group["weight_decay"] != 0:
-                    if isinstance(group["lr"], Tensor):
-                        param.mul_(1 - group["lr"] * group["weight_decay"])
-                    else:
-                        param.mul_(hyper("1-lr*weight_decay"))
+                    self._decay(group, param)
                 eps = group["eps"][0]
                 eps = webtorch.finfo(param.dtype).eps if eps is None else eps
                 variance = self._variance(param, grad, fresh, eps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Group, Optimizer, check_flags, check_options
+from webtorch.optim.optimizer import Group, Optimizer, check_flags, check_options, options_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adagrad"]
@@ -31,17 +31,7 @@ class Adagrad(Optimizer):
         fused: bool | None = None,
     ) -> None:
         """Take the options; step n's learning rate is lr / (1 + (n - 1) * lr_decay)."""
-        defaults = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "foreach": foreach,
-            "maximize": maximize,
-            "differentiable": differentiable,
-            "fused": fused,
-        }
+        defaults = options_of(locals())
         check_options(defaults, "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
         super().__init__(params, defaults)
         check_flags(defaults)
@@ -66,8 +56,7 @@ class Adagrad(Optimizer):
             if group["lr_decay"] != 0:
                 rate = ((step - 1) * hyper("lr_decay") + 1).reciprocal() * rate
             for param, grad in members:
-                if group["weight_decay"] != 0:
-                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                grad = self._decayed(group, param, grad)
                 total = self.state[param]["sum"]
                 total.addcmul_(grad, grad, value=1)
                 param.addcdiv_(grad * rate, total.sqrt().add(hyper("eps")))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from webtorch.functions import public as webtorch
 from webtorch.ops.optimize import adam_step, square_average
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_flags, check_options
+from webtorch.optim.optimizer import (
+    OF_BETAS,
+    OF_DECAY,
+    Derived,
+    Group,
+    Optimizer,
+    check_flags,
+    check_options,
+    options_of,
+)
 from webtorch.tensors.calls import write_result
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adam", "AdamW"]
-
-
-def log_beta(position: int) -> Any:
-    """Return the function of a group that gives log(beta), finite for beta = 0 too."""
-    return lambda group: math.log(max(float(group["betas"][position]), 1e-37))
 
 
 class Adam(Optimizer):
@@ -28,12 +31,8 @@ class Adam(Optimizer):
     _takes_back: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
-        "1-beta1": lambda group: 1 - group["betas"][0],
-        "beta2": lambda group: group["betas"][1],
-        "1-beta2": lambda group: 1 - group["betas"][1],
-        "log beta1": log_beta(0),
-        "log beta2": log_beta(1),
-        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
+        **OF_DECAY,
+        **OF_BETAS,
     }
 
     def __init__(
@@ -53,19 +52,8 @@ class Adam(Optimizer):
         decoupled_weight_decay: bool = False,
     ) -> None:
         """Take the options; `decoupled_weight_decay` makes it AdamW."""
-        defaults = {
-            "lr": lr,
-            "betas": tuple(betas),
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-            "fused": fused,
-            "decoupled_weight_decay": decoupled_weight_decay,
-        }
+        defaults = options_of(locals())
+        defaults["betas"] = tuple(betas)
         check_options(defaults, "eps", "betas", "weight_decay")
         if isinstance(lr, Tensor) and foreach and not capturable:
             raise ValueError(
@@ -108,19 +96,13 @@ class Adam(Optimizer):
         read: dict[str, float],
     ) -> None:
         """Change one parameter; `scale` and `eps` hold the step size and the corrections."""
-        hyper, state = self._hyper(group), self.state[param]
+        state = self.state[param]
         if "exp_avg" not in state:
             state["exp_avg"] = webtorch.zeros_like(param)
             state["exp_avg_sq"] = webtorch.zeros_like(param)
             if group["amsgrad"]:
                 state["max_exp_avg_sq"] = webtorch.zeros_like(param)
-        if group["weight_decay"] != 0:
-            if not group["decoupled_weight_decay"]:
-                grad = grad.add(param, alpha=hyper("weight_decay"))
-            elif isinstance(group["lr"], Tensor):
-                param.mul_(1 - group["lr"] * group["weight_decay"])
-            else:
-                param.mul_(hyper("1-lr*weight_decay"))
+        grad = self._decayed(group, param, grad)
         average, square = state["exp_avg"], state["exp_avg_sq"]
         average.lerp_(grad, read["1-beta1"])
         write_result(square, square_average(square, grad, read["beta2"], read["1-beta2"]), "Adam")
@@ -155,20 +137,7 @@ class AdamW(Adam):
         fused: bool | None = None,
     ) -> None:
         """Take the options."""
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            foreach=foreach,
-            maximize=maximize,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            decoupled_weight_decay=True,
-        )
+        super().__init__(params, **options_of(locals()), decoupled_weight_decay=True)
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Take back a pickled state; decay is decoupled whatever an old checkpoint says."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.adam import log_beta
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
+from webtorch.optim.optimizer import OF_BETAS, Derived, Group, Optimizer, check_options, options_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adamax"]
@@ -21,9 +20,7 @@ class Adamax(Optimizer):
     _takes_back: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
-        "1-beta1": lambda group: 1 - group["betas"][0],
-        "beta2": lambda group: group["betas"][1],
-        "log beta1": log_beta(0),
+        **OF_BETAS,
     }
 
     def __init__(
@@ -40,16 +37,7 @@ class Adamax(Optimizer):
         capturable: bool = False,
     ) -> None:
         """Take the options."""
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "foreach": foreach,
-            "maximize": maximize,
-            "differentiable": differentiable,
-            "capturable": capturable,
-        }
+        defaults = options_of(locals())
         check_options(defaults, "eps", "betas", "weight_decay")
         super().__init__(params, defaults)
 
@@ -65,8 +53,7 @@ class Adamax(Optimizer):
                 if "exp_avg" not in state:
                     state["exp_avg"] = webtorch.zeros_like(param)
                     state["exp_inf"] = webtorch.zeros_like(param)
-                if group["weight_decay"] != 0:
-                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                grad = self._decayed(group, param, grad)
                 average, largest = state["exp_avg"], state["exp_inf"]
                 average.lerp_(grad, hyper("1-beta1"))
                 largest.copy_(webtorch.maximum(largest * hyper("beta2"), grad.abs() + hyper("eps")))

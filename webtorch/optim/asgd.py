@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Optimizer, check_options, options_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["ASGD"]
@@ -39,17 +39,7 @@ class ASGD(Optimizer):
         capturable: bool = False,
     ) -> None:
         """Take the options; step n + 1 has the rate lr / (1 + lambd * lr * n) ** alpha."""
-        defaults = {
-            "lr": lr,
-            "lambd": lambd,
-            "alpha": alpha,
-            "t0": t0,
-            "weight_decay": weight_decay,
-            "foreach": foreach,
-            "maximize": maximize,
-            "differentiable": differentiable,
-            "capturable": capturable,
-        }
+        defaults = options_of(locals())
         check_options(defaults, "weight_decay")
         super().__init__(params, defaults)
 
@@ -67,8 +57,7 @@ class ASGD(Optimizer):
                     state["eta"] = webtorch.zeros((), **made) + rate
                     state["mu"] = webtorch.ones((), **made)
                     state["ax"] = webtorch.zeros_like(param)
-                if group["weight_decay"] != 0:
-                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                grad = self._decayed(group, param, grad)
                 eta, mu, average = state["eta"], state["mu"], state["ax"]
                 before = (eta, mu)
                 if group["differentiable"]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Optimizer, StateDict, check_lr
+from webtorch.optim.optimizer import Optimizer, StateDict, check_lr, options_of
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
@@ -52,16 +52,9 @@ class LBFGS(Optimizer):
         line_search_fn: str | None = None,
     ) -> None:
         """Take the options; `line_search_fn` is None or "strong_wolfe"."""
+        defaults = options_of(locals())
         check_lr(lr)
-        defaults = {
-            "lr": lr,
-            "max_iter": max_iter,
-            "max_eval": max_iter * 5 // 4 if max_eval is None else max_eval,
-            "tolerance_grad": tolerance_grad,
-            "tolerance_change": tolerance_change,
-            "history_size": history_size,
-            "line_search_fn": line_search_fn,
-        }
+        defaults["max_eval"] = max_iter * 5 // 4 if max_eval is None else max_eval
         super().__init__(params, defaults)
         if len(self.param_groups) != 1:
             raise ValueError("LBFGS doesn't support per-parameter options (parameter groups)")

@@ -6,7 +6,7 @@ import math
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Group, Optimizer
+from webtorch.optim.optimizer import OF_DECAY, Derived, Group, Optimizer, options_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Muon"]
@@ -22,8 +22,8 @@ class Muon(Optimizer):
     _takes_back: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
+        **OF_DECAY,
         "1-momentum": lambda group: 1 - group["momentum"],
-        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
         "a": lambda group: group["ns_coefficients"][0],
         "b": lambda group: group["ns_coefficients"][1],
         "c": lambda group: group["ns_coefficients"][2],
@@ -42,6 +42,7 @@ class Muon(Optimizer):
         adjust_lr_fn: str | None = None,
     ) -> None:
         """Take the options; each of `ns_steps` is x = a x + (b x x^T + c (x x^T)^2) x, in bfloat16."""
+        defaults = options_of(locals())
         if isinstance(lr, Tensor) and lr.numel() != 1:
             raise ValueError("Tensor lr must be 1-element")
         if not lr >= 0.0:
@@ -52,16 +53,6 @@ class Muon(Optimizer):
             raise ValueError(f"weight decay should be >= 0 but is: {weight_decay}")
         if adjust_lr_fn not in (None, "original", "match_rms_adamw"):
             raise ValueError(f"Adjust learning rate function {adjust_lr_fn} is not supported")
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_coefficients": ns_coefficients,
-            "eps": eps,
-            "ns_steps": ns_steps,
-            "adjust_lr_fn": adjust_lr_fn,
-        }
         super().__init__(params, defaults)
         for group in self.param_groups:
             for param in group["params"]:
@@ -87,10 +78,7 @@ class Muon(Optimizer):
                 ratio = 0.2 * math.sqrt(max(rows, columns))
             else:
                 ratio = math.sqrt(max(1, rows / columns))
-            if isinstance(group["lr"], Tensor):
-                param.mul_(1 - group["lr"] * group["weight_decay"])
-            else:
-                param.mul_(hyper("1-lr*weight_decay"))
+            self._decay(group, param)
             param.add_(update * ratio * rate)
 
     def _orthogonal(self, group: Group, matrix: Tensor) -> Tensor:

@@ -6,8 +6,15 @@ import math
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.adam import log_beta
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
+from webtorch.optim.optimizer import (
+    OF_BETAS,
+    OF_DECAY,
+    Derived,
+    Group,
+    Optimizer,
+    check_options,
+    options_of,
+)
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["NAdam"]
@@ -20,15 +27,11 @@ class NAdam(Optimizer):
     _beginnings: ClassVar[dict[str, float | str]] = {"mu_product": 1.0}
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
-        "beta1": lambda group: group["betas"][0],
-        "1-beta1": lambda group: 1 - group["betas"][0],
-        "beta2": lambda group: group["betas"][1],
-        "1-beta2": lambda group: 1 - group["betas"][1],
-        "log beta2": log_beta(1),
+        **OF_DECAY,
+        **OF_BETAS,
         "-beta1/2": lambda group: -0.5 * group["betas"][0],
         # The momentum of step n is beta1 * (1 - 0.96 ** (n * momentum_decay) / 2).
         "log decay": lambda group: math.log(0.96) * group["momentum_decay"],
-        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
     }
 
     def __init__(
@@ -47,18 +50,7 @@ class NAdam(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options."""
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum_decay": momentum_decay,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-        }
+        defaults = options_of(locals())
         check_options(defaults, "eps", "betas", "weight_decay", "momentum_decay")
         super().__init__(params, defaults)
 
@@ -81,13 +73,7 @@ class NAdam(Optimizer):
                     )
                     state["exp_avg"] = webtorch.zeros_like(param)
                     state["exp_avg_sq"] = webtorch.zeros_like(param)
-                if group["weight_decay"] != 0:
-                    if not group["decoupled_weight_decay"]:
-                        grad = grad.add(param, alpha=hyper("weight_decay"))
-                    elif isinstance(group["lr"], Tensor):
-                        param.mul_(1 - group["lr"] * group["weight_decay"])
-                    else:
-                        param.mul_(hyper("1-lr*weight_decay"))
+                grad = self._decayed(group, param, grad)
                 product = state["mu_product"]
                 product.mul_(now)
                 average, square = state["exp_avg"], state["exp_avg_sq"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,6 +24,7 @@ from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.hook import Hook, RemovableHandle
 from webtorch.nn.module import clear_grad, typename
 from webtorch.runtime.interrupt import whole
+from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.host import Varying, bindings, host_scalar, make_before, tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -125,6 +127,21 @@ class Hyper(Mapping[str, float]):
         return host_scalar(self, name)
 
 
+# Numbers that optimizers with these options derive.
+OF_DECAY: dict[str, Derived] = {
+    "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
+}
+OF_BETAS: dict[str, Derived] = {
+    "beta1": lambda group: group["betas"][0],
+    "1-beta1": lambda group: 1 - group["betas"][0],
+    "beta2": lambda group: group["betas"][1],
+    "1-beta2": lambda group: 1 - group["betas"][1],
+    # Finite for beta = 0 too.
+    "log beta1": lambda group: math.log(max(float(group["betas"][0]), 1e-37)),
+    "log beta2": lambda group: math.log(max(float(group["betas"][1]), 1e-37)),
+}
+
+
 def _hooked(step: Callable[..., object]) -> Callable[..., object]:
     """Return a class's `step` with hooks around it, without autograd unless differentiable."""
 
@@ -162,6 +179,8 @@ def _hooked(step: Callable[..., object]) -> Callable[..., object]:
             self._take_back(before, found_inf)
         for hook in chain(self._optimizer_step_post_hooks.values(), _global_post_hooks.values()):
             hook(self, args, kwargs)
+        # Nor does a context that is still open keep what it cast of the parameters before.
+        forget_written()
         # One step is one program: recorded work does not pile up, and the cache sees it whole.
         realize(*(param for group in self.param_groups for param in group["params"]))
         return out
@@ -359,9 +378,9 @@ class Optimizer:
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
             return None
-        if "found_inf" in self.__dict__ or self.defaults.get("differentiable"):
+        if self.defaults.get("differentiable"):
             return None
-        found: list[Any] = []
+        found: list[Any] = [self.__dict__.get("found_inf")]
         for group in self.param_groups:
             found += [
                 Varying(v) if type(v) is float else v
@@ -451,6 +470,22 @@ class Optimizer:
         if isinstance(value, Tensor):
             return -value if name.startswith("-") else value
         return self._hyper(group)(name)
+
+    def _decayed(self, group: Group, param: Tensor, grad: Tensor) -> Tensor:
+        """Return the gradient with the weight decay; where that is decoupled, it acts on the parameter at once."""
+        if group["weight_decay"] == 0:
+            return grad
+        if group.get("decoupled_weight_decay"):
+            self._decay(group, param)
+            return grad
+        return grad.add(param, alpha=self._hyper(group)("weight_decay"))
+
+    def _decay(self, group: Group, param: Tensor) -> None:
+        """Shrink a parameter by its weight decay."""
+        if isinstance(group["lr"], Tensor):
+            param.mul_(1 - group["lr"] * group["weight_decay"])
+        else:
+            param.mul_(self._hyper(group)("1-lr*weight_decay"))
 
     def _update_all(self, group: Group) -> None:
         """Change the parameters of one group; complex ones as pairs of real numbers, as PyTorch does."""
@@ -691,6 +726,13 @@ def _moved(param: Tensor, value: object) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_moved(param, one) for one in value)
     return value
+
+
+def options_of(arguments: Mapping[str, object]) -> Group:
+    """Return the options among the arguments of an optimizer, all but its parameters: `options_of(locals())`, asked
+    before it has other names.
+    """
+    return {n: v for n, v in arguments.items() if n not in ("self", "params", "__class__")}
 
 
 def check_flags(options: Mapping[str, object]) -> None:

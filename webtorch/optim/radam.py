@@ -6,8 +6,15 @@ import math
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.adam import log_beta
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
+from webtorch.optim.optimizer import (
+    OF_BETAS,
+    OF_DECAY,
+    Derived,
+    Group,
+    Optimizer,
+    check_options,
+    options_of,
+)
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["RAdam"]
@@ -15,7 +22,7 @@ __all__ = ["RAdam"]
 
 def _rate(group: Group) -> float:
     """Return -log(beta2), positive and finite."""
-    return max(-float(log_beta(1)(group)), 1e-30)
+    return max(-OF_BETAS["log beta2"](group), 1e-30)
 
 
 def _longest(group: Group) -> float:
@@ -29,11 +36,8 @@ class RAdam(Optimizer):
     _takes_back: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
-        "1-beta1": lambda group: 1 - group["betas"][0],
-        "beta2": lambda group: group["betas"][1],
-        "1-beta2": lambda group: 1 - group["betas"][1],
-        "log beta1": log_beta(0),
-        "log beta2": log_beta(1),
+        **OF_DECAY,
+        **OF_BETAS,
         "x": _rate,
         "-2/x": lambda group: -2 / _rate(group),
         "rest": lambda group: _longest(group) - 2 / _rate(group),
@@ -41,7 +45,6 @@ class RAdam(Optimizer):
         "limit": lambda group: (
             _longest(group) / (((_longest(group) - 4) * (_longest(group) - 2)) or math.inf)
         ),
-        "1-lr*weight_decay": lambda group: 1 - group["lr"] * group["weight_decay"],
     }
 
     def __init__(
@@ -59,17 +62,7 @@ class RAdam(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options."""
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "differentiable": differentiable,
-        }
+        defaults = options_of(locals())
         check_options(defaults, "eps", "betas", "weight_decay")
         super().__init__(params, defaults)
 
@@ -102,13 +95,7 @@ class RAdam(Optimizer):
                 if "exp_avg" not in state:
                     state["exp_avg"] = webtorch.zeros_like(param)
                     state["exp_avg_sq"] = webtorch.zeros_like(param)
-                if group["weight_decay"] != 0:
-                    if not group["decoupled_weight_decay"]:
-                        grad = grad.add(param, alpha=hyper("weight_decay"))
-                    elif isinstance(group["lr"], Tensor):
-                        param.mul_(1 - group["lr"] * group["weight_decay"])
-                    else:
-                        param.mul_(hyper("1-lr*weight_decay"))
+                grad = self._decayed(group, param, grad)
                 average, square = state["exp_avg"], state["exp_avg_sq"]
                 average.lerp_(grad, hyper("1-beta1"))
                 square.mul_(hyper("beta2")).addcmul_(grad, grad, value=hyper("1-beta2"))

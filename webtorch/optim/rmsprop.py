@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options, options_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["RMSprop"]
@@ -38,18 +38,7 @@ class RMSprop(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options."""
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "alpha": alpha,
-            "eps": eps,
-            "centered": centered,
-            "weight_decay": weight_decay,
-            "capturable": capturable,
-            "foreach": foreach,
-            "maximize": maximize,
-            "differentiable": differentiable,
-        }
+        defaults = options_of(locals())
         check_options(defaults, "eps", "momentum", "weight_decay", "alpha")
         super().__init__(params, defaults)
 
@@ -65,8 +54,7 @@ class RMSprop(Optimizer):
                         state["momentum_buffer"] = webtorch.zeros_like(param)
                     if group["centered"]:
                         state["grad_avg"] = webtorch.zeros_like(param)
-                if group["weight_decay"] != 0:
-                    grad = grad.add(param, alpha=hyper("weight_decay"))
+                grad = self._decayed(group, param, grad)
                 square = state["square_avg"]
                 square.mul_(hyper("alpha")).addcmul_(grad, grad, value=hyper("1-alpha"))
                 if group["centered"]:

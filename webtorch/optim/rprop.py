@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options
+from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options, options_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Rprop"]
@@ -40,15 +40,7 @@ class Rprop(Optimizer):
         differentiable: bool = False,
     ) -> None:
         """Take the options; `lr` is the first step size, `etas` shrink and grow it."""
-        defaults = {
-            "lr": lr,
-            "etas": etas,
-            "step_sizes": step_sizes,
-            "foreach": foreach,
-            "maximize": maximize,
-            "differentiable": differentiable,
-            "capturable": capturable,
-        }
+        defaults = options_of(locals())
         check_options(defaults)
         if not 0.0 < etas[0] < 1.0 < etas[1]:
             raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_flags, check_options
+from webtorch.optim.optimizer import (
+    Derived,
+    Group,
+    Optimizer,
+    check_flags,
+    check_options,
+    options_of,
+)
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["SGD"]
@@ -38,17 +45,7 @@ class SGD(Optimizer):
         fused: bool | None = None,
     ) -> None:
         """Take the options; `weight_decay` is an L2 penalty added to the gradient."""
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-            "foreach": foreach,
-            "differentiable": differentiable,
-            "fused": fused,
-        }
+        defaults = options_of(locals())
         check_options(defaults, "weight_decay")
         if momentum < 0.0:
             raise ValueError(f"Invalid momentum value: {momentum}")

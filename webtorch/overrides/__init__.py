@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from webtorch.dispatch.call import active
+from webtorch.dispatch.call import active, refuse_scripts
 from webtorch.tensors import override
 from webtorch.tensors.override import state
 from webtorch.tensors.tensor import Tensor
@@ -152,6 +152,8 @@ class TorchFunctionMode:
 
     def __enter__(self) -> Any:
         override.askable()
+        # It sees nothing of what was called before.
+        refuse_scripts("a mode of __torch_function__ begins")
         active.add(1)
         state.modes = (*state.modes, self)
         return self

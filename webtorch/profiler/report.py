@@ -100,9 +100,11 @@ def summary(found: profile) -> str:
     busy = sum(e.seconds for e in found.events)
     compiling = sum(s.seconds for s in found.spans if s.kind == "compile")
     devices = ", ".join(dict.fromkeys(e.device for e in found.events)) or "no device"
+    followed, counted = found.steps
+    scripts = f"; {followed} of {counted} steps followed a script" if counted > 0 else ""
     return (
         f"{len(found.events)} dispatches on {devices}: {duration(busy)} in kernels of "
-        f"{duration(found.seconds)}, {duration(compiling)} compiling"
+        f"{duration(found.seconds)}, {duration(compiling)} compiling{scripts}"
     )
 
 

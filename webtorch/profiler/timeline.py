@@ -31,6 +31,7 @@ from webtorch.profiler import report
 from webtorch.profiler.roofline import Cost, Peaks, cost, peaks
 from webtorch.runtime.realize import open_runtimes, runtime_named
 from webtorch.runtime.watch import Run, watch
+from webtorch.scripts import steps
 
 __all__ = [
     "Average",
@@ -204,6 +205,8 @@ class profile:
         self._began = self._step_began = 0.0
         self._peaks: dict[tuple[str, DType], Peaks] = {}
         self._inside = False
+        # Steps of uncompiled loops that followed a script, and all of them, while scripts were looked for.
+        self.steps = self._steps = (0, 0)
 
     # -- recording ------------------------------------------------------------------------------
 
@@ -254,6 +257,7 @@ class profile:
             self.events, self.spans, self.routines = [], [], []
             self._record = _Record()
             self._began = self._step_began = perf_counter()
+            self._steps = steps()
             watch.listener = self
         elif not wanted and self._record is not None:
             _finish_work()
@@ -261,6 +265,8 @@ class profile:
             watch.listener = None
             record, self._record = self._record, None
             self.seconds = ended - self._began
+            followed, counted = steps()
+            self.steps = followed - self._steps[0], counted - self._steps[1]
             self._read(record)
 
     def _end_step(self) -> None:

@@ -738,7 +738,7 @@ def refuse_overlap(x: torch.Tensor, out: torch.Tensor, whole: bool = True) -> No
     `whole`: a tensor may be read at the places where it is written.
     """
     read, written = ((t.data_ptr(), t.shape, t.stride(), t.nbytes) for t in (x, out))
-    if is_overwritten(read, written, whole):
+    if (x is out and not whole) or is_overwritten(read, written, whole):
         raise RuntimeError(OVERWRITTEN)
 
 

@@ -631,7 +631,8 @@ class Runtime:
         owners = frozen.owners
         started = time.perf_counter() if self.debug >= 4 else 0.0
         with whole:
-            buffers = executable.run([n.buffer for n in frozen.inputs], frozen.args)
+            args = frozen.args if listener is None else list(map(_plain, frozen.args))
+            buffers = executable.run([n.buffer for n in frozen.inputs], args)
             for owner, buffer in zip(owners, buffers, strict=True):
                 owner.node.become_buffer(buffer)
                 owner.donor = None
@@ -860,6 +861,13 @@ class Runtime:
         if time.perf_counter() - started >= kept.WORTH:
             kept.store(key, program, backend.kept_form(program))
         return executable
+
+
+def _plain(number: Scalar) -> Scalar:
+    """Return a number without what it remembers: that it is computed with decides nothing."""
+    if isinstance(number, float):
+        return float.__float__(number)
+    return number if type(number) is bool else int.__int__(number)
 
 
 class Listener(Protocol):

@@ -15,6 +15,6 @@ Scripts that begin alike share their steps, so they form a tree. Related: the tr
 (NeurIPS 2021), JANUS (NSDI 2019), inline caches of dynamic languages.
 """
 
-from webtorch.scripts.following import begin_to_look, report, stop_to_look
+from webtorch.scripts.following import begin_to_look, report, steps, stop_to_look
 
-__all__ = ["begin_to_look", "report", "stop_to_look"]
+__all__ = ["begin_to_look", "report", "steps", "stop_to_look"]

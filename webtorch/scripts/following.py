@@ -5,44 +5,32 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import weakref
-from collections import Counter
+from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, inside, interpreted
+from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, watched
 from webtorch.ir.graph import Node
-from webtorch.ir.lines import made_again, user_line
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Frozen, Runtime
-from webtorch.runtime.trace import debug_level, show_reason
 from webtorch.runtime.watch import watch
-from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
-from webtorch.scripts.run import Run, dress
-from webtorch.scripts.script import (
-    KNOWN,
-    NEW,
-    OBJECT,
-    SEQUENCE,
-    SLOT,
-    VARYING,
-    ZERO,
-    Facts,
-    Form,
-    Pattern,
-    Program,
-    Step,
-)
+from webtorch.scripts.account import Account
+from webtorch.scripts.changes import changes, made_as_usual
+from webtorch.scripts.computing import compute
+from webtorch.scripts.differing import difference
+from webtorch.scripts.leaving import make_calls
+from webtorch.scripts.prepared import prepare
+from webtorch.scripts.recording import Note, Refused, begin, program_of
+from webtorch.scripts.run import Run
+from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
 from webtorch.tensors.above import give
-from webtorch.tensors.base import LATE
-from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn, anomaly, looks_at_each
+from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -54,17 +42,17 @@ _REPEATS = 2
 _PATIENCE = 8
 _LONGER = 4
 _MAX_STEPS = 20_000
-# What a promised tensor takes over from what the usual call gives.
-_TAKEN = (
-    *sorted(LATE), "_shape", "_strides", "_offset", "_whole", "dtype", "_requires_grad", "_retains", "_inference",
-)  # fmt: skip
+# How often a run goes on after something was computed.
+_MAX_PARTS = 64
+# How many runs whose graph may still be used are remembered.
+_MAX_UNFINISHED = 4
 
 
 class Follower:
     """The scripts of one thread. `count` what became of runs, for reports."""
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
+        self.thread = threading.current_thread().ident or 0
         self.lock = threading.RLock()
         self.root = Step(None)
         self.steps = 0
@@ -72,8 +60,12 @@ class Follower:
         # Whether calls are looked at, and how many runs in a row were in vain.
         self.on = False
         self.in_vain = 0
+        # How many changes of tensors there had been when a run began to promise.
+        self.changes = -1
         # Within how many calls the thread is.
         self.depth = 0
+        # Whether another thread ends the run's promises just now.
+        self.elsewhere = False
         # What was computed since the run began: None where that was no whole program.
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
         # How often programs have run, by id, and how often they must before calls are looked at (again).
@@ -81,15 +73,22 @@ class Follower:
         self.needed: dict[int, int] = {}
         # The programs that have run since calls are looked at.
         self.tried: set[int] = set()
-        self.counts: Counter[str] = Counter()
-        # Why runs did not become scripts, or left them -> how often.
-        self.reasons: Counter[tuple[str, str]] = Counter()
+        # The last runs that gave something whose graph can still be used.
+        self.unfinished: list[_Unfinished] = []
+        # The numbers among arguments that have been others, and those of which other ones change more than
+        # an argument of the program: by line, callee and place.
+        self.varying: set[Any] = set()
+        self.fixed: set[Any] = set()
+        self.account = Account()
+        self.counts, self.reasons = self.account.counts, self.account.reasons
+        self.note = self.account.note
 
     # ---- what the runtime tells
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed, by one program or otherwise."""
         number = id(executable)
+        changes.count += 1
         if self.on:
             whole_program = frozen is not None and executable is not None
             self.computed.append((runtime, frozen, executable) if whole_program else None)  # type: ignore[arg-type]
@@ -105,12 +104,18 @@ class Follower:
                 self.needed.clear()
 
     def start(self) -> None:
-        """Begin to look at calls."""
-        self.on, self.in_vain = True, 0
+        """Begin to look at calls, if no other thread has begun."""
+        with _listener.choosing:
+            if _listener.follower is not self:
+                return
+            self.on, self.in_vain = True, 0
+        # Not before: every look at an attribute takes twice the time where a class has this.
+        setattr(Storage, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()
         active.add(1)
         active.follower = self
-        self.begin()
+        self.run = Run(self.root)
+        self.computed.clear()
 
     def stop(self) -> None:
         """Look at calls no more, until programs have run often again."""
@@ -123,9 +128,16 @@ class Follower:
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
 
+    def lives(self) -> bool:
+        """Whether the thread still runs."""
+        return any(t.ident == self.thread for t in threading.enumerate())
+
     def begin(self, followed: bool = False) -> None:
-        """Begin a run."""
+        """Begin a run, where something has been computed."""
         self.run.end()
+        if self.unfinished:
+            self.drop_unfinished()
+        self.counts["steps"] += 1
         self.in_vain = 0 if followed else self.in_vain + 1
         if self.steps > _MAX_STEPS:
             self.root, self.steps = Step(None), 0
@@ -138,12 +150,32 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if threading.get_ident() != self.thread:
+            return made_as_usual(callee, args, kwargs)
+        if self.depth:
+            return interpreted(callee, args, kwargs)
+        run = self.run
+        at = run.at
+        # What has been recorded in part is not followed: its program would do again what was done.
+        if at.following and not run.taken and not run.refused:
+            for step in at.following:
+                if step.callee is callee and step.ready:
+                    out = self.answer(run, step, args, kwargs)
+                    if out is _OTHER and self.compute_given(run, args, kwargs):
+                        out = self.answer(run, step, args, kwargs)
+                    if out is not _OTHER:
+                        return out
+            if run.at is not at:
+                # Comparing has looked at what was promised, and something was computed.
+                return self.call(callee, args, kwargs)
         role = callee.role
-        if self.depth or role == "parts":
+        if role == "parts":
             return interpreted(callee, args, kwargs)
         if role == "fact":
-            return callee.run(args, kwargs)
-        run = self.run
+            # Nobody else is on, as a rule.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
+            )
         if role == "operation" or role == "backward" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -151,19 +183,21 @@ class Follower:
             if run.promised and len(args) == 1 and run.slot_of(t) is not None:
                 return t._requires_grad if callee.name == "requires_grad" else not t._requires_grad
             if len(args) == 1:
-                return callee.run(args, kwargs)
+                return interpreted(callee, args, kwargs)
         elif role == "place":
             if run.promised and run.slot_of(args[0]) is not None and run.externals:
                 args = (run.externals[0], *args[1:])
-            return callee.run(args, kwargs)
+            return interpreted(callee, args, kwargs)
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
-                self.settle("a gradient is set after backward()")
-                run.refused = run.refused or "a gradient is set after backward()"
-            return self.inside(callee, args, kwargs)
+                self.give_up("a gradient is set after backward()")
+            # It calls nothing itself.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
+            )
         if role != "reader":
-            self.settle(f"{callee.name} is called")
-            run.refused = run.refused or f"{callee.name} is called"
+            self.give_up(f"{callee.name} is called")
+            run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.read()
@@ -171,25 +205,53 @@ class Follower:
 
     def is_part(self, value: Any) -> bool:
         """Whether an argument is a tensor that the run gave, or has one."""
-        if isinstance(value, Tensor):
-            return self.run.slot_of(value) is not None
-        return isinstance(value, (tuple, list)) and any(map(self.is_part, value))
+        return any(self.run.slot_of(t) is not None for t in _tensors_in(value))
+
+    def drop_unfinished(self) -> None:
+        """Let go of the last runs, but for where they ended."""
+        for last in self.unfinished:
+            last.drop()
+        self.unfinished = [last for last in self.unfinished if last.is_open()][-_MAX_UNFINISHED:]
+
+    def learn(self, args: Any) -> None:
+        """Have runs go on where one ended, this one as well if nothing came between, if an argument needs the graph
+        of what it gave.
+        """
+        needed = next((last for last in self.unfinished if last.gave_one_of(args)), None)
+        run = self.run
+        if needed is None or run.promised or run.taken or run.refused:
+            self.drop_unfinished()
+        if needed is not None:
+            self.unfinished = [last for last in self.unfinished if last is not needed]
+            needed.step.go_on()
+            self.steps += 1
+            if needed.run is not None:
+                self.run = needed.run
+                self.keep(needed.run, needed.program)
+                self.go_on(needed.run, needed.program, needed.saved)
 
     def inside(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call as usual; what it calls itself is not looked at."""
         self.depth += 1
         try:
-            return interpreted(callee, args, kwargs)
+            return made_as_usual(callee, args, kwargs)
         finally:
             self.depth -= 1
 
-    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
-        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+    def give_up(self, why: str) -> None:
+        """Keep what follows out of scripts until something is computed, and hold nothing until then."""
         self.settle(why)
         run = self.run
         if not run.refused:
-            run.refused = why
             self.note(why)
+            run.end()
+            self.run = Run(self.root)
+            self.run.refused = why
+
+    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
+        """Make a call that cannot stand in a script, nor what follows until something is computed."""
+        self.give_up(why)
+        run = self.run
         out = self.inside(callee, args, kwargs)
         if self.computed and self.run is run:
             self.begin()
@@ -197,37 +259,27 @@ class Follower:
 
     def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call of an operation."""
+        if self.unfinished:
+            self.learn((*args, *kwargs.values()))
+            run = self.run
         if run.refused:
             return self.usual(callee, args, kwargs, run.refused)
         if self.is_looked_at():
             return self.usual(callee, args, kwargs, "somebody looks at each operation")
-        at = run.at
-        if run.promised and at.program is not None and not at.following:
+        if run.promised and run.is_complete and not run.at.following:
             # All has been called that the script has.
-            self.settle("the script is done")
-            run = self.run
-            at = run.at
-        count = len(run.externals)
-        grad = mode.grad, mode.inference
-        # What has been recorded in part is not followed: its program would do again what was done.
-        if at.following and not run.taken:
-            for step in at.following:
-                if (
-                    step.callee is callee
-                    and step.ready
-                    and step.grad == grad
-                    and run.matches(step, args, kwargs)
-                ):
-                    with self.lock:
-                        # Unless another thread has ended the run's promises meanwhile.
-                        if self.run is run and not run.taken:
-                            return self.follow(run, step)
-                    run.forget_externals(count)
-                    break
+            self.resolve(run)
+            return self.call(callee, args, kwargs)
+        self.wait()
+        run = self.run
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
             return self.beside(run, callee, args, kwargs)
+        if run.promised and run.is_complete:
+            # It may have come after something was computed.
+            self.resolve(run)
+            return self.call(callee, args, kwargs)
         if run.promised:
-            self.settle(f"{callee.name} is called as it was not before")
+            self.settle(difference(run, callee, args, kwargs))
             run = self.run
         return self.record(run, callee, args, kwargs)
 
@@ -235,12 +287,14 @@ class Follower:
         """Make a call that needs nothing of what the run gave, such as a view of a batch or a copy from elsewhere. It
         stands in the script if something of it remains to be computed, or to be differentiated.
         """
+        at = run.at
+        if run.promised and at.kind == "computed" and not any(s.ready for s in at.following):
+            self.settle(difference(run, callee, args, kwargs))
         if run.promised:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
                 # It comes to the same, that it was called before what is called now.
-                self.settle(f"{callee.name} is called as it was not before")
-                self.run.refused = self.run.refused or f"{callee.name} was called too early"
+                self.give_up(f"{callee.name} was called too early")
             return out
         return self.record(run, callee, args, kwargs, beside=True)
 
@@ -248,31 +302,68 @@ class Follower:
         """Whether somebody else sees operations, so that none may be left out."""
         runtime = self.run.runtime
         return (
-            (active.count > 1 and inside())
+            (active.count > 1 and watched())
             or tracing.active
             or looks_at_each()
             or watch.before is not None
-            or watch.listener is not None
             or (runtime is not None and runtime.debug >= 4)
         )
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
-        run = self.run
-        if self.depth or threading.get_ident() != self.thread or (run.refused and not run.promised):
-            return
-        self.settle(why)
-        self.run.refused = self.run.refused or why
-        self.note(why)
+        changes.count += 1
+        if not self.depth and threading.get_ident() == self.thread:
+            self.give_up(why)
 
     # ---- following
+
+    def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call if it is that of a step, else return _OTHER."""
+        at = run.at
+        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
+        if step.modes != modes or self.is_looked_at():
+            return _OTHER
+        if not run.promised and self.changes != changes.count:
+            # Tensors may have been changed after that was counted, too.
+            changes.count += 1
+            self.changes = changes.count
+        if (
+            not (step.matches or prepare(step))(run, args, kwargs)
+            or not (step.kind == "operation" or run.watches(step, args))
+            or run.at is not at
+        ):
+            run.forget_externals(run.at.until[1])
+            return _OTHER
+        if step.plain and run.promised:
+            # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
+            out = step.gives(run)  # type: ignore[misc]
+            run.at = step
+            return out if run.ended is None else self.ended(run, at, step, out)
+        with self.lock:
+            # Unless another thread has ended the run's promises meanwhile.
+            followed = self.run is run and not run.taken
+            out = self.follow(run, step) if followed else _OTHER
+        if not followed:
+            run.forget_externals(run.at.until[1])
+        elif step.kind == "step":
+            # It ends with a computation.
+            self.resolve(run)
+        return out
+
+    def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
+        """Return what a step gave where another thread has looked at what was promised, _OTHER if that was before."""
+        with self.lock:
+            if run.ended is step:
+                return out
+            run.at = at
+            run.forget_slots(at.until[0])
+            run.forget_externals(at.until[1])
+            return _OTHER
 
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
         if not run.promised:
-            run.promised = True
-            _promising.append(self)
-            writes.guard = _guard
+            self._promise(run)
         run.at = step
         for j, counted, version in step.writes:
             if step.kind == "step":
@@ -285,66 +376,91 @@ class Follower:
             if t._counter is not storage:
                 t._counter.version += counted
             storage.version += version
+        given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation":
-            return run.promise(step.results)
+            return given
         if step.kind == "backward":
             run.differentiated = True
-            for j, form in step.leaves:
-                leaf = run.externals[j]
+            for (j, form), grad in zip(step.leaves, given, strict=True):
                 if type(form) is Facts:
-                    before, leaf._grad = leaf._grad, run.promise(form)
-                    run.gradients.append((leaf, before, leaf._grad))
-            return None
-        # An optimizer's step ends with a computation.
-        self.resolve(run)
+                    run.externals[j]._grad = grad
         return None
 
-    def resolve(self, run: Run) -> None:
-        """Compute what a run has promised, or make its calls in the usual way."""
-        with self.lock:
-            if not run.promised:
+    def resolve(self, run: Run, graph: bool = False) -> None:
+        """Compute what a run has promised, or make its calls in the usual way. What needs the graph goes on after
+        that, unless the `graph` is wanted, too.
+        """
+        runtime = run.runtime_of()
+        # In the order in which another thread takes them that computes, and meets what is promised.
+        with contextlib.nullcontext() if runtime is None else runtime.lock, self.lock:
+            if not run.promised or (run.at.kind == "computed" and not graph):
                 return
-            self._no_promises(run)
             # What else is computed meanwhile is no part of the run.
             mine = threading.get_ident() == self.thread
             self.depth += mine
+            self.elsewhere = not mine
             try:
-                program = run.at.program
-                if program is None or not run.at.ready or not self.complete(run, program):
+                self._no_promises(run)
+                at = run.ended = run.at
+                while at is not run.at:
+                    # The thread that follows was about to answer a call.
+                    at = run.ended = run.at
+                program = at.program if at.ready else None
+                if program is not None and program.open and (graph or not mine):
+                    program = None
+                try:
+                    done = program is not None and compute(run, at, program)
+                except BaseException:
+                    self.leave(run)
+                    raise
+                if not done:
                     self.leave(run)
                     return
+                self.counts["followed"] += 1
+                if program is not None and run.is_open:
+                    assert at.goes_on is not None
+                    run.go_on(at.goes_on, program, run.saved)
+                    self.counts["steps"] += 1
+                    self.in_vain = 0
+                    self.computed.clear()
+                    self._promise(run)
+                elif self.run is run:
+                    self.begin(followed=True)
             finally:
                 self.depth -= mine
-            self.counts["followed"] += 1
-            if self.run is run:
-                self.begin(followed=True)
+                self.elsewhere = False
+
+    def wait(self) -> None:
+        """Wait for another thread that ends the run's promises."""
+        if self.elsewhere:
+            with self.lock:
+                pass
 
     def settle(self, why: str) -> None:
         """End the run's promises, for this reason."""
         run = self.run
         if run.promised:
-            with self.lock:
-                program = run.at.program
-                if program is None or not run.at.ready:
-                    self.note(why)
-                self.resolve(run)
+            if not run.is_complete:
+                self.note(why)
+            self.resolve(run, graph=True)
+        self.wait()
 
     def rest(self, why: str) -> None:
-        """End the run, and let go of what it was given."""
+        """End the run, and let go of what it was given. Another thread needs nothing of it."""
+        changes.count += 1
+        if threading.get_ident() != self.thread:
+            return
         self.settle(why)
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.depth:
             self.run.end()
             self.run = Run(self.root)
             self.computed.clear()
 
-    def note(self, why: str) -> None:
-        """Keep why calls do not follow a script."""
-        line = user_line()
-        where = "" if line is None else realizing.line_text(line)
-        if len(self.reasons) < 1000:
-            if (why, where) not in self.reasons and debug_level():
-                show_reason(why, where)
-            self.reasons[why, where] += 1
+    def _promise(self, run: Run) -> None:
+        """Have whoever looks at what is promised come here."""
+        run.promised = True
+        _promising.append(self)
+        writes.guard = _guard
 
     def _no_promises(self, run: Run) -> None:
         """Let storages that are to be written hold what they did, and nobody wait for what is promised."""
@@ -355,200 +471,21 @@ class Follower:
         for storage, node in run.undo.items():
             storage.node = node
 
-    def complete(self, run: Run, program: Program) -> bool:
-        """Run the program of a script, and give what is alive its value. Return whether that could be done."""
-        runtime = program.runtime
-        facts = facts_along(run.at)
-        holders: dict[int, list[tuple[Tensor, Facts]]] = {}
-        for k, reference in enumerate(run.slots):
-            t = reference()
-            if t is not None:
-                holders.setdefault(facts[k].storage, []).append((t, facts[k]))
-        if any(place >= 0 and place not in program.made for place in holders):
-            return False
-        with runtime.lock:
-            if runtime.capturing:
-                return False
-            runtime.realize()
-            found = self._inputs(run, program)
-            if found is None:
-                return False
-            places = [(g, g._offset) for g, _ in program.draws]
-            try:
-                with whole:
-                    inputs = [
-                        self._buffer(storage, node, donated) for storage, node, donated in found
-                    ]
-                    args = self._arguments(run, program)
-                    buffers = program.executable.run(inputs, args)
-                    fresh = self._settle(run, program, buffers, holders)
-            except BaseException as error:
-                for generator, offset in places:
-                    generator._offset = offset
-                if not isinstance(error, Exception):
-                    self.leave(run)
-                    raise
-                # The calls that are made in the usual way fail as they do.
-                return False
-            runtime.counters.realized += 1
-            runtime.counters.hits += 1
-            for place, tensors in holders.items():
-                storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
-                for t, f in tensors:
-                    _give_value(t, f, storage)
-            for tensors in holders.values():
-                for t, f in tensors:
-                    if f.base is not None:
-                        t._base = self._base(run, f.base, facts, fresh)
-        return True
-
-    def _inputs(self, run: Run, program: Program) -> list[tuple[Storage | None, Node, bool]] | None:
-        """Find the values that a program reads; None where one is not there any more."""
-        found: list[tuple[Storage | None, Node, bool]] = []
-        for (kind, value), donated in program.inputs:
-            if kind == "constant":
-                found.append((None, value, donated))
-                continue
-            storage = run.externals[value]._storage if kind == "external" else value()
-            if storage is None:
-                return None
-            node = storage.node
-            if node.kind != "buffer" or (node.host is not None and realizing.is_seen(node)):
-                return None
-            found.append((storage, node, donated))
-        return found
-
-    @staticmethod
-    def _buffer(storage: Storage | None, node: Node, donated: bool) -> Any:
-        if storage is not None and donated and node.shared and storage.shares(node):
-            node = storage.own()
-        return node.buffer
-
-    @staticmethod
-    def _arguments(run: Run, program: Program) -> list[Any]:
-        args = program.args
-        if program.dynamic:
-            args = list(args)
-            for i in program.dynamic:
-                a: Any = args[i]
-                if hasattr(a, "external"):
-                    args[i] = int(run.externals[a.external]._offset) + a.more
-                else:
-                    args[i] = a.read()
-        for generator, count in program.draws:
-            generator._offset = (generator._offset + count) % 2**64
-        return args
-
-    @staticmethod
-    def _settle(
-        run: Run, program: Program, buffers: list[Any], holders: dict[int, Any]
-    ) -> dict[int, Storage]:
-        """Put what a program gave where it belongs; return the storages of slots, by number."""
-        fresh: dict[int, Storage] = {}
-        # Storages that get one value hold it together, until one of them is written.
-        first: dict[int, Storage] = {}
-        for buffer, (kind, value, shape, version) in zip(buffers, program.outputs, strict=False):
-            known = first.get(id(buffer))
-            if kind == "slot":
-                if value in holders:
-                    if known is None:
-                        node = Node.in_memory(shape, buffer.dtype, buffer)
-                    else:
-                        node = known.share()
-                    storage = fresh[value] = Storage(node, program.runtime)
-                    storage.version = version
-                    first.setdefault(id(buffer), storage)
-                continue
-            storage = run.externals[value]._storage
-            if known is not None:
-                storage.settle(storage.node, known.share())
-            elif storage.node.buffer is not buffer:
-                storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
-            first.setdefault(id(buffer), storage)
-        last = run.at
-        if last.kind == "step":
-            for j, counted, version in last.writes:
-                t = run.externals[j]
-                if t._counter is not t._storage:
-                    t._counter.version += counted
-                t._storage.version += version
-        writes.note()
-        return fresh
-
-    def _base(
-        self, run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, Storage]
-    ) -> Tensor:
-        """Return the tensor that a result is a view of."""
-        kind, number = base
-        if kind == "external":
-            return run.externals[number]
-        found = run.slots[number]()
-        if found is None:
-            f = facts[number]
-            found = object.__new__(Tensor)
-            dress(found, f, run)
-            storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
-            _give_value(found, f, storage)
-        return found
-
     # ---- leaving a script
 
     def leave(self, run: Run) -> None:
-        """Make the calls that matched in the usual way; what was promised becomes what they give."""
-        self.counts["left"] += 1
-        path = run.at.path()
-        run.taken = [step.anew(run) for step in path]
-        run.runtime = run.externals[0]._storage.runtime if run.externals else None
-        run.facts = []
-        run.undo.clear()
+        """Make the calls that matched in the usual way, and go on recording."""
         if run is self.run:
             begin(run)
-        for leaf, before, promised in run.gradients:
-            if leaf._grad is promised:
-                leaf._grad = before
-        run.gradients = []
-        thread = threading.get_ident()
-        mine = thread == self.thread
-        # What is on now was not on then.
-        modes, looking = dict(mode.__dict__), anomaly.enabled
-        mode.__dict__.clear()
-        mode.overwriting, anomaly.enabled = None, False
-        if mine:
-            self.depth += 1
-        run.made = []
+        started = perf_counter()
+        path = [] if run.ended is None else run.ended.path()
+        mine = threading.get_ident() == self.thread
+        self.depth += mine
         try:
-            for step, taken in zip(path, run.taken, strict=True):
-                assert step.callee is not None
-                for j, counted, version in step.writes:
-                    if step.kind != "step":
-                        t = run.externals[j]
-                        if t._counter is not t._storage:
-                            t._counter.version -= counted
-                        t._storage.version -= version
-                args = tuple([_value(p, run) for p in step.args])
-                kwargs = {n: _value(p, run) for n, p in zip(step.names, step.kwargs)}
-                mode.grad, mode.inference = step.grad
-                made_again[thread] = step.line
-                for p in taken.patterns():
-                    if p.form == NEW:
-                        run.note_offset(run.externals[p.number], p)
-                if step.kind == "backward":
-                    run.used_up.update(graph_of([args[0]._grad_fn]))
-                out = interpreted(step.callee, args, kwargs)
-                _take_over(step.results, out, run)
-                for j, form in step.leaves:
-                    leaf = run.externals[j]
-                    if type(form) is Facts:
-                        _take_over(form, leaf._grad, run)
-                        leaf._grad = run.made[-1]
+            make_calls(run, path)
         finally:
-            mode.__dict__.clear()
-            mode.__dict__.update(modes)
-            anomaly.enabled = looking
-            made_again.pop(thread, None)
-            if mine:
-                self.depth -= 1
-            run.made = []
+            self.depth -= mine
+            self.account.left(len(path), perf_counter() - started)
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
 
@@ -559,6 +496,9 @@ class Follower:
     ) -> Any:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
         if run.at is self.root and not run.begun:
+            self.compute_given(run, args, kwargs)
+            # Calls that this one was compared with in vain may have left some.
+            run.given.clear()
             begin(run)
         count = len(run.externals)
         try:
@@ -568,21 +508,26 @@ class Follower:
             if beside:
                 out = self.inside(callee, args, kwargs)
                 if self.run is run and not (_is_computed(out) and not self.computed):
-                    run.refused = f"{callee.name}: {reason}"
-                    self.note(run.refused)
+                    self.give_up(f"{callee.name}: {reason}")
                     if self.computed:
                         self.begin()
                 return out
             return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
+        places = note.places()
+        if places:
+            self.varying.update(note.differing(places))
+            for key, place in places:
+                if key in self.varying and key not in self.fixed:
+                    args, kwargs = note.vary(place, args, kwargs)
         looked, look.looked = look.looked, False
-        drawn = {i: g._offset for i, (g, _) in run.generators.items()}
+        drawn = {i: g._offset for i, (g, *_) in run.generators.items()}
         try:
             out = self.inside(callee, args, kwargs)
         except BaseException:
             run.forget_externals(count)
             raise
         looks, look.looked = look.looked, looked or look.looked
-        draws = {i: g._offset for i, (g, _) in run.generators.items()} != drawn
+        draws = {i: g._offset for i, (g, *_) in run.generators.items()} != drawn
         if self.run is not run:
             return out
         if beside and not self.computed and _is_computed(out):
@@ -596,8 +541,7 @@ class Follower:
                 raise Refused("it depends on more than its arguments")
             step = note.made(out)
         except Refused as reason:
-            run.refused = f"{callee.name}: {reason}"
-            self.note(run.refused)
+            self.give_up(f"{callee.name}: {reason}")
             if self.computed:
                 self.begin()
             return out
@@ -614,6 +558,26 @@ class Follower:
             self.read()
         return out
 
+    def compute_given(self, run: Run, args: Args, kwargs: Kwargs) -> bool:
+        """Compute what a run is given and is pending: another thread has recorded it, such as a batch. Return whether
+        there was something.
+        """
+        given = [
+            x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and run.slot_of(x) is None
+        ]
+        pending = [
+            s for t in given if (s := t._storage) not in run.undo and s.node.kind != "buffer"
+        ]
+        if pending:
+            self.depth += 1
+            try:
+                for storage in pending:
+                    storage.realize()
+            finally:
+                self.depth -= 1
+            self.computed.clear()
+        return bool(pending)
+
     def read(self) -> None:
         """Something was computed: the run is over, and what was called may be a script."""
         run, computed = self.run, self.computed
@@ -626,10 +590,32 @@ class Follower:
             and computed[0] is not None
         ):
             try:
-                self.keep(run, program_of(run, *computed[0]))
+                program, saved = program_of(run, *computed[0])
             except Refused as reason:
                 self.note(str(reason))
+            else:
+                if not program.open:
+                    self.keep(run, program)
+                elif run.at.goes_on is not None:
+                    self.keep(run, program)
+                    self.go_on(run, program, saved)
+                    self.counts["steps"] += 1
+                    return
+                else:
+                    self.note("a result has a graph that no backward pass has used up")
+                    if sum(s.kind == "computed" for s in run.at.path()) < _MAX_PARTS:
+                        self.run = Run(self.root)
+                        self.begin()
+                        self.unfinished.append(_Unfinished(run, program, saved))
+                        return
         self.begin()
+
+    def go_on(self, run: Run, program: Program, saved: list[Node]) -> None:
+        """Go on recording after something was computed."""
+        assert run.at.goes_on is not None
+        run.go_on(run.at.goes_on, program, saved)
+        begin(run)
+        self.computed.clear()
 
     def keep(self, run: Run, program: Program) -> None:
         """Keep what the calls of a run became. The second time that it is the same it is followed from then on."""
@@ -641,7 +627,13 @@ class Follower:
             for known, p in zip(s.patterns(), taken.patterns(), strict=True)
             if p.form in (NEW, VARYING)
         ]
-        if old is None or old.key() != program.key():
+        if old is not None and old.key() == program.key():
+            program.varied |= old.varied
+            program.varied |= {i for i, value in program.given.items() if old.given[i] != value}
+            step.program = program
+        else:
+            if old is not None and self.are_fixed(step, old, program):
+                return
             for known, p in pairs:
                 if known.value != p.value and not known.loose:
                     # What the programs from here on were recorded with is not so any more.
@@ -664,6 +656,20 @@ class Follower:
         self.counts["scripts"] += 1
         self.in_vain = 0
 
+    def are_fixed(self, step: Step, old: Program, program: Program) -> bool:
+        """Whether programs of the same calls differ because they are given other numbers, which from now on are
+        compared.
+        """
+        first = None
+        for s in step.path():
+            for i, p in enumerate([*s.args, *s.kwargs]):
+                if p.form == NUMBER and old.given[p.number] != program.given[p.number]:
+                    self.fixed.add((s.line, s.callee, i))
+                    first = first or s
+        if first is not None and first.parent is not None:
+            first.parent.following.remove(first)
+        return first is not None
+
     # ---- random numbers
 
     def before_drawing(self) -> None:
@@ -671,19 +677,66 @@ class Follower:
         if threading.get_ident() == self.thread and self.run.promised:
             self.settle("random numbers are drawn")
 
+    def before_setting(self, generator: Any) -> None:
+        """Give up what has drawn from a generator that is set now."""
+        if threading.get_ident() == self.thread and id(generator) in self.run.generators:
+            self.give_up("a generator is set that was drawn from")
+
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
         if not self.depth or self.run.refused or threading.get_ident() != self.thread:
             return seed, offset
-        start = self.run.generators.setdefault(id(generator), (generator, offset))[1]
+        run = self.run
+        _, start, end = run.generators.get(id(generator), (generator, offset, offset))
+        if end != offset:
+            run.refused = "random numbers are drawn by what is no call"
+        run.generators[id(generator)] = generator, start, generator._offset
         drawn, counter = Draw(seed), Draw(offset)
         drawn.generator = counter.generator = generator
         counter.relative = (offset - start) % 2**64
         return drawn, counter
 
 
+# Instead of a result: a call is not that of a step.
+_OTHER = object()
+# What a promised tensor that has its value may still lack.
+_GRAPH = ("_grad_fn", "_output_nr")
 # Followers that have promised something.
 _promising: list[Follower] = []
+
+
+class _Unfinished:
+    """A run that gave something whose graph can still be used, and how it ended."""
+
+    def __init__(self, run: Run, program: Program, saved: list[Node]) -> None:
+        self.step, self.program, self.saved = run.at, program, saved
+        # What it gave, by id.
+        found = [run.slots[k] for k in program.open]
+        self.known = {id(t): reference for reference in found if (t := reference()) is not None}
+        # None once another call came that needs nothing of it.
+        self.run: Run | None = run
+
+    def drop(self) -> None:
+        """Let go of the run."""
+        if self.run is not None:
+            self.run.end()
+            self.run, self.saved = None, []
+
+    def is_open(self) -> bool:
+        """Whether something that it gave is alive."""
+        return any(reference() is not None for reference in self.known.values())
+
+    def gave_one_of(self, args: Any) -> bool:
+        """Whether it gave a tensor among arguments."""
+        return any(t is known() for t in _tensors_in(args) if (known := self.known.get(id(t))))
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _tensors_in(part)
 
 
 def _is_computed(out: Any) -> bool:
@@ -692,7 +745,7 @@ def _is_computed(out: Any) -> bool:
         return all(map(_is_computed, out))
     if not isinstance(out, Tensor):
         return True
-    return out._storage.node.kind == "buffer" and not out.requires_grad
+    return out._storage.node.kind == "buffer" and not out._requires_grad
 
 
 def _plain_offsets(out: Any) -> None:
@@ -707,30 +760,8 @@ def _plain_offsets(out: Any) -> None:
 def _guard(storage: Storage) -> None:
     """Before a storage is written: whoever promised what reads it computes it now."""
     for follower in list(_promising):
-        if storage in follower.run.storages:
-            follower.note("a tensor that was read is written by what is no call")
-            follower.resolve(follower.run)
-
-
-def _give_value(t: Tensor, f: Facts, storage: Storage) -> None:
-    t._storage = t._counter = storage
-    t._base, t._base_history, t._history, t._accumulate, t._output_nr = None, 0, 0, None, 0
-    # The graph is used up: a backward pass from here raises as after a usual step.
-    t._grad_fn = GradFn(f.title, (), None) if f.title else None
-
-
-def _value(p: Pattern, run: Run) -> Any:
-    """Return the argument that a pattern stands for, while calls are made in the usual way."""
-    if p.form == SLOT:
-        return run.made[p.number]
-    if p.form in (KNOWN, NEW):
-        return run.externals[p.number]
-    if p.form == SEQUENCE:
-        parts = [_value(q, run) for q in p.parts]
-        return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
-    if p.form == OBJECT:
-        return p.value()
-    return float(p.value) if p.form == ZERO else p.value
+        if storage in follower.run.storages or storage in follower.run.handed:
+            follower.settle("a tensor that was read is written by what is no call")
 
 
 def _forget_programs(step: Step) -> None:
@@ -741,25 +772,8 @@ def _forget_programs(step: Step) -> None:
         found = pending.pop()
         found.program, found.ready = None, False
         pending += found.following
-
-
-def _take_over(form: Form, out: Any, run: Run) -> None:
-    """Let promised tensors be what a call gave; those that nobody has any more are what it gave."""
-    if type(form) is Facts:
-        number = len(run.made)
-        t = run.slots[number]()
-        if t is None:
-            run.slots[number] = weakref.ref(out)
-            run.ids[id(out)] = number
-            t = out
-        else:
-            for name in _TAKEN:
-                setattr(t, name, getattr(out, name))
-        run.made.append(t)
-        run.facts.append(form)
-    elif form[0] == "parts":
-        for part, o in zip(form[1][1], out):
-            _take_over(part, o, run)
+        if found.goes_on is not None:
+            pending.append(found.goes_on)
 
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
@@ -767,9 +781,9 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
     for follower in list(_promising):
         run = follower.run
         if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
-            if run.at.program is None:
+            if not run.is_complete:
                 follower.note("a value is looked at")
-            follower.resolve(run)
+            follower.resolve(run, graph=run.at.kind == "computed" or name in _GRAPH)
             return object.__getattribute__(holder, name)
     there = _listener.follower
     if there is not None:
@@ -786,14 +800,34 @@ class _Listener:
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
+        self.choosing = threading.Lock()
+        # Those of the threads that have computed, and what they have seen: one is on at a time.
+        self.known: dict[int, Follower] = {}
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
         follower = self.follower
-        if follower is None or (not follower.on and follower.thread != threading.get_ident()):
-            follower = self.follower = Follower()
-        if follower.thread == threading.get_ident():
+        thread = threading.get_ident()
+        if follower is None or follower.thread != thread:
+            follower = self._chosen(thread)
+        if follower.thread == thread:
             follower.ran(runtime, frozen, executable)
+        elif (follower.run.begun or follower.run.taken) and None not in follower.computed:
+            # It may have taken what the follower's thread has recorded.
+            follower.computed.append(None)
+
+    def _chosen(self, thread: int) -> Follower:
+        """Return the follower of this thread, if no other thread has one that is on."""
+        with self.choosing:
+            found = self.follower
+            if found is not None and found.on and not found.lives():
+                found.stop()
+            if found is None or not found.on:
+                if thread not in self.known:
+                    self.known = {i: f for i, f in self.known.items() if f.lives()}
+                    self.known[thread] = Follower()
+                found = self.follower = self.known[thread]
+            return found
 
 
 _listener = _Listener()
@@ -823,16 +857,15 @@ def follower() -> Follower:
     return Follower() if found is None else found
 
 
+def steps() -> tuple[int, int]:
+    """Return how many steps followed a script, of how many."""
+    counts = follower().counts
+    return counts["followed"], counts["steps"]
+
+
 def report() -> str:
-    """Say how many steps followed a script, and where and why others did not."""
-    found = follower()
-    counts = found.counts
-    lines = [
-        f"scripts: {counts['scripts']} known, {counts['followed']} runs followed one, {counts['left']} left theirs"
-    ]
-    for (why, where), number in found.reasons.most_common(20):
-        lines.append(f"  {number} times: {why}" + (f" ({where})" if where else ""))
-    return "\n".join(lines)
+    """Say how many steps followed a script, where and why others did not, and what that cost."""
+    return follower().account.text()
 
 
 def stop_to_look() -> None:
@@ -842,6 +875,7 @@ def stop_to_look() -> None:
     if follower is not None and follower.on:
         follower.stop()
     _listener.follower = None
+    _listener.known.clear()
 
 
 _setting = os.environ.get("WEBTORCH_SCRIPTS", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Container, Iterable
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
@@ -12,11 +13,13 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
-from webtorch.scripts.run import Run, facts_of, has_hooks
+from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
+    NUMBER,
     OBJECT,
+    PRIOR,
     SEQUENCE,
     SLOT,
     STATIC,
@@ -24,21 +27,24 @@ from webtorch.scripts.script import (
     ZERO,
     Facts,
     Form,
+    Number,
     Offset,
+    Origin,
     Pattern,
     Program,
     Reading,
     Step,
+    argument_key,
     forms_in,
     patterns_in,
+    split,
 )
+from webtorch.tensors import override
 from webtorch.tensors.device import device
-from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import HostScalar, Varying
-from webtorch.tensors.modes import mode
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import AccumulateGrad, GradFn
+from webtorch.tensors.tape import AccumulateGrad, GradFn, SavedTensor
 from webtorch.tensors.tensor import Tensor
 
 # Values that are compared as they are.
@@ -57,15 +63,19 @@ class Note:
         self.run = run
         self.step = step = Step(run.at)
         step.callee, step.kind = callee, callee.role
-        step.grad, step.line = (mode.grad, mode.inference), user_line()
+        step.modes, step.line = run.modes(), user_line()
         step.args = [pattern_of(a, run) for a in args]
         step.names = tuple(kwargs)
         step.kwargs = [pattern_of(a, run) for a in kwargs.values()]
         self.leaves: list[Tensor] = []
         if step.kind == "backward":
-            if len(args) > 1 or kwargs:
+            if len(args) > 3 or kwargs.keys() - {"gradient", "retain_graph"}:
                 raise Refused("backward() is given arguments")
-            self.leaves = _leaves(args[0], run)
+            if run.slot_of(args[0]) is None:
+                raise Refused("it is given a tensor from before that has a graph")
+            self.functions = functions_of([args[0]._grad_fn])
+            self.retains = retains_graph(args, kwargs)
+            self.leaves = _leaves(self.functions, run)
             step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
         elif step.kind == "step":
             values = None if callee.watch is None else callee.watch(*args, **kwargs)
@@ -79,6 +89,42 @@ class Note:
             if run.versions.get(storage, storage.version) != storage.version:
                 raise Refused("a tensor from outside was written by what is no call")
         self.before = [_state(run.externals[j]) for j in self.read]
+
+    def places(self) -> list[tuple[Any, int]]:
+        """Return what tells the numbers among the arguments apart that are compared: line and callee, and place."""
+        step = self.step
+        patterns = [*step.args, *step.kwargs]
+        return [
+            ((step.line, step.callee, i), i)
+            for i, p in enumerate(patterns)
+            if p.form == STATIC and type(p.value) is float and may_vary(p.value)
+        ]
+
+    def differing(self, places: list[tuple[Any, int]]) -> list[Any]:
+        """Return which of these numbers are all that tells the call apart from one that came here before."""
+        step, found = self.step, []
+        patterns, numbers = [*step.args, *step.kwargs], {i: key for key, i in places}
+        for s in self.run.at.following:
+            others = [*s.args, *s.kwargs]
+            if s.callee is step.callee and s.names == step.names and len(others) == len(patterns):
+                places_here = [
+                    i
+                    for i, (p, q) in enumerate(zip(patterns, others, strict=True))
+                    if p.key() != q.key()
+                ]
+                if all(i in numbers and type(others[i].value) is float for i in places_here):
+                    found += [numbers[i] for i in places_here]
+        return found
+
+    def vary(self, place: int, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """Let an argument be any number; return the arguments with one that remembers that it is."""
+        run, step = self.run, self.step
+        patterns, i = (step.args, place) if place < len(args) else (step.kwargs, place - len(args))
+        p = patterns[i] = Pattern(NUMBER, patterns[i].value, max(run.given, default=-1) + 1)
+        number = run.given.number(p.number, p.value)
+        if patterns is step.kwargs:
+            return args, {**kwargs, step.names[i]: number}
+        return (*args[:i], number, *args[i + 1 :]), kwargs
 
     def made(self, out: Any) -> Step:
         """Return the step of the call, which gave `out`. Raises Refused where that cannot be promised."""
@@ -100,7 +146,10 @@ class Note:
         step.results = form_of(out, run)
         if any(f.requires_grad for f in forms_in(step.results)):
             for p in patterns_in([*step.args, *step.kwargs]):
-                if p.form in (NEW, KNOWN) and run.externals[p.number]._grad_fn is not None:
+                if p.form not in (NEW, KNOWN):
+                    continue
+                t = run.externals[p.number]
+                if t._grad_fn is not None and run.slot_of(t) is None:
                     raise Refused("it is given a tensor from before that has a graph")
         leaves = []
         for leaf, p in zip(self.leaves, step.watched):
@@ -118,8 +167,10 @@ class Note:
         step.leaves = tuple(leaves)
         if step.kind == "backward":
             run.differentiated = True
+            if not self.retains:
+                run.used_up.update(self.functions)
         step.key = (
-            step.grad, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
+            step.modes, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
             step.results, step.writes, step.leaves,
         )  # fmt: skip
         return step
@@ -130,7 +181,7 @@ def _external(p: Pattern, run: Run) -> int | None:
     if p.form == SLOT:
         place = run.facts[p.number].storage
         return -1 - place if place < 0 else None
-    return p.number if p.form in (NEW, KNOWN) else None
+    return p.number if p.form in (NEW, KNOWN, PRIOR) else None
 
 
 def _state(t: Tensor) -> tuple[Storage, Node, int, int, GradFn | None]:
@@ -139,12 +190,13 @@ def _state(t: Tensor) -> tuple[Storage, Node, int, int, GradFn | None]:
 
 
 def begin(run: Run) -> None:
-    """Note what is there before a run that is recorded."""
+    """Note what is there before a run that is recorded, or before it goes on."""
+    run.begun = {}
     for runtime in open_runtimes():
         for s in Storage.live(runtime):
             node = s.node
-            if node.kind == "buffer":
-                run.begun.setdefault(node, weakref.ref(s))
+            if node.kind == "buffer" and run.home_of(node) is None:
+                run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
 
 
 def pattern_of(value: Any, run: Run) -> Pattern:
@@ -156,7 +208,13 @@ def pattern_of(value: Any, run: Run) -> Pattern:
         number = run.slot_of(value)
         if number is not None:
             _check_unchanged(value, run.facts[number])
-            return Pattern(SLOT, None, number)
+            if number >= run.first:
+                return Pattern(SLOT, None, number)
+            p = Pattern(PRIOR, number, len(run.externals))
+            run.add_external(value)
+            return p
+        if type(value) not in override.plain and override.asks(type(value)):
+            raise Refused(f"it is given a {type(value).__name__}, which is asked what it gives")
         facts = facts_of(value)
         if facts is None:
             pending = value._storage.node.kind != "buffer"
@@ -171,7 +229,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
-        p.alias = run.storages.get(storage, -1), run.nodes.get(storage.node, -1)
+        holder = run.holder_of(storage.node)
+        p.alias = run.storages.get(storage, p.number), holder if holder >= 0 else p.number
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -234,11 +293,15 @@ def _facts(t: Tensor, run: Run) -> Facts:
             break
     if storage in run.storages:
         place = -1 - run.storages[storage]
+    elif 0 <= place < run.first:
+        raise Refused("it gives a view of what was computed before")
     base = None
     if t._base is not None:
         known, slot = run.external_of(t._base), run.slot_of(t._base)
         if known is None and slot is None:
             raise Refused("it gives a view of a tensor that nobody has")
+        if known is None and (slot or 0) < run.first:
+            raise Refused("it gives a view of what was computed before")
         base = ("external", known) if known is not None else ("slot", slot or 0)
     fn, offset = t._grad_fn, t._offset
     place_in_memory = (offset.external, offset.more) if isinstance(offset, Offset) else offset
@@ -248,88 +311,197 @@ def _facts(t: Tensor, run: Run) -> Facts:
     )  # fmt: skip
 
 
-def _leaves(root: Tensor, run: Run) -> list[Tensor]:
-    """Return the leaves that a backward pass reaches. Raises Refused where somebody looks at what it does."""
+def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
+    """Return the leaves that a backward pass through functions reaches. Raises Refused where somebody looks at what
+    it does.
+    """
     leaves: list[Tensor] = []
-    for fn in graph_of([root._grad_fn] if root._grad_fn is not None else []):
+    for fn in functions:
         if fn.pre_hooks or fn.post_hooks or fn.retained:
             raise Refused("a hook looks at a gradient")
         if isinstance(fn, AccumulateGrad):
             leaf = fn.variable
             if leaf._hooks or leaf._post_accumulate or has_hooks(leaf):
                 raise Refused("a hook looks at the gradient of a leaf")
-            if run.external_of(leaf) is None:
+            if run.external_of(leaf) is None or run.slot_of(leaf) is not None:
                 raise Refused("a leaf was no argument of what was recorded")
             leaves.append(leaf)
         elif fn.rule is None or hasattr(fn, "ctx"):
             raise Refused("a function of the graph is the user's own, or has been used up")
-        else:
-            run.used_up.add(fn)
     if not leaves:
         raise Refused("no leaf takes a gradient")
     leaves.sort(key=lambda t: run.numbers[id(t)])
     return leaves
 
 
-def program_of(run: Run, runtime: Runtime, frozen: Frozen, executable: Executable) -> Program:
-    """Return the program that the calls of a run have become. Raises Refused where it cannot run again alone."""
+def retains_graph(args: Args, kwargs: Kwargs) -> bool:
+    """Whether a backward pass leaves the graph as it is."""
+    return bool(args[2] if len(args) > 2 else kwargs.get("retain_graph"))
+
+
+def program_of(
+    run: Run, runtime: Runtime, frozen: Frozen, executable: Executable
+) -> tuple[Program, list[Node]]:
+    """Return the program that the calls of a run have become since something was computed, and the values that the
+    open graph has saved. Raises Refused where it cannot run again alone.
+    """
     if run.runtime is not runtime:
         raise Refused("it computes on two devices")
     if any(storage.version != version for storage, version in run.versions.items()):
         raise Refused("a tensor from outside was written by what is no call")
-    places = _places(run)
-    outputs = _outputs(run, frozen, places)
+    places, used, still = _places(run)
+    saved = saved_storages(
+        [t._grad_fn for k in sorted(still) if (t := run.slots[k]()) is not None], run
+    )
+    outputs = _outputs(run, frozen, places, set(saved))
     made = frozenset([place for kind, place, *_ in outputs if kind == "slot"])
     if any(place >= 0 and place not in made for place in places.values()):
         raise Refused("a result was computed before")
+    before = {node: i for i, node in enumerate(run.saved)}
+    inputs = _inputs(run, frozen, before)
+    computed = {taken.node: i for i, taken in enumerate(frozen.owners)}
+    origins = [
+        ("output", computed[s.node]) if s.node in computed else _origin(s.node, run, before)
+        for s in saved
+    ]
     seen = {a.external for a in frozen.args if isinstance(a, Offset)}
+    fixed = {
+        a.external
+        for part in frozen.key
+        if type(part) is tuple
+        for a in part
+        if isinstance(a, Offset)
+    }
     for _, p in run.noted:
-        p.loose = p.number in seen and p.number not in run.spoilt
-    args = [Reading(a) if isinstance(a, HostScalar) else a for a in frozen.args]
-    dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
-    draws = [(g, (g._offset - start) % 2**64) for g, start in run.generators.values()]
-    return Program(runtime, executable, _inputs(run, frozen), args, dynamic, outputs, draws, made)
+        # What was read before need not be read again.
+        loose = p.number in seen if p.loose is None else p.loose
+        p.loose = loose and p.number not in run.spoilt and p.number not in fixed
+    args = [_argument(a, run) for a in frozen.args]
+    dynamic: dict[Any, tuple[Any, list[int]]] = {}
+    for i, a in enumerate(args):
+        if hasattr(a, "read") or isinstance(a, Offset):
+            dynamic.setdefault(argument_key(a), (a, []))[1].append(i)
+    draws = []
+    for g, start, _ in run.generators.values():
+        count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
+        draws.append((g, counted, count - counted))
+        run.counted[id(g)] = count
+    graph = frozenset(used), frozenset(still), origins
+    program = Program(
+        runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
+    )  # fmt: skip
+    run.computed.update(computed)
+    return program, [s.node for s in saved]
 
 
-def _places(run: Run) -> dict[Storage, int]:
-    """Return the storages of the results that are alive, by what `Facts.storage` calls them."""
+def _argument(a: Any, run: Run) -> Any:
+    if isinstance(a, Number):
+        # Of another run it is what it was then.
+        return a if a.source is run.given else float.__float__(a)
+    return Reading(a) if isinstance(a, HostScalar) else a
+
+
+def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int]]:
+    """Return the storages of the results since something was computed that are alive, by what `Facts.storage` calls
+    them, and the slots whose graph a backward pass has used up, or not.
+    """
     places: dict[Storage, int] = {}
+    used: set[int] = set()
+    still: set[int] = set()
     for k, reference in enumerate(run.slots):
         t = reference()
         if t is None:
             continue
         fn = t._grad_fn
-        if fn is not None and fn not in run.used_up:
-            raise Refused("a result has a graph that no backward pass has used up")
+        if fn is not None:
+            (used if fn in run.used_up else still).add(k)
         if t._base_history or t._history:
             raise Refused("a result was written in place with gradients")
-        places[t._storage] = run.facts[k].storage
-    return places
+        if k >= run.first:
+            places[t._storage] = run.facts[k].storage
+    return places, used, still
 
 
-def _inputs(run: Run, frozen: Frozen) -> list[tuple[tuple[str, Any], bool]]:
+def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
+    """Return the storages from calls of a run that a graph has saved, in an order that depends on the graph alone.
+    Raises Refused where it is not made of plain calls.
+    """
+    found: dict[Storage, None] = {}
+    for fn in functions_of(starts):
+        if fn.pre_hooks or fn.post_hooks or fn.retained or hasattr(fn, "ctx"):
+            raise Refused("a result has a graph with hooks, or with a function of the user's own")
+        if isinstance(fn, AccumulateGrad):
+            if run.external_of(fn.variable) is None or run.slot_of(fn.variable) is not None:
+                raise Refused("a result has a graph with a leaf that was no argument")
+            continue
+        if _has_tensor(fn.static):
+            raise Refused("a result has a graph that saves more than tensors")
+        for s in fn.saved or ():
+            if type(s) is not SavedTensor or s.packed is not None or s.present is not None:
+                raise Refused("a result has a graph that saves more than tensors")
+            if not run.is_outside(s.storage):
+                found[s.storage] = None
+    return list(found)
+
+
+def _has_tensor(static: Any) -> bool:
+    parts = static.values() if isinstance(static, dict) else static
+    if isinstance(parts, (tuple, list, type({}.values()))):
+        return any(map(_has_tensor, parts))
+    return isinstance(static, Tensor)
+
+
+def functions_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
+    """Return the functions of a graph, in an order that depends on the graph alone."""
+    found: dict[GradFn, None] = {}
+    pending = [fn for fn in starts if fn is not None]
+    while pending:
+        fn = pending.pop()
+        if fn not in found:
+            found[fn] = None
+            pending.extend(e[0] for e in fn.edges if e is not None)
+    return found
+
+
+def _origin(node: Node, run: Run, before: dict[Node, int]) -> Origin:
+    """Return where a value is found that was there before, or was saved then."""
+    number, home = run.holder_of(node), run.home_of(node)
+    if number >= 0:
+        return ("external", number)
+    if node in before:
+        return ("saved", before[node])
+    if node in run.cast_before:
+        return ("cast", _cast(run, *run.cast_before[node]))
+    if home is not None and home() is not None:
+        return ("hidden", home)
+    if node in run.computed or node.kind != "buffer":
+        raise Refused("it needs what was computed before, and no result has")
+    return ("constant", node)
+
+
+def _inputs(run: Run, frozen: Frozen, before: dict[Node, int]) -> list[tuple[Origin, bool]]:
     """Return where the inputs of a program are, and which of them it overwrites."""
     donated = {id(d) for d in frozen.donors if d is not None}
-    inputs: list[tuple[tuple[str, Any], bool]] = []
-    for node in frozen.inputs:
-        number, home = run.nodes.get(node), run.begun.get(node)
-        if number is not None:
-            origin: tuple[str, Any] = ("external", number)
-        elif home is not None and home() is not None:
-            origin = ("hidden", home)
-        else:
-            origin = ("constant", node)
-        inputs.append((origin, id(node) in donated))
-    return inputs
+    return [(_origin(node, run, before), id(node) in donated) for node in frozen.inputs]
+
+
+def _cast(run: Run, context: int, owner: Any, recorded: bool, dtype: DType) -> Any:
+    """Return where a value is found that autocast had made before the run."""
+    x = owner()
+    number = None if x is None else run.external_of(x)
+    if number is None or not run.casts[context].open:
+        raise Refused("it uses what autocast had cast in a context that is over")
+    return context, number, recorded, dtype
 
 
 def _outputs(
-    run: Run, frozen: Frozen, places: dict[Storage, int]
+    run: Run, frozen: Frozen, places: dict[Storage, int], saved: Container[Storage]
 ) -> list[tuple[str, int, Shape, int]]:
-    """Return where the outputs of a program go. Raises Refused where one is no result and no write of a call."""
-    written = {
-        run.storages[run.externals[j]._storage] for s in run.at.path() for j, _, _ in s.writes
-    }
+    """Return where the outputs of a program go. Raises Refused where one is no result, no write of a call, and not
+    saved by the graph.
+    """
+    calls = split(run.at.path())[1]
+    written = {run.storages[run.externals[j]._storage] for s in calls for j, _, _ in s.writes}
     outputs: list[tuple[str, int, Shape, int]] = []
     for taken in frozen.owners:
         storage = taken.owner if isinstance(taken, Taken) else taken
@@ -340,6 +512,8 @@ def _outputs(
             outputs.append(("slot", place, taken.node.shape, storage.version))
         elif run.storages.get(storage) in written:
             outputs.append(("external", run.storages[storage], taken.node.shape, 0))
+        elif storage in saved:
+            outputs.append(("saved", 0, taken.node.shape, 0))
         else:
             raise Refused("it leaves a value that no result has")
     if written - {number for kind, number, *_ in outputs if kind == "external"}:
@@ -349,9 +523,12 @@ def _outputs(
 
 def facts_along(step: Step) -> list[Facts]:
     """Return what is known of the slots of a path."""
+    if step.known is not None:
+        return step.known
     found: list[Facts] = []
     for s in step.path():
         found += forms_in(s.results)
         for _, form in s.leaves:
             found += forms_in(form)
+    step.known = found
     return found

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import os
 import weakref
 from operator import attrgetter
 from typing import Any
 
+from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
+from webtorch.scripts.changes import changes
 from webtorch.scripts.script import (
-    KNOWN,
-    NEW,
-    OBJECT,
-    SEQUENCE,
-    SLOT,
-    STATIC,
-    VARYING,
-    ZERO,
     Facts,
-    Form,
+    Given,
     Offset,
     Pattern,
+    Program,
     Step,
 )
+from webtorch.tensors import autocast
+from webtorch.tensors.autocast import Casts
 from webtorch.tensors.host import Varying
+from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
 
+# Whether what need not be compared again is, to be sure: for tests.
+_CHECKED = os.environ.get("WEBTORCH_SCRIPTS") == "always"
 # What of an external tensor must be as it was, beside its offset.
 _LIKE = attrgetter(
     "_shape", "_strides", "_whole", "dtype", "_requires_grad", "_inference", "_storage.elements", "_storage.dtype",
@@ -57,9 +59,13 @@ class Run:
 
     def __init__(self, root: Step) -> None:
         self.at = root
-        # Slots: what calls gave, and the numbers by id of those that were made last in a place.
+        # Slots: what calls gave, and the numbers by id of those that were made last in a place; of the first
+        # `known` of them.
         self.slots: list[weakref.ref[Tensor]] = []
         self.ids: dict[int, int] = {}
+        self.known = 0
+        # The last call that was answered, once what was promised is computed or recorded.
+        self.ended: Step | None = None
         # Tensors from outside, their numbers by id, and their storages with the first that lies there.
         self.externals: list[Tensor] = []
         self.numbers: dict[int, int] = {}
@@ -69,20 +75,37 @@ class Run:
         self.promised = False
         # Whether a backward pass has given gradients.
         self.differentiated = False
-        # What written storages held before, and what gradients were before a backward pass.
+        # What written storages held before.
         self.undo: dict[Storage, Node] = {}
-        self.gradients: list[tuple[Tensor, Tensor | None, Tensor | None]] = []
-        # The values of external storages as they were met, and the first tensor that had each: storages may share one.
-        self.values: list[Node] = []
-        self.nodes: dict[Node, int] = {}
+        # Once something was computed: the program that ran, the first slot since, the values that the open graph
+        # has saved, the storages that slots got, and generators: (generator, seed, offset at the beginning, offset
+        # after it).
+        self.program: Program | None = None
+        self.first = 0
+        self.saved: list[Node] = []
+        self.handed: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self.drawn: dict[int, tuple[Any, int, int, int]] = {}
+        # The values of external storages as they were met, and by id the first tensor that had each: storages may share
+        # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
+        self.values: list[weakref.ref[Node]] = []
+        self.nodes: dict[int, int] = {}
+        # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
+        # gradients were recorded, type.
+        self.casts: list[Casts] = []
+        self.cast_before: dict[Node, tuple[int, Any, bool, DType]] = {}
+        # The numbers that calls were given and that may be any, by place.
+        self.given = Given()
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
-        # generators -> (generator, offset at the beginning); functions that a backward pass used up; external tensors
-        # whose offsets are noted, and of which that is in vain.
+        # generators -> (generator, offset at the beginning, and after the last draw); functions that a backward pass
+        # used up; external tensors whose offsets are noted, and of which that is in vain.
         self.refused = ""
         self.facts: list[Facts] = []
-        self.begun: dict[Node, weakref.ref[Storage]] = {}
-        self.generators: dict[int, tuple[Any, int]] = {}
+        self.begun: dict[int, tuple[weakref.ref[Node], weakref.ref[Storage]]] = {}
+        self.generators: dict[int, tuple[Any, int, int]] = {}
         self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
+        # The values that programs gave before it went on, and the counters that generators had used up then.
+        self.computed: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
+        self.counted: dict[int, int] = {}
         self.noted: list[tuple[Tensor, Pattern]] = []
         self.spoilt: set[int] = set()
         # What slots are, while their calls are made in the usual way after all.
@@ -92,12 +115,66 @@ class Run:
         # The writes that external storages had counted after the last call that read them.
         self.versions: dict[Storage, int] = {}
 
+    # ---- what is on
+
+    def modes(self) -> tuple[Any, ...]:
+        """Return all that is on on which a call depends: gradients, inference mode, and what autocast does."""
+        state = autocast.state
+        if not state.key:
+            return mode.grad, mode.inference
+        return mode.grad, mode.inference, state.key, state.cache_enabled, self._context(state.casts)
+
+    def _context(self, casts: Casts | None) -> int:
+        """Return the number of an autocast context."""
+        if casts is None:
+            return -1
+        for k, known in enumerate(self.casts):
+            if known is casts:
+                return k
+        self.casts.append(casts)
+        number = len(self.casts) - 1
+        for owner, _, recorded, cast in casts.values():
+            self.cast_before[cast._storage.node] = number, owner, recorded, cast.dtype
+        return number
+
+    def restore(self, modes: tuple[Any, ...]) -> None:
+        """Turn on what `modes` returned."""
+        mode.grad, mode.inference, *cast = modes
+        state = autocast.state
+        if not cast:
+            state.enabled, state.casts = {}, None
+            return
+        kinds, state.cache_enabled, number = cast
+        state.enabled, state.casts = dict(kinds), self.casts[number] if number >= 0 else None
+
+    def cast(self, place: tuple[int, int, bool, DType]) -> Storage | None:
+        """Return what an external tensor was cast to before the run: number of the context and of the tensor,
+        whether gradients were recorded, and the type.
+        """
+        context, number, recorded, dtype = place
+        cast = self.casts[context].cast_of(self.externals[number], recorded, dtype)
+        return None if cast is None else cast._storage
+
+    def runtime_of(self) -> Runtime | None:
+        """Return the device of a run that has promised something; None where it was given no tensor."""
+        if self.at.program is not None:
+            return self.at.program.runtime
+        return self.externals[0]._storage.runtime if self.externals else None
+
     # ---- what tensors are
 
     def slot_of(self, t: Tensor) -> int | None:
         """Return the number of the slot that a tensor is."""
-        k = self.ids.get(id(t))
-        return k if k is not None and self.slots[k]() is t else None
+        ids, slots = self.ids, self.slots
+        # The thread that follows may add some while another one asks.
+        count = len(slots)
+        for k in range(self.known, count):
+            slot = slots[k]()
+            if slot is not None:
+                ids[id(slot)] = k
+        self.known = count
+        k = ids.get(id(t), -1)
+        return k if 0 <= k < len(slots) and slots[k]() is t else None
 
     def external_of(self, t: Tensor) -> int | None:
         """Return the number of the external tensor that a tensor is."""
@@ -105,7 +182,6 @@ class Run:
 
     def add_slot(self, t: Tensor) -> None:
         """Give a tensor the next number of a slot."""
-        self.ids[id(t)] = len(self.slots)
         self.slots.append(weakref.ref(t))
 
     def add_external(self, t: Tensor) -> int:
@@ -114,25 +190,75 @@ class Run:
         self.externals.append(t)
         storage = t._storage
         self.storages.setdefault(storage, number)
-        self.values.append(storage.node)
-        self.nodes.setdefault(storage.node, number)
+        self._add_value(storage.node)
         return number
+
+    def _add_value(self, node: Node) -> None:
+        """Note the value of the next external tensor."""
+        self.values.append(weakref.ref(node))
+        if self.holder_of(node) < 0:
+            self.nodes[id(node)] = len(self.values) - 1
+
+    def holder_of(self, node: Node) -> int:
+        """Return the number of the first external tensor that was met with a value; -1: none."""
+        number = self.nodes.get(id(node), -1)
+        return number if number >= 0 and self.values[number]() is node else -1
+
+    def home_of(self, node: Node) -> weakref.ref[Storage] | None:
+        """Return the storage that had a value when the run began."""
+        found = self.begun.get(id(node))
+        return found[1] if found is not None and found[0]() is node else None
+
+    def forget_slots(self, count: int) -> None:
+        """Take back all but the first `count`."""
+        del self.slots[count:]
+        self.known = min(self.known, count)
 
     def forget_externals(self, count: int) -> None:
         """Take back all but the first `count`."""
-        if len(self.externals) == count:
+        if len(self.externals) <= count:
             return
-        for t, node in zip(self.externals[count:], self.values[count:], strict=True):
-            del self.numbers[id(t)]
-            if self.storages.get(t._storage, -1) >= count:
-                del self.storages[t._storage]
-            if self.nodes.get(node, -1) >= count:
-                del self.nodes[node]
+        for t in self.externals[count:]:
+            if self.numbers.get(id(t), -1) >= count:
+                del self.numbers[id(t)]
+        self.storages = {s: n for s, n in self.storages.items() if n < count}
+        self.nodes = {node: n for node, n in self.nodes.items() if n < count}
         del self.externals[count:], self.values[count:]
         for t, p in self.noted:
             if p.number >= count:
                 t._offset = int(t._offset)
         self.noted = [(t, p) for t, p in self.noted if p.number < count]
+
+    def go_on(self, step: Step, program: Program, saved: list[Node]) -> None:
+        """Go on after something was computed: what there is now comes from outside, but for its graph."""
+        if self.taken:
+            self.taken.append(step)
+        step.until = self.at.until
+        self.at, self.program, self.saved = step, program, saved
+        self.first = len(self.slots)
+        self.ended = None
+        self.differentiated = False
+        self.undo.clear()
+        self.values, self.nodes = [], {}
+        for t in self.externals:
+            self._add_value(t._storage.node)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the calls are all that a program computes."""
+        return self.at.program is not None and self.at.ready
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward pass may still run the graph of something that is alive."""
+        return self.program is not None and any(
+            self.slots[k]() is not None for k in self.program.open
+        )
+
+    def is_outside(self, storage: Storage) -> bool:
+        """Whether it is the storage of a tensor that no call of this run has given."""
+        number = self.storages.get(storage)
+        return number is not None and self.slot_of(self.externals[number]) is None
 
     def holds(self, t: Tensor) -> bool:
         """Whether a tensor was promised here and not looked at."""
@@ -140,65 +266,62 @@ class Run:
 
     # ---- matching
 
-    def matches(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a call is that of a step; external tensors that it sees first get their numbers."""
-        patterns = step.args
-        if len(args) != len(patterns) or len(kwargs) != len(step.names):
+    def varies(self, p: Pattern, value: Any) -> bool:
+        """Whether a value is a number that a pattern lets vary, or the same."""
+        if type(value) is not Varying:
             return False
-        count = len(self.externals)
-        for value, p in zip(args, patterns):
-            if not self.fits(p, value):
-                self.forget_externals(count)
-                return False
-        if kwargs:
-            for name, p in zip(step.names, step.kwargs):
-                if name not in kwargs or not self.fits(p, kwargs[name]):
-                    self.forget_externals(count)
-                    return False
-        if step.kind != "operation" and not self._as_watched(step, args):
-            self.forget_externals(count)
+        number = value.number
+        return number == p.value or bool(p.loose and number and p.value)
+
+    def takes(self, p: Pattern, value: Any) -> bool:
+        """Whether a value is a number that may stand where a pattern has one; the program gets it."""
+        if type(value) is not float or not may_vary(value):
             return False
+        self.given[p.number] = value
         return True
 
-    def fits(self, p: Pattern, value: Any) -> bool:
-        """Whether a value is what a pattern says."""
-        form = p.form
-        if form == SLOT:
-            return self.slots[p.number]() is value
-        if form == STATIC:
-            return value is p.value or (type(value) is type(p.value) and bool(value == p.value))
-        if form == KNOWN:
-            return self.externals[p.number] is value
-        if form == NEW:
-            return self._is_like(p, value)
-        if form == SEQUENCE:
-            if type(value) is not p.value or len(value) != len(p.parts):
+    def is_like(self, p: Pattern, t: Any) -> bool:
+        """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
+        number = p.number
+        if p.stamp != changes.count or p.last() is not t:
+            if not self._compare(p, t):
                 return False
-            return all(map(self.fits, p.parts, value))
-        if form == VARYING:
-            if type(value) is not Varying:
-                return False
-            number = value.number
-            return number == p.value or bool(p.loose and number and p.value)
-        if form == ZERO:
-            return type(value) is float and repr(value) == p.value
-        return form == OBJECT and p.value() is value
-
-    def _is_like(self, p: Pattern, t: Any) -> bool:
-        if not isinstance(t, Tensor) or id(t) in self.numbers or self.slot_of(t) is not None:
+        elif _CHECKED:
+            assert facts_of(t) == p.facts, "a tensor was changed by what is no call"
+        storage = t._storage
+        node = storage.node
+        if (node.kind != "buffer" or node.host is not None or node.shape != p.facts[-1]) and (
+            facts_of(t) != p.facts
+        ):
             return False
-        if facts_of(t) != p.facts:
+        self.externals.append(t)
+        self.values.append(weakref.ref(node))
+        holder = self.nodes.setdefault(id(node), number)
+        if holder != number and self.values[holder]() is not node:
+            holder = self.nodes[id(node)] = number
+        return (
+            self.numbers.setdefault(id(t), number) == number
+            and (self.storages.setdefault(storage, number), holder) == p.alias
+        )
+
+    def _compare(self, p: Pattern, t: Any) -> bool:
+        """Whether a value is an external tensor that is as a pattern says; if so, that is remembered."""
+        if not isinstance(t, Tensor) or self.slot_of(t) is not None or facts_of(t) != p.facts:
             return False
         offset = t._offset
         if offset != p.value and not (p.loose and offset and p.value):
             return False
-        storage = t._storage
-        if (self.storages.get(storage, -1), self.nodes.get(storage.node, -1)) != p.alias:
+        p.last, p.stamp = weakref.ref(t), changes.count
+        return True
+
+    def is_prior(self, p: Pattern, t: Any) -> bool:
+        """Whether a value is the slot of a pattern, which was computed and is seen first since; it gets its number."""
+        if self.slots[p.value]() is not t or id(t) in self.numbers:
             return False
         self.add_external(t)
         return True
 
-    def _as_watched(self, step: Step, args: tuple[Any, ...]) -> bool:
+    def watches(self, step: Step, args: tuple[Any, ...]) -> bool:
         """Whether what a backward pass or an optimizer's step depends on is as it was."""
         if step.kind == "backward":
             leaves = [self.externals[j] for j, _ in step.leaves]
@@ -212,29 +335,7 @@ class Run:
             if values is None:
                 return False
             found = values
-        if len(found) != len(step.watched):
-            return False
-        return all(map(self.fits, step.watched, found))
-
-    # ---- promising
-
-    def promise(self, form: Form) -> Any:
-        """Return what a call gives, which is computed later."""
-        if type(form) is Facts:
-            t = object.__new__(Tensor)
-            dress(t, form, self)
-            self.add_slot(t)
-            return t
-        kind, value = form
-        if kind == "external":
-            return self.externals[value]
-        if kind == "slot":
-            return self.slots[value]()
-        if kind == "none":
-            return None
-        cls, parts = value
-        made = [self.promise(p) for p in parts]
-        return cls(*made) if hasattr(cls, "_fields") else cls(made)
+        return step.watches is not None and step.watches(self, found, {})
 
     def note_offset(self, t: Tensor, p: Pattern) -> None:
         """Have the numbers that come of a tensor's offset say so, until the run ends."""
@@ -254,19 +355,9 @@ class Run:
         self.noted = []
 
 
-def dress(t: Tensor, f: Facts, run: Run) -> None:
-    """Give a tensor what is known of a slot."""
-    offset = f.offset
-    if isinstance(offset, tuple):
-        t._offset = int(run.externals[offset[0]]._offset) + offset[1]
-    else:
-        t._offset = offset
-    t._shape, t._strides, t._whole = f.shape, f.strides, f.whole
-    t.dtype, t._requires_grad, t._inference = f.dtype, f.requires_grad, f.inference
-    t._grad = t._hooks = t._post_accumulate = None
-    t._retains = False
-    if f.made_by is not None:
-        t._made_by = f.made_by
+def may_vary(number: float) -> bool:
+    """Whether a number may stand where another one did: what is special about one is special in many ways."""
+    return bool(number) and math.isfinite(number)
 
 
 def has_hooks(leaf: Tensor) -> bool:

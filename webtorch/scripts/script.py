@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from webtorch.dispatch.call import Callee
+from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.ir.dtype import DType, Scalar
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
@@ -15,6 +15,9 @@ from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import HostScalar
 from webtorch.tensors.made_by import MadeBy
 
+# Where a value is: ("external", number), ("saved", place among what the graph had saved before), ("hidden", storage),
+# ("constant", node), ("cast", what `Run.cast` finds), or ("output", place among the program's).
+Origin = tuple[str, Any]
 # What a result is, where it is no new tensor: ("external" or "slot", its number), ("none", 0), or
 # ("parts", (class, what its items are)).
 Form = Any
@@ -45,8 +48,9 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "grad", "key", "kind", "kwargs", "leaves", "line", "names", "parent", "program",
-        "ready", "results", "watched", "writes",
+        "args", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs", "leaves", "line",
+        "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched", "watches",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -56,8 +60,8 @@ class Step:
         self.kind = ""
         # The user's line, as (code, instruction).
         self.line: Any = None
-        # Whether gradients are recorded, and inference mode.
-        self.grad: tuple[bool, bool] = (True, False)
+        # What is on, as `Run.modes` says it.
+        self.modes: tuple[Any, ...] = (True, False)
         self.args: list[Pattern] = []
         self.names: tuple[str, ...] = ()
         self.kwargs: list[Pattern] = []
@@ -73,6 +77,23 @@ class Step:
         # What the calls up to here have become, and whether some program from here on is known well.
         self.program: Program | None = None
         self.ready = False
+        # What follows from the above, made when the call is followed first (`prepared`): the comparisons of its
+        # arguments and of what is watched, what promises its results, whether it does nothing else, and how many slots
+        # and external tensors there are then.
+        self.matches: Callable[[Any, Args, Kwargs], bool] | None = None
+        self.watches: Callable[[Any, Any, Kwargs], bool] | None = None
+        self.gives: Callable[[Any], Any] | None = None
+        self.plain = False
+        self.until = (0, 0)
+        # What is known of all slots up to here, once that was asked.
+        self.known: list[Facts] | None = None
+        # Where the calls stand that come after the program has run, if they need a graph of before.
+        self.goes_on: Step | None = None
+
+    def go_on(self) -> None:
+        """Let calls follow that need a graph of before the program ran."""
+        self.goes_on = Step(self)
+        self.goes_on.kind = "computed"
 
     def anew(self, run: Any) -> Step:
         """Return the call as it is in a run."""
@@ -87,7 +108,7 @@ class Step:
         return patterns_in([*self.args, *self.kwargs, *self.watched])
 
     def path(self) -> list[Step]:
-        """Return the calls from the first to this one."""
+        """Return the calls from the first to this one; a step of the kind "computed" stands where a program ran."""
         found: list[Step] = []
         step: Step | None = self
         while step is not None and step.parent is not None:
@@ -96,35 +117,52 @@ class Step:
         return found[::-1]
 
 
+def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
+    """Return the calls of a path that were computed, and those that came after."""
+    count = max((i + 1 for i, step in enumerate(path) if step.kind == "computed"), default=0)
+    return path[:count], path[count:]
+
+
 # Forms of patterns.
-STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING = range(8)
+STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range(10)
+
+
+def _nothing() -> None:
+    """A reference to nothing."""
 
 
 class Pattern:
     """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
-    if NEW), or a sequence of such.
+    if NEW), any number (the run's `number`), or a sequence of such. A slot that was computed is an external tensor from
+    then on: it is slot `value` where it is seen the first time (PRIOR).
     """
 
-    __slots__ = ("alias", "facts", "form", "loose", "number", "parts", "value")
+    __slots__ = ("alias", "facts", "form", "last", "loose", "number", "parts", "stamp", "value")
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
         self.parts: list[Pattern] = []
-        # Of an external tensor: what it is like, and which earlier ones share its storage and its value (-1: none).
+        # Of an external tensor: what it is like, and which ones share its storage and its value first, itself if
+        # no earlier one does.
         self.facts: Any = None
         self.alias = (-1, -1)
+        # The tensor that was as the facts say last, and how many changes there had been then.
+        self.last: Callable[[], Any] = _nothing
+        self.stamp = -1
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
         self.loose: bool | None = None
 
     def anew(self, run: Any) -> Pattern:
         """Return the pattern of the argument as it is in a run."""
-        if self.form not in (NEW, SEQUENCE):
+        if self.form not in (NEW, SEQUENCE, NUMBER):
             return self
         out = Pattern(self.form, self.value, self.number)
         out.parts = [p.anew(run) for p in self.parts]
         if self.form == NEW:
             out.value = int(run.externals[self.number]._offset)
+        elif self.form == NUMBER:
+            out.value = run.given[self.number]
         return out
 
     def key(self) -> Any:
@@ -135,6 +173,8 @@ class Pattern:
             return self.form, self.number, self.alias, self.facts, bool(self.value)
         if self.form == VARYING:
             return self.form, self.value == 0.0
+        if self.form == NUMBER:
+            return self.form, self.number
         if self.form == OBJECT:
             return self.form, id(self.value())
         return self.form, type(self.value), self.value, self.number
@@ -146,23 +186,163 @@ class Program:
 
     runtime: Runtime
     executable: Executable
-    # ("external", number), ("hidden", storage) or ("constant", node), and whether its memory is overwritten.
-    inputs: list[tuple[tuple[str, Any], bool]]
+    # Where each is, and whether its memory is overwritten.
+    inputs: list[tuple[Origin, bool]]
     args: list[Scalar | Reading]
-    # Places of arguments that are read anew.
-    dynamic: list[int]
-    # ("slot", number of a storage) or ("external", number), the shape of its memory, and how often a new one
-    # has been written.
+    # Arguments that are read anew, each with its places.
+    dynamic: list[tuple[Any, list[int]]]
+    # ("slot", number of a storage), ("external", number) or ("saved", 0), the shape of its memory, and how often
+    # a new one has been written.
     outputs: list[tuple[str, int, Shape, int]]
-    # Generators, and how many counters are used up.
-    draws: list[tuple[Any, int]]
+    # Generators, how many counters the run has used up before, and how many are used up now.
+    draws: list[tuple[Any, int, int]]
     # The storages of slots that are computed.
     made: frozenset[int]
+    # Slots with a gradient function: which a backward pass has used up, and which it may run yet.
+    used: frozenset[int]
+    open: frozenset[int]
+    # Where the values are that the open graph has saved, in its order.
+    saved: list[Origin]
+    # The numbers that calls were given when it was recorded, by place; what was decided by them; and which of them
+    # were others at another time, and made no other difference.
+    given: Given
+    varied: set[int]
+    # Outputs that are the memory of an input, as a rule: their places, and those of the inputs. And all others.
+    kept: list[tuple[int, int]] = field(init=False)
+    others: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        read = {value: i for i, ((kind, value), _) in enumerate(self.inputs) if kind == "external"}
+        self.kept = [
+            (k, read[value])
+            for k, (kind, value, *_) in enumerate(self.outputs)
+            if kind == "external" and value in read
+        ]
+        kept = {k for k, _ in self.kept}
+        self.others = [k for k in range(len(self.outputs)) if k not in kept]
 
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
-        args = tuple([_argument_key(a) for a in self.args])
-        return self.executable, self.inputs, self.outputs, self.draws, args
+        args = tuple([argument_key(a) for a in self.args])
+        graph = self.used, self.open, self.saved
+        decided = self.given.decided.keys()
+        return self.executable, self.inputs, self.outputs, self.draws, args, decided, graph
+
+    def holds(self, given: dict[int, float]) -> bool:
+        """Whether the program is that of calls that are given these numbers."""
+        before = self.given
+        for place, value in before.items():
+            if given.get(place) != value and place not in self.varied:
+                return False
+        try:
+            return all(d.holds(given) for d in before.decided.values())
+        except (ArithmeticError, LookupError, ValueError):
+            # The calls in the usual way raise it.
+            return False
+
+
+class Given(dict[int, float]):
+    """The numbers that calls of a run are given and that have been others before, by place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decided: dict[Any, Decided] = {}
+
+    def copy(self) -> Given:
+        """Return what was given and decided up to now."""
+        out = Given()
+        out.update(self)
+        out.decided.update(self.decided)
+        return out
+
+    def number(self, place: int, value: float) -> Number:
+        """Take the number in a place, and return it as one that remembers it."""
+        self[place] = value
+        out = Number(value)
+        out.source, out.key, out.name, out.when = self, place, "number", 0
+        return out
+
+
+class Number(HostScalar):
+    """A number that a call is given while a script is recorded. Arithmetic on it gives one that can be computed
+    anew; what it decides is noted; what else is made of it shows when the call is given another one.
+    """
+
+    computed: tuple[Callable[..., float], tuple[Any, ...]] | None = None
+
+    def among(self, given: Mapping[int, float]) -> float:
+        """Return what it is where calls are given other numbers."""
+        if self.computed is None:
+            return given[self.key]
+        function, operands = self.computed
+        value = function(*[_among(o, given) for o in operands])
+        if type(value) is not float:
+            raise ArithmeticError
+        return value
+
+    def place(self) -> Any:
+        """Return what is equal for numbers that are computed alike."""
+        if self.computed is None:
+            return self.key
+        function, operands = self.computed
+        return function, tuple([o.place() if isinstance(o, Number) else repr(o) for o in operands])
+
+    def _computed(
+        self, function: Callable[..., float], other: object = None, *, swapped: bool = False
+    ) -> Any:
+        if not (other is None or isinstance(other, (int, float))):
+            return NotImplemented
+        operands = (self,) if other is None else (other, self) if swapped else (self, other)
+        value = function(*[_now(o) for o in operands])
+        if type(value) is not float or not all(
+            isinstance(o, (Number, int)) or type(o) is float for o in operands
+        ):
+            # No other number may be in this one's place.
+            self._decides(float.__float__)
+            return value
+        out = Number(value)
+        out.source, out.key, out.name, out.when = self.source, "", "number", 0
+        out.computed = function, operands
+        return out
+
+    def _decides(self, function: Callable[..., Any], other: object = None) -> Any:
+        outcome = function(_now(self)) if other is None else function(_now(self), _now(other))
+        found = Decided(self, function, other, outcome)
+        self.source.decided[found.key()] = found  # type: ignore[attr-defined]
+        return outcome
+
+    def __round__(self, digits: Any = None) -> Any:
+        return self._decides(round, digits)
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided by a number: another one must decide the same."""
+
+    number: Number
+    function: Callable[..., Any]
+    other: object
+    outcome: object
+
+    def key(self) -> Any:
+        """Return what is equal for decisions that are made alike."""
+        other = self.other.place() if isinstance(self.other, Number) else repr(self.other)
+        return self.number.place(), self.function, other, repr(self.outcome)
+
+    def holds(self, given: Mapping[int, float]) -> bool:
+        """Whether other numbers decide the same."""
+        value = self.number.among(given)
+        if self.other is None:
+            return repr(self.function(value)) == repr(self.outcome)
+        return repr(self.function(value, _among(self.other, given))) == repr(self.outcome)
+
+
+def _now(x: Any) -> Any:
+    return float.__float__(x) if isinstance(x, HostScalar) else x
+
+
+def _among(x: Any, given: Mapping[int, float]) -> Any:
+    return x.among(given) if isinstance(x, Number) else _now(x)
 
 
 class Offset(int):
@@ -236,7 +416,10 @@ class Reading:
         return float(self.source()[self.key])
 
 
-def _argument_key(a: Any) -> Any:
+def argument_key(a: Any) -> Any:
+    """Return what tells arguments of a program apart."""
+    if isinstance(a, Number):
+        return Number, a.place()
     if isinstance(a, Offset):
         return Offset, a.external, a.more
     if isinstance(a, Reading):

@@ -32,18 +32,42 @@ UNSAFE = (
 )
 
 
+class Casts(dict[int, tuple[weakref.ref[Tensor], int, bool, Tensor]]):
+    """What was cast in an outermost context: id of a leaf -> (the leaf, its version, gradient mode, its cast)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = True
+        # Whether the context was entered inside a capture: what a capture makes must not be kept by a
+        # context outside of it, nor the other way around.
+        self.traced = tracing.active
+
+    def close(self) -> None:
+        """Forget what was cast, for good."""
+        self.clear()
+        self.open = False
+
+    def cast_of(self, x: Tensor, recorded: bool, dtype: DType) -> Tensor | None:
+        """Return what a leaf was cast to, if it still holds that value."""
+        found = self.get(id(x))
+        if found is None:
+            return None
+        owner, version, grad, cast = found
+        same = owner() is x and version == x._storage.version and grad == recorded
+        return cast if same and cast.dtype is dtype else None
+
+
 class _State(threading.local):
     cache_enabled = True
     nesting = 0
-    # Whether the outermost context was entered inside a capture: what a capture makes must not be
-    # kept by a context outside of it, nor the other way around.
-    traced = False
+    # What was cast in the outermost context that is open.
+    casts: Casts | None = None
+    # The kinds for which autocast is on, as a key.
+    key: tuple[tuple[str, DType], ...] = ()
 
     def __init__(self) -> None:
         self._enabled: dict[str, DType] = {}
         self.chosen: dict[str, DType] = {"cpu": bfloat16, "webgpu": float16}
-        # id of a leaf -> (the leaf, its version, gradient mode, its cast).
-        self.casts: dict[int, tuple[weakref.ref[Tensor], int, bool, Tensor]] = {}
 
     @property
     def enabled(self) -> dict[str, DType]:
@@ -54,6 +78,13 @@ class _State(threading.local):
     def enabled(self, kinds: dict[str, DType]) -> None:
         active.add(bool(kinds) - bool(self._enabled))
         self._enabled = kinds
+        self.key = tuple(sorted(kinds.items(), key=lambda item: item[0])) if kinds else ()
+
+    def forget(self) -> None:
+        """Forget what was cast in the context that is open."""
+        if self.casts is not None:
+            self.casts.close()
+            self.casts = Casts()
 
 
 state = _State()
@@ -70,19 +101,30 @@ def restored(settings: Snapshot) -> Iterator[None]:
     """Have the settings of `snapshot` inside; nothing cast before is used."""
     now, casts = snapshot(), state.casts
     state.enabled, state.chosen, state.cache_enabled = settings
-    state.casts = {}
+    state.casts = Casts()
     state.nesting += 1
     try:
         yield
     finally:
         state.nesting -= 1
         state.enabled, state.chosen, state.cache_enabled = now
+        state.casts.close()
         state.casts = casts
 
 
 def signature() -> tuple[tuple[str, DType], ...]:
     """Return what autocast does now, as a key: a function captured under one is not that of another."""
-    return tuple(sorted(state.enabled.items(), key=lambda item: item[0])) if state.enabled else ()
+    return state.key
+
+
+def forget_written() -> None:
+    """Forget what was cast of tensors that have been written since: nobody will ask for it."""
+    casts = state.casts
+    if casts:
+        for key, (owner, version, _, _) in list(casts.items()):
+            x = owner()
+            if x is None or x._storage.version != version:
+                del casts[key]
 
 
 # ---- casting
@@ -102,31 +144,24 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
     """Return x in `dtype`; a parameter is cast once per outermost context."""
     if x.dtype is dtype:
         return x
+    casts = state.casts
     kept = (
-        state.cache_enabled
+        casts is not None
+        and state.cache_enabled
         and x.dtype is float32
         and dtype is not float32
         and x._requires_grad
         and x._grad_fn is None
         and x._base is None
-        and state.traced == tracing.active
-        and state.nesting > 0
+        and casts.traced == tracing.active
     )
-    if not kept:
+    if not kept or casts is None:
         return x.to(dtype)
-    found = state.casts.get(id(x))
-    if found is not None:
-        owner, version, recorded, cast = found
-        if (
-            owner() is x
-            and version == x._storage.version
-            and recorded == mode.grad
-            and cast.dtype is dtype
-        ):
-            return cast
-    cast = x.to(dtype)
-    state.casts[id(x)] = weakref.ref(x), x._storage.version, mode.grad, cast
-    return cast
+    found = casts.cast_of(x, mode.grad, dtype)
+    if found is None:
+        found = x.to(dtype)
+        casts[id(x)] = weakref.ref(x), x._storage.version, mode.grad, found
+    return found
 
 
 def _all_cast(x: object, dtype: DType, kind: str) -> Any:
@@ -172,6 +207,8 @@ class Autocasting:
         return bool(state.enabled)
 
     inside = on
+    # A script compares what is on (`scripts.run`).
+    watches = False
 
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Call with the arguments that the rules ask for, as a whole in their type."""

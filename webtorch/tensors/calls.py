@@ -27,7 +27,7 @@ from webtorch.ir.dtype import (
     legacy_name,
     uint8,
 )
-from webtorch.ir.view import OVERWRITTEN, numel
+from webtorch.ir.view import numel
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap, in_old_order
@@ -40,7 +40,7 @@ from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import SavedTensor, composed
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.writing import check_places, check_whole, check_writable, leave_hooks
+from webtorch.tensors.writing import check_overlap, check_places, check_writable, leave_hooks
 
 
 def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tensor:
@@ -163,7 +163,7 @@ def _elementwise_run(op: Elementwise) -> Run:
         if out is None:
             return result
         if op.overlap == "whole":
-            check_whole(out, values)
+            check_overlap(out, values)
         if (op.out(*values) if callable(op.out) else op.out) == "exact":
             _check_exact(op.name, (out,), (result,))
         return store_in(out, result, op.name)
@@ -381,25 +381,6 @@ def takes_out(op: Op, place: str) -> bool:
     return place in ("torch", "linalg", "special", "fft") or op.takes_out
 
 
-def _check_apart(places: Sequence[Tensor], given: Sequence[object]) -> None:
-    """Raise RuntimeError if what is written shares memory with an input."""
-    for place in places:
-        for x in given:
-            if isinstance(x, Tensor) and x._storage is place._storage and _meet(x, place):
-                raise RuntimeError(OVERWRITTEN)
-
-
-def _meet(x: Tensor, y: Tensor) -> bool:
-    """Whether the memory from the first to the last element of two views overlaps."""
-    if not (x.numel() and y.numel()):
-        return False
-    ends = [
-        t._offset + sum((s - 1) * st for s, st in zip(t._shape, t._strides, strict=True))
-        for t in (x, y)
-    ]
-    return x._offset <= ends[1] and y._offset <= ends[0]
-
-
 def check_stated(name: str, dtype: DType | None, out: Any) -> None:
     """Raise RuntimeError if `dtype=` is given beside an `out=` of another type."""
     if dtype is not None and dtype is not out.dtype:
@@ -430,13 +411,11 @@ def accept_out(op: Op) -> Run:
         if out is None:
             return op.callee.run(args, kwargs)
         places = out if isinstance(out, (tuple, list)) else (out,)
+        read = (*(args[1:] if op.overlap == "first" else args), *kwargs.values())
         for place in places:
             check_places(place)
-        if op.overlap in ("first", "none"):
-            read = args if op.overlap == "none" else args[1:]
-            _check_apart(places, (*read, *kwargs.values()))
-        if op.overlap == "whole":
-            check_whole(out, (*args, *kwargs.values()))
+            if op.overlap != "any":
+                check_overlap(place, override.flat(read), op.overlap == "whole")
         rule = op.out(*args, **kwargs) if callable(op.out) else op.out
         if rule in ("into", "stated"):
             check_stated(op.name, kwargs.get("dtype"), out)
@@ -488,10 +467,9 @@ def bind_inplace(
             raise Foreign(f"{name}(): expected tensors and numbers")
         x: Tensor = args[0]
         check_writable(x)
-        if overlap == "whole":
-            check_whole(x, (*args[1:], *kwargs.values()) if kwargs else args[1:])
-        elif overlap == "first":
-            _check_apart((x,), (*args[1:], *kwargs.values()))
+        if overlap != "any":
+            read = (*args[1:], *kwargs.values()) if kwargs else args[1:]
+            check_overlap(x, read, overlap == "whole")
         if not mode.grad:
             return write_result(x, function(*args, **kwargs), name)
         if x._base is not None:

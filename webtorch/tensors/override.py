@@ -179,6 +179,8 @@ class Override:
         """Whether modes are on: they see what is called while an operation runs. Classes do not."""
         return bool(state.modes)
 
+    watches = inside
+
     def arm(self) -> None:
         """Ask the classes of arguments, from now on."""
         askable()

@@ -45,7 +45,6 @@ from webtorch.tensors.tape import (
     Source,
     attach,
     retain,
-    set_history,
     shown,
 )
 
@@ -461,9 +460,6 @@ class Tensor(TensorBase):
             storage.node.kind == "buffer" or storage in storage.runtime.overwritten
         ):
             tracing.refuse("it registers a hook on a tensor from outside")
-
-    def _set_history(self, fn: GradFn) -> None:
-        set_history(self, fn)
 
     # ---- reading
     # -------------------------------------------------------------------------------------------------

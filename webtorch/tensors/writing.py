@@ -78,13 +78,13 @@ def check_places(x: Tensor) -> None:
         )
 
 
-def check_whole(out: Tensor, operands: Iterable[object]) -> None:
-    """Raise RuntimeError if what is written is a part of an operand, or the reverse: it may be a whole one."""
+def check_overlap(out: Tensor, operands: Iterable[object], whole: bool = True) -> None:
+    """Raise RuntimeError if what is written shares memory with an operand. `whole`: it may be a whole one."""
     for x in operands:
         # The dimensions that vmap hides lie between those that are seen.
         if not isinstance(x, Tensor) or x._storage is not out._storage or x._levels:
             continue
-        if is_overwritten(_place(x), _place(out), whole=True):
+        if (x is out and not whole) or is_overwritten(_place(x), _place(out), whole):
             raise RuntimeError(OVERWRITTEN)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import public as webtorch
-from webtorch.ir.lines import user_depth
+from webtorch.functions.loss import chosen_reduction, reduced
 from webtorch.nn.functional.table import table
 from webtorch.ops.record import FP32
 from webtorch.tensors.tensor import Tensor
@@ -26,38 +25,10 @@ _logsigmoid, _pairwise_distance = table("logsigmoid"), table("pairwise_distance"
 _linear, _cross_entropy = table("linear"), table("cross_entropy")
 
 
-def legacy_reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """Return `reduction`, or what the old arguments ask for, with a warning."""
-    if size_average is None and reduce is None:
-        return reduction
-    averaged = size_average is None or size_average
-    reduced = reduce is None or reduce
-    chosen = "none" if not reduced else "mean" if averaged else "sum"
-    warnings.warn(
-        "size_average and reduce args will be deprecated, please use "
-        f"reduction='{chosen}' instead.",
-        stacklevel=user_depth(),
-    )
-    return chosen
-
-
-def _check_reduction(reduction: str) -> None:
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"{reduction} is not a valid value for reduction")
-
-
 def _check_float(name: str, input: Tensor) -> None:
     """Raise PyTorch's error for integers and bools."""
     if not input.dtype.is_floating_point:
         raise DTypeError(f"{name}: not implemented for {input.dtype}. Convert it with .float().")
-
-
-def _reduced(values: Tensor, reduction: str) -> Tensor:
-    """Return the values, their mean or their sum."""
-    _check_reduction(reduction)
-    if reduction == "none":
-        return values
-    return values.mean() if reduction == "mean" else values.sum()
 
 
 @dispatched()
@@ -70,11 +41,11 @@ def multilabel_soft_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """Return binary cross entropy with logits, averaged over the classes (last dimension)."""
-    reduction = legacy_reduction(size_average, reduce, reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     losses = -(target * _logsigmoid(input) + (1 - target) * _logsigmoid(-input))
     if weight is not None:
         losses = losses * weight
-    return _reduced(losses.sum(-1) / input.shape[-1], reduction)
+    return reduced(losses.sum(-1) / input.shape[-1], reduction)
 
 
 @dispatched(autocast=FP32)
@@ -89,8 +60,7 @@ def multi_margin_loss(
     reduction: str = "mean",
 ) -> Tensor:
     """Return the mean over the other classes of max(0, margin - x[target] + x[class]) ** p."""
-    reduction = legacy_reduction(size_average, reduce, reduction)
-    _check_reduction(reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     _check_float("multi_margin_loss", input)
     count = input.shape[-1] if input.dim() else 1
     if weight is not None and (weight.dim() != 1 or weight.numel() != count):
@@ -116,7 +86,7 @@ def multi_margin_loss(
     classes = x.shape[1]
     others = webtorch.arange(classes, device=x.device).unsqueeze(0) != y.unsqueeze(1)
     losses = webtorch.where(others, gaps, 0.0).sum(1) / classes
-    return _reduced(losses.squeeze(0) if unbatched and target.dim() == 0 else losses, reduction)
+    return reduced(losses.squeeze(0) if unbatched and target.dim() == 0 else losses, reduction)
 
 
 @dispatched(autocast=FP32)
@@ -132,8 +102,7 @@ def multilabel_margin_loss(
     `target` has the shape of the input, (N, C) or (C): the labels of a sample, those before its
     first -1. Pairs of two labels do not count.
     """
-    reduction = legacy_reduction(size_average, reduce, reduction)
-    _check_reduction(reduction)
+    reduction = chosen_reduction(size_average, reduce, reduction)
     _check_float("multilabel_margin_loss", input)
     if input.dim() not in (0, 1, 2):
         raise RuntimeError(
@@ -153,7 +122,7 @@ def multilabel_margin_loss(
     gaps = (1 - x.gather(1, index).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
     counted = labels.unsqueeze(2) & (marks == 0).unsqueeze(1)
     losses = webtorch.where(counted, gaps, 0.0).sum((1, 2)) / classes
-    return _reduced(losses if input.dim() == 2 else losses.squeeze(0), reduction)
+    return reduced(losses if input.dim() == 2 else losses.squeeze(0), reduction)
 
 
 @dispatched()
@@ -180,7 +149,8 @@ def triplet_margin_with_distance_loss(
     near, far = distance(anchor, positive), distance(anchor, negative)
     if swap:
         far = webtorch.minimum(far, distance(positive, negative))
-    return _reduced((near - far + margin).clamp(min=0), reduction)
+    reduction = chosen_reduction(None, None, reduction)
+    return reduced((near - far + margin).clamp(min=0), reduction)
 
 
 def _check_options(input: Tensor, sums: Any) -> None:

@@ -30,13 +30,12 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return indexing.take_at(x, tensors) if tensors else copy(x)
 
 
-@aten("index_put", "_index_put_impl_", "_unsafe_index_put", direct=("_index_put_impl_",))
+@aten("index_put", "_unsafe_index_put")
 def _index_put(
     x: Tensor,
     indices: Sequence[Tensor | None],
     values: Tensor,
     accumulate: bool = False,
-    unsafe: bool = False,
 ) -> Tensor:
     masks = [i for i in indices if i is not None]
     # A float64 number on the CPU comes as a number.
@@ -61,6 +60,18 @@ def _index_put(
     out = copy(x)
     indexing.put_at(out, index_tensors(x, indices), values, accumulate=accumulate)
     return out
+
+
+@aten("_index_put_impl_", direct=("_index_put_impl_",))
+def _index_put_in_place(
+    x: Tensor,
+    indices: Sequence[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Tensor:
+    indexing.check_put(x, indices, values, accumulate)
+    return _index_put(x, indices, values, accumulate)
 
 
 @aten("where", layout=of_operands)

@@ -54,10 +54,6 @@ class Phi(Ir, Protocol):
 class Block(Protocol):
     """A basic block."""
 
-    @property
-    def is_terminated(self) -> bool:
-        """Whether it ends in a branch."""
-
 
 class IrFunction(Ir, Protocol):
     """A function: its address is a value."""

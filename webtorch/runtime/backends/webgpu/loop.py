@@ -16,9 +16,6 @@ from webtorch.runtime.backends.webgpu.native import Native, Pointer
 
 # (pipeline or None to keep the last one, bind group, grid) of one dispatch.
 Row = tuple[Pointer, Pointer, int, int, int]
-# A row in memory: five words.
-_WORDS = 5
-
 _TEXT = """
 define void @wt_replay(ptr %pass, ptr %rows, ptr %end, ptr %pipeline, ptr %group, ptr %dispatch) {
 entry:

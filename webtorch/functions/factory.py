@@ -1,0 +1,184 @@
+"""What functions that make tensors have in common: the options that they take, and what becomes of these.
+
+Such a function is written as what it makes, `zeros(new)`: a tensor of a shape, type and device. A decorator adds the
+arguments that tell these; what users see is one signature of both.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from webtorch.errors import ShapeError
+from webtorch.functions import movement
+from webtorch.functions.movement import laid_out, sizes_of
+from webtorch.ir.dtype import DType, bool_, complex128, float64, int64
+from webtorch.ir.view import Shape
+from webtorch.ops.primitive import cast_to, each
+from webtorch.tensors.calls import store_in
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.formats import memory_format as MemoryFormat
+from webtorch.tensors.promotion import get_default_dtype
+from webtorch.tensors.tensor import Tensor
+
+_PYTHON_TYPES: dict[Any, DType] = {
+    float: float64,
+    int: int64,
+    bool: bool_,
+    complex: complex128,
+}
+
+
+# The shape, type and device of a tensor that is to be made.
+New: TypeAlias = tuple[Shape, DType, DeviceLike]
+Function: TypeAlias = Callable[..., Tensor]
+
+
+def chosen_dtype(dtype: DType | None, otherwise: DType | None = None) -> DType:
+    """Return the type that a `dtype=` argument means; Python's float, int, bool and complex are taken too."""
+    if dtype is None:
+        return get_default_dtype() if otherwise is None else otherwise
+    if isinstance(dtype, DType):
+        return dtype
+    found = _PYTHON_TYPES.get(dtype) if isinstance(dtype, type) else None
+    if found is None:
+        raise TypeError(f"dtype must be a torch.dtype, not {type(dtype).__name__}: {dtype!r}")
+    return found
+
+
+def own_options(input: Tensor, dtype: DType | None, device: DeviceLike) -> tuple[DType, Any]:
+    """Return the type and device of a new tensor, which are input's unless given."""
+    return chosen_dtype(dtype, input.dtype), input.device if device is None else device
+
+
+def size_of(op: str, args: Sequence[Any], size: Sequence[int] | None = None) -> Shape:
+    """Return the shape of `f(2, 3)`, `f((2, 3))` or `f(size=(2, 3))`. Raises ShapeError for negative sizes."""
+    shape = sizes_of(op, args, size)
+    if shape and min(shape) < 0:
+        raise ShapeError(f"{op}: Dimension size must be non-negative. Got {list(shape)}.")
+    return shape
+
+
+def finish(
+    result: Tensor, requires_grad: bool, out: Tensor | None = None, name: str = ""
+) -> Tensor:
+    """Apply `requires_grad=` and `out=` to a new tensor."""
+    if out is not None:
+        if name in ("normal", "bernoulli"):
+            # Drawn in place, whatever the type.
+            result = cast_to(result, out.dtype)
+        if result.dtype is not out.dtype:
+            raise RuntimeError(
+                f"{name}: dtype {result.dtype} does not match dtype of out parameter ({out.dtype})"
+            )
+        result = store_in(out, result, name)
+    if requires_grad:
+        if not result.dtype.has_gradient:
+            raise RuntimeError(
+                "Only Tensors of floating point and complex dtype can require gradients"
+            )
+        result.requires_grad_(True)
+    return result
+
+
+def like(
+    make: Callable[[Shape], Tensor], input: Tensor, memory_format: MemoryFormat | None = None
+) -> Tensor:
+    """Return make(shape) with the layout of `input` when that is dense, as PyTorch's *_like functions do."""
+    strides = movement.strides_for(input._shape, input._strides, memory_format)
+    return each(laid_out(strides, lambda x: make(x._shape), input.detach()), input)
+
+
+def joined_signature(function: Function, make: Callable[..., object]) -> Function:
+    """Return `function` with the name and documentation of `make`, and with what that takes besides its first argument:
+    `function` passes this on as its `*own` and `**named`.
+    """
+    plain = inspect.signature(function)
+    general = [p for p in plain.parameters.values() if p.name not in ("own", "named")]
+    _, *taken = inspect.signature(make).parameters.values()
+    own = [p for p in taken if p.name not in plain.parameters]
+
+    def place(p: inspect.Parameter) -> tuple[bool, ...]:
+        """Return what sorts it among those of its kind: by position its own come last; by name before the options, but
+        behind `size`, the name of `*args`.
+        """
+        if p.kind is p.KEYWORD_ONLY:
+            return (p.name != "size", p not in own)
+        return (p in own,)
+
+    parameters = sorted([*general, *own], key=lambda p: (p.kind, place(p)))
+    function.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]
+    function.__name__ = function.__qualname__ = make.__name__
+    function.__doc__, function.__module__ = make.__doc__, make.__module__
+    return function
+
+
+def of_sizes(make: Function) -> Function:
+    """Return `make(new, ...)` as a function of sizes, given one by one or together."""
+    name = make.__name__
+
+    def function(
+        *args: Any,
+        size: Sequence[int] | None = None,
+        out: Tensor | None = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        device: DeviceLike = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+        **named: Any,
+    ) -> Tensor:
+        wanted = chosen_dtype(dtype, None if out is None else out.dtype)
+        where = device if out is None else out.device
+        made = make((size_of(name, args, size), wanted, where), **named)
+        return finish(made, requires_grad, out, name)
+
+    return joined_signature(function, make)
+
+
+def like_another(make: Function) -> Function:
+    """Return `make(new, ...)` as a function of a tensor whose shape, layout, type and device the new one has."""
+
+    def function(
+        input: Tensor,
+        *own: Any,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        device: DeviceLike = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+        memory_format: MemoryFormat | None = None,
+        **named: Any,
+    ) -> Tensor:
+        wanted, where = own_options(input, dtype, device)
+
+        def made(shape: Shape) -> Tensor:
+            """Return the new tensor, row-major."""
+            return make((shape, wanted, where), *own, **named)
+
+        return finish(like(made, input, memory_format), requires_grad)
+
+    return joined_signature(function, make)
+
+
+def of_own_kind(make: Function) -> Function:
+    """Return `make(new)` as a tensor's method of sizes: the new tensor has its type and device."""
+    name = make.__name__
+
+    def function(
+        input: Tensor,
+        *args: Any,
+        size: Sequence[int] | None = None,
+        dtype: DType | None = None,
+        layout: Layout | None = None,
+        device: DeviceLike = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+    ) -> Tensor:
+        wanted, where = own_options(input, dtype, device)
+        made = make((size_of(name, args, size), wanted, where))
+        return finish(each(made, input), requires_grad)
+
+    return joined_signature(function, make)

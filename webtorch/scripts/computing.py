@@ -1,0 +1,263 @@
+"""The end of a script: its program runs on what is there now, and what is alive gets its value."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from webtorch.ir.graph import Node
+from webtorch.runtime import realize as realizing
+from webtorch.runtime.interrupt import whole
+from webtorch.scripts.prepared import giver
+from webtorch.scripts.recording import facts_along
+from webtorch.scripts.run import Run
+from webtorch.scripts.script import Facts, Number, Origin, Program, Step
+from webtorch.tensors.storage import Storage, writes
+from webtorch.tensors.tape import GradFn
+from webtorch.tensors.tensor import Tensor
+
+
+def compute(run: Run, last: Step, program: Program) -> bool:
+    """Run the program of the script that ends with `last`, and give what is alive its value. Return whether that
+    could be done.
+
+    What a graph needs that no backward pass has used up yet stays promised: `_grad_fn` and `_output_nr`.
+    """
+    runtime = program.runtime
+    facts = facts_along(last)
+    open_before = frozenset() if run.program is None else run.program.open
+    holders: dict[int, list[tuple[int, Tensor]]] = {}
+    for k, reference in enumerate(run.slots[: len(facts)]):
+        t = reference()
+        if t is None:
+            continue
+        if k >= run.first:
+            holders.setdefault(facts[k].storage, []).append((k, t))
+        elif k not in open_before:
+            continue
+        if facts[k].title and k not in program.open and k not in program.used:
+            return False
+    if any(place >= 0 and place not in program.made for place in holders):
+        return False
+    with runtime.lock:
+        if runtime.capturing:
+            return False
+        runtime.realize()
+        found = _inputs(run, program)
+        if found is None or not (program.holds(run.given) and _are_as_left(run, program)):
+            return False
+        places = [(g, g._offset) for g, *_ in program.draws]
+        saved = [None if origin[0] == "output" else _at(run, origin)[1] for origin in program.saved]
+        if any(node is None and kind != "output" for node, (kind, _) in zip(saved, program.saved)):
+            return False
+        counted = False
+        try:
+            with whole:
+                inputs = [
+                    _buffer(storage, node) if donated and node.shared else node.buffer
+                    for storage, node, donated in found
+                ]
+                args = _arguments(run, program)
+                # An optimizer's step has written when the program has run; what counts that is at hand now.
+                if last.kind == "step":
+                    _count_writes(run, last, 1)
+                    counted = True
+                buffers = program.executable.run(inputs, args)
+                fresh, nodes = _settle(run, program, inputs, buffers, holders)
+        except BaseException as error:
+            for generator, offset in places:
+                generator._offset = offset
+            if counted:
+                _count_writes(run, last, -1)
+            if not isinstance(error, Exception):
+                raise
+            # The calls that are made in the usual way fail as they do.
+            return False
+        runtime.counters.realized += 1
+        runtime.counters.hits += 1
+        for generator, offset in places:
+            _, seed, start, _ = run.drawn.get(id(generator), (None, generator._seed, offset, 0))
+            run.drawn[id(generator)] = generator, seed, start, generator._offset
+        for k in open_before - program.open:
+            t = run.slots[k]()
+            if t is not None:
+                _use_up(t, facts[k])
+        run.handed.update(fresh.values())
+        for place, tensors in holders.items():
+            storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
+            for k, t in tensors:
+                _give_value(t, storage)
+                if k not in program.open:
+                    _use_up(t, facts[k])
+        for tensors in holders.values():
+            for k, t in tensors:
+                base = facts[k].base
+                if base is not None:
+                    t._base = _base(run, base, facts, fresh, program)
+        run.program = program
+        values = [
+            nodes[value] if kind == "output" else node
+            for node, (kind, value) in zip(saved, program.saved, strict=True)
+        ]
+        run.saved = [node for node in values if node is not None]
+    return True
+
+
+def _are_as_left(run: Run, program: Program) -> bool:
+    """Whether generators stand where the run has left them: its random numbers are made again from there."""
+    return all(
+        found is None or (g._seed, g._offset) == (found[1], found[3])
+        for g, *_ in program.draws
+        for found in (run.drawn.get(id(g)),)
+    )
+
+
+def _inputs(run: Run, program: Program) -> list[tuple[Storage | None, Node, bool]] | None:
+    """Find the values that a program reads; None where one is not there any more."""
+    found: list[tuple[Storage | None, Node, bool]] = []
+    for origin, donated in program.inputs:
+        storage, node = _at(run, origin)
+        if (
+            node is None
+            or node.kind != "buffer"
+            or (node.host is not None and realizing.is_seen(node))
+        ):
+            return None
+        found.append((storage, node, donated))
+    return found
+
+
+def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:
+    """Return the storage in which a value is, if it is in one, and the value."""
+    kind, value = origin
+    if kind == "constant":
+        return None, value
+    if kind == "saved":
+        return None, run.saved[value]
+    storage: Storage | None
+    if kind == "external":
+        storage = run.externals[value]._storage
+    else:
+        storage = run.cast(value) if kind == "cast" else value()
+    return storage, None if storage is None else storage.node
+
+
+def _buffer(storage: Storage | None, node: Node) -> Any:
+    """Return memory that may be overwritten, of a value that others may hold."""
+    if storage is not None and storage.shares(node):
+        node = storage.own()
+    return node.buffer
+
+
+def _arguments(run: Run, program: Program) -> list[Any]:
+    args = program.args
+    for generator, before, _ in program.draws:
+        # Counters are relative to the beginning of the run.
+        generator._offset = (generator._offset - before) % 2**64
+    if program.dynamic:
+        args = list(args)
+        for a, places in program.dynamic:
+            if hasattr(a, "external"):
+                value: Any = int(run.externals[a.external]._offset) + a.more
+            elif isinstance(a, Number):
+                value = a.among(run.given)
+            else:
+                value = a.read()
+            for i in places:
+                args[i] = value
+    for generator, before, count in program.draws:
+        generator._offset = (generator._offset + before + count) % 2**64
+    return args
+
+
+def _count_writes(run: Run, last: Step, sign: int) -> None:
+    """Count the writes of an optimizer's step, or take that back."""
+    externals = run.externals
+    for j, counted, version in last.writes:
+        t = externals[j]
+        storage, counter = t._storage, t._counter
+        if counter is not storage:
+            counter.version += sign * counted
+        storage.version += sign * version
+
+
+def _settle(
+    run: Run, program: Program, inputs: list[Any], buffers: list[Any], holders: dict[int, Any]
+) -> tuple[dict[int, Storage], dict[int, Node]]:
+    """Put what a program gave where it belongs; return the storages of slots, by number, and the values that the
+    graph has saved, by place.
+    """
+    fresh: dict[int, Storage] = {}
+    externals = run.externals
+    outputs = program.outputs
+    # Storages that get one value hold it together, until one of them is written.
+    first: dict[int, Storage] = {}
+    apart = len({*map(id, buffers)}) == len(buffers)
+    # What has been computed in its own memory is where it belongs.
+    own = program.kept
+    kept = apart and [buffers[k] for k, _ in own] == [inputs[i] for _, i in own]
+    for k in program.others if kept else range(len(outputs)):
+        buffer, (kind, value, shape, version) = buffers[k], outputs[k]
+        if kind == "saved":
+            continue
+        known = None if apart else first.get(id(buffer))
+        if kind == "slot":
+            if value not in holders:
+                continue
+            node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
+            storage = fresh[value] = Storage(node, program.runtime)
+            storage.version = version
+        else:
+            storage = externals[value]._storage
+            node = storage.node
+            if known is not None:
+                storage.settle(node, known.share())
+            elif node.buffer is not buffer:
+                storage.settle(node, Node.in_memory(shape, buffer.dtype, buffer))
+        first.setdefault(id(buffer), storage)
+    writes.note()
+    nodes: dict[int, Node] = {}
+    others: dict[int, Node] = {}
+    for place in [place for kind, place in program.saved if kind == "output"]:
+        buffer = buffers[place]
+        if id(buffer) in first:
+            nodes[place] = first[id(buffer)].node
+        else:
+            if id(buffer) not in others:
+                shape = program.outputs[place][2]
+                others[id(buffer)] = Node.in_memory(shape, buffer.dtype, buffer)
+            nodes[place] = others[id(buffer)]
+    return fresh, nodes
+
+
+def _base(
+    run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, Storage], program: Program
+) -> Tensor:
+    """Return the tensor that a result is a view of."""
+    kind, number = base
+    if kind == "external":
+        return run.externals[number]
+    there = run.slots[number]()
+    if there is not None:
+        return there
+    f = facts[number]
+    found: Tensor = giver(f)(run)
+    storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
+    _give_value(found, storage)
+    if number not in program.open:
+        _use_up(found, f)
+    if run.slots[-1]() is found:
+        run.slots.pop()
+    run.slots[number] = weakref.ref(found)
+    run.ids[id(found)] = number
+    return found
+
+
+def _give_value(t: Tensor, storage: Storage) -> None:
+    t._storage = t._counter = storage
+    t._base, t._base_history, t._history, t._accumulate = None, 0, 0, None
+
+
+def _use_up(t: Tensor, f: Facts) -> None:
+    # A backward pass from here raises as after a usual step.
+    t._grad_fn, t._output_nr = GradFn(f.title, (), None) if f.title else None, 0

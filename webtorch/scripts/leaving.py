@@ -1,0 +1,253 @@
+"""Leaving a script: the calls that matched are made in the usual way, and what was promised becomes what they give."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from webtorch.dispatch.call import interpreted
+from webtorch.ir.graph import Node
+from webtorch.ir.lines import made_again
+from webtorch.scripts.changes import changes
+from webtorch.scripts.recording import functions_of, retains_graph, saved_storages
+from webtorch.scripts.run import Run
+from webtorch.scripts.script import (
+    KNOWN,
+    NEW,
+    NUMBER,
+    OBJECT,
+    PRIOR,
+    SEQUENCE,
+    SLOT,
+    ZERO,
+    Facts,
+    Form,
+    Given,
+    Pattern,
+    Step,
+    split,
+)
+from webtorch.tensors import autocast
+from webtorch.tensors.base import LATE
+from webtorch.tensors.modes import mode
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tape import GradFn, anomaly
+from webtorch.tensors.tensor import Tensor
+
+# What a promised tensor takes over from what the usual call gives.
+_TAKEN = (
+    *sorted(LATE), "_shape", "_strides", "_offset", "_whole", "dtype", "_requires_grad", "_retains", "_inference",
+)  # fmt: skip
+
+
+def make_calls(run: Run, path: list[Step]) -> None:
+    """Make the calls of a run in the usual way; what was promised becomes what they give. Those that were computed
+    give their graph alone.
+    """
+    run.taken = [step.anew(run) for step in path]
+    run.given = Given()
+    run.runtime = run.externals[0]._storage.runtime if run.externals else None
+    run.facts = []
+    run.undo.clear()
+    changes.count += 1
+    thread = threading.get_ident()
+    # What is on now was not on then.
+    modes, looking = dict(mode.__dict__), anomaly.enabled
+    cast = autocast.state.enabled, autocast.state.cache_enabled, autocast.state.casts
+    mode.__dict__.clear()
+    mode.overwriting, anomaly.enabled = None, False
+    run.made = []
+    computed, promised = split(path)
+    for step in computed:
+        _count(step, run, -1)
+    for step in promised:
+        # A step's own writes were not promised.
+        if step.kind != "step":
+            _count(step, run, -1, slots=True)
+    try:
+        if computed:
+            with _without_values(run, computed):
+                for step, taken in zip(computed, run.taken, strict=False):
+                    made_again[thread] = step.line
+                    if step.kind == "step":
+                        # Nothing of it is left but what it wrote.
+                        _count(step, run, 1, slots=True)
+                    elif step.kind != "computed":
+                        _make(run, step, taken)
+            _take_over_graph(run)
+        for step, taken in zip(promised, run.taken[len(computed) :], strict=True):
+            made_again[thread] = step.line
+            _make(run, step, taken)
+    finally:
+        mode.__dict__.clear()
+        mode.__dict__.update(modes)
+        autocast.state.enabled, autocast.state.cache_enabled, autocast.state.casts = cast
+        for context in run.casts:
+            if not context.open:
+                context.clear()
+        anomaly.enabled = looking
+        made_again.pop(thread, None)
+        run.made = []
+
+
+def _count(step: Step, run: Run, sign: int, slots: bool = False) -> None:
+    """Count the writes of a call once more, or once less, on tensors from outside; with `slots`, on slots too."""
+    for j, counted, version in step.writes:
+        if not slots and run.slot_of(run.externals[j]) is not None:
+            continue
+        t = _external(run, j)
+        if t._counter is not t._storage:
+            t._counter.version += sign * counted
+        t._storage.version += sign * version
+
+
+@contextlib.contextmanager
+def _without_values(run: Run, steps: list[Step]) -> Iterator[None]:
+    """Inside, tensors from outside have no values, and generators and gradients are what they were at the beginning:
+    calls that were computed are made again for their graph, on memory that they may have overwritten.
+    """
+    runtime = run.runtime
+    assert runtime is not None
+    with runtime.lock:
+        # Nothing but the calls is pending, and nothing of them is ever computed. What fails raises when it is read.
+        with contextlib.suppress(Exception):
+            runtime.realize()
+        outside = {t._storage for t in run.externals if run.slot_of(t) is None}
+        values = [(s, s.node, s.donor) for s in outside]
+        leaves = {j for step in steps for j, _ in step.leaves}
+        gradients = [(run.externals[j], run.externals[j]._grad) for j in leaves]
+        generators = [(g, g._seed, g._offset) for g, *_ in run.drawn.values()]
+        empty: dict[Node, Node] = {}
+        for storage, node, _ in values:
+            if node not in empty:
+                empty[node] = Node.in_memory(node.shape, node.dtype)
+            storage.node, storage.donor = empty[node], None
+        for g, seed, start, _ in run.drawn.values():
+            g._seed, g._offset = seed, start
+        try:
+            yield
+        finally:
+            for storage, node, donor in values:
+                storage.node, storage.donor = node, donor
+            for leaf, gradient in gradients:
+                leaf._grad = gradient
+            for number, (g, _, start, _) in run.drawn.items():
+                run.counted[number] = (g._offset - start) % 2**64
+            for g, seed, offset in generators:
+                g._seed, g._offset = seed, offset
+
+
+def _take_over_graph(run: Run) -> None:
+    """Let the graph of calls that were computed be that of the tensors which have their values, and keep what was
+    saved for it.
+    """
+    program = run.program
+    assert program is not None
+    there: dict[Storage, Storage] = {}
+    for k, made in enumerate(run.made):
+        t = run.slots[k]()
+        if t is not None and not run.is_outside(made._storage):
+            there[made._storage] = t._storage
+    starts = [run.made[k]._grad_fn for k in sorted(program.open)]
+    for storage, node in zip(saved_storages(starts, run), run.saved, strict=True):
+        if storage not in there:
+            # Another storage may have it, too.
+            storage.node, storage.donor, node.shared = node, None, True
+    for fn in functions_of(starts):
+        for s in fn.saved or ():
+            home = there.get(s.storage)
+            if home is not None:
+                s.counter = home if s.counter is s.storage else s.counter
+                s.storage = home
+    for k, made in enumerate(run.made):
+        t = run.slots[k]()
+        if t is None:
+            made._storage = made._counter = storage = there.get(made._storage, made._storage)
+            if storage.node.kind != "buffer":
+                # Nobody has it, and it is not to be computed.
+                storage.node = Node.in_memory(storage.node.shape, storage.dtype)
+            run.slots[k] = weakref.ref(made)
+            run.ids[id(made)] = k
+            continue
+        if k in program.open:
+            t._grad_fn, t._output_nr = made._grad_fn, made._output_nr
+        t._offset = made._offset
+        run.made[k] = t
+    for context in run.casts:
+        for key, (*_, cast) in list(context.items()):
+            if cast._storage.node.kind != "buffer":
+                del context[key]
+
+
+def _make(run: Run, step: Step, taken: Step) -> None:
+    assert step.callee is not None
+    args = tuple([_value(p, run) for p in taken.args])
+    kwargs = {n: _value(p, run) for n, p in zip(step.names, taken.kwargs)}
+    run.restore(step.modes)
+    for p in taken.patterns():
+        if p.form == NEW:
+            run.note_offset(run.externals[p.number], p)
+    functions: dict[GradFn, None] = {}
+    if step.kind == "backward":
+        for (j, _), p in zip(step.leaves, step.watched):
+            run.externals[j]._grad = _value(p, run)
+        if not retains_graph(args, kwargs):
+            functions = functions_of([args[0]._grad_fn])
+    out = interpreted(step.callee, args, kwargs)
+    run.used_up.update(functions)
+    _take_over(step.results, out, run)
+    for j, form in step.leaves:
+        leaf = run.externals[j]
+        if type(form) is Facts:
+            _take_over(form, leaf._grad, run)
+            leaf._grad = run.made[-1]
+
+
+def _external(run: Run, number: int) -> Tensor:
+    """Return a tensor from outside, while calls are made in the usual way; of a slot, what was made for it."""
+    t = run.externals[number]
+    k = run.slot_of(t)
+    return run.made[k] if k is not None and k < len(run.made) else t
+
+
+def _value(p: Pattern, run: Run) -> Any:
+    """Return the argument that a pattern stands for, while calls are made in the usual way."""
+    if p.form == SLOT:
+        return run.made[p.number]
+    if p.form in (KNOWN, NEW, PRIOR):
+        return _external(run, p.number)
+    if p.form == SEQUENCE:
+        parts = [_value(q, run) for q in p.parts]
+        return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
+    if p.form == OBJECT:
+        return p.value()
+    if p.form == NUMBER:
+        return run.given.number(p.number, p.value)
+    return float(p.value) if p.form == ZERO else p.value
+
+
+def _take_over(form: Form, out: Any, run: Run) -> None:
+    """Let promised tensors be what a call gave; those that nobody has any more are what it gave."""
+    if type(form) is Facts:
+        number = len(run.made)
+        if number < run.first:
+            # It has its value, and gets its graph at the end.
+            run.made.append(out)
+            run.facts.append(form)
+            return
+        t = run.slots[number]()
+        if t is None:
+            run.slots[number] = weakref.ref(out)
+            run.ids[id(out)] = number
+            t = out
+        else:
+            for name in _TAKEN:
+                setattr(t, name, getattr(out, name))
+        run.made.append(t)
+        run.facts.append(form)
+    elif form[0] == "parts":
+        for part, o in zip(form[1][1], out):
+            _take_over(part, o, run)

@@ -1,0 +1,203 @@
+"""What a call of a script is compared with, and what it gives, as functions that are made once for each call.
+
+A step's patterns are data. To follow it they are printed as the Python that a person would write for this one call: a
+comparison for each argument, and an assignment for each fact of the result, with no look at what kind of pattern it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from types import CodeType
+from typing import Any
+
+from webtorch.scripts.script import (
+    KNOWN,
+    NEW,
+    NUMBER,
+    OBJECT,
+    PRIOR,
+    SEQUENCE,
+    SLOT,
+    STATIC,
+    VARYING,
+    ZERO,
+    Facts,
+    Form,
+    Pattern,
+    Step,
+    forms_in,
+    patterns_in,
+)
+from webtorch.tensors.tensor import Tensor
+
+# Whether a call is that of a step: run, arguments by position and by name.
+Matcher = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
+# What a step gives.
+Giver = Callable[[Any], Any]
+
+_NAMES = {"Tensor": Tensor, "new": object.__new__, "ref": weakref.ref}
+# Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
+_TESTS = {
+    SLOT: "slots[{N}]() is not {x}",
+    KNOWN: "externals[{N}] is not {x}",
+    NEW: "not run.is_like({P}, {x})",
+    PRIOR: "not run.is_prior({P}, {x})",
+    STATIC: "{x} is not {V} and (type({x}) is not type({V}) or not {x} == {V})",
+    VARYING: "not run.varies({P}, {x})",
+    NUMBER: "not run.takes({P}, {x})",
+    ZERO: "type({x}) is not float or repr({x}) != {V}",
+    OBJECT: "{V}() is not {x}",
+}
+_SINGLE = (type(None), bool, type(Ellipsis), type)
+
+
+class _Text:
+    """Python that is printed, with the values that it names."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.values: dict[str, Any] = {}
+
+    def name(self, value: Any) -> str:
+        """Return the name of a value."""
+        if type(value) in (int, bool, type(None)):
+            return repr(value)
+        name = f"v{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def compare(self, p: Pattern, x: str) -> None:
+        """Print the comparison of a value with a pattern."""
+        if p.form == SEQUENCE:
+            kind = self.name(p.value)
+            self.lines.append(
+                f"if type({x}) is not {kind} or len({x}) != {len(p.parts)}: return False"
+            )
+            for i, part in enumerate(p.parts):
+                self.lines.append(f"{x}_{i} = {x}[{i}]")
+                self.compare(part, f"{x}_{i}")
+            return
+        test = _TESTS[p.form]
+        if p.form == STATIC and isinstance(p.value, _SINGLE):
+            test = "{x} is not {V}"
+        elif p.form == STATIC and type(p.value) is int:
+            test = "type({x}) is not int or {x} != {V}"
+        names = {"x": x, "N": p.number}
+        if "{P}" in test:
+            names["P"] = self.name(p)
+        if "{V}" in test:
+            names["V"] = self.name(p.value)
+        self.lines.append(f"if {test.format(**names)}: return False")
+
+    def promise(self, form: Form, name: str) -> str:
+        """Print how a result is made, and return what it is called."""
+        if type(form) is Facts:
+            return self._promised(form, name)
+        kind, value = form
+        if kind == "external":
+            return f"run.externals[{value}]"
+        if kind == "slot":
+            return f"run.slots[{value}]()"
+        if kind == "none":
+            return "None"
+        cls, parts = value
+        made = "".join([f"{self.promise(part, f'{name}_{i}')}, " for i, part in enumerate(parts)])
+        return (
+            f"{self.name(cls)}({made})"
+            if hasattr(cls, "_fields")
+            else f"{self.name(cls)}(({made}))"
+        )
+
+    def _promised(self, f: Facts, t: str) -> str:
+        """Print how a tensor is made of which all is known but its value and its place in a graph."""
+        self.lines += [
+            f"{t} = new(Tensor)",
+            f"{t}._shape = {self.name(f.shape)}",
+            f"{t}._strides = {self.name(f.strides)}",
+            f"{t}._whole = {f.whole}",
+            f"{t}.dtype = {self.name(f.dtype)}",
+            f"{t}._requires_grad = {f.requires_grad}",
+            f"{t}._inference = {f.inference}",
+            f"{t}._grad = {t}._hooks = {t}._post_accumulate = None",
+            f"{t}._retains = False",
+        ]
+        if isinstance(f.offset, tuple):
+            number, more = f.offset
+            self.lines.append(
+                f"{t}._offset = int(run.externals[{number}]._offset) + {self.name(more)}"
+            )
+        else:
+            self.lines.append(f"{t}._offset = {self.name(f.offset)}")
+        if f.made_by is not None:
+            self.lines.append(f"{t}._made_by = {self.name(f.made_by)}")
+        self.lines.append(f"run.slots.append(ref({t}))")
+        return t
+
+    def function(self, parameters: str) -> Any:
+        """Return the function of these lines."""
+        lines = [f"def made({parameters}):", *(f"  {line}" for line in self.lines), "return made"]
+        body = "\n".join([f"  {line}" for line in lines])
+        names: dict[str, Any] = dict(_NAMES)
+        exec(_compiled(f"def make({', '.join(self.values)}):\n{body}"), names)
+        return names["make"](*self.values.values())
+
+
+@functools.lru_cache(4096)
+def _compiled(text: str) -> CodeType:
+    """Return the code of a text: calls that are alike differ in their values alone."""
+    return compile(text, "<script>", "exec")
+
+
+def prepare(step: Step) -> Matcher:
+    """Make what follows a step; return the comparison of its arguments."""
+    slots, externals = step.parent.until if step.parent is not None else (0, 0)
+    patterns = list(step.patterns())
+    forms = [step.results, *(form for _, form in step.leaves)]
+    step.until = (
+        slots + sum(1 for form in forms for _ in forms_in(form)),
+        externals + sum(p.form in (NEW, PRIOR) for p in patterns),
+    )
+    step.plain = step.kind == "operation" and not step.writes
+    step.matches = made = matcher(step.args, step.names, step.kwargs)
+    step.watches = matcher(step.watched)
+    # A backward pass gives gradients.
+    promised = ("parts", (tuple, tuple(forms[1:]))) if step.kind == "backward" else step.results
+    step.gives = giver(promised)
+    return made
+
+
+def matcher(
+    patterns: Sequence[Pattern], names: Sequence[str] = (), named: Sequence[Pattern] = ()
+) -> Matcher:
+    """Return the comparison of arguments by position and by name. External tensors that it sees first get their
+    numbers, also where the rest differs.
+    """
+    text = _Text()
+    forms = {p.form for p in patterns_in([*patterns, *named])}
+    text.lines.append(
+        f"if len(args) != {len(patterns)} or len(kwargs) != {len(names)}: return False"
+    )
+    if SLOT in forms:
+        text.lines.append("slots = run.slots")
+    if KNOWN in forms:
+        text.lines.append("externals = run.externals")
+    if patterns:
+        text.lines.append("".join([f"a{i}, " for i in range(len(patterns))]) + "= args")
+    for i, p in enumerate(patterns):
+        text.compare(p, f"a{i}")
+    for i, (name, p) in enumerate(zip(names, named, strict=True)):
+        text.lines += [f"if {name!r} not in kwargs: return False", f"k{i} = kwargs[{name!r}]"]
+        text.compare(p, f"k{i}")
+    text.lines.append("return True")
+    made: Matcher = text.function("run, args, kwargs")
+    return made
+
+
+def giver(form: Form) -> Giver:
+    """Return the function that promises what a call gives."""
+    text = _Text()
+    text.lines.append(f"return {text.promise(form, 't')}")
+    made: Giver = text.function("run")
+    return made
