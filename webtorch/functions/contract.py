@@ -591,7 +591,6 @@ def _combine(
     autocast=LOWER,
     gradient_name="AddmmBackward0",
     direct=("addmm",),
-    remembered=("addmm",),
     aten=("addmm",),
 )
 def addmm(

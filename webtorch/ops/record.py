@@ -181,10 +181,8 @@ class Op:
     # is that of its name. Those that the rules here hold for too, with arguments of their own.
     aten: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
-    # Operators of these that have a kernel though PyTorch could make them of others: "add.Tensor". Operators that are
-    # many operations here: called again with the same shapes they are recorded without their Python.
+    # Operators of these that have a kernel though PyTorch could make them of others: "add.Tensor".
     direct: tuple[str, ...] = ()
-    remembered: tuple[str, ...] = ()
     # Whether it is the operator of its name in PyTorch's graphs; in eager code PyTorch composes that, or makes a view.
     traced: bool = False
     # How the result lies in memory, as the operator's in PyTorch; None: row-major.

@@ -13,9 +13,11 @@ attention  scaled dot-product attention as one operator
 grouped    products of groups of rows: experts
 regions    torchvision's compiled operators
 kernels    how a meaning becomes a PyTorch kernel
+known      calls of known kinds: one look-up instead of the meaning
+foreach    operations on lists of tensors
 own        kernels with a form of their own: memory, creation
 compositions  operators that are written with others of PyTorch
-optimizer  fused optimizers
+optimizer  fused optimizers, and Adam as users write it
 autocast   what autocast does with operators
 patches    what of PyTorch's own Python is replaced for the device
 library    registers all of these

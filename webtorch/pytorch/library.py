@@ -26,7 +26,7 @@ from webtorch.pytorch import (
     patches,
     regions,
 )
-from webtorch.pytorch.aten.table import DIRECT, FUNCTIONS, REMEMBERED, load, meaning
+from webtorch.pytorch.aten.table import DIRECT, FUNCTIONS, load, meaning
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
 from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (
@@ -38,7 +38,6 @@ from webtorch.pytorch.kernels import (
     overloads,
 )
 from webtorch.pytorch.own import to_layout
-from webtorch.tensors.remember import remembered
 from webtorch_autoload.device import hide, libraries
 
 __all__ = ["empty", "empty_strided", "untyped_storage"]
@@ -76,8 +75,6 @@ def _register_meanings(library: torch.library.Library) -> int:
             if f"aten::{name}" not in known or not (_needs_kernel(name) or name in DIRECT):
                 continue
             function = meaning(packet, overload)
-            if function is not None and name in REMEMBERED:
-                function = remembered(function)
             if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
                 f"aten::{name}", "PrivateUse1"
             ):

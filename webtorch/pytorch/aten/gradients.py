@@ -80,7 +80,7 @@ def elementwise_slope(
 # ---- elementwise --------------------------------------------------------------------------------
 
 
-@aten("gelu_backward", layout=of_operands, direct=("gelu_backward",), remembered=("gelu_backward",))
+@aten("gelu_backward", layout=of_operands, direct=("gelu_backward",))
 def _gelu(g: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     return elementwise_slope("_gelu_tanh" if approximate == "tanh" else "_gelu_erf", g, (x,))
 
@@ -90,7 +90,7 @@ def _plain(name: str) -> Function:
 
 
 _SILU = "silu_backward"
-aten(_SILU, direct=(_SILU,), remembered=(_SILU,), layout=of_operands)(_plain("silu"))
+aten(_SILU, direct=(_SILU,), layout=of_operands)(_plain("silu"))
 aten("mish_backward")(_plain("mish"))
 aten("hardsigmoid_backward")(_plain("hardsigmoid"))
 aten("hardswish_backward")(_plain("hardswish"))
@@ -166,7 +166,6 @@ def _glu(g: Tensor, x: Tensor, dim: int) -> Tensor:
 @aten(
     "_softmax_backward_data",
     direct=("_softmax_backward_data",),
-    remembered=("_softmax_backward_data",),
 )
 def _softmax(g: Tensor, out: Tensor, dim: int, input_dtype: DType) -> Tensor:
     weighted = widened(g) * out
@@ -176,7 +175,6 @@ def _softmax(g: Tensor, out: Tensor, dim: int, input_dtype: DType) -> Tensor:
 @aten(
     "_log_softmax_backward_data",
     direct=("_log_softmax_backward_data",),
-    remembered=("_log_softmax_backward_data",),
 )
 def _log_softmax(g: Tensor, out: Tensor, dim: int, input_dtype: DType) -> Tensor:
     wide = widened(g)
@@ -203,7 +201,7 @@ def _sums(
     return total(g * unit) if mask[1] else None, total(g) if mask[2] else None
 
 
-@aten("native_layer_norm_backward", remembered=("native_layer_norm_backward",))
+@aten("native_layer_norm_backward")
 def _layer_norm(
     g: Tensor,
     x: Tensor,
@@ -232,7 +230,6 @@ def _layer_norm(
 @aten(
     "native_group_norm_backward",
     layout=channels_last_as(1),
-    remembered=("native_group_norm_backward",),
 )
 def _group_norm(
     g: Tensor,
@@ -330,7 +327,6 @@ def _batch_norm_with_reserve(
     "convolution_backward_overrideable",
     layout=channels_last_as(1, 2),
     direct=("convolution_backward_overrideable",),
-    remembered=("convolution_backward_overrideable",),
 )
 def _convolution(
     g: Tensor,
@@ -461,7 +457,7 @@ for _name in RESIZES:
 # ---- indexing, dropout --------------------------------------------------------------------------
 
 
-@aten("embedding_dense_backward", remembered=("embedding_dense_backward",))
+@aten("embedding_dense_backward")
 def _embedding(
     g: Tensor, indices: Tensor, count: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
@@ -501,7 +497,7 @@ def _unfold(g: Tensor, sizes: Sequence[int], dim: int, size: int, step: int) -> 
 # ---- losses -------------------------------------------------------------------------------------
 
 
-@aten("nll_loss_backward", "nll_loss2d_backward", remembered=("nll_loss_backward",))
+@aten("nll_loss_backward", "nll_loss2d_backward")
 def _nll_loss(
     g: Tensor,
     x: Tensor,

@@ -18,7 +18,6 @@ from webtorch.tensors.tensor import Tensor
     "convolution_overrideable",
     layout=channels_last_as(0, 1),
     direct=("convolution_overrideable",),
-    remembered=("convolution_overrideable",),
 )
 def convolution(
     x: Tensor,

@@ -41,7 +41,6 @@ def class_weights(
     "nll_loss_forward",
     "nll_loss2d_forward",
     direct=("nll_loss_forward",),
-    remembered=("nll_loss_forward",),
 )
 def _nll_loss(
     x: Tensor, target: Tensor, weight: Tensor, reduction: int, ignore_index: int

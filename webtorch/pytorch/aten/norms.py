@@ -33,7 +33,7 @@ def affine(unit: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: DTyp
     return cast_to(unit, dtype)
 
 
-@aten("native_layer_norm", direct=("native_layer_norm",), remembered=("native_layer_norm",))
+@aten("native_layer_norm", direct=("native_layer_norm",))
 def _native_layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,7 +58,6 @@ def per_channel(vector: Tensor | None, rank: int) -> Tensor | None:
     "native_group_norm",
     layout=channels_last_as(0),
     direct=("native_group_norm",),
-    remembered=("native_group_norm",),
 )
 def _native_group_norm(
     x: Tensor,

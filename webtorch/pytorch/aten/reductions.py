@@ -28,7 +28,7 @@ def _nansum(
     return op.nansum(x, dims_of(dim), keepdim, dtype=dtype)
 
 
-@aten("mean", direct=("mean.dim",), remembered=("mean.dim",))
+@aten("mean", direct=("mean.dim",))
 def _mean(
     x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None
 ) -> Tensor:
@@ -168,12 +168,12 @@ def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
     return op.logcumsumexp(x, dim)
 
 
-@aten("_softmax", out="exact", direct=("_softmax",), remembered=("_softmax",))
+@aten("_softmax", out="exact", direct=("_softmax",))
 def _softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
     return op.softmax(x, dim, dtype=float32 if half_to_float else None)
 
 
-@aten("_log_softmax", out="exact", direct=("_log_softmax",), remembered=("_log_softmax",))
+@aten("_log_softmax", out="exact", direct=("_log_softmax",))
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool = False) -> Tensor:
     return op.log_softmax(x, dim, dtype=float32 if half_to_float else None)
 

@@ -44,22 +44,19 @@ class Facts(TypedDict, total=False):
 # Operator, without its overload -> what is known of it: the fields of its entry, and what is stated here.
 OPERATORS: dict[str, Operator] = {}
 _STATED: dict[str, Facts] = {}
-# Overloads that have a kernel though PyTorch could make them of others; those that are remembered; what autocast
-# does with operators. See the fields of an entry.
+# Overloads that have a kernel though PyTorch could make them of others; what autocast does with
+# operators. See the fields of an entry.
 DIRECT: set[str] = set()
-REMEMBERED: set[str] = set()
 AUTOCAST: dict[str, AutocastRule] = {}
 
 
 def aten(
     *names: str,
     direct: tuple[str, ...] = (),
-    remembered: tuple[str, ...] = (),
     **facts: Unpack[Facts],
 ) -> Callable[[Function], Function]:
     """Declare the meaning of the operators `names`, and what else is to be known of them: see `Operator`."""
     DIRECT.update(direct)
-    REMEMBERED.update(remembered)
 
     def declare(function: Function) -> Function:
         """Put the function into FUNCTIONS under each name."""
@@ -113,7 +110,6 @@ def load() -> dict[str, Function]:
         for name in entry.aten:
             FUNCTIONS.setdefault(name, entry.function)
         DIRECT.update(entry.direct)
-        REMEMBERED.update(entry.remembered)
     seen: set[str] = set()
     for name, facts in _STATED.items():
         OPERATORS[name] = Operator(**facts)
