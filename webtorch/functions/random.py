@@ -383,14 +383,16 @@ def _floating(op: str, dtype: DType) -> DType:
 @of_sizes
 def rand(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1)."""
-    return _draw(new.shape, _floating("rand", new.dtype), new.device, generator)
+    shape, dtype, device = new
+    return _draw(shape, _floating("rand", dtype), device, generator)
 
 
 @composite(family="random", function_in=TORCH, factory=True, drawn=True)
 @of_sizes
 def randn(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
-    return _draw(new.shape, _floating("randn", new.dtype), new.device, generator, "normal")
+    shape, dtype, device = new
+    return _draw(shape, _floating("randn", dtype), device, generator, "normal")
 
 
 def _integers(
@@ -455,14 +457,16 @@ def randint(
 @like_another
 def rand_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
-    return _draw(new.shape, _floating("rand_like", new.dtype), new.device, generator)
+    shape, dtype, device = new
+    return _draw(shape, _floating("rand_like", dtype), device, generator)
 
 
 @composite(family="random", function_in=TORCH, drawn=True)
 @like_another
 def randn_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
-    return _draw(new.shape, _floating("randn_like", new.dtype), new.device, generator, "normal")
+    shape, dtype, device = new
+    return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
 
 
 @composite(family="random", function_in=TORCH, refuses=BOOL, drawn=True)
@@ -471,8 +475,9 @@ def randint_like(
     new: New, low: int, high: int | None = None, *, generator: Generator | None = None
 ) -> Tensor:
     """Integers in [low, high), or [0, low) without high, in the shape, dtype and device of `input`."""
+    shape, dtype, device = new
     low, high = (0, low) if high is None else (low, high)
-    return _integers(new.shape, low, high, new.dtype, new.device, generator)
+    return _integers(shape, low, high, dtype, device, generator)
 
 
 @composite(family="random", function_in=TORCH, out="cast", drawn=True)

@@ -17,6 +17,7 @@ from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime
 from webtorch.runtime.watch import watch
 from webtorch.scripts.account import Account
+from webtorch.scripts.changes import changes, made_as_usual
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
 from webtorch.scripts.leaving import make_calls
@@ -61,6 +62,8 @@ class Follower:
         # Whether calls are looked at, and how many runs in a row were in vain.
         self.on = False
         self.in_vain = 0
+        # How many changes of tensors there had been when a run began to promise.
+        self.changes = -1
         # Within how many calls the thread is.
         self.depth = 0
         # Whether another thread ends the run's promises just now.
@@ -90,6 +93,7 @@ class Follower:
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed, by one program or otherwise."""
         number = id(executable)
+        changes.count += 1
         if self.on:
             whole_program = frozen is not None and executable is not None
             self.computed.append((runtime, frozen, executable) if whole_program else None)  # type: ignore[arg-type]
@@ -112,6 +116,8 @@ class Follower:
             if _listener.follower is not self:
                 return
             self.on, self.in_vain = True, 0
+        # Not before: every look at an attribute takes twice the time where a class has this.
+        setattr(Storage, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()
         active.add(1)
         active.follower = self
@@ -153,6 +159,8 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if threading.get_ident() != self.thread:
+            return made_as_usual(callee, args, kwargs)
         if self.depth:
             return interpreted(callee, args, kwargs)
         run = self.run
@@ -192,7 +200,10 @@ class Follower:
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
                 self.give_up("a gradient is set after backward()")
-            return self.inside(callee, args, kwargs)
+            # It calls nothing itself.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
+            )
         if role != "reader":
             self.give_up(f"{callee.name} is called")
             run = self.run
@@ -232,7 +243,7 @@ class Follower:
         """Make a call as usual; what it calls itself is not looked at."""
         self.depth += 1
         try:
-            return interpreted(callee, args, kwargs)
+            return made_as_usual(callee, args, kwargs)
         finally:
             self.depth -= 1
 
@@ -309,6 +320,7 @@ class Follower:
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
+        changes.count += 1
         if not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
@@ -320,6 +332,10 @@ class Follower:
         modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
         if step.modes != modes or self.is_looked_at():
             return _OTHER
+        if not run.promised and self.changes != changes.count:
+            # Tensors may have been changed after that was counted, too.
+            changes.count += 1
+            self.changes = changes.count
         if (
             not (step.matches or prepare(step))(run, args, kwargs)
             or not (step.kind == "operation" or run.watches(step, args))
@@ -440,6 +456,7 @@ class Follower:
 
     def rest(self, why: str) -> None:
         """End the run, and let go of what it was given. Another thread needs nothing of it."""
+        changes.count += 1
         if threading.get_ident() != self.thread:
             return
         self.settle(why)
@@ -489,6 +506,8 @@ class Follower:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
         if run.at is self.root and not run.begun:
             self.compute_given(run, args, kwargs)
+            # Calls that this one was compared with in vain may have left some.
+            run.given.clear()
             begin(run)
         count = len(run.externals)
         try:

@@ -11,6 +11,7 @@ from typing import Any
 from webtorch.dispatch.call import interpreted
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again
+from webtorch.scripts.changes import changes
 from webtorch.scripts.recording import functions_of, retains_graph, saved_storages
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import (
@@ -51,6 +52,7 @@ def make_calls(run: Run, path: list[Step]) -> None:
     run.runtime = run.externals[0]._storage.runtime if run.externals else None
     run.facts = []
     run.undo.clear()
+    changes.count += 1
     thread = threading.get_ident()
     # What is on now was not on then.
     modes, looking = dict(mode.__dict__), anomaly.enabled

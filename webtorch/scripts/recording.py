@@ -34,6 +34,7 @@ from webtorch.scripts.script import (
     Program,
     Reading,
     Step,
+    argument_key,
     forms_in,
     patterns_in,
     split,
@@ -228,7 +229,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
-        p.alias = run.storages.get(storage, -1), run.holder_of(storage.node)
+        holder = run.holder_of(storage.node)
+        p.alias = run.storages.get(storage, p.number), holder if holder >= 0 else p.number
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -375,7 +377,10 @@ def program_of(
         loose = p.number in seen if p.loose is None else p.loose
         p.loose = loose and p.number not in run.spoilt and p.number not in fixed
     args = [_argument(a, run) for a in frozen.args]
-    dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
+    dynamic: dict[Any, tuple[Any, list[int]]] = {}
+    for i, a in enumerate(args):
+        if hasattr(a, "read") or isinstance(a, Offset):
+            dynamic.setdefault(argument_key(a), (a, []))[1].append(i)
     draws = []
     for g, start, _ in run.generators.values():
         count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
@@ -383,7 +388,7 @@ def program_of(
         run.counted[id(g)] = count
     graph = frozenset(used), frozenset(still), origins
     program = Program(
-        runtime, executable, inputs, args, dynamic, outputs, draws, made, *graph, run.given.copy(), set()
+        runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
     )  # fmt: skip
     run.computed.update(computed)
     return program, [s.node for s in saved]
@@ -518,9 +523,12 @@ def _outputs(
 
 def facts_along(step: Step) -> list[Facts]:
     """Return what is known of the slots of a path."""
+    if step.known is not None:
+        return step.known
     found: list[Facts] = []
     for s in step.path():
         found += forms_in(s.results)
         for _, form in s.leaves:
             found += forms_in(form)
+    step.known = found
     return found
