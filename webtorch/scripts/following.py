@@ -887,7 +887,7 @@ def stop_to_look() -> None:
     _listener.known.clear()
 
 
-_setting = os.environ.get("WEBTORCH_SCRIPTS", "0")
+_setting = os.environ.get("WEBTORCH_SCRIPTS", "1")
 if _setting == "always":
     # For tests: whatever is computed twice.
     _REPEATS, _FEWEST, _PATIENCE = 1, 1, 1 << 60
