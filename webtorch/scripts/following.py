@@ -185,7 +185,7 @@ class Follower:
             return (
                 callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
             )
-        if role == "operation" or role == "backward" or role == "step":
+        if role == "operation" or role == "backward" or role == "gradients" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
             t = args[0]
@@ -386,7 +386,7 @@ class Follower:
                 t._counter.version += counted
             storage.version += version
         given = step.gives(run)  # type: ignore[misc]
-        if step.kind == "operation":
+        if step.kind == "operation" or step.kind == "gradients":
             return given
         if step.kind == "backward":
             run.differentiated = True
