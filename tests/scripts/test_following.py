@@ -847,3 +847,14 @@ def test_gradients_that_are_returned_are_followed(how: str, follower: Any) -> No
         plain = run(Training())
     for a, b in zip(found, plain, strict=True):
         torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
+
+
+def test_a_result_that_nobody_has_is_not_none(follower: Any) -> None:
+    x, w = torch.ones(2, 3), torch.ones(4, 3)
+    for i in range(8):
+        bias = w.sum(1) * 2
+        given = bias
+        if i > 5:
+            bias = given = None
+        assert nn.functional.linear(x, w, given).sum().item() == (72.0 if i < 6 else 24.0)
+    assert follower().counts["followed"] >= 2
