@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterator
 from typing import Any
 
-from webtorch.dispatch.call import active
+from webtorch.dispatch.call import Follower, active
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, lookup, movement, ordering, pointwise, slicing
 from webtorch.functions.check import demand
@@ -72,6 +72,14 @@ sys.modules.setdefault("webtorch.ops.random", sys.modules[__name__])
 # -- generators ------------------------------------------------------------------------------------
 
 
+def _drawn_before() -> Follower | None:
+    """Let what a script has promised draw first; return who follows scripts."""
+    follower = active.follower
+    if follower is not None:
+        follower.before_drawing()
+    return follower
+
+
 class Generator:
     """A source of random numbers for one device: a seed, and the number of counters used since it was set."""
 
@@ -85,7 +93,7 @@ class Generator:
         seed = int(seed)
         if not -(2**63) <= seed < 2**64:
             raise RuntimeError("Overflow when unpacking long long")
-        self._seed, self._offset = seed % 2**64, 0
+        self._begin(seed % 2**64, 0)
         return self
 
     def seed(self) -> int:
@@ -109,10 +117,7 @@ class Generator:
             if vmap.randomness == "different":
                 count *= vmap.size
         looks()
-        follower = active.follower
-        if follower is not None:
-            # What a script has promised draws first.
-            follower.before_drawing()
+        follower = _drawn_before()
         offset = self._offset
         self._offset = (offset + count) % 2**64
         if tracing.active:
@@ -124,6 +129,7 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """Return the state as a CPU tensor of 16 bytes: seed and counter, little-endian."""
+        _drawn_before()
         contents = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
         return creation.tensor(list(contents), dtype=uint8, device="cpu")
 
@@ -134,9 +140,15 @@ class Generator:
         contents = bytes(new_state.tolist())
         if len(contents) != 16:
             raise RuntimeError(f"RNG state is wrong size: expected 16 bytes, got {len(contents)}")
-        self._seed = int.from_bytes(contents[:8], "little")
-        self._offset = int.from_bytes(contents[8:], "little")
+        self._begin(int.from_bytes(contents[:8], "little"), int.from_bytes(contents[8:], "little"))
         return self
+
+    def _begin(self, seed: int, offset: int) -> None:
+        follower = _drawn_before()
+        if follower is not None:
+            # Counters of a script are relative to those before.
+            follower.refuse("a generator is seeded")
+        self._seed, self._offset = seed, offset
 
     def clone_state(self) -> Generator:
         """Return a new generator in the same state."""
