@@ -375,3 +375,24 @@ def test_states_that_get_one_value_part_again(device: str) -> None:
 
     (plain, _), (_, compiled) = states(), states()
     assert [compiled().tolist() for _ in range(6)] == [plain().tolist() for _ in range(6)]
+
+
+@pytest.mark.parametrize("mask", ["causal", "any"])
+def test_an_encoder_with_a_mask_is_one_program(device: str, mask: str) -> None:
+    """Uncompiled it looks whether the mask is the causal one, which a program cannot."""
+    layer = webtorch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model = webtorch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).to(device)
+    hidden = webtorch.zeros(4, 4, device=device)
+    if mask == "causal":
+        hidden = webtorch.nn.Transformer.generate_square_subsequent_mask(4, device=device)
+    else:
+        hidden[1, 2] = float("-inf")
+    run = webtorch.compile(lambda x, m: model(x, mask=m), fullgraph=True)
+    for _ in range(3):
+        x = webtorch.randn(2, 4, 8, device=device)
+        np.testing.assert_allclose(
+            run(x, hidden).detach().cpu().numpy(),
+            model(x, mask=hidden).detach().cpu().numpy(),
+            rtol=1e-4,
+            atol=1e-5,
+        )

@@ -31,6 +31,7 @@ REASONS = {
     "narrow_copy": "PyTorch's error for dim = rank is an internal assertion; here it is its own IndexError",
     "polygamma": "negative integers are poles, and order 1 is infinite there as all others are; PyTorch's is finite",
     "matrix_exp": "float16: infinite, as the exponential is, where PyTorch's steps in 16 bits give NaN",
+    "native_layer_norm": "webgpu float16: statistics in float32, as PyTorch's accelerators give them",
     "histc": "bfloat16: a value on the edge of two bins",
     "baddbmm": "16-bit products are rounded once before the addition",
     "addr": "16-bit products are rounded once before the addition",

@@ -230,6 +230,8 @@ PROGRAMS: list[tuple[str, Function, tuple[Any, ...]]] = [
     ("pooled and padded", lambda x: F.max_pool2d(F.pad(x, (1, 1, 1, 1), "reflect"), 2), (_trained(1, 2, 4, 4),)),
     ("channels last", lambda x, w: F.conv2d(x, w) + x, (_CHANNELS_LAST, _trained(2, 2, 1, 1))),
     ("sorted and the best", lambda x: (*x.sort(1), *x.topk(2), x.argmax(), x.median()), (_normal(3, 5),)),
+    ("one of so many", lambda x: F.one_hot(x, 5) + 1, (torch.tensor([[3, 0], [4, 4]]),)),
+    ("a kernel of the host", lambda x: torch.linalg.eigvals(x).abs().sum(), (_trained(3, 3),)),
     ("cumulative", lambda x: (x.cumsum(0), x.cumprod(1), x.logcumsumexp(0), *x.cummax(0)), (_trained(3, 4),)),
 ]  # fmt: skip
 

@@ -15,6 +15,7 @@ import torch
 import webtorch
 
 EXPRESSIONS = [
+    "torch.histc(torch.tensor([1, 2]), 4)", "torch.histc(torch.tensor([1, 2], dtype=torch.uint8), 4, 0, 4)",
     "name(g(2, 2).sum())", "name(g(2, 2).sum(0))", "name(g(2, 2).mean())", "name(g(2, 2).mean(1))",
     "name(g(2, 2) @ g(2, 2))", "name(g(2, 2) @ g(2))", "name(torch.addmm(g(2, 2), g(2, 2), g(2, 2)))",
     "name(F.linear(g(2, 2), g(3, 2), g(3)))", "name(F.linear(g(2, 2), g(3, 2)))",
@@ -109,3 +110,24 @@ def test_an_expression_gives_what_pytorch_gives(expression: str) -> None:
         assert _FRACTION.sub("_", mine) == _FRACTION.sub("_", theirs), (mine, theirs)
         fractions = [[float(n) for n in _FRACTION.findall(text)] for text in (mine, theirs)]
         assert fractions[0] == pytest.approx(fractions[1], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_statistics_of_16_bits_are_rounded_once(training: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, mean, weight, bias = (
+        rng.normal(size=s).astype(np.float16) for s in ((64, 3, 2), (3,), (3,), (3,))
+    )
+    variance = rng.uniform(0.01, 2, 3).astype(np.float16)
+    found = []
+    for lib in (webtorch, torch):
+        given = [lib.tensor(a) for a in (x, mean, variance, weight, bias)]
+        out = lib.nn.functional.batch_norm(*given, training)
+        found.append([t.numpy() for t in (out, *given[1:3])])
+    for mine, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=1e-3)
+    # Once: no more than half of a last place from what float64 gives.
+    exact = [torch.tensor(a.astype(np.float64)) for a in (x, mean, variance, weight, bias)]
+    torch.nn.functional.batch_norm(*exact, training)
+    for mine, theirs in zip(found[0][1:], exact[1:3], strict=True):
+        assert np.all(abs(mine - theirs.numpy()) <= np.spacing(mine) * 0.51)

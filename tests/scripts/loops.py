@@ -6,16 +6,16 @@ raises, keeps tensors, reads between, registers hooks, and looks at what it kept
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import math
 import random
-import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 from unittest import mock
+
+from tests.scripts.many import run_many
 
 STEPS = 14
 
@@ -40,7 +40,7 @@ class Loop:
             "read", "read-early", "keep", "keep-graph", "lr", "schedule", "decay", "freeze", "hook", "hook-result",
             "write", "data", "raise", "clip", "clamp", "evaluate", "evaluate-graph", "view", "twice", "print", "copy",
             "load", "average", "alias", "set-gradient", "drop-gradient", "buffer", "double", "number", "grad", "slice",
-            "weigh", "fill", "bound", "power", "blend", "loss-number",
+            "weigh", "fill", "bound", "power", "blend", "loss-number", "penalty", "grad-early",
         ]  # fmt: skip
         self.events = [
             (rng.choice(names), rng.randrange(STEPS), rng.choice([1, 2, 3, 5, 100]))
@@ -222,6 +222,14 @@ class _Running:
                 loss = loss * t + (1 - t) * out.abs().mean()
             if happens("read-early", step):
                 self.seen.append(loss.item())
+            if happens("penalty", step):
+                (g,) = torch.autograd.grad(loss, [out], create_graph=True)
+                loss = loss + (g * g).sum()
+            if happens("grad-early", step) and self.parameters[-1].requires_grad:
+                g, h = torch.autograd.grad(
+                    loss, [out, self.parameters[-1]], retain_graph=True, allow_unused=True
+                )
+                self.kept.append(g * 2 if h is None else g * h.sum())
             if happens("raise", step):
                 with contextlib.suppress(RuntimeError):
                     out @ self.data(7, 2)
@@ -527,6 +535,11 @@ def prepared(loop: Loop, *libraries: ModuleType) -> Iterator[None]:
             library.set_default_dtype(dtype)
 
 
+def _largest(values: list[Any]) -> float:
+    numbers = [n for v in values for n in (v if isinstance(v, list) else [v])]
+    return max([abs(n) for n in numbers if isinstance(n, (int, float)) and n == n], default=0.0)
+
+
 def check(seed: int) -> tuple[str, dict[str, int]]:
     """Run one program in three ways. Return what differs, and what became of its runs."""
     import torch
@@ -561,33 +574,12 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     if loop.autocast == "around" and loop.cached:
         # There PyTorch goes on with what it cast of parameters before they were written.
         return "", counts
+    if (loop.autocast and loop.kind == "norm") or _largest(plain) > 1e9:
+        # What is rounded otherwise grows: variances of few bfloat16 numbers, training that diverges.
+        return "", counts
     found = differ(plain, loop.run(torch), 0.1 if loop.autocast else 1e-5)
     return (f"{loop}\n  without scripts and PyTorch: {found}" if found else ""), counts
 
 
-def main() -> None:
-    """Run many programs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    total: dict[str, int] = {}
-    bad = 0
-    for seed in range(given.seed, given.seed + given.count):
-        try:
-            found, counts = check(seed)
-        except Exception as error:
-            found, counts = f"{Loop(seed)}\n  {type(error).__name__}: {error}", {}
-        for name, number in counts.items():
-            total[name] = total.get(name, 0) + number
-        if found:
-            bad += 1
-            sys.stdout.write(found + "\n")
-        if found or seed % 100 == 99:
-            sys.stdout.write(f"{seed - given.seed + 1} programs, {bad} differ; {total}\n")
-            sys.stdout.flush()
-    sys.stdout.write(f"{given.count} programs, {bad} differ; {total}\n")
-
-
 if __name__ == "__main__":
-    main()
+    run_many(check, Loop, __doc__)

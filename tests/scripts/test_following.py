@@ -729,3 +729,83 @@ def test_a_profile_counts_steps(follower: Any) -> None:
             training.step()
     assert found.steps == (3, 3)
     assert "; 3 of 3 steps followed a script" in str(found)
+
+
+def test_a_batch_that_another_thread_has_recorded_is_followed(follower: Any) -> None:
+    training, data = Training(), torch.arange(400.0).reshape(100, 4)
+    losses = []
+
+    def load(i: int, out: list[Any]) -> None:
+        out.append((data[4 * i : 4 * i + 4] / 100).sin())
+
+    def run(training: Training) -> None:
+        for i in range(10):
+            batch: list[Any] = []
+            thread = threading.Thread(target=load, args=(i, batch))
+            thread.start()
+            thread.join()
+            loss = training.model(batch[0]).square().mean()
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+            losses.append(loss)
+
+    run(training)
+    assert follower().counts["followed"] >= 5
+    with scripts(False):
+        plain = Training()
+        run(plain)
+    for a, b in zip(losses[:10], losses[10:], strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_thread_that_computes_between_keeps_no_other_from_scripts() -> None:
+    x = torch.ones(4, 4)
+
+    def elsewhere() -> None:
+        ((torch.ones(3) * 2 + 1) * 3).tolist()
+
+    with scripts(True, repeats=3) as follower:
+        for _ in range(12):
+            # A thread is new each time, and never computes often enough to be looked at.
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            ((x * 2 + 1) @ x).sum().item()
+        assert follower().thread == threading.get_ident()
+        assert follower().counts["followed"] >= 3
+
+
+@pytest.mark.parametrize("how", ["penalty", "before", "hooked"])
+def test_gradients_that_are_returned_are_followed(how: str, follower: Any) -> None:
+    def run(training: Training) -> list[Any]:
+        first, last = training.model[0].weight, training.model[1].bias
+        seen, hook = [], None
+        for i in range(12):
+            out = training.forward()
+            loss = out.square().mean()
+            if how == "penalty":
+                (g,) = torch.autograd.grad(loss, first, create_graph=True)
+                loss = loss + g.square().sum()
+            else:
+                (g,) = torch.autograd.grad(loss, [last], retain_graph=True)
+                loss = loss * (1 + g.abs().max().detach())
+            if how == "hooked" and i == 7:
+                hook = last.register_hook(lambda g: g * 2)
+            if hook is not None and i == 9:
+                hook.remove()
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+            seen.append(g.detach() * 1)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(loss, first)
+        return [g.tolist() for g in seen] + values(training)
+
+    found = run(Training())
+    # With a hook a step goes on as usual.
+    assert follower().counts["followed"] >= (3 if how == "hooked" else 5)
+    with scripts(False):
+        plain = run(Training())
+    for a, b in zip(found, plain, strict=True):
+        torch.testing.assert_close(torch.tensor(a), torch.tensor(b))

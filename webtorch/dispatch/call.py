@@ -24,11 +24,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 # What a call is to a script (`webtorch.scripts`): an operation; made of calls that stand there themselves; a fact of a
-# tensor that does not change, a flag of autograd, or the device; a look at values, or at a gradient; a backward pass;
-# an optimizer's step; or something that ends it.
+# tensor that does not change, a flag of autograd, or the device; a look at values, or at a gradient; a backward pass,
+# or one that returns gradients; an optimizer's step; or something that ends it.
 Role = Literal[
-    "operation", "parts", "fact", "flag", "place", "reader", "gradient", "backward", "step", "other"
-]
+    "operation", "parts", "fact", "flag", "place", "reader", "gradient", "backward", "gradients", "step", "other"
+]  # fmt: skip
 
 
 def plays(role: Role) -> Callable[[F], F]:
@@ -127,6 +127,9 @@ class Follower(Protocol):
     def before_drawing(self) -> None:
         """Let the calls that promised something draw random numbers before another one does."""
 
+    def before_setting(self, generator: Any) -> None:
+        """Keep what was drawn before a generator is set out of scripts: it cannot be drawn again."""
+
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn, as numbers that remember it while calls are recorded."""
 
@@ -157,7 +160,7 @@ def install(name: str, interpreter: Interpreter) -> None:
 def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     """Hand a call to the interpreters that are on in this thread, the operation itself last."""
     follower = active.follower
-    if follower is not None and follower.thread == threading.get_ident():
+    if follower is not None:
         return follower.call(callee, args, kwargs)
     return interpreted(callee, args, kwargs)
 

@@ -39,7 +39,7 @@ def parts_together(name: str, first: Any, second: Any) -> tuple[Tensor, ...]:
             word = "Half, Float or Double" if name == "complex" else "Float or Double"
             raise DTypeError(
                 f"Expected both inputs to be {word} tensors but got {first.dtype} and {second.dtype}"
-                + (": complex32 is not available, use .float()" if x.dtype is float16 else "")
+                + (": torch.complex32 is not available, use .float()" if x.dtype is float16 else "")
             )
     if first.dtype is not second.dtype:
         raise DTypeError(

@@ -495,7 +495,8 @@ def scalar_tensor(
 
 
 def _filled(new: New, value: Number) -> Tensor:
-    return fill(new.shape, fits(value, new.dtype), new.dtype, new.device)
+    shape, dtype, device = new
+    return fill(shape, fits(value, dtype), dtype, device)
 
 
 @composite(family="creation", function_in=TORCH, factory=True)
@@ -516,10 +517,11 @@ def ones(new: New) -> Tensor:
 @of_sizes
 def empty(new: New, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """Uninitialised memory."""
-    result = _empty(*new)
-    if format_order(memory_format, len(new.shape)) is None:
+    shape, dtype, device = new
+    result = _empty(shape, dtype, device)
+    if format_order(memory_format, len(shape)) is None:
         return result
-    return like(lambda shape: _empty(shape, new.dtype, new.device), result, memory_format)
+    return like(lambda shape: _empty(shape, dtype, device), result, memory_format)
 
 
 def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: DeviceLike) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from webtorch.errors import ShapeError
 from webtorch.functions import movement
@@ -31,14 +31,8 @@ _PYTHON_TYPES: dict[Any, DType] = {
 }
 
 
-class New(NamedTuple):
-    """A tensor that is to be made."""
-
-    shape: Shape
-    dtype: DType
-    device: DeviceLike
-
-
+# The shape, type and device of a tensor that is to be made.
+New: TypeAlias = tuple[Shape, DType, DeviceLike]
 Function: TypeAlias = Callable[..., Tensor]
 
 
@@ -62,7 +56,7 @@ def own_options(input: Tensor, dtype: DType | None, device: DeviceLike) -> tuple
 def size_of(op: str, args: Sequence[Any], size: Sequence[int] | None = None) -> Shape:
     """Return the shape of `f(2, 3)`, `f((2, 3))` or `f(size=(2, 3))`. Raises ShapeError for negative sizes."""
     shape = sizes_of(op, args, size)
-    if any(n < 0 for n in shape):
+    if shape and min(shape) < 0:
         raise ShapeError(f"{op}: Dimension size must be non-negative. Got {list(shape)}.")
     return shape
 
@@ -138,7 +132,7 @@ def of_sizes(make: Function) -> Function:
     ) -> Tensor:
         wanted = chosen_dtype(dtype, None if out is None else out.dtype)
         where = device if out is None else out.device
-        made = make(New(size_of(name, args, size), wanted, where), **named)
+        made = make((size_of(name, args, size), wanted, where), **named)
         return finish(made, requires_grad, out, name)
 
     return joined_signature(function, make)
@@ -162,7 +156,7 @@ def like_another(make: Function) -> Function:
 
         def made(shape: Shape) -> Tensor:
             """Return the new tensor, row-major."""
-            return make(New(shape, wanted, where), *own, **named)
+            return make((shape, wanted, where), *own, **named)
 
         return finish(like(made, input, memory_format), requires_grad)
 
@@ -184,7 +178,7 @@ def of_own_kind(make: Function) -> Function:
         requires_grad: bool = False,
     ) -> Tensor:
         wanted, where = own_options(input, dtype, device)
-        made = make(New(size_of(name, args, size), wanted, where))
+        made = make((size_of(name, args, size), wanted, where))
         return finish(each(made, input), requires_grad)
 
     return joined_signature(function, make)

@@ -252,7 +252,13 @@ def _update_running(
                     "prebuilt module and do not need eval mode, please see the functorch website for "
                     "resources on how to patch your module to work with vmap"
                 )
-            running.lerp_(to_type(now.detach(), running.dtype).reshape(running.shape), momentum)
+            wide = widened(running)
+            now = to_type(now.detach(), wide.dtype).reshape(running.shape)
+            if wide is running:
+                running.lerp_(now, momentum)
+            else:
+                # Rounded once.
+                running.copy_(wide.lerp(now, momentum))
 
 
 def _batch_statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -318,7 +324,7 @@ def batch_norm(
                 "batch_norm: Expected running_mean and running_var to be defined when training=False"
             )
         mean, variance = _per_channel(running_mean, rank), _per_channel(running_var, rank)
-        unit = (x - mean) * rsqrt(variance + eps)
+        unit = (x - mean) * rsqrt(widened(variance) + eps)
     return _affine(unit, _per_channel(weight, rank), _per_channel(bias, rank), input.dtype)
 
 

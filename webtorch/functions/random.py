@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterator
 from typing import Any
 
-from webtorch.dispatch.call import Follower, active
+from webtorch.dispatch.call import active
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, lookup, movement, ordering, pointwise, slicing
 from webtorch.functions.check import demand
@@ -72,14 +72,6 @@ sys.modules.setdefault("webtorch.ops.random", sys.modules[__name__])
 # -- generators ------------------------------------------------------------------------------------
 
 
-def _drawn_before() -> Follower | None:
-    """Let what a script has promised draw first; return who follows scripts."""
-    follower = active.follower
-    if follower is not None:
-        follower.before_drawing()
-    return follower
-
-
 class Generator:
     """A source of random numbers for one device: a seed, and the number of counters used since it was set."""
 
@@ -93,8 +85,22 @@ class Generator:
         seed = int(seed)
         if not -(2**63) <= seed < 2**64:
             raise RuntimeError("Overflow when unpacking long long")
-        self._begin(seed % 2**64, 0)
+        self._stand(seed % 2**64, 0)
         return self
+
+    def _stand(self, seed: int, offset: int) -> None:
+        """Draw from another place on. What a script has promised draws first."""
+        follower = active.follower
+        if follower is not None:
+            follower.before_drawing()
+            follower.before_setting(self)
+        self._seed, self._offset = seed, offset
+
+    def _counters(self) -> int:
+        """Return how many counters are used, those of what a script has promised among them."""
+        if active.follower is not None:
+            active.follower.before_drawing()
+        return self._offset
 
     def seed(self) -> int:
         """Start again with a seed from the system, and return it."""
@@ -117,7 +123,10 @@ class Generator:
             if vmap.randomness == "different":
                 count *= vmap.size
         looks()
-        follower = _drawn_before()
+        follower = active.follower
+        if follower is not None:
+            # What a script has promised draws first.
+            follower.before_drawing()
         offset = self._offset
         self._offset = (offset + count) % 2**64
         if tracing.active:
@@ -129,8 +138,7 @@ class Generator:
 
     def get_state(self) -> Tensor:
         """Return the state as a CPU tensor of 16 bytes: seed and counter, little-endian."""
-        _drawn_before()
-        contents = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        contents = self._seed.to_bytes(8, "little") + self._counters().to_bytes(8, "little")
         return creation.tensor(list(contents), dtype=uint8, device="cpu")
 
     def set_state(self, new_state: Tensor) -> Generator:
@@ -140,24 +148,19 @@ class Generator:
         contents = bytes(new_state.tolist())
         if len(contents) != 16:
             raise RuntimeError(f"RNG state is wrong size: expected 16 bytes, got {len(contents)}")
-        self._begin(int.from_bytes(contents[:8], "little"), int.from_bytes(contents[8:], "little"))
+        self._stand(int.from_bytes(contents[:8], "little"), int.from_bytes(contents[8:], "little"))
         return self
-
-    def _begin(self, seed: int, offset: int) -> None:
-        follower = _drawn_before()
-        if follower is not None:
-            # Counters of a script are relative to those before.
-            follower.refuse("a generator is seeded")
-        self._seed, self._offset = seed, offset
 
     def clone_state(self) -> Generator:
         """Return a new generator in the same state."""
         out = Generator(self.device)
-        out._seed, out._offset = self._seed, self._offset
+        out._seed, out._offset = self._seed, self._counters()
         return out
 
     def __repr__(self) -> str:
-        return f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._offset}>"
+        return (
+            f"<torch.Generator device='{self.device}' seed={self._seed} offset={self._counters()}>"
+        )
 
 
 _defaults: dict[str, Generator] = {}
@@ -237,10 +240,7 @@ def fork_rng(devices: Any = None, enabled: bool = True, **_: Any) -> Iterator[No
         _seed_of_all = seeded
         for key in list(_defaults):
             if key in before:
-                _defaults[key]._seed, _defaults[key]._offset = (
-                    before[key]._seed,
-                    before[key]._offset,
-                )
+                _defaults[key]._stand(before[key]._seed, before[key]._offset)
             else:
                 del _defaults[key]
 
@@ -383,14 +383,16 @@ def _floating(op: str, dtype: DType) -> DType:
 @of_sizes
 def rand(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1)."""
-    return _draw(new.shape, _floating("rand", new.dtype), new.device, generator)
+    shape, dtype, device = new
+    return _draw(shape, _floating("rand", dtype), device, generator)
 
 
 @composite(family="random", function_in=TORCH, factory=True, drawn=True)
 @of_sizes
 def randn(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
-    return _draw(new.shape, _floating("randn", new.dtype), new.device, generator, "normal")
+    shape, dtype, device = new
+    return _draw(shape, _floating("randn", dtype), device, generator, "normal")
 
 
 def _integers(
@@ -455,14 +457,16 @@ def randint(
 @like_another
 def rand_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
-    return _draw(new.shape, _floating("rand_like", new.dtype), new.device, generator)
+    shape, dtype, device = new
+    return _draw(shape, _floating("rand_like", dtype), device, generator)
 
 
 @composite(family="random", function_in=TORCH, drawn=True)
 @like_another
 def randn_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
-    return _draw(new.shape, _floating("randn_like", new.dtype), new.device, generator, "normal")
+    shape, dtype, device = new
+    return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
 
 
 @composite(family="random", function_in=TORCH, refuses=BOOL, drawn=True)
@@ -471,8 +475,9 @@ def randint_like(
     new: New, low: int, high: int | None = None, *, generator: Generator | None = None
 ) -> Tensor:
     """Integers in [low, high), or [0, low) without high, in the shape, dtype and device of `input`."""
+    shape, dtype, device = new
     low, high = (0, low) if high is None else (low, high)
-    return _integers(new.shape, low, high, new.dtype, new.device, generator)
+    return _integers(shape, low, high, dtype, device, generator)
 
 
 @composite(family="random", function_in=TORCH, out="cast", drawn=True)

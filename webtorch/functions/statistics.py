@@ -324,9 +324,20 @@ def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     return tuple(reversed(out))
 
 
-@composite(family="index", aten=("histc",))
+@composite(family="index")
 def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """How many elements lie in each of equal bins between min and max (both 0: the data's range)."""
+    """How many elements lie in each of equal bins between min and max (both 0: the data's range).
+
+    On the CPU of floats only, as in PyTorch; elsewhere of integers, too.
+    """
+    if input.device.type == "cpu" and not input.dtype.is_floating_point:
+        raise NotImplementedError(f"histc: not implemented for {input.dtype} on the CPU")
+    return _histc(input, bins, min, max)
+
+
+@composite(family="index", aten=("histc",))
+def _histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """histc() of floats and integers on each device."""
     if bins <= 0:
         raise RuntimeError("bins must be > 0")
     if input.dtype.is_complex or input.dtype.kind == "bool":
@@ -343,7 +354,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
     if input.dtype.is_floating_point:
         place = cast_to(((x - low) * (bins / (high - low))).floor(), int64)
     else:
-        # In integers, as PyTorch's accelerators count them; its CPU takes floats only.
+        # In integers, as PyTorch's accelerators count them.
         x, low, high = cast_to(x, int64), int(low), int(high)
         place = elementwise.floor_divide((x - low) * bins, high - low)
     # The upper end belongs to the last bin.

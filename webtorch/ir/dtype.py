@@ -54,7 +54,7 @@ class DType:
             return self
         if self is float16:
             raise TypeError(
-                f"{self}.to_complex(): complex32 is not available; complex64 and complex128 are. "
+                f"{self}.to_complex(): torch.complex32 is not available; complex64 and complex128 are. "
                 "Convert the tensor with .float() first"
             )
         return complex128 if self is float64 else complex64

@@ -153,9 +153,8 @@ def name_inputs(forward: GraphModule, backward: GraphModule, visible: int) -> No
             source = first_of(source)
         if source is not None:
             holder.meta[_TITLE] = given[source] if source in given else _computed(source)
-        elif holder.name.startswith("tangents_"):
-            number = int(holder.name.removeprefix("tangents_"))
-            holder.meta[_TITLE] = f"gradient of result {number - 1}"
+        elif (number := holder.name.removeprefix("tangents_")).isdecimal():
+            holder.meta[_TITLE] = f"gradient of result {int(number) - 1}"
 
 
 def title_of(node: Node) -> str | int:

@@ -50,15 +50,25 @@ def compute(run: Run, last: Step, program: Program) -> bool:
         saved = [None if origin[0] == "output" else _at(run, origin)[1] for origin in program.saved]
         if any(node is None and kind != "output" for node, (kind, _) in zip(saved, program.saved)):
             return False
+        counted = False
         try:
             with whole:
-                inputs = [_buffer(storage, node, donated) for storage, node, donated in found]
+                inputs = [
+                    _buffer(storage, node) if donated and node.shared else node.buffer
+                    for storage, node, donated in found
+                ]
                 args = _arguments(run, program)
+                # An optimizer's step has written when the program has run; what counts that is at hand now.
+                if last.kind == "step":
+                    _count_writes(run, last, 1)
+                    counted = True
                 buffers = program.executable.run(inputs, args)
-                fresh, nodes = _settle(run, last, program, buffers, holders)
+                fresh, nodes = _settle(run, program, inputs, buffers, holders)
         except BaseException as error:
             for generator, offset in places:
                 generator._offset = offset
+            if counted:
+                _count_writes(run, last, -1)
             if not isinstance(error, Exception):
                 raise
             # The calls that are made in the usual way fail as they do.
@@ -132,8 +142,9 @@ def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:
     return storage, None if storage is None else storage.node
 
 
-def _buffer(storage: Storage | None, node: Node, donated: bool) -> Any:
-    if storage is not None and donated and node.shared and storage.shares(node):
+def _buffer(storage: Storage | None, node: Node) -> Any:
+    """Return memory that may be overwritten, of a value that others may hold."""
+    if storage is not None and storage.shares(node):
         node = storage.own()
     return node.buffer
 
@@ -145,54 +156,65 @@ def _arguments(run: Run, program: Program) -> list[Any]:
         generator._offset = (generator._offset - before) % 2**64
     if program.dynamic:
         args = list(args)
-        for i in program.dynamic:
-            a: Any = args[i]
+        for a, places in program.dynamic:
             if hasattr(a, "external"):
-                args[i] = int(run.externals[a.external]._offset) + a.more
+                value: Any = int(run.externals[a.external]._offset) + a.more
             elif isinstance(a, Number):
-                args[i] = a.among(run.given)
+                value = a.among(run.given)
             else:
-                args[i] = a.read()
+                value = a.read()
+            for i in places:
+                args[i] = value
     for generator, before, count in program.draws:
         generator._offset = (generator._offset + before + count) % 2**64
     return args
 
 
+def _count_writes(run: Run, last: Step, sign: int) -> None:
+    """Count the writes of an optimizer's step, or take that back."""
+    externals = run.externals
+    for j, counted, version in last.writes:
+        t = externals[j]
+        storage, counter = t._storage, t._counter
+        if counter is not storage:
+            counter.version += sign * counted
+        storage.version += sign * version
+
+
 def _settle(
-    run: Run, last: Step, program: Program, buffers: list[Any], holders: dict[int, Any]
+    run: Run, program: Program, inputs: list[Any], buffers: list[Any], holders: dict[int, Any]
 ) -> tuple[dict[int, Storage], dict[int, Node]]:
     """Put what a program gave where it belongs; return the storages of slots, by number, and the values that the
     graph has saved, by place.
     """
     fresh: dict[int, Storage] = {}
+    externals = run.externals
+    outputs = program.outputs
     # Storages that get one value hold it together, until one of them is written.
     first: dict[int, Storage] = {}
-    for buffer, (kind, value, shape, version) in zip(buffers, program.outputs, strict=False):
+    apart = len({*map(id, buffers)}) == len(buffers)
+    # What has been computed in its own memory is where it belongs.
+    own = program.kept
+    kept = apart and [buffers[k] for k, _ in own] == [inputs[i] for _, i in own]
+    for k in program.others if kept else range(len(outputs)):
+        buffer, (kind, value, shape, version) = buffers[k], outputs[k]
         if kind == "saved":
             continue
-        known = first.get(id(buffer))
+        known = None if apart else first.get(id(buffer))
         if kind == "slot":
-            if value in holders:
-                if known is None:
-                    node = Node.in_memory(shape, buffer.dtype, buffer)
-                else:
-                    node = known.share()
-                storage = fresh[value] = Storage(node, program.runtime)
-                storage.version = version
-                first.setdefault(id(buffer), storage)
-            continue
-        storage = run.externals[value]._storage
-        if known is not None:
-            storage.settle(storage.node, known.share())
-        elif storage.node.buffer is not buffer:
-            storage.settle(storage.node, Node.in_memory(shape, buffer.dtype, buffer))
+            if value not in holders:
+                continue
+            node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
+            storage = fresh[value] = Storage(node, program.runtime)
+            storage.version = version
+        else:
+            storage = externals[value]._storage
+            node = storage.node
+            if known is not None:
+                storage.settle(node, known.share())
+            elif node.buffer is not buffer:
+                storage.settle(node, Node.in_memory(shape, buffer.dtype, buffer))
         first.setdefault(id(buffer), storage)
-    if last.kind == "step":
-        for j, counted, version in last.writes:
-            t = run.externals[j]
-            if t._counter is not t._storage:
-                t._counter.version += counted
-            t._storage.version += version
     writes.note()
     nodes: dict[int, Node] = {}
     others: dict[int, Node] = {}

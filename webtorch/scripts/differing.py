@@ -127,12 +127,10 @@ def _of_tensor(run: Run, p: Pattern, t: Tensor) -> str:
         return "lies in its memory in another way"
     if t._offset != p.value and not (p.loose and t._offset and p.value):
         return "begins elsewhere in its memory"
-    alias = run.storages.get(t._storage, -1), run.holder_of(t._storage.node)
-    return (
-        ""
-        if alias == p.alias or max(p.alias) >= known
-        else "shares its memory with other tensors than before"
-    )
+    holder = run.holder_of(t._storage.node)
+    alias = run.storages.get(t._storage, p.number), holder if holder >= 0 else p.number
+    alike = alias == p.alias or any(k >= known and k != p.number for k in p.alias)
+    return "" if alike else "shares its memory with other tensors than before"
 
 
 def _short(value: object) -> str:

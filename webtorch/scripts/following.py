@@ -17,6 +17,7 @@ from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime
 from webtorch.runtime.watch import watch
 from webtorch.scripts.account import Account
+from webtorch.scripts.changes import changes, made_as_usual
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
 from webtorch.scripts.leaving import make_calls
@@ -59,6 +60,8 @@ class Follower:
         # Whether calls are looked at, and how many runs in a row were in vain.
         self.on = False
         self.in_vain = 0
+        # How many changes of tensors there had been when a run began to promise.
+        self.changes = -1
         # Within how many calls the thread is.
         self.depth = 0
         # Whether another thread ends the run's promises just now.
@@ -85,6 +88,7 @@ class Follower:
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed, by one program or otherwise."""
         number = id(executable)
+        changes.count += 1
         if self.on:
             whole_program = frozen is not None and executable is not None
             self.computed.append((runtime, frozen, executable) if whole_program else None)  # type: ignore[arg-type]
@@ -105,6 +109,8 @@ class Follower:
             if _listener.follower is not self:
                 return
             self.on, self.in_vain = True, 0
+        # Not before: every look at an attribute takes twice the time where a class has this.
+        setattr(Storage, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()
         active.add(1)
         active.follower = self
@@ -144,6 +150,8 @@ class Follower:
 
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
+        if threading.get_ident() != self.thread:
+            return made_as_usual(callee, args, kwargs)
         if self.depth:
             return interpreted(callee, args, kwargs)
         run = self.run
@@ -153,6 +161,8 @@ class Follower:
             for step in at.following:
                 if step.callee is callee and step.ready:
                     out = self.answer(run, step, args, kwargs)
+                    if out is _OTHER and self.compute_given(run, args, kwargs):
+                        out = self.answer(run, step, args, kwargs)
                     if out is not _OTHER:
                         return out
             if run.at is not at:
@@ -166,7 +176,7 @@ class Follower:
             return (
                 callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
             )
-        if role == "operation" or role == "backward" or role == "step":
+        if role == "operation" or role == "backward" or role == "gradients" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
             t = args[0]
@@ -181,7 +191,10 @@ class Follower:
         elif role == "gradient":
             if len(args) == 2 and run.differentiated:
                 self.give_up("a gradient is set after backward()")
-            return self.inside(callee, args, kwargs)
+            # It calls nothing itself.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
+            )
         if role != "reader":
             self.give_up(f"{callee.name} is called")
             run = self.run
@@ -221,7 +234,7 @@ class Follower:
         """Make a call as usual; what it calls itself is not looked at."""
         self.depth += 1
         try:
-            return interpreted(callee, args, kwargs)
+            return made_as_usual(callee, args, kwargs)
         finally:
             self.depth -= 1
 
@@ -298,6 +311,7 @@ class Follower:
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
+        changes.count += 1
         if not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
@@ -309,6 +323,10 @@ class Follower:
         modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
         if step.modes != modes or self.is_looked_at():
             return _OTHER
+        if not run.promised and self.changes != changes.count:
+            # Tensors may have been changed after that was counted, too.
+            changes.count += 1
+            self.changes = changes.count
         if (
             not (step.matches or prepare(step))(run, args, kwargs)
             or not (step.kind == "operation" or run.watches(step, args))
@@ -359,7 +377,7 @@ class Follower:
                 t._counter.version += counted
             storage.version += version
         given = step.gives(run)  # type: ignore[misc]
-        if step.kind == "operation":
+        if step.kind == "operation" or step.kind == "gradients":
             return given
         if step.kind == "backward":
             run.differentiated = True
@@ -429,6 +447,7 @@ class Follower:
 
     def rest(self, why: str) -> None:
         """End the run, and let go of what it was given. Another thread needs nothing of it."""
+        changes.count += 1
         if threading.get_ident() != self.thread:
             return
         self.settle(why)
@@ -477,6 +496,9 @@ class Follower:
     ) -> Any:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
         if run.at is self.root and not run.begun:
+            self.compute_given(run, args, kwargs)
+            # Calls that this one was compared with in vain may have left some.
+            run.given.clear()
             begin(run)
         count = len(run.externals)
         try:
@@ -535,6 +557,26 @@ class Follower:
         if self.computed:
             self.read()
         return out
+
+    def compute_given(self, run: Run, args: Args, kwargs: Kwargs) -> bool:
+        """Compute what a run is given and is pending: another thread has recorded it, such as a batch. Return whether
+        there was something.
+        """
+        given = [
+            x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and run.slot_of(x) is None
+        ]
+        pending = [
+            s for t in given if (s := t._storage) not in run.undo and s.node.kind != "buffer"
+        ]
+        if pending:
+            self.depth += 1
+            try:
+                for storage in pending:
+                    storage.realize()
+            finally:
+                self.depth -= 1
+            self.computed.clear()
+        return bool(pending)
 
     def read(self) -> None:
         """Something was computed: the run is over, and what was called may be a script."""
@@ -635,6 +677,11 @@ class Follower:
         """Let the calls that promised something draw before another one does."""
         if threading.get_ident() == self.thread and self.run.promised:
             self.settle("random numbers are drawn")
+
+    def before_setting(self, generator: Any) -> None:
+        """Give up what has drawn from a generator that is set now."""
+        if threading.get_ident() == self.thread and id(generator) in self.run.generators:
+            self.give_up("a generator is set that was drawn from")
 
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
@@ -755,6 +802,8 @@ class _Listener:
     def __init__(self) -> None:
         self.follower: Follower | None = None
         self.choosing = threading.Lock()
+        # Those of the threads that have computed, and what they have seen: one is on at a time.
+        self.known: dict[int, Follower] = {}
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
@@ -764,7 +813,7 @@ class _Listener:
             follower = self._chosen(thread)
         if follower.thread == thread:
             follower.ran(runtime, frozen, executable)
-        elif None not in follower.computed:
+        elif (follower.run.begun or follower.run.taken) and None not in follower.computed:
             # It may have taken what the follower's thread has recorded.
             follower.computed.append(None)
 
@@ -775,7 +824,10 @@ class _Listener:
             if found is not None and found.on and not found.lives():
                 found.stop()
             if found is None or not found.on:
-                found = self.follower = Follower()
+                if thread not in self.known:
+                    self.known = {i: f for i, f in self.known.items() if f.lives()}
+                    self.known[thread] = Follower()
+                found = self.follower = self.known[thread]
             return found
 
 
@@ -824,6 +876,7 @@ def stop_to_look() -> None:
     if follower is not None and follower.on:
         follower.stop()
     _listener.follower = None
+    _listener.known.clear()
 
 
 _setting = os.environ.get("WEBTORCH_SCRIPTS", "0")

@@ -34,6 +34,7 @@ from webtorch.scripts.script import (
     Program,
     Reading,
     Step,
+    argument_key,
     forms_in,
     patterns_in,
     split,
@@ -76,6 +77,12 @@ class Note:
             self.retains = retains_graph(args, kwargs)
             self.leaves = _leaves(self.functions, run)
             step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
+        elif step.kind == "gradients":
+            roots = [args[0]] if isinstance(args[0], Tensor) else args[0]
+            if any(run.slot_of(root) is None for root in roots):
+                raise Refused("it is given a tensor from before that has a graph")
+            self.functions = functions_of([root._grad_fn for root in roots])
+            _leaves(self.functions, run)
         elif step.kind == "step":
             values = None if callee.watch is None else callee.watch(*args, **kwargs)
             if values is None:
@@ -164,6 +171,8 @@ class Note:
                 form = ("none", 0)
             leaves.append((run.numbers[id(leaf)], form))
         step.leaves = tuple(leaves)
+        if step.kind == "gradients":
+            run.used_up.update(_freed(self.functions))
         if step.kind == "backward":
             run.differentiated = True
             if not self.retains:
@@ -228,7 +237,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             raise Refused("it is given tensors of two devices")
         p = Pattern(NEW, int(value._offset), len(run.externals))
         p.facts = facts
-        p.alias = run.storages.get(storage, -1), run.holder_of(storage.node)
+        holder = run.holder_of(storage.node)
+        p.alias = run.storages.get(storage, p.number), holder if holder >= 0 else p.number
         run.add_external(value)
         run.note_offset(value, p)
         return p
@@ -332,6 +342,14 @@ def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
     return leaves
 
 
+def _freed(functions: Iterable[GradFn]) -> list[GradFn]:
+    """Return the functions that have been used up. Raises Refused where others read what these give."""
+    found = [fn for fn in functions if fn.saved is None]
+    if found and len(found) < sum(not isinstance(fn, AccumulateGrad) for fn in functions):
+        raise Refused("a part of a graph is used up")
+    return found
+
+
 def retains_graph(args: Args, kwargs: Kwargs) -> bool:
     """Whether a backward pass leaves the graph as it is."""
     return bool(args[2] if len(args) > 2 else kwargs.get("retain_graph"))
@@ -375,7 +393,10 @@ def program_of(
         loose = p.number in seen if p.loose is None else p.loose
         p.loose = loose and p.number not in run.spoilt and p.number not in fixed
     args = [_argument(a, run) for a in frozen.args]
-    dynamic = [i for i, a in enumerate(args) if hasattr(a, "read") or isinstance(a, Offset)]
+    dynamic: dict[Any, tuple[Any, list[int]]] = {}
+    for i, a in enumerate(args):
+        if hasattr(a, "read") or isinstance(a, Offset):
+            dynamic.setdefault(argument_key(a), (a, []))[1].append(i)
     draws = []
     for g, start, _ in run.generators.values():
         count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
@@ -383,7 +404,7 @@ def program_of(
         run.counted[id(g)] = count
     graph = frozenset(used), frozenset(still), origins
     program = Program(
-        runtime, executable, inputs, args, dynamic, outputs, draws, made, *graph, run.given.copy(), set()
+        runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
     )  # fmt: skip
     run.computed.update(computed)
     return program, [s.node for s in saved]
@@ -518,9 +539,12 @@ def _outputs(
 
 def facts_along(step: Step) -> list[Facts]:
     """Return what is known of the slots of a path."""
+    if step.known is not None:
+        return step.known
     found: list[Facts] = []
     for s in step.path():
         found += forms_in(s.results)
         for _, form in s.leaves:
             found += forms_in(form)
+    step.known = found
     return found

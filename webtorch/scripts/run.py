@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from operator import attrgetter
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
+from webtorch.scripts.changes import changes
 from webtorch.scripts.script import (
     Facts,
     Given,
@@ -26,6 +28,8 @@ from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
 
+# Whether what need not be compared again is, to be sure: for tests.
+_CHECKED = os.environ.get("WEBTORCH_SCRIPTS") == "always"
 # What of an external tensor must be as it was, beside its offset.
 _LIKE = attrgetter(
     "_shape", "_strides", "_whole", "dtype", "_requires_grad", "_inference", "_storage.elements", "_storage.dtype",
@@ -214,13 +218,11 @@ class Run:
         """Take back all but the first `count`."""
         if len(self.externals) <= count:
             return
-        for t, reference in zip(self.externals[count:], self.values[count:], strict=True):
-            del self.numbers[id(t)]
-            if self.storages.get(t._storage, -1) >= count:
-                del self.storages[t._storage]
-            node = reference()
-            if node is not None and self.holder_of(node) >= count:
-                del self.nodes[id(node)]
+        for t in self.externals[count:]:
+            if self.numbers.get(id(t), -1) >= count:
+                del self.numbers[id(t)]
+        self.storages = {s: n for s, n in self.storages.items() if n < count}
+        self.nodes = {node: n for node, n in self.nodes.items() if n < count}
         del self.externals[count:], self.values[count:]
         for t, p in self.noted:
             if p.number >= count:
@@ -280,17 +282,36 @@ class Run:
 
     def is_like(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
-        if not isinstance(t, Tensor) or id(t) in self.numbers or self.slot_of(t) is not None:
+        number = p.number
+        if p.stamp != changes.count or p.last() is not t:
+            if not self._compare(p, t):
+                return False
+        elif _CHECKED:
+            assert facts_of(t) == p.facts, "a tensor was changed by what is no call"
+        storage = t._storage
+        node = storage.node
+        if (node.kind != "buffer" or node.host is not None or node.shape != p.facts[-1]) and (
+            facts_of(t) != p.facts
+        ):
             return False
-        if facts_of(t) != p.facts:
+        self.externals.append(t)
+        self.values.append(weakref.ref(node))
+        holder = self.nodes.setdefault(id(node), number)
+        if holder != number and self.values[holder]() is not node:
+            holder = self.nodes[id(node)] = number
+        return (
+            self.numbers.setdefault(id(t), number) == number
+            and (self.storages.setdefault(storage, number), holder) == p.alias
+        )
+
+    def _compare(self, p: Pattern, t: Any) -> bool:
+        """Whether a value is an external tensor that is as a pattern says; if so, that is remembered."""
+        if not isinstance(t, Tensor) or self.slot_of(t) is not None or facts_of(t) != p.facts:
             return False
         offset = t._offset
         if offset != p.value and not (p.loose and offset and p.value):
             return False
-        storage = t._storage
-        if (self.storages.get(storage, -1), self.holder_of(storage.node)) != p.alias:
-            return False
-        self.add_external(t)
+        p.last, p.stamp = weakref.ref(t), changes.count
         return True
 
     def is_prior(self, p: Pattern, t: Any) -> bool:
@@ -308,6 +329,10 @@ class Run:
                 if leaf._hooks or leaf._post_accumulate or has_hooks(leaf):
                     return False
             found = [leaf._grad for leaf in leaves]
+        elif step.kind == "gradients":
+            # Which of them are reached is not known here.
+            outside = [t for t in self.externals if self.slot_of(t) is None]
+            return not any(t._hooks or has_hooks(t) for t in outside)
         else:
             watch = step.callee.watch if step.callee is not None else None
             values = None if watch is None else watch(*args)

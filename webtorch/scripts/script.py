@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
@@ -48,8 +48,9 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "gives", "goes_on", "key", "kind", "kwargs", "leaves", "line", "matches",
-        "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched", "watches", "writes",
+        "args", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs", "leaves", "line",
+        "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched", "watches",
+        "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -84,6 +85,8 @@ class Step:
         self.gives: Callable[[Any], Any] | None = None
         self.plain = False
         self.until = (0, 0)
+        # What is known of all slots up to here, once that was asked.
+        self.known: list[Facts] | None = None
         # Where the calls stand that come after the program has run, if they need a graph of before.
         self.goes_on: Step | None = None
 
@@ -124,20 +127,28 @@ def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
 STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range(10)
 
 
+def _nothing() -> None:
+    """A reference to nothing."""
+
+
 class Pattern:
     """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
     if NEW), any number (the run's `number`), or a sequence of such. A slot that was computed is an external tensor from
     then on: it is slot `value` where it is seen the first time (PRIOR).
     """
 
-    __slots__ = ("alias", "facts", "form", "loose", "number", "parts", "value")
+    __slots__ = ("alias", "facts", "form", "last", "loose", "number", "parts", "stamp", "value")
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
         self.parts: list[Pattern] = []
-        # Of an external tensor: what it is like, and which earlier ones share its storage and its value (-1: none).
+        # Of an external tensor: what it is like, and which ones share its storage and its value first, itself if
+        # no earlier one does.
         self.facts: Any = None
         self.alias = (-1, -1)
+        # The tensor that was as the facts say last, and how many changes there had been then.
+        self.last: Callable[[], Any] = _nothing
+        self.stamp = -1
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
         self.loose: bool | None = None
@@ -178,8 +189,8 @@ class Program:
     # Where each is, and whether its memory is overwritten.
     inputs: list[tuple[Origin, bool]]
     args: list[Scalar | Reading]
-    # Places of arguments that are read anew.
-    dynamic: list[int]
+    # Arguments that are read anew, each with its places.
+    dynamic: list[tuple[Any, list[int]]]
     # ("slot", number of a storage), ("external", number) or ("saved", 0), the shape of its memory, and how often
     # a new one has been written.
     outputs: list[tuple[str, int, Shape, int]]
@@ -196,10 +207,23 @@ class Program:
     # were others at another time, and made no other difference.
     given: Given
     varied: set[int]
+    # Outputs that are the memory of an input, as a rule: their places, and those of the inputs. And all others.
+    kept: list[tuple[int, int]] = field(init=False)
+    others: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        read = {value: i for i, ((kind, value), _) in enumerate(self.inputs) if kind == "external"}
+        self.kept = [
+            (k, read[value])
+            for k, (kind, value, *_) in enumerate(self.outputs)
+            if kind == "external" and value in read
+        ]
+        kept = {k for k, _ in self.kept}
+        self.others = [k for k in range(len(self.outputs)) if k not in kept]
 
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
-        args = tuple([_argument_key(a) for a in self.args])
+        args = tuple([argument_key(a) for a in self.args])
         graph = self.used, self.open, self.saved
         decided = self.given.decided.keys()
         return self.executable, self.inputs, self.outputs, self.draws, args, decided, graph
@@ -208,11 +232,11 @@ class Program:
         """Whether the program is that of calls that are given these numbers."""
         before = self.given
         for place, value in before.items():
-            if given[place] != value and place not in self.varied:
+            if given.get(place) != value and place not in self.varied:
                 return False
         try:
             return all(d.holds(given) for d in before.decided.values())
-        except (ArithmeticError, ValueError):
+        except (ArithmeticError, LookupError, ValueError):
             # The calls in the usual way raise it.
             return False
 
@@ -392,7 +416,8 @@ class Reading:
         return float(self.source()[self.key])
 
 
-def _argument_key(a: Any) -> Any:
+def argument_key(a: Any) -> Any:
+    """Return what tells arguments of a program apart."""
     if isinstance(a, Number):
         return Number, a.place()
     if isinstance(a, Offset):

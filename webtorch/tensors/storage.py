@@ -17,7 +17,6 @@ from webtorch.ops.primitive import IDENTITY
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen, open_runtimes
 from webtorch.runtime.recording import Recording
-from webtorch.tensors.above import ask
 
 
 class Counter:
@@ -106,10 +105,6 @@ class Storage:
             runtime.add(self)
         else:
             runtime.settle(self)
-
-    def __getattr__(self, name: str) -> Any:
-        """Compute the value that a script has promised."""
-        return ask("promised")(self, name)
 
     def _join(self, node: Node) -> None:
         """Note that this storage holds a value that others hold too."""

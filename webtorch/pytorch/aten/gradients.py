@@ -299,7 +299,9 @@ def _native_batch_norm(
 ) -> tuple[Tensor | None, ...]:
     if training:
         return _batch_norm(g, x, weight, save_mean, save_invstd, True, mask)
-    return _batch_norm(g, x, weight, running_mean, op.rsqrt(running_var + eps), False, mask)
+    return _batch_norm(
+        g, x, weight, running_mean, op.rsqrt(widened(running_var) + eps), False, mask
+    )
 
 
 @aten("batch_norm_backward", layout=channels_last_as(1))

@@ -84,6 +84,12 @@ def _batch_dims(x: Tensor) -> tuple[int, ...]:
     return (0, *range(2, x.ndim))
 
 
+def _moved(running: Tensor, now: Tensor, momentum: float) -> Tensor:
+    """Return a running statistic moved towards that of this batch, rounded once."""
+    wide = widened(running)
+    return cast_to(wide + momentum * (now - wide), running.dtype)
+
+
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -97,12 +103,12 @@ def batch_norm(
     """Return (out, mean, 1 / deviation, new running mean, new running variance); the statistics are vectors."""
     if not training:
         assert running_mean is not None and running_var is not None
-        mean, rstd = running_mean, op.rsqrt(running_var + eps)
+        mean, rstd = running_mean, op.rsqrt(widened(running_var) + eps)
         unit = (widened(x) - per_channel(mean, x.ndim)) * per_channel(rstd, x.ndim)
         return (
             affine(unit, per_channel(weight, x.ndim), per_channel(bias, x.ndim), x.dtype),
             mean,
-            rstd,
+            cast_to(rstd, running_var.dtype),
             running_mean,
             running_var,
         )
@@ -117,8 +123,8 @@ def batch_norm(
                 f"Expected more than 1 value per channel when training, got input size {list(x._shape)}"
             )
         variance = (1.0 / op.square(rstd) - eps) * (count / (count - 1))
-        running_mean = running_mean + momentum * (cast_to(mean, running_mean.dtype) - running_mean)
-        running_var = running_var + momentum * (cast_to(variance, running_var.dtype) - running_var)
+        running_mean = _moved(running_mean, mean, momentum)
+        running_var = _moved(running_var, variance, momentum)
     return out, mean, rstd, running_mean, running_var
 
 

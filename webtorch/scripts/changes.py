@@ -1,0 +1,55 @@
+"""Whether tensors may be other than they were: while nothing has changed one, what was compared once is not again.
+
+Whatever changes what a tensor is like (its shape, memory, history, hooks, flags) is a call, and those that follow a
+script change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from webtorch.dispatch.call import Args, Callee, Kwargs, interpreted
+from webtorch.tensors.tensor import Tensor
+
+
+class _Changes:
+    """How many calls may have changed what tensors are like that were there before, in all threads."""
+
+    count = 0
+
+
+changes = _Changes()
+
+
+def made_as_usual(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Make a call, and count whether it may have changed tensors that were there."""
+    role = callee.role
+    if role == "reader" or role == "gradient":
+        return interpreted(callee, args, kwargs)
+    known = role == "operation"
+    given = list(_tensors((*args, *kwargs.values()))) if known else []
+    before = [_state(t) for t in given]
+    try:
+        return interpreted(callee, args, kwargs)
+    finally:
+        if not known or [_state(t) for t in given] != before:
+            changes.count += 1
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    for v in values:
+        if isinstance(v, Tensor):
+            yield v
+        elif isinstance(v, (tuple, list)):
+            yield from _tensors(v)
+        elif isinstance(v, dict):
+            yield from _tensors(v.values())
+
+
+def _state(t: Tensor) -> tuple[Any, ...]:
+    storage = t._storage
+    return (
+        id(storage), storage.elements, storage.version, t._shape, t._strides, t._offset, id(t._grad_fn),
+        t._requires_grad,
+    )  # fmt: skip
