@@ -195,7 +195,9 @@ def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
     return ShapeError(text)
 
 
-@composite(family="contract", autocast=LOWER, gradient_name="MmBackward0", aten=("mm",))
+@composite(
+    family="contract", autocast=LOWER, gradient_name="MmBackward0", direct=("mm",), aten=("mm",)
+)
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)

@@ -11,14 +11,15 @@ from webtorch.ops.record import elementwise
 
 square_average = elementwise(
     "_square_average",
-    lambda v, g, decay, rest: v * decay + g * g * rest,
+    # In the order of PyTorch's operations, so that the digits are the same.
+    lambda v, g, decay, rest: v * decay + rest * g * g,
     tensors=("input", "grad"),
     numbers=("decay", "rest"),
     torch="",
     function_in=(),
     inplace=False,
     dtypes=FLOATS,
-    doc="input * decay + grad ** 2 * rest: the running average of the squared gradient.",
+    doc="input * decay + rest * grad ** 2: the running average of the squared gradient.",
 )
 adam_step = elementwise(
     "_adam_step",
@@ -29,4 +30,15 @@ adam_step = elementwise(
     inplace=False,
     dtypes=FLOATS,
     doc="input + scale * average / (sqrt(square) + eps): Adam's step (Kingma and Ba, 2015).",
+)
+corrected_step = elementwise(
+    "_corrected_step",
+    lambda p, m, v, scale, root, eps: p + scale * m / (ex.sqrt(v) / root + eps),
+    tensors=("input", "average", "square"),
+    numbers=("scale", "root", "eps"),
+    torch="",
+    function_in=(),
+    inplace=False,
+    dtypes=FLOATS,
+    doc="input + scale * average / (sqrt(square) / root + eps): Adam's step, its corrections numbers.",
 )

@@ -14,7 +14,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import forward_ad
@@ -84,21 +84,22 @@ offset_of: Callable[[torch.Tensor], int] = vars(torch._C.TensorBase)["storage_of
 
 
 class _Open:
+    # The device's runtime, once it is open.
     runtime: Runtime | None = None
 
 
-_open = _Open()
+opened = _Open()
 
 
 def runtime() -> Runtime:
     """Return the device's runtime, opening the device at the first call. Raises RuntimeError in a forked child."""
     if interrupt.flag.forked:
         interrupt.check()
-    if _open.runtime is None:
+    if opened.runtime is None:
         # For development only: the engine's CPU backend, on which tests of the bridge run many times faster.
-        _open.runtime = resolve(os.environ.get("WEBTORCH_PYTORCH_ENGINE") or "webgpu")
+        opened.runtime = resolve(os.environ.get("WEBTORCH_PYTORCH_ENGINE") or "webgpu")
         # Memory may die anywhere, in functions that Dynamo traces too.
-        buffer = _open.runtime.backend.allocate(dtypes.float32, 1)
+        buffer = opened.runtime.backend.allocate(dtypes.float32, 1)
         hide(getattr(type(buffer), "__del__", None))
         interrupt.install()
         hooks.install()
@@ -109,7 +110,7 @@ def runtime() -> Runtime:
         # Layers and functions of PyTorch's call our kernels: errors name the line that called these. What
         # Dynamo makes of a function lives as long as its compiled graph, which must not hold it in turn.
         pass_over(os.path.dirname(torch.__file__), made="__compiled_fn")
-    return _open.runtime
+    return opened.runtime
 
 
 def _errors() -> None:
@@ -123,8 +124,8 @@ def _errors() -> None:
 
 def _flush() -> None:
     """Compute what is pending. In a forked child, which must not touch the device, do nothing."""
-    if _open.runtime is not None and not interrupt.flag.forked:
-        _open.runtime.flush()
+    if opened.runtime is not None and not interrupt.flag.forked:
+        opened.runtime.flush()
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -169,7 +170,7 @@ def _hold_the_last_computed(x: torch.Tensor, before: Mapping[Storage, Node]) -> 
 
 def is_open() -> bool:
     """Return whether the device has been opened in this process."""
-    return _open.runtime is not None and not interrupt.flag.forked
+    return opened.runtime is not None and not interrupt.flag.forked
 
 
 def is_forked() -> bool:
@@ -358,23 +359,33 @@ class _Memories:
 _memories = _Memories()
 _reference = weakref.ref
 _addresses = itertools.count(1)
+# PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory.
+_swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 _construct = torch._C._construct_storage_from_data_pointer
 _create = torch._C._acc.create_empty_tensor
+_storage_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
 # The operator itself, without the wrapper that every call of `redispatch` would go through.
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
 def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedStorage, Memory]:
     """Return a new PyTorch storage on the device, and its memory."""
+    memory = Memory(nbytes, dtype)
+    storage: Any = _addressed(memory)
+    storage._webgpu = memory
+    return storage, memory
+
+
+def _addressed(memory: Memory) -> torch.UntypedStorage:
+    """Return a new PyTorch storage with an address by which `memory` is found; it does not carry it yet."""
     # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
     address = next(_addresses) << 32
-    storage: Any = _construct(address, DEVICE, nbytes)
-    storage._webgpu = memory = Memory(nbytes, dtype)
     found = _memories.found
     found[address] = _reference(memory)
     if len(found) > _memories.most:
         _memories.forget_dead()
-    return storage, memory
+    made: Any = _construct(address, DEVICE, memory.nbytes)
+    return made
 
 
 def memory_of(x: torch.Tensor) -> Memory:
@@ -402,10 +413,6 @@ def untyped_storage(size: int | Iterable[int] = 0, *, device: torch.device) -> t
     storage, memory = new_storage(len(contents))
     memory.raw = contents
     return storage
-
-
-# PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory.
-_swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 
 
 def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:
@@ -474,7 +481,7 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
     if interrupt.flag.pressed:
         interrupt.check()
     kind = TO_WEBTORCH.get(dtype)
-    if kind is None or kind in UNSUPPORTED or _open.runtime is None:
+    if kind is None or kind in UNSUPPORTED or opened.runtime is None:
         kind = webtorch_dtype(dtype)
         dtype = TO_TORCH[kind]
     count = 1
@@ -492,10 +499,30 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
         raise RuntimeError(
             f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}"
         )
-    storage, _ = new_storage(nbytes, HELD[dtype])
-    x: torch.Tensor = _create((0,), dtype)
-    _set(CPU, x, storage, 0, size, stride)
-    return x
+    return _blank(nbytes, HELD[dtype], dtype, tuple(size), tuple(stride), 0)[0]
+
+
+def _blank(
+    nbytes: int,
+    held: DType,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+) -> tuple[torch.Tensor, Memory]:
+    """Return a new tensor and its memory, in which there is nothing yet."""
+    memory = Memory(nbytes, held)
+    storage: Any = _addressed(memory)
+    if _swap is not None and not offset and stride == contiguous_strides(size):
+        # Taking memory over costs a third of `set_`, which goes through PyTorch's dispatcher.
+        x = _create(size, dtype)
+        given, storage = storage, _storage_of(x)
+        _swap(storage, given)
+    else:
+        x = _create((0,), dtype)
+        _set(CPU, x, storage, offset, size, stride)
+    storage._webgpu = memory
+    return x, memory
 
 
 # ---- operands and results -----------------------------------------------------------------------
@@ -551,48 +578,83 @@ def _check_reach(x: torch.Tensor, memory: Memory) -> None:
         )
 
 
-def new_tensor(result: Tensor, fresh: bool, strides: tuple[int, ...] | None = None) -> torch.Tensor:
-    """Return a webtorch result as a new PyTorch tensor.
+class Lain(NamedTuple):
+    """A result as it is to lie behind a new tensor of PyTorch's."""
+
+    # All of a storage that nothing else uses.
+    tensor: Tensor
+    # Those of PyTorch's tensor.
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    # Whether the values are row-major though the strides say another order.
+    laid: bool
+
+
+def lie(result: Tensor, fresh: bool, strides: tuple[int, ...] | None = None) -> Lain:
+    """Return a result with memory of its own.
 
     `fresh`: nothing else uses the result's storage. `strides`: those of the tensor, without gaps; None for row-major
     order.
     """
     kind, shape = result.dtype, result._shape
-    laid = None
     if strides is None or is_contiguous(shape, strides):
         if not (fresh and (result._pairs() if kind.is_complex else result)._whole):
             result = primitive.copy(result)
-        if strides is None:
-            strides = contiguous_strides(shape)
-    elif kind.is_complex:
+        return Lain(result, shape, strides or contiguous_strides(shape), False)
+    if kind.is_complex:
         order = memory_order(shape, strides)
         assert order is not None
-        result = primitive.copy(result.permute(order))
-    elif not (fresh and result._strides == strides and _is_all(result)):
-        if not (fresh and result._whole):
-            result = primitive.copy(result)
-        laid = Laid(result._storage, shape, strides)
-    x = tensor_on(result._storage, TO_TORCH[kind], shape, strides, 0)
-    if laid is not None:
-        memory = memory_of(x)
-        memory.storage, memory.laid = None, laid
-    return x
+        return Lain(primitive.copy(result.permute(order)), shape, strides, False)
+    if fresh and result._strides == strides and _is_all(result):
+        return Lain(result, shape, strides, False)
+    if not (fresh and result._whole):
+        result = primitive.copy(result)
+    return Lain(result, shape, strides, True)
+
+
+def new_tensor(result: Tensor, fresh: bool, strides: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Return a webtorch result as a new PyTorch tensor: see `lie`."""
+    return made_of(lie(result, fresh, strides))
+
+
+def made_of(x: Lain) -> torch.Tensor:
+    """Return a result as a new PyTorch tensor."""
+    return tensor_on(x.tensor._storage, TO_TORCH[x.tensor.dtype], x.shape, x.strides, 0, x.laid)
 
 
 def tensor_on(
-    inner: Storage, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int
+    inner: Storage,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    laid: bool = False,
 ) -> torch.Tensor:
     """Return a new PyTorch tensor, with a new storage of PyTorch's, on a webtorch storage."""
-    storage, memory = new_storage(inner.elements * inner.dtype.itemsize, inner.dtype)
-    memory.storage = inner
-    x: torch.Tensor = _create((0,), dtype)
-    _set(CPU, x, storage, offset, shape, strides)
+    nbytes = inner.elements * inner.dtype.itemsize
+    x, memory = _blank(nbytes, inner.dtype, dtype, shape, strides, offset)
+    if laid:
+        memory.laid = Laid(inner, shape, strides)
+    else:
+        memory.storage = inner
     return x
 
 
 def _is_all(x: Tensor) -> bool:
     """Whether a tensor whose strides have no gaps is all of its storage."""
     return not x._offset and x._storage.elements == numel(x._shape)
+
+
+def is_whole(x: torch.Tensor) -> bool:
+    """Whether a tensor on the device is all of its memory, row-major and not empty."""
+    memory = memory_of(x)
+    return (
+        memory.laid is None
+        and not memory.is_cut
+        and 0 < x.nbytes == memory.nbytes
+        and not offset_of(x)
+        and x.is_contiguous()
+    )
 
 
 def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
@@ -803,7 +865,7 @@ def to_copy(
 ) -> torch.Tensor:
     """`aten::_to_copy` from or to the device. Results keep the strides where these have no gaps."""
     interrupt.check()
-    _check_layout(layout)
+    check_layout(layout)
     dtype = dtype or x.dtype
     if is_lazy(x):
         # A lazy module's parameter: it has a type and a place, and refuses to tell a shape.
@@ -847,7 +909,7 @@ def empty(
 ) -> torch.Tensor:
     """`aten::empty.memory_format`."""
     check_device(device)
-    _check_layout(layout)
+    check_layout(layout)
     strides = _strides(tuple(size), memory_format)
     out = allocate(size, strides, dtype or torch.get_default_dtype())
     return _fill_empty(out) if _fills_empty() else out
@@ -874,12 +936,13 @@ def empty_strided(
 ) -> torch.Tensor:
     """`aten::empty_strided`."""
     check_device(device)
-    _check_layout(layout)
+    check_layout(layout)
     out = allocate(size, stride, dtype or torch.get_default_dtype())
     return _fill_empty(out) if _fills_empty() else out
 
 
-def _check_layout(layout: torch.layout | None) -> None:
+def check_layout(layout: torch.layout | None) -> None:
+    """Raise NotImplementedError for a layout other than strided."""
     if layout not in (None, torch.strided):
         raise NotImplementedError(
             f"webgpu: layout {layout} is not available: tensors are dense; use .to_dense() first"

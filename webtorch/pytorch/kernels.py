@@ -14,25 +14,32 @@ import torch
 from torch._ops import OpOverload
 
 from webtorch.ir.dtype import DType
-from webtorch.ops.layout import Form, Forms, Layout, of_operands
-from webtorch.ops.primitive import fill
+from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
+from webtorch.ops.layout import Form, Forms, Layout
+from webtorch.ops.primitive import cast_to, fill
+from webtorch.ops.purity import looks
+from webtorch.ops.record import TABLE, Elementwise
 from webtorch.pytorch import device
 from webtorch.pytorch.aten.table import OPERATORS, Operator
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
     UNSUPPORTED,
+    Lain,
     here,
-    new_tensor,
+    is_whole,
+    lie,
+    made_of,
     refuse_overlap,
     resize_to,
     store,
     upload,
     webtorch_dtype,
     wrap,
-    wrap_memory,
 )
 from webtorch.pytorch.interrupt import check, flag
+from webtorch.pytorch.known import Kinds, Plan
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -83,26 +90,30 @@ def _is_fresh(result: Tensor, operands: Iterable[object]) -> bool:
     return all(s is not storage for s in _storages(operands))
 
 
-def _results(
-    found: object, operands: list[object], forms: Forms | None = None, rule: Layout | None = None
-) -> object:
-    """Return webtorch results as new PyTorch tensors, with the strides that a rule gives them."""
+def _lain(found: object, operands: list[object], forms: Forms, rule: Layout | None) -> object:
+    """Return webtorch results with memory of their own, and with the strides that a rule gives them."""
 
-    def made(x: Tensor, seen: list[object]) -> torch.Tensor:
-        """Return one result as a new tensor."""
-        strides = None if rule is None or forms is None else rule(forms, x._shape)
-        return new_tensor(x, _is_fresh(x, seen), strides)
+    def lain(x: Tensor, seen: list[object]) -> Lain:
+        """Return one result."""
+        return lie(x, _is_fresh(x, seen), None if rule is None else rule(forms, x._shape))
 
     if isinstance(found, Tensor):
-        return made(found, operands)
+        return lain(found, operands)
     if isinstance(found, (tuple, list)):
         seen = list(operands)
-        out = []
+        out: list[object] = []
         for x in found:
-            out.append(made(x, seen) if isinstance(x, Tensor) else x)
+            out.append(lain(x, seen) if isinstance(x, Tensor) else x)
             seen.append(x)
         return tuple(out)
     return found
+
+
+def _made(found: object) -> object:
+    """Return results as new PyTorch tensors."""
+    if type(found) is Lain:
+        return made_of(found)
+    return tuple([_made(x) for x in found]) if type(found) is tuple else found
 
 
 def forms_of(args: Iterable[object]) -> Forms:
@@ -120,48 +131,42 @@ def _known(name: str) -> Operator:
     return OPERATORS.get(name.partition(".")[0], Operator())
 
 
+@functools.cache
+def is_free(function: Kernel) -> bool:
+    """Whether a meaning is an elementwise entry, which records one operation whatever its numbers are, or stands for
+    one where no number is 1.
+    """
+    return any(
+        e.function is function and (isinstance(e, Elementwise) or e.alone is not None)
+        for e in TABLE.values()
+    )
+
+
 def functional(name: str, function: Kernel) -> Kernel:
     """Return the kernel of an operator that makes new tensors."""
     rule = _known(name).layout
-    if rule is of_operands:
-
-        def of_elements(*args: Any, **kwargs: Any) -> Any:
-            """Run an elementwise operator: where all operands are row-major, so is the result."""
-            if flag.pressed:
-                check()
-            values = []
-            plain = True
-            for a in args:
-                if isinstance(a, torch.Tensor):
-                    memory = getattr(a.untyped_storage(), "_webgpu", None)
-                    v = operand(a, name) if memory is None else wrap_memory(a, memory)
-                    values.append(v)
-                    if memory is None or memory.laid is not None or not v._whole:
-                        plain = False
-                else:
-                    values.append(a)
-            options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
-            found = function(*values, **options)
-            if not plain:
-                return _results(found, values, forms_of(args), rule)
-            if isinstance(found, tuple):
-                return _results(found, values)
-            storage = found._storage
-            for v in values:
-                if isinstance(v, Tensor) and v._storage is storage:
-                    return new_tensor(found, False)
-            return new_tensor(found, True)
-
-        return of_elements
+    kinds = Kinds(is_free(function))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
         if flag.pressed:
             check()
+        nodes: list[Node] = []
+        numbers: list[float] = []
+        plan = kinds.find(args, kwargs, nodes, numbers)
+        if type(plan) is Plan:
+            return plan.tensors(nodes, numbers, user_line())
+        forms = () if rule is None else forms_of(args)
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
-        found = function(*values, **options)
-        return _results(found, values, None if rule is None else forms_of(args), rule)
+
+        def call(values: Any, options: Any) -> object:
+            """Return the results as they are to lie."""
+            return _lain(function(*values, **options), values, forms, rule)
+
+        if type(plan) is tuple:
+            return _made(kinds.watch(plan, call, values, options, nodes, numbers))
+        return _made(call(values, options))
 
     return kernel
 
@@ -183,15 +188,55 @@ def _filling(name: str, function: Kernel) -> Kernel:
     return kernel
 
 
+def _fitted(out: torch.Tensor, result: Tensor, fresh: bool) -> Lain | tuple[Tensor, bool]:
+    """Return a result as it overwrites all of a row-major memory; for others as it is, and whether it is fresh."""
+    if out.dtype.is_complex or not is_whole(out):
+        looks()
+        return result, fresh
+    shape = tuple(out.shape)
+    dtype = TO_WEBTORCH[out.dtype]
+    if result.dtype is not dtype:
+        result, fresh = cast_to(result, dtype), True
+    if result._shape != shape:
+        result, fresh = result.expand(shape), False
+    return lie(result, fresh)
+
+
+def _put(out: torch.Tensor, result: Lain | tuple[Tensor, bool]) -> None:
+    """Overwrite a tensor with what `_fitted` gave."""
+    if type(result) is Lain:
+        store(out, result.tensor, True)
+    else:
+        store(out, *result)
+
+
 def _inplace(name: str, function: Kernel) -> Kernel:
+    kinds = Kinds(is_free(function))
+
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
         if flag.pressed:
             check()
-        values = [wrap(self), *[operand(a, name) for a in args]]
+        args = (self, *args)
+        nodes: list[Node] = []
+        numbers: list[float] = []
+        plan = kinds.find(args, kwargs, nodes, numbers)
+        if type(plan) is Plan:
+            plan.write(self, nodes, numbers, user_line())
+            return self
+        values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
-        result = function(*values, **options)
-        store(self, result, _is_fresh(result, values))
+
+        def call(values: Any, options: Any) -> Any:
+            """Return the result as it is stored in the first operand."""
+            result = function(*values, **options)
+            return _fitted(self, result, _is_fresh(result, values))
+
+        if type(plan) is tuple:
+            result = kinds.watch(plan, call, values, options, nodes, numbers)
+        else:
+            result = call(values, options)
+        _put(self, result)
         return self
 
     return kernel
@@ -239,12 +284,20 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         (target,) = outs
         typed = known.out == "into"
         inplace = overlap in ("whole", "first")
+        kinds = Kinds(is_free(function))
+        apart = inplace or overlap == "any"
 
         def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
             """Run the operator, and write its result to `out`, resized if need be."""
             if flag.pressed:
                 check()
             out = kwargs.pop(target)
+            nodes: list[Node] = []
+            numbers: list[float] = []
+            plan = kinds.find(args, kwargs, nodes, numbers, out, apart)
+            if type(plan) is Plan:
+                plan.write(out, nodes, numbers, user_line())
+                return out
             values = [operand(a, name) for a in args]
             if overlap != "any":
                 # In place, the tensor that is written is the first argument as well.
@@ -255,12 +308,22 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
             if typed and kwargs.get("dtype") is None:
                 kwargs["dtype"] = out.dtype
             options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
-            result = function(*values, **options)
-            if TO_WEBTORCH[out.dtype] is not result.dtype:
-                _check_out(name, out, result.dtype, known, values)
-            if tuple(out.shape) != result._shape:
-                resize_to(out, result._shape, rule and rule(forms_of(args), result._shape))
-            store(out, result, _is_fresh(result, values))
+
+            def call(values: Any, options: Any) -> Any:
+                """Return the result as it is stored in `out`."""
+                result = function(*values, **options)
+                if TO_WEBTORCH[out.dtype] is not result.dtype:
+                    _check_out(name, out, result.dtype, known, values)
+                if tuple(out.shape) != result._shape:
+                    looks()
+                    resize_to(out, result._shape, rule and rule(forms_of(args), result._shape))
+                return _fitted(out, result, _is_fresh(result, values))
+
+            if type(plan) is tuple:
+                result = kinds.watch(plan, call, values, options, nodes, numbers)
+            else:
+                result = call(values, options)
+            _put(out, result)
             return out
 
         return kernel

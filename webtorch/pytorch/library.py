@@ -20,6 +20,7 @@ from webtorch.pytorch import (
     autocast,
     device,
     fallback,
+    foreach,
     grouped,
     optimizer,
     patches,
@@ -127,10 +128,12 @@ def _register() -> None:
     everything.fallback(hide(fallback.fallback), "PrivateUse1")
     _register_own(library)
     _register_meanings(library)
+    foreach.register(library)
     attention.register(kernel_for)
     regions.register(functional)
     grouped.register(functional)
     patches.apply()
+    optimizer.install()
     autocast.register()
 
 

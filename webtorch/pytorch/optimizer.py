@@ -1,57 +1,137 @@
 """Fused optimizers of PyTorch (`torch.optim.Adam(..., fused=True)`): one kernel call for all parameters. Floor 6.
 
-Each works through its tensor lists with the op table's formulas: what one parameter takes is one kernel of the
-step's program. 16-bit parameters are stepped in float32. Where a gradient scaler found an infinity, nothing changes.
+Each works through its tensor lists with the op table's formulas: what one parameter takes is recorded once, and known
+for all that are alike (`known`). 16-bit parameters are stepped in float32. Where a gradient scaler found an infinity,
+nothing changes. Adam as users write it, with neither `fused` nor `foreach`, is stepped here too: its counts of steps
+are on the CPU then, and the corrections are numbers, as PyTorch computes them.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from webtorch.ir.dtype import Number
-from webtorch.ops.optimize import adam_step, square_average
-from webtorch.ops.precision import widened
-from webtorch.ops.primitive import copy
+from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
+from webtorch.ops.optimize import adam_step, corrected_step, square_average
+from webtorch.ops.precision import to_type, widened
 from webtorch.pytorch.aten.table import op
-from webtorch.pytorch.device import store, wrap
+from webtorch.pytorch.device import Lain, is_whole, lie, on_device, store, wrap
+from webtorch.pytorch.interrupt import check, flag
+from webtorch.pytorch.known import Kinds, Plan
 from webtorch.tensors.tensor import Tensor
 
 Kernel = Callable[..., None]
+# The tensors of one parameter, itself first; None where there is none. Those that all parameters share are the last:
+# the scale of the gradients, whether one is infinite, and the learning rate where it is a tensor.
+Row = tuple[torch.Tensor | None, ...]
+Values = Sequence[Tensor | None]
+Flags = tuple[bool, ...]
+# What tensors become, by their places in the row. The gradient is given as the one to descend.
+Formula = Callable[[Tensor, Tensor, Values, Sequence[Number], Flags], dict[int, Tensor]]
+Rate: TypeAlias = Tensor | Number
 
 
-def _number(value: float | torch.Tensor) -> Tensor | Number:
-    """Return a learning rate: a number, or a 0-d tensor of either device as the engine takes it."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    return wrap(value) if value.device.type == "webgpu" else value.item()
+class _Update:
+    """How an optimizer steps one parameter."""
+
+    def __init__(self, formula: Formula) -> None:
+        self.formula = formula
+        self.kinds = Kinds(free=True)
+
+    def __call__(self, row: Row, numbers: Sequence[float], flags: Flags, line: object) -> None:
+        """Record the step. Of the flags the first says to maximize, and the second that row[2] holds nothing yet."""
+        nodes: list[Node] = []
+        free: list[float] = []
+        plan = self.kinds.find((*row, flags, *numbers), {}, nodes, free)
+        if type(plan) is Plan:
+            outs: Any = [row[place] for place in plan.marks]
+            plan.write_all(outs, nodes, free, line)
+            return
+        places: list[int] = []
+
+        def call(values: Any, options: object) -> tuple[Lain, ...]:
+            """Return what is written, as it is to lie."""
+            found = self._stepped(values[: len(row)], values[len(row) :], flags)
+            places.extend(found)
+            return tuple([lie(to_type(x, values[place].dtype), True) for place, x in found.items()])
+
+        values = [wrap(x) if isinstance(x, torch.Tensor) else x for x in row] + list(numbers)
+        if type(plan) is tuple and all(is_whole(x) for x in row if isinstance(x, torch.Tensor)):
+            made = self.kinds.watch(plan, call, values, {}, nodes, free, places)
+        else:
+            made = call(values, {})
+        for place, x in zip(places, made, strict=True):
+            target = row[place]
+            assert target is not None
+            store(target, x.tensor, True)
+
+    def _stepped(
+        self, values: Values, numbers: Sequence[Number], flags: Flags
+    ) -> dict[int, Tensor]:
+        maximize, begins, *_ = flags
+        x, grad, *_ = values
+        scale, infinite, _ = values[-3:]
+        assert x is not None and grad is not None
+        found: dict[int, Tensor] = {}
+        g = widened(grad)
+        if scale is not None:
+            # A scaled gradient is also written back without its scale.
+            found[1] = g = g * op.reciprocal(scale)
+        found |= self.formula(widened(x), -g if maximize else g, values, numbers, flags)
+        if infinite is not None:
+            failed = op.ne(infinite, 0.0)
+            for place, value in found.items():
+                # New memory begins at zero.
+                old = 0.0 if begins and place == 2 else values[place]
+                found[place] = op.where(failed, old, value)
+        return found
 
 
-class _Scaler:
-    """What a gradient scaler hands a fused step: the scale of the gradients, and whether one is infinite."""
+def _rate(lr: float | torch.Tensor) -> tuple[torch.Tensor | None, list[float]]:
+    """Return a learning rate as a tensor on the device, or as a number."""
+    if not isinstance(lr, torch.Tensor):
+        return None, [float(lr)]
+    return (lr, []) if on_device(lr) else (None, [float(lr.item())])
 
-    def __init__(
-        self, grad_scale: torch.Tensor | None, found_inf: torch.Tensor | None, maximize: bool
-    ) -> None:
-        self.factor = None if grad_scale is None else op.reciprocal(wrap(grad_scale))
-        self.failed = None if found_inf is None else op.ne(wrap(found_inf), 0.0)
-        self.maximize = maximize
 
-    def gradient(self, grad: torch.Tensor) -> Tensor:
-        """Return the gradient to descend; a scaled one is also written back without its scale."""
-        g = widened(wrap(grad))
-        if self.factor is not None:
-            g = g * self.factor
-            self.write(grad, g)
-        return -g if self.maximize else g
+def _adam_step(
+    x: Tensor, g: Tensor, values: Values, numbers: Sequence[Number], flags: Flags
+) -> dict[int, Tensor]:
+    """Adam: averages of the gradient and of its square, and the largest of these (amsgrad)."""
+    _, _, decays, decoupled, host = flags
+    _, _, average, square, largest, step, *_, rate = values
+    assert average is not None and square is not None
+    weight, beta2, rest, eps, *others = numbers
+    if decays and decoupled:
+        # Of a tensor the device computes the factor.
+        decay = others.pop()
+        x = x * (decay if rate is None else 1 - rate * decay)
+    elif decays:
+        g = g + x * others.pop()
+    by: Rate = others.pop(0) if rate is None else rate
+    found = {2: op.lerp(widened(average), g, weight)}
+    found[3] = seen = square_average(widened(square), g, beta2, rest)
+    if largest is not None:
+        found[4] = seen = op.maximum(widened(largest), seen)
+    if host:
+        (root,) = others
+        found[0] = corrected_step(x, found[2], seen, by, root, eps)
+        return found
+    # 1 - beta ** step with all its digits; the corrections meet numbers only, and no whole tensor.
+    assert step is not None
+    log1, log2 = others
+    root = op.sqrt(-op.expm1(step * log2))
+    found[0] = adam_step(x, found[2], seen, root * by / op.expm1(step * log1), root * eps)
+    return found
 
-    def write(self, x: torch.Tensor, value: Tensor) -> None:
-        """Overwrite a tensor unless an infinity was found."""
-        if self.failed is not None:
-            value = op.where(self.failed, wrap(x), value)
-        store(x, value, fresh=True)
+
+_ADAM = _Update(_adam_step)
 
 
 def _adam(decoupled: bool) -> Kernel:
@@ -74,28 +154,56 @@ def _adam(decoupled: bool) -> Kernel:
         found_inf: torch.Tensor | None = None,
     ) -> None:
         """Update all parameters, averages and steps in place."""
-        scaler, rate = _Scaler(grad_scale, found_inf, maximize), _number(lr)
+        rate, number = _rate(lr)
+        host = rate is None and all(s.device.type == "cpu" for s in steps)
+        flags = (maximize, False, bool(weight_decay), decoupled, host)
+        shared = grad_scale, found_inf, rate
+        fixed = [1 - beta1, beta2, 1 - beta2, float(eps)]
+        decay: list[float] = []
+        if weight_decay:
+            decay = [1 - number[0] * weight_decay if decoupled and number else float(weight_decay)]
         # log(0) is -inf, and expm1 of that -1: no correction.
-        log1, log2 = (math.log(b) if b else -math.inf for b in (beta1, beta2))
+        logs = [math.log(b) if b else -math.inf for b in (beta1, beta2)]
+        if flag.pressed:
+            check()
+        line = user_line()
         for i, param in enumerate(params):
-            x, g, step = widened(wrap(param)), scaler.gradient(grads[i]), wrap(steps[i])
-            # 1 - beta ** step with all its digits; the corrections meet numbers only, and no whole tensor.
-            root = op.sqrt(-op.expm1(step * log2))
-            scale = root * rate / op.expm1(step * log1)
-            if weight_decay and decoupled:
-                x = x * (1 - rate * weight_decay)
-            elif weight_decay:
-                g = g + x * weight_decay
-            average = op.lerp(widened(wrap(averages[i])), g, 1 - beta1)
-            square = square_average(widened(wrap(squares[i])), g, beta2, 1 - beta2)
-            scaler.write(averages[i], average)
-            scaler.write(squares[i], square)
-            if amsgrad:
-                square = op.maximum(widened(wrap(largest[i])), square)
-                scaler.write(largest[i], square)
-            scaler.write(param, adam_step(x, average, square, scale, root * eps))
+            step: torch.Tensor | None = steps[i]
+            rest = [*number, *logs]
+            if host:
+                # As PyTorch computes them where it goes through lists.
+                count = steps[i].item()
+                rest = [(number[0] / (1 - beta1**count)) * -1, (1 - beta2**count) ** 0.5]
+                step = None
+            row = (
+                param, grads[i], averages[i], squares[i], largest[i] if amsgrad else None, step, *shared,
+            )  # fmt: skip
+            _ADAM(row, [*fixed, *rest, *decay], flags, line)
 
     return kernel
+
+
+def _sgd_step(
+    x: Tensor, g: Tensor, values: Values, numbers: Sequence[Number], flags: Flags
+) -> dict[int, Tensor]:
+    """Gradient descent with momentum."""
+    _, begins, decays, has_momentum, nesterov = flags
+    _, _, buffer, *_, rate = values
+    others = list(numbers)
+    by: Rate = others.pop(0) if rate is None else rate
+    if decays:
+        g = g + x * others.pop(0)
+    if not has_momentum:
+        return {0: x - g * by}
+    if begins:
+        kept = op.clone(g)
+    else:
+        assert buffer is not None
+        kept = widened(buffer) * others[0] + g * others[1]
+    return {2: kept, 0: x - (g + kept * others[0] if nesterov else kept) * by}
+
+
+_SGD = _Update(_sgd_step)
 
 
 def _sgd(
@@ -113,22 +221,40 @@ def _sgd(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    scaler, rate = _Scaler(grad_scale, found_inf, maximize), _number(lr)
+    rate, numbers = _rate(lr)
+    begins = bool(momentum) and is_first_step
+    flags = (maximize, begins, bool(weight_decay), bool(momentum), nesterov)
+    if weight_decay:
+        numbers.append(float(weight_decay))
+    if momentum and (nesterov or not begins):
+        numbers.append(float(momentum))
+    if momentum and not begins:
+        numbers.append(1.0 - dampening)
+    if flag.pressed:
+        check()
+    line = user_line()
     for i, param in enumerate(params):
-        x, g = widened(wrap(param)), scaler.gradient(grads[i])
-        if weight_decay:
-            g = g + x * weight_decay
-        if momentum:
-            if is_first_step:
-                kept = copy(g)
-                # The buffer is new memory: where the step fails, it begins at zero.
-                begun = kept if scaler.failed is None else op.where(scaler.failed, 0.0, kept)
-                store(buffers[i], begun, fresh=begun is not kept)
-            else:
-                kept = widened(wrap(buffers[i])) * momentum + g * (1 - dampening)
-                scaler.write(buffers[i], kept)
-            g = g + kept * momentum if nesterov else kept
-        scaler.write(param, x - g * rate)
+        buffer = buffers[i] if momentum else None
+        _SGD((param, grads[i], buffer, grad_scale, found_inf, rate), numbers, flags, line)
+
+
+def _adagrad_step(
+    x: Tensor, g: Tensor, values: Values, numbers: Sequence[Number], flags: Flags
+) -> dict[int, Tensor]:
+    """Adagrad: the sum of the squared gradients."""
+    _, _, decays, slows = flags
+    _, _, total, step, *_, rate = values
+    assert total is not None and step is not None
+    eps, *others = numbers
+    by: Rate = others.pop(0) if rate is None else rate
+    if decays:
+        g = g + x * others.pop(0)
+    kept = widened(total) + g * g
+    slower = by / ((step - 1) * others.pop() + 1) if slows else by
+    return {2: kept, 0: x - g * slower / (op.sqrt(kept) + eps)}
+
+
+_ADAGRAD = _Update(_adagrad_step)
 
 
 def _adagrad(
@@ -145,15 +271,16 @@ def _adagrad(
     grad_scale: torch.Tensor | None = None,
     found_inf: torch.Tensor | None = None,
 ) -> None:
-    scaler, rate = _Scaler(grad_scale, found_inf, maximize), _number(lr)
+    rate, number = _rate(lr)
+    numbers = [float(eps), *number]
+    numbers += [float(n) for n in (weight_decay, lr_decay) if n]
+    flags = (maximize, False, bool(weight_decay), bool(lr_decay))
+    if flag.pressed:
+        check()
+    line = user_line()
     for i, param in enumerate(params):
-        x, g, step = widened(wrap(param)), scaler.gradient(grads[i]), wrap(steps[i])
-        if weight_decay:
-            g = g + x * weight_decay
-        total = widened(wrap(sums[i])) + g * g
-        scaler.write(sums[i], total)
-        slower = rate / ((step - 1) * lr_decay + 1) if lr_decay else rate
-        scaler.write(param, x - g * slower / (op.sqrt(total) + eps))
+        row = (param, grads[i], sums[i], steps[i], grad_scale, found_inf, rate)
+        _ADAGRAD(row, numbers, flags, line)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -166,3 +293,47 @@ KERNELS: dict[str, Kernel] = {
     )
     for overload in ("", ".tensor_lr")
 }
+
+
+def install() -> None:
+    """Let Adam step float32 parameters on the device by one call where PyTorch would go through lists a dozen times."""
+    module: Any = importlib.import_module("torch.optim.adam")
+    original = module._multi_tensor_adam
+
+    def step(
+        params: list[torch.Tensor],
+        grads: list[torch.Tensor],
+        exp_avgs: list[torch.Tensor],
+        exp_avg_sqs: list[torch.Tensor],
+        max_exp_avg_sqs: list[torch.Tensor],
+        state_steps: list[torch.Tensor],
+        grad_scale: torch.Tensor | None,
+        found_inf: torch.Tensor | None,
+        **options: Any,
+    ) -> None:
+        """Step as PyTorch does where it is no single list of the device's."""
+        lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
+        numbers = [options[name] for name in ("lr", "beta1", "beta2")]
+        if (
+            torch.compiler.is_compiling()
+            or options["capturable"]
+            or options["differentiable"]
+            or grad_scale is not None
+            or found_inf is not None
+            or any(isinstance(n, torch.Tensor) for n in numbers)
+            or not all(
+                p.dtype is torch.float32 is g.dtype and on_device(p) for p, g in zip(params, grads)
+            )
+            or not all(s.device.type == "cpu" for s in state_steps)
+        ):
+            original(*lists, grad_scale, found_inf, **options)
+            return
+        decoupled = options["decoupled_weight_decay"]
+        given = {
+            k: options[k]
+            for k in ("amsgrad", "lr", "beta1", "beta2", "weight_decay", "eps", "maximize")
+        }
+        torch._foreach_add_(state_steps, torch.tensor(1.0, device="cpu"), alpha=1.0)
+        (torch._fused_adamw_ if decoupled else torch._fused_adam_)(*lists, **given)
+
+    module._multi_tensor_adam = step

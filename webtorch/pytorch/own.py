@@ -8,26 +8,27 @@ from typing import Any
 
 import torch
 
-from webtorch.ops.primitive import fill, iota, matmul3
+from webtorch.functions.creation import fits
+from webtorch.ir.dtype import Number
+from webtorch.ops.layout import of_first
+from webtorch.ops.primitive import fill, iota
 from webtorch.pytorch import device
 from webtorch.pytorch.aten.random import source
-from webtorch.pytorch.aten.table import FUNCTIONS, op
+from webtorch.pytorch.aten.table import op
 from webtorch.pytorch.device import (
-    TO_WEBTORCH,
     check_device,
+    check_layout,
     copy_from,
     here,
     new_tensor,
-    offset_of,
+    on_device,
     resize_to,
     store,
-    tensor_on,
     webtorch_dtype,
     wrap,
-    wrap_memory,
 )
 from webtorch.pytorch.interrupt import check, flag
-from webtorch.pytorch.kernels import Kernel, operand, own
+from webtorch.pytorch.kernels import Kernel, own
 from webtorch.tensors.tensor import Tensor
 
 own("set_")(device.set_to_nothing)
@@ -43,6 +44,103 @@ own("_local_scalar_dense")(device.item)
 own("_nested_tensor_from_mask_left_aligned")(lambda x, mask: False)
 own("record_stream")(lambda x, stream: None)
 own("is_pinned")(lambda x, device=None: False)
+
+
+def _constant(
+    size: Sequence[int],
+    value: Number,
+    dtype: torch.dtype,
+    layout: torch.layout | None,
+    device: torch.device | None,
+) -> torch.Tensor:
+    """Return a tensor of one number, which no memory is made for before it is computed."""
+    if flag.pressed:
+        check()
+    check_device(device)
+    check_layout(layout)
+    if size and min(size) < 0:
+        raise RuntimeError(
+            f"Trying to create tensor with negative dimension {min(size)}: {list(size)}"
+        )
+    kind = webtorch_dtype(dtype)
+    return new_tensor(fill(size, fits(value, kind), kind, here()), fresh=True)
+
+
+def _constants(value: int) -> Kernel:
+    def kernel(
+        size: Sequence[int],
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: object = None,
+    ) -> torch.Tensor:
+        """Return a tensor of zeros, or of ones."""
+        return _constant(size, value, dtype or torch.get_default_dtype(), layout, device)
+
+    return kernel
+
+
+def _constants_like(name: str, value: int) -> Kernel:
+    operator = getattr(torch.ops.aten, name).default
+    composite = torch._C.DispatchKey.CompositeExplicitAutograd
+
+    def kernel(
+        x: torch.Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+        memory_format: torch.memory_format | None = None,
+    ) -> torch.Tensor:
+        """Return a tensor of zeros, or of ones, as large as another."""
+        here = device is None or device.type == "webgpu"
+        if not here or memory_format not in (None, torch.preserve_format) or not x.is_contiguous():
+            return operator._op_dk(
+                composite, x, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory,
+                memory_format=memory_format,
+            )  # fmt: skip
+        return _constant(tuple(x.shape), value, dtype or x.dtype, layout, device)
+
+    return kernel
+
+
+for _name, _value in (("zeros", 0), ("ones", 1)):
+    own(_name)(_constants(_value))
+    own(f"{_name}_like")(_constants_like(f"{_name}_like", _value))
+
+
+@own("arange", "arange.start", "arange.start_step")
+def _range_of(
+    *numbers: float | torch.Tensor,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: object = None,
+) -> torch.Tensor:
+    if flag.pressed:
+        check()
+    check_device(device)
+    check_layout(layout)
+    values = [v.item() if isinstance(v, torch.Tensor) else v for v in numbers]
+    if dtype is None:
+        whole = all(isinstance(v, int) for v in values)
+        dtype = torch.int64 if whole else torch.get_default_dtype()
+    return new_tensor(op.arange(*values, dtype=webtorch_dtype(dtype), device=here()), fresh=True)
+
+
+@own("clone")
+def _clone(x: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    if flag.pressed:
+        check()
+    rows = memory_format is torch.contiguous_format
+    if (rows or memory_format in (None, torch.preserve_format)) and not x.is_conj():
+        shape = tuple(x.shape)
+        strides = None if rows or x.is_contiguous() else of_first(((shape, x.stride()),), shape)
+        return new_tensor(wrap(x), False, strides)
+    composite = torch._C.DispatchKey.CompositeExplicitAutograd
+    return torch.ops.aten.clone.default._op_dk(composite, x, memory_format=memory_format)
 
 
 @own("arange.start_out")
@@ -178,44 +276,6 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
     store(found_inf, bad, fresh=True)
 
 
-def _matrix(x: torch.Tensor, memory: device.Memory) -> Tensor:
-    """Return a matrix that is not empty as a batch of one."""
-    kind, (row, column), offset = TO_WEBTORCH[x.dtype], x.stride(), offset_of(x)
-    m, n = x.shape
-    found = memory.storage
-    if memory.laid is not None:
-        return wrap_memory(x, memory).unsqueeze(0)
-    storage = found if found is not None and found.dtype is kind else memory.typed(kind)
-    whole = not offset and m * n == storage.elements and x.is_contiguous()
-    return Tensor._from_storage(storage, (1, m, n), (0, row, column), offset, whole)
-
-
-@own("mm")
-def _mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """`aten::mm`, of which backward passes are made: matrices that need no word said go the shortest way."""
-    if flag.pressed:
-        check()
-    left = getattr(a.untyped_storage(), "_webgpu", None)
-    right = getattr(b.untyped_storage(), "_webgpu", None)
-    shape, other, dtype = a.shape, b.shape, a.dtype
-    if (
-        left is None
-        or right is None
-        or dtype is not b.dtype
-        or not dtype.is_floating_point
-        or not len(shape) == len(other) == 2
-        or shape[1] != other[0]
-        or 0 in shape
-        or 0 in other
-        or a.is_neg()
-        or b.is_neg()
-    ):
-        return new_tensor(FUNCTIONS["mm"](operand(a, "mm"), operand(b, "mm")), fresh=True)
-    found = matmul3(_matrix(a, left), _matrix(b, right))
-    _, m, n = found._shape
-    return tensor_on(found._storage, dtype, (m, n), (n, 1), 0)
-
-
 @own("_efficientzerotensor")
 def _zero_tensor(
     size: Sequence[int], *, dtype: torch.dtype | None = None, **options: object
@@ -230,7 +290,25 @@ def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     return copy_from(src, dst)
 
 
-def to_layout(x: torch.Tensor, *, non_blocking: bool = False, **options: Any) -> torch.Tensor:
+def to_layout(
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: torch.memory_format | None = None,
+    **options: Any,
+) -> torch.Tensor:
     """PyTorch's `to`, always blocking: else it would ask for pinned memory of the host, which is not there."""
+    if (
+        not copy
+        and not options
+        and (device is None or (device.type == "webgpu" and not device.index and on_device(x)))
+        and (dtype is None or dtype is x.dtype)
+        and memory_format in (None, torch.preserve_format)
+    ):
+        return x
+    options |= {"dtype": dtype, "device": device, "copy": copy, "memory_format": memory_format}
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch.ops.aten.to.dtype_layout._op_dk(composite, x, **options)

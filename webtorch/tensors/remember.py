@@ -45,7 +45,7 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
 Place = tuple[tuple[Recorded, int], tuple[tuple[int, ...], DType], int, Geometry]
 
 
-class _Result:
+class Result:
     """What a remembered call gives: the sources of its graph, and the places of its results."""
 
     __slots__ = ("kind", "leaves", "places")
@@ -78,7 +78,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 def remembering(function: Callable[..., Any]) -> Run:
     """Return what calls a function, and remembers what calls without gradients record."""
     # By kind of call: 0 where it was seen once, None where it cannot be remembered.
-    known: dict[tuple[Any, ...], _Result | int | None] = {}
+    known: dict[tuple[Any, ...], Result | int | None] = {}
     _FORGETTING.append(known)
     failures = 0
 
@@ -107,12 +107,12 @@ def remembering(function: Callable[..., Any]) -> Run:
             parts.append(tuple([nodes.index(n) for n in nodes]))
         key = tuple(parts)
         found = known.get(key, 1)
-        if type(found) is _Result:
+        if type(found) is Result:
             return _again(found, nodes, parts[0])
         if found == 0:
             result = None
             try:
-                out, result = _watched(function, args, kwargs, nodes)
+                out, result = watched(function, args, kwargs, nodes)
             finally:
                 known[key] = result
             if result is not None:
@@ -181,7 +181,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
     return True
 
 
-def _again(found: _Result, nodes: list[Node], runtime: object) -> Any:
+def _again(found: Result, nodes: list[Node], runtime: object) -> Any:
     """Record a remembered call."""
     leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
     line = user_line()
@@ -207,9 +207,9 @@ def _tensor(
     return out
 
 
-def _watched(
+def watched(
     function: Callable[..., Any], args: Any, kwargs: dict[str, Any], nodes: list[Node]
-) -> tuple[Any, _Result | None]:
+) -> tuple[Any, Result | None]:
     """Call a composite, and return its result with what there is to remember."""
     tensors = [x for x in override.flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
     storages = [t._storage for t in tensors]
@@ -232,7 +232,7 @@ def _watched(
         return out, None if touched else _result(out, nodes, storages)
 
 
-def _result(out: object, nodes: list[Node], storages: list[Storage]) -> _Result | None:
+def _result(out: object, nodes: list[Node], storages: list[Storage]) -> Result | None:
     if isinstance(out, tuple):
         tensors = [t for t in out if t is not None]
         kind: Callable[..., Any] | None = getattr(type(out), "_make", tuple)
@@ -293,7 +293,7 @@ def _result(out: object, nodes: list[Node], storages: list[Storage]) -> _Result 
         )
         for i, (n, t) in enumerate(zip(roots, tensors, strict=True))
     ]
-    return _Result(kind, leaves, places)
+    return Result(kind, leaves, places)
 
 
 def _with_gaps(there: tuple[bool, ...], values: list[Any]) -> tuple[Any, ...]:

@@ -1,0 +1,391 @@
+"""Calls of known kinds: what an operator records is looked up, and nothing of it is worked out. Floor 6.
+
+What a kernel records follows from its tensors' types, sizes, strides and places, and from its numbers. The second call
+with the same ones is watched (`tensors/remember.py`); from the third on the nodes that it recorded are made over the
+new tensors' nodes, and PyTorch tensors of them: no operand is wrapped. Calls that look at data or draw random numbers,
+and those of tensors that lie otherwise than their type says, take the usual way.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+
+from webtorch.dispatch.call import active, refuse_scripts
+from webtorch.ir.graph import IN_MEMORY, Node
+from webtorch.pytorch.device import (
+    TO_TORCH,
+    TO_WEBTORCH,
+    Lain,
+    offset_of,
+    opened,
+    runtime,
+    tensor_on,
+)
+from webtorch.runtime.realize import Runtime
+from webtorch.tensors.modes import transforms
+from webtorch.tensors.promotion import depending
+from webtorch.tensors.remember import Result, watched
+from webtorch.tensors.storage import Storage
+
+# Kinds of calls that an operator knows; a program that makes kinds without end starts anew.
+_MOST_KINDS = 1024
+# Operators of which so many kinds could not be known, and none could, are not asked any more.
+_MOST_FAILURES = 8
+_LONGEST = 128
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_LISTS = frozenset((tuple, list, torch.Size))
+_NUMBERS = frozenset((bool, int))
+_OTHERS = frozenset((
+    type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+))  # fmt: skip
+_PLAIN = {k: d for k, d in TO_WEBTORCH.items() if not d.is_complex}
+_find: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
+
+_FLOATS = frozenset(k for k in _PLAIN if k.is_floating_point)
+
+Key = tuple[Any, ...]
+# The strides of a tensor, and whether its memory holds the values row-major all the same.
+Lying = tuple[tuple[int, ...], bool]
+# What a kernel calls with the engine's values: its results as they are to lie.
+Call = Callable[[Sequence[Any], dict[str, Any]], Any]
+
+
+class _Place:
+    """One result of a call: what its node, its storage and its tensor are made of."""
+
+    __slots__ = ("attrs", "dtype", "elements", "kind", "laid", "shape", "size", "strides")
+
+    def __init__(self, result: Result, number: int, strides: tuple[int, ...], laid: bool) -> None:
+        attrs, (shape, kind), _, (size, _, _, _, dtype) = result.places[number]
+        self.attrs, self.shape, self.kind, self.size = attrs, shape, kind, size
+        self.dtype, self.strides, self.laid = TO_TORCH[dtype], strides, laid
+        self.elements = 1
+        for n in shape:
+            self.elements *= n
+
+
+class _Free(float):
+    """A number of a call that is watched: where it comes up again, later calls have theirs."""
+
+    __slots__ = ("place",)
+
+    place: int
+
+    @classmethod
+    def of(cls, value: float, place: int) -> _Free:
+        """Return the number that stands in this place."""
+        number = cls(value)
+        number.place = place
+        return number
+
+
+class Plan:
+    """What calls of one kind record."""
+
+    __slots__ = ("leaves", "make", "marks", "numbers", "only", "places", "results", "steps")
+
+    def __init__(self, result: Result, laid: Sequence[Lying], marks: Sequence[int]) -> None:
+        # What the caller wants to know of each result.
+        self.marks = tuple(marks)
+        self.leaves, self.make = result.leaves, result.kind
+        self.places = [_Place(result, i, *how) for i, how in enumerate(laid)]
+        graph = self.places[0].attrs[0]
+        self.steps, self.results = graph.steps, graph.results
+        # For each number of the nodes, in their order, its place among those of the call, or itself.
+        self.numbers: list[int | None] = []
+        for step in self.steps:
+            self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
+        # The node itself where it is one.
+        self.only = None
+        if len(self.steps) == 1 and self.make is None:
+            kind, srcs, attrs, scalars, shape, dtype, lined = self.steps[0]
+            self.only = (
+                kind,
+                tuple([self.leaves[s] for s in srcs]),
+                attrs,
+                scalars,
+                shape,
+                dtype,
+                lined,
+            )
+
+    def takes(self, numbers: Sequence[float]) -> bool:
+        """Whether numbers in the place of these give the same nodes with those numbers."""
+        found = [n for n in self.numbers if n is not None]
+        if self.only is not None:
+            return self.only[0] == "map" and self.numbers == list(range(len(numbers)))
+        return sorted(set(found)) == list(range(len(numbers)))
+
+    def write(
+        self, out: torch.Tensor, nodes: list[Node], numbers: Sequence[float], line: Any
+    ) -> None:
+        """Record a call with one result, and overwrite a tensor with it."""
+        self._put(out, self.node(nodes, numbers, line), self.places[0])
+
+    def write_all(
+        self,
+        outs: Sequence[torch.Tensor],
+        nodes: list[Node],
+        numbers: Sequence[float],
+        line: Any,
+    ) -> None:
+        """Record a call, and overwrite a tensor with each of its results."""
+        for out, place, node in zip(
+            outs, self.places, self._all(nodes, numbers, line), strict=True
+        ):
+            self._put(out, node, place)
+
+    def _all(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> list[Node]:
+        """Record each operation of a call, with its numbers, and return the nodes of the results."""
+        given: list[Any] = [nodes[s] if type(s) is int else s for s in self.leaves]
+        made: list[Node] = []
+        places = iter(self.numbers)
+        for kind, srcs, attrs, scalars, shape, dtype, lined in self.steps:
+            sources = tuple([given[s] if s >= 0 else made[-1 - s] for s in srcs])
+            if scalars:
+                scalars = tuple([
+                    x if (n := next(places)) is None else numbers[n] for x in scalars
+                ])  # fmt: skip
+            made.append(Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None))
+        return [made[n] for n in self.results]
+
+    @staticmethod
+    def _put(out: torch.Tensor, node: Node, place: _Place) -> None:
+        memory = _find(out)._webgpu
+        storage = memory.storage
+        if storage is None:
+            memory.adopt(Storage(node, runtime(), place.elements))
+        else:
+            storage.replace(node)
+
+    def node(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Node:
+        """Record a call with one result over the operands' nodes, and return its node."""
+        if self.only is not None:
+            kind, srcs, attrs, scalars, shape, dtype, lined = self.only
+            sources: Any = tuple([nodes[s] if type(s) is int else s for s in srcs])
+            if numbers:
+                scalars = tuple(numbers)
+            return Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None)
+        if numbers:
+            return self._all(nodes, numbers, line)[0]
+        leaves: Any = tuple([nodes[s] if type(s) is int else s for s in self.leaves])
+        place = self.places[0]
+        return Node("call", leaves, (*place.attrs, ()), (), place.shape, place.kind, line)
+
+    def tensors(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Any:
+        """Record a call over the operands' nodes, and return its results as new tensors."""
+        home = opened.runtime
+        assert home is not None
+        if self.make is None:
+            return _tensor(self.places[0], self.node(nodes, numbers, line), home)
+        if numbers:
+            made = self._all(nodes, numbers, line)
+            return self.make([_tensor(p, n, home) for p, n in zip(self.places, made, strict=True)])
+        leaves: Any = tuple([nodes[s] if type(s) is int else s for s in self.leaves])
+        results: list[weakref.ref[Node]] = []
+        tensors: list[torch.Tensor] = []
+        for place in self.places:
+            attrs = (*place.attrs, results)
+            node = Node("call", leaves, attrs, (), place.shape, place.kind, line)
+            results.append(weakref.ref(node))
+            tensors.append(_tensor(place, node, home))
+        return self.make(tensors)
+
+
+def _tensor(place: _Place, node: Node, home: Runtime) -> torch.Tensor:
+    storage = Storage(node, home, place.elements)
+    return tensor_on(storage, place.dtype, place.size, place.strides, 0, place.laid)
+
+
+class Kinds:
+    """The kinds of calls that an operator knows. `free`: it records one elementwise operation, whatever its numbers."""
+
+    __slots__ = ("__weakref__", "failures", "found", "free")
+
+    def __init__(self, free: bool = False) -> None:
+        # By kind of call: False where it was seen once, None where it cannot be known.
+        self.found: dict[Key, Plan | Literal[False] | None] = {}
+        self.failures = 0
+        self.free = free
+        depending.append(self.found.clear)
+
+    def find(
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        nodes: list[Node],
+        numbers: list[float],
+        out: torch.Tensor | None = None,
+        inplace: bool = False,
+    ) -> Plan | Key | None:
+        """Return the plan of a call, or its kind if it is to be watched; None where it takes the usual way.
+
+        The nodes of its tensors and its free numbers are added to the lists. `out` is written; `inplace`: it may be
+        the first argument as well.
+        """
+        home = opened.runtime
+        if active.count:
+            if active.count > 1 or active.follower is None:
+                return None
+            # PyTorch calls each operator with tensors that are wrapped anew: no script can follow that.
+            refuse_scripts("PyTorch's operators are called")
+        if (
+            transforms.count
+            or home is None
+            or home.recording is not None
+            or home.lent
+            or self.failures >= _MOST_FAILURES
+        ):
+            return None
+        parts: list[Any] = []
+        free = numbers if self.free else None
+        try:
+            if not _kinds(args, parts, nodes, free):
+                return None
+            for name, value in kwargs.items():
+                parts.append(name)
+                if not _kinds((value,), parts, nodes, free):
+                    return None
+            if out is not None and not _target(out, parts, nodes, int(inplace and args[0] is out)):
+                return None
+        except AttributeError:
+            # The storage of another device, or one that does not carry its memory yet.
+            return None
+        count = len(nodes)
+        if count == 2:
+            parts.append(nodes[0] is nodes[1])
+        elif count > 2:
+            if len(set(nodes)) < count:
+                parts.append(tuple([nodes.index(n) for n in nodes]))
+        elif not count:
+            return None
+        key = tuple(parts)
+        try:
+            found = self.found[key]
+        except KeyError:
+            if len(self.found) >= _MOST_KINDS:
+                self.found.clear()
+            self.found[key] = False
+            return None
+        return key if found is False else found
+
+    def watch(
+        self,
+        key: Key,
+        call: Call,
+        values: Sequence[Any],
+        options: dict[str, Any],
+        nodes: list[Node],
+        numbers: Sequence[float],
+        marks: Sequence[int] = (),
+    ) -> Any:
+        """Call, and keep what there is to know of it; return what `call` gives, results as they lie.
+
+        `marks` is kept with it, as the call leaves it.
+        """
+        plan, lying = None, list[Lying]()
+        if numbers:
+            # The numbers that the key leaves out, in their order.
+            places = iter(range(len(numbers)))
+            values = [_freed(x, places) for x in values]
+            options = {k: _freed(x, places) for k, x in options.items()}
+
+        def run(*values: Any, **options: Any) -> Any:
+            """Call, and return the tensors by themselves."""
+            found = call(values, options)
+            several = type(found) is tuple
+            for each in found if several else (found,):
+                if type(each) is Lain:
+                    lying.append((each.strides, each.laid))
+            out.append(found)
+            return tuple([tensor_of(x) for x in found]) if several else tensor_of(found)
+
+        out: list[Any] = []
+        try:
+            _, result = watched(run, values, options, nodes)
+            if result is not None and all(
+                p[3][3] and not p[3][4].is_complex for p in result.places
+            ):
+                plan = Plan(result, lying, marks)
+        finally:
+            self.found[key] = plan
+            self.failures += 1 if plan is None else -(1 << 30)
+        if plan is not None and numbers and not plan.takes(numbers):
+            # The numbers are worked with: from now on they are part of the kind.
+            self.free = False
+            self.found.clear()
+        return out[0]
+
+
+def _freed(x: Any, places: Iterator[int]) -> Any:
+    """Return a number as one that is free, with the next place."""
+    return _Free.of(x, next(places)) if type(x) is float and x != 1.0 else x
+
+
+def _target(out: torch.Tensor, parts: list[Any], nodes: list[Node], first: int) -> bool:
+    """Add to `parts` what writing a result depends on; False if one of the operands from `first` on lies there, too."""
+    memory = _find(out)._webgpu
+    storage = memory.storage
+    parts += (out.dtype, out.shape, out.stride(), offset_of(out), memory.nbytes)
+    if storage is None:
+        return memory.is_new and not memory.is_cut
+    node = storage.node
+    if memory.is_cut or _PLAIN.get(out.dtype) is not node.dtype:
+        return False
+    return all(n is not node for n in nodes[first:])
+
+
+def tensor_of(x: Any) -> Any:
+    """Return the tensor of a result, without how it lies."""
+    return x.tensor if type(x) is Lain else x
+
+
+def _kinds(
+    values: Sequence[Any], parts: list[Any], nodes: list[Node], free: list[float] | None
+) -> bool:
+    """Add to `parts` what a call records depends on; False where that is not all."""
+    for x in values:
+        kind = type(x)
+        if kind in _TENSORS:
+            memory = _find(x)._webgpu
+            storage = memory.storage
+            if storage is None:
+                if memory.laid is None:
+                    return False
+                storage = memory.laid.storage
+                parts.append(memory.laid.groups)
+            dtype, node = x.dtype, storage.node
+            if memory.is_cut or _PLAIN.get(dtype) is not node.dtype:
+                return False
+            if free is not None and dtype not in _FLOATS:
+                free = None
+            place = node.kind
+            parts += (
+                dtype, x.shape, x.stride(), offset_of(x), node.shape,
+                place if place in IN_MEMORY else "", storage.elements,
+            )  # fmt: skip
+            nodes.append(node)
+        elif kind is float:
+            # Where a formula asks for a number, it is this one.
+            if free is not None and x != 1.0:
+                parts.append(float)
+                free.append(x)
+            else:
+                # Zeros are told apart by their signs.
+                parts.append(x or str(x))
+        elif kind in _NUMBERS:
+            parts += (kind, x)
+        elif kind in _OTHERS:
+            parts.append(x)
+        elif kind in _LISTS:
+            parts += (kind, len(x))
+            # Long lists are data.
+            if len(x) > _LONGEST or not _kinds(x, parts, nodes, free):
+                return False
+        else:
+            return False
+    return True
