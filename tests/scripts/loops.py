@@ -559,7 +559,8 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     with scripts(True) as follower:
         followed = loop.run(webtorch)
         counts = dict(follower().counts)
-    found = differ(followed, plain, 0.0 if loop.autocast else 1e-7)
+    # float32 rounds otherwise where a program is cut elsewhere.
+    found = differ(followed, plain, 1e-5 if loop.autocast else 1e-7)
     if found:
         return f"{loop}\n  with scripts and without: {found}", counts
     names = {n for n, *_ in loop.events}

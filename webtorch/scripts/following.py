@@ -41,6 +41,8 @@ _REPEATS = 2
 # run so many times as often.
 _PATIENCE = 8
 _LONGER = 4
+_LONGEST = 512
+_OFTEN = 16
 _MAX_STEPS = 20_000
 # How often a run goes on after something was computed.
 _MAX_PARTS = 64
@@ -73,6 +75,9 @@ class Follower:
         self.needed: dict[int, int] = {}
         # The programs that have run since calls are looked at.
         self.tried: set[int] = set()
+        # How many runs from here on nobody looks, and how many it were the last time that looking was in vain: programs
+        # may be many, as where sizes change at each step, and each be new to the figures above.
+        self.pause = self.paused = 0
         # The last runs that gave something whose graph can still be used.
         self.unfinished: list[_Unfinished] = []
         # The numbers among arguments that have been others, and those of which other ones change more than
@@ -97,7 +102,9 @@ class Follower:
                 self.read()
         elif frozen is not None and len(frozen.order) >= _FEWEST:
             count = self.seen[number] = self.seen.get(number, 0) + 1
-            if count >= self.needed.get(number, _REPEATS):
+            self.pause -= 1
+            # One that comes again and again does not wait for a pause that others have caused.
+            if count >= self.needed.get(number, _REPEATS) and (self.pause < 0 or count >= _OFTEN):
                 self.start()
             if len(self.seen) > 4096:
                 self.seen.clear()
@@ -127,6 +134,7 @@ class Follower:
         active.add(-1)
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
+        self.pause = self.paused = min(_LONGER * max(self.paused, _PATIENCE), _LONGEST)
 
     def lives(self) -> bool:
         """Whether the thread still runs."""
@@ -139,6 +147,7 @@ class Follower:
             self.drop_unfinished()
         self.counts["steps"] += 1
         self.in_vain = 0 if followed else self.in_vain + 1
+        self.paused -= followed and self.paused > 0
         if self.steps > _MAX_STEPS:
             self.root, self.steps = Step(None), 0
         self.run = Run(self.root)
@@ -879,7 +888,7 @@ def stop_to_look() -> None:
     _listener.known.clear()
 
 
-_setting = os.environ.get("WEBTORCH_SCRIPTS", "0")
+_setting = os.environ.get("WEBTORCH_SCRIPTS", "1")
 if _setting == "always":
     # For tests: whatever is computed twice.
     _REPEATS, _FEWEST, _PATIENCE = 1, 1, 1 << 60
