@@ -40,7 +40,7 @@ Giver = Callable[[Any], Any]
 _NAMES = {"Tensor": Tensor, "new": object.__new__, "ref": weakref.ref}
 # Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
 _TESTS = {
-    # What nobody has any more is no None.
+    # A slot that nobody has any more is None.
     SLOT: "{x} is None or slots[{N}]() is not {x}",
     KNOWN: "externals[{N}] is not {x}",
     NEW: "not run.is_like({P}, {x})",
