@@ -138,6 +138,44 @@ def test_another_thread_may_read_what_is_promised(follower: Any) -> None:
     torch.testing.assert_close(torch.tensor(read[0]), expected)
 
 
+CHANGES: dict[str, Any] = {
+    "frozen": lambda p: p.requires_grad_(False),
+    "hooked": lambda p: p.register_hook(lambda g: g * 0),
+    "another memory": lambda p: setattr(p, "data", torch.full((8,), 2.0)),
+    "another shape": lambda p: setattr(p, "data", torch.ones(2, 8)),
+}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_parameter_that_was_changed_is_compared_anew(
+    change: str, elsewhere: bool, follower: Any
+) -> None:
+    p, q = (torch.full((8,), v).requires_grad_() for v in (0.5, 3.0))
+    x = torch.arange(8.0)
+
+    def step() -> list[Any]:
+        p.grad = q.grad = None
+        # Exact in float32.
+        loss = (x * p * q).square().sum()
+        loss.backward()
+        return [loss.tolist(), *(None if t.grad is None else t.grad.tolist() for t in (p, q))]
+
+    before = [step() for _ in range(6)]
+    assert follower().counts["followed"] >= 2
+    if elsewhere:
+        thread = threading.Thread(target=CHANGES[change], args=(p,))
+        thread.start()
+        thread.join()
+    else:
+        CHANGES[change](p)
+    after = [step() for _ in range(6)]
+    assert before[1:] == before[:-1]
+    assert after[1:] == after[:-1]
+    with scripts(False):
+        assert step() == after[0] != before[0]
+
+
 def test_a_write_from_elsewhere_comes_after_what_was_called_before(follower: Any) -> None:
     training = Training()
     training.until_followed(follower)

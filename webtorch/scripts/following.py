@@ -682,7 +682,8 @@ class Follower:
                 if p.form == NUMBER and old.given[p.number] != program.given[p.number]:
                     self.fixed.add((s.line, s.callee, i))
                     first = first or s
-        if first is not None and first.parent is not None:
+        # A run that goes on may have forgotten it already.
+        if first is not None and first.parent is not None and first in first.parent.following:
             first.parent.following.remove(first)
         return first is not None
 

@@ -316,7 +316,7 @@ class Run:
 
     def is_prior(self, p: Pattern, t: Any) -> bool:
         """Whether a value is the slot of a pattern, which was computed and is seen first since; it gets its number."""
-        if self.slots[p.value]() is not t or id(t) in self.numbers:
+        if t is None or self.slots[p.value]() is not t or id(t) in self.numbers:
             return False
         self.add_external(t)
         return True
