@@ -683,6 +683,20 @@ def test_losses_that_are_only_read_do_not_pile_up(follower: Any) -> None:
     assert backend.memory_allocated() - before < 8192
 
 
+def test_scripts_of_models_that_are_dropped_go(follower: Any) -> None:
+    for _ in range(6):
+        training = Training()
+        for _ in range(6):
+            training.step()
+    last = [follower().root]
+    found = 0
+    while last:
+        step = last.pop()
+        last += step.following
+        found += step.kind == "step"
+    assert found <= 2
+
+
 def test_steps_are_not_followed_where_they_are_switched_off() -> None:
     with scripts(False) as follower:
         training = Training()

@@ -555,10 +555,17 @@ class Follower:
                 self.begin()
             return out
         known = next(
-            (s for s in run.at.following if s.callee is callee and s.key == step.key), None
+            (
+                s
+                for s in run.at.following
+                if s.callee is callee and s.key == step.key and s.can_come()
+            ),
+            None,
         )
         if known is None:
             known = step
+            # Those of optimizers that are gone go, too.
+            run.at.following[:] = [s for s in run.at.following if s.can_come()]
             run.at.following.append(step)
             self.steps += 1
         run.taken.append(step)
