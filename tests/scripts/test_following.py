@@ -138,6 +138,44 @@ def test_another_thread_may_read_what_is_promised(follower: Any) -> None:
     torch.testing.assert_close(torch.tensor(read[0]), expected)
 
 
+CHANGES: dict[str, Any] = {
+    "frozen": lambda p: p.requires_grad_(False),
+    "hooked": lambda p: p.register_hook(lambda g: g * 0),
+    "another memory": lambda p: setattr(p, "data", torch.full((8,), 2.0)),
+    "another shape": lambda p: setattr(p, "data", torch.ones(2, 8)),
+}
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "elsewhere"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_parameter_that_was_changed_is_compared_anew(
+    change: str, elsewhere: bool, follower: Any
+) -> None:
+    p, q = (torch.full((8,), v).requires_grad_() for v in (0.5, 3.0))
+    x = torch.arange(8.0)
+
+    def step() -> list[Any]:
+        p.grad = q.grad = None
+        # Exact in float32.
+        loss = (x * p * q).square().sum()
+        loss.backward()
+        return [loss.tolist(), *(None if t.grad is None else t.grad.tolist() for t in (p, q))]
+
+    before = [step() for _ in range(6)]
+    assert follower().counts["followed"] >= 2
+    if elsewhere:
+        thread = threading.Thread(target=CHANGES[change], args=(p,))
+        thread.start()
+        thread.join()
+    else:
+        CHANGES[change](p)
+    after = [step() for _ in range(6)]
+    assert before[1:] == before[:-1]
+    assert after[1:] == after[:-1]
+    with scripts(False):
+        assert step() == after[0] != before[0]
+
+
 def test_a_write_from_elsewhere_comes_after_what_was_called_before(follower: Any) -> None:
     training = Training()
     training.until_followed(follower)
@@ -645,6 +683,20 @@ def test_losses_that_are_only_read_do_not_pile_up(follower: Any) -> None:
     assert backend.memory_allocated() - before < 8192
 
 
+def test_scripts_of_models_that_are_dropped_go(follower: Any) -> None:
+    for _ in range(6):
+        training = Training()
+        for _ in range(6):
+            training.step()
+    last = [follower().root]
+    found = 0
+    while last:
+        step = last.pop()
+        last += step.following
+        found += step.kind == "step"
+    assert found <= 2
+
+
 def test_steps_are_not_followed_where_they_are_switched_off() -> None:
     with scripts(False) as follower:
         training = Training()
@@ -774,3 +826,49 @@ def test_a_thread_that_computes_between_keeps_no_other_from_scripts() -> None:
             ((x * 2 + 1) @ x).sum().item()
         assert follower().thread == threading.get_ident()
         assert follower().counts["followed"] >= 3
+
+
+@pytest.mark.parametrize("how", ["penalty", "before", "hooked"])
+def test_gradients_that_are_returned_are_followed(how: str, follower: Any) -> None:
+    def run(training: Training) -> list[Any]:
+        first, last = training.model[0].weight, training.model[1].bias
+        seen, hook = [], None
+        for i in range(12):
+            out = training.forward()
+            loss = out.square().mean()
+            if how == "penalty":
+                (g,) = torch.autograd.grad(loss, first, create_graph=True)
+                loss = loss + g.square().sum()
+            else:
+                (g,) = torch.autograd.grad(loss, [last], retain_graph=True)
+                loss = loss * (1 + g.abs().max().detach())
+            if how == "hooked" and i == 7:
+                hook = last.register_hook(lambda g: g * 2)
+            if hook is not None and i == 9:
+                hook.remove()
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+            seen.append(g.detach() * 1)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(loss, first)
+        return [g.tolist() for g in seen] + values(training)
+
+    found = run(Training())
+    # With a hook a step goes on as usual.
+    assert follower().counts["followed"] >= (3 if how == "hooked" else 5)
+    with scripts(False):
+        plain = run(Training())
+    for a, b in zip(found, plain, strict=True):
+        torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
+
+
+def test_a_result_that_nobody_has_is_not_none(follower: Any) -> None:
+    x, w = torch.ones(2, 3), torch.ones(4, 3)
+    for i in range(8):
+        bias = w.sum(1) * 2
+        given = bias
+        if i > 5:
+            bias = given = None
+        assert nn.functional.linear(x, w, given).sum().item() == (72.0 if i < 6 else 24.0)
+    assert follower().counts["followed"] >= 2

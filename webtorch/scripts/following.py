@@ -41,6 +41,8 @@ _REPEATS = 2
 # run so many times as often.
 _PATIENCE = 8
 _LONGER = 4
+_LONGEST = 512
+_OFTEN = 16
 _MAX_STEPS = 20_000
 # How often a run goes on after something was computed.
 _MAX_PARTS = 64
@@ -73,6 +75,9 @@ class Follower:
         self.needed: dict[int, int] = {}
         # The programs that have run since calls are looked at.
         self.tried: set[int] = set()
+        # How many runs from here on nobody looks, and how many it were the last time that looking was in vain: programs
+        # may be many, as where sizes change at each step, and each be new to the figures above.
+        self.pause = self.paused = 0
         # The last runs that gave something whose graph can still be used.
         self.unfinished: list[_Unfinished] = []
         # The numbers among arguments that have been others, and those of which other ones change more than
@@ -97,7 +102,9 @@ class Follower:
                 self.read()
         elif frozen is not None and len(frozen.order) >= _FEWEST:
             count = self.seen[number] = self.seen.get(number, 0) + 1
-            if count >= self.needed.get(number, _REPEATS):
+            self.pause -= 1
+            # One that comes again and again does not wait for a pause that others have caused.
+            if count >= self.needed.get(number, _REPEATS) and (self.pause < 0 or count >= _OFTEN):
                 self.start()
             if len(self.seen) > 4096:
                 self.seen.clear()
@@ -127,6 +134,7 @@ class Follower:
         active.add(-1)
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
+        self.pause = self.paused = min(_LONGER * max(self.paused, _PATIENCE), _LONGEST)
 
     def lives(self) -> bool:
         """Whether the thread still runs."""
@@ -139,6 +147,7 @@ class Follower:
             self.drop_unfinished()
         self.counts["steps"] += 1
         self.in_vain = 0 if followed else self.in_vain + 1
+        self.paused -= followed and self.paused > 0
         if self.steps > _MAX_STEPS:
             self.root, self.steps = Step(None), 0
         self.run = Run(self.root)
@@ -176,7 +185,7 @@ class Follower:
             return (
                 callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
             )
-        if role == "operation" or role == "backward" or role == "step":
+        if role == "operation" or role == "backward" or role == "gradients" or role == "step":
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
             t = args[0]
@@ -377,7 +386,7 @@ class Follower:
                 t._counter.version += counted
             storage.version += version
         given = step.gives(run)  # type: ignore[misc]
-        if step.kind == "operation":
+        if step.kind == "operation" or step.kind == "gradients":
             return given
         if step.kind == "backward":
             run.differentiated = True
@@ -546,10 +555,17 @@ class Follower:
                 self.begin()
             return out
         known = next(
-            (s for s in run.at.following if s.callee is callee and s.key == step.key), None
+            (
+                s
+                for s in run.at.following
+                if s.callee is callee and s.key == step.key and s.can_come()
+            ),
+            None,
         )
         if known is None:
             known = step
+            # Those of optimizers that are gone go, too.
+            run.at.following[:] = [s for s in run.at.following if s.can_come()]
             run.at.following.append(step)
             self.steps += 1
         run.taken.append(step)
@@ -666,7 +682,8 @@ class Follower:
                 if p.form == NUMBER and old.given[p.number] != program.given[p.number]:
                     self.fixed.add((s.line, s.callee, i))
                     first = first or s
-        if first is not None and first.parent is not None:
+        # A run that goes on may have forgotten it already.
+        if first is not None and first.parent is not None and first in first.parent.following:
             first.parent.following.remove(first)
         return first is not None
 
@@ -878,7 +895,7 @@ def stop_to_look() -> None:
     _listener.known.clear()
 
 
-_setting = os.environ.get("WEBTORCH_SCRIPTS", "0")
+_setting = os.environ.get("WEBTORCH_SCRIPTS", "1")
 if _setting == "always":
     # For tests: whatever is computed twice.
     _REPEATS, _FEWEST, _PATIENCE = 1, 1, 1 << 60

@@ -196,8 +196,12 @@ def _make(run: Run, step: Step, taken: Step) -> None:
             run.externals[j]._grad = _value(p, run)
         if not retains_graph(args, kwargs):
             functions = functions_of([args[0]._grad_fn])
+    elif step.kind == "gradients":
+        roots = [args[0]] if isinstance(args[0], Tensor) else args[0]
+        functions = functions_of([root._grad_fn for root in roots])
     out = interpreted(step.callee, args, kwargs)
-    run.used_up.update(functions)
+    # Those of a pass that returns gradients are used up if they do not hold what they saved any more.
+    run.used_up.update(fn for fn in functions if step.kind == "backward" or fn.saved is None)
     _take_over(step.results, out, run)
     for j, form in step.leaves:
         leaf = run.externals[j]

@@ -40,7 +40,8 @@ Giver = Callable[[Any], Any]
 _NAMES = {"Tensor": Tensor, "new": object.__new__, "ref": weakref.ref}
 # Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
 _TESTS = {
-    SLOT: "slots[{N}]() is not {x}",
+    # A slot that nobody has any more is None.
+    SLOT: "{x} is None or slots[{N}]() is not {x}",
     KNOWN: "externals[{N}] is not {x}",
     NEW: "not run.is_like({P}, {x})",
     PRIOR: "not run.is_prior({P}, {x})",
@@ -48,7 +49,7 @@ _TESTS = {
     VARYING: "not run.varies({P}, {x})",
     NUMBER: "not run.takes({P}, {x})",
     ZERO: "type({x}) is not float or repr({x}) != {V}",
-    OBJECT: "{V}() is not {x}",
+    OBJECT: "{x} is None or {V}() is not {x}",
 }
 _SINGLE = (type(None), bool, type(Ellipsis), type)
 

@@ -77,6 +77,12 @@ class Note:
             self.retains = retains_graph(args, kwargs)
             self.leaves = _leaves(self.functions, run)
             step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
+        elif step.kind == "gradients":
+            roots = [args[0]] if isinstance(args[0], Tensor) else args[0]
+            if any(run.slot_of(root) is None for root in roots):
+                raise Refused("it is given a tensor from before that has a graph")
+            self.functions = functions_of([root._grad_fn for root in roots])
+            _leaves(self.functions, run)
         elif step.kind == "step":
             values = None if callee.watch is None else callee.watch(*args, **kwargs)
             if values is None:
@@ -165,6 +171,8 @@ class Note:
                 form = ("none", 0)
             leaves.append((run.numbers[id(leaf)], form))
         step.leaves = tuple(leaves)
+        if step.kind == "gradients":
+            run.used_up.update(_freed(self.functions))
         if step.kind == "backward":
             run.differentiated = True
             if not self.retains:
@@ -332,6 +340,14 @@ def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
         raise Refused("no leaf takes a gradient")
     leaves.sort(key=lambda t: run.numbers[id(t)])
     return leaves
+
+
+def _freed(functions: Iterable[GradFn]) -> list[GradFn]:
+    """Return the functions that have been used up. Raises Refused where others read what these give."""
+    found = [fn for fn in functions if fn.saved is None]
+    if found and len(found) < sum(not isinstance(fn, AccumulateGrad) for fn in functions):
+        raise Refused("a part of a graph is used up")
+    return found
 
 
 def retains_graph(args: Args, kwargs: Kwargs) -> bool:

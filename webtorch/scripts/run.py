@@ -316,7 +316,7 @@ class Run:
 
     def is_prior(self, p: Pattern, t: Any) -> bool:
         """Whether a value is the slot of a pattern, which was computed and is seen first since; it gets its number."""
-        if self.slots[p.value]() is not t or id(t) in self.numbers:
+        if t is None or self.slots[p.value]() is not t or id(t) in self.numbers:
             return False
         self.add_external(t)
         return True
@@ -329,6 +329,10 @@ class Run:
                 if leaf._hooks or leaf._post_accumulate or has_hooks(leaf):
                     return False
             found = [leaf._grad for leaf in leaves]
+        elif step.kind == "gradients":
+            # Which of them are reached is not known here.
+            outside = [t for t in self.externals if self.slot_of(t) is None]
+            return not any(t._hooks or has_hooks(t) for t in outside)
         else:
             watch = step.callee.watch if step.callee is not None else None
             values = None if watch is None else watch(*args)

@@ -107,6 +107,10 @@ class Step:
         """Iterate over all that a call is compared with."""
         return patterns_in([*self.args, *self.kwargs, *self.watched])
 
+    def can_come(self) -> bool:
+        """Whether what the call was compared with is still there."""
+        return all(p.form != OBJECT or p.value() is not None for p in self.patterns())
+
     def path(self) -> list[Step]:
         """Return the calls from the first to this one; a step of the kind "computed" stands where a program ran."""
         found: list[Step] = []

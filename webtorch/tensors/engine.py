@@ -66,6 +66,8 @@ def run_backward(
     ends = None if inputs is None else [_end(t) for t in inputs]
     edges = [gradient_edge(t) for t in roots]
     starts = [e[0] for e in edges if e is not None]
+    if ends is not None and any(_is_gone(fn, ends) for fn in starts):
+        raise RuntimeError(FREED)
     running = _Backward(starts, ends, retain_graph, create_graph, accumulate)
     before = mode.grad, mode.whole_backward, mode.task
     mode.grad, mode.whole_backward = create_graph, inputs is None
@@ -86,6 +88,12 @@ def _end(tensor: Tensor) -> Edge:
     if edge is None:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
     return edge
+
+
+def _is_gone(fn: GradFn, ends: Sequence[Edge]) -> bool:
+    """Whether nothing is left of a function but its name, so that nobody knows whether it leads to an end."""
+    name_alone = fn.rule is None and not isinstance(fn, AccumulateGrad)
+    return name_alone and all(fn is not end[0] for end in ends)
 
 
 class _Backward:
@@ -320,7 +328,7 @@ def backward(
             _accumulate(t, g, create_graph)
 
 
-@dispatched(role="other")
+@dispatched(role="gradients")
 def grad(
     outputs: Tensor | Sequence[Tensor],
     inputs: Tensor | Sequence[Tensor],
