@@ -872,3 +872,44 @@ def test_a_result_that_nobody_has_is_not_none(follower: Any) -> None:
             bias = given = None
         assert nn.functional.linear(x, w, given).sum().item() == (72.0 if i < 6 else 24.0)
     assert follower().counts["followed"] >= 2
+
+
+def test_outputs_may_be_given_by_name(follower: Any) -> None:
+    """Gradients of what is named, in a step that is recorded and followed."""
+    training, found = Training(), []
+    weights = [training.model[1].bias]
+    for _ in range(6):
+        loss = training.forward().square().mean()
+        grads = torch.autograd.grad(outputs=[loss], inputs=weights)
+        found.append([g.tolist() for g in grads])
+        training.count = 0
+    assert follower().counts["followed"] > 0
+    assert found == [found[0]] * 6
+
+
+def test_whoever_looks_at_each_operation_finds_it_pending(follower: Any) -> None:
+    x = torch.tensor([-1.0])
+    for _ in range(4):
+        with (
+            pytest.raises(torch.errors.NonFiniteError, match="sqrt gave 1 nan"),
+            torch.debug.check_numerics(),
+        ):
+            x.sqrt().mul(2).item()
+
+
+def test_a_captured_function_computes_nothing_that_it_is_given(follower: Any) -> None:
+    """Also where the loop around it is followed."""
+    fast, slow = torch.ones(4), torch.zeros(4)
+
+    @torch.compile
+    def update(x: Any) -> Any:
+        fast.add_(x)
+        slow.lerp_(fast, 0.5)
+        return slow.sum()
+
+    for _ in range(4):
+        for _ in range(3):
+            (fast * 1).lerp(slow * 2, 0.5).tolist()
+            slow.lerp_(fast, 0.0)
+        update(torch.ones(4))
+    assert fast.tolist() == [5.0] * 4

@@ -315,7 +315,8 @@ def install() -> None:
         lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
         numbers = [options[name] for name in ("lr", "beta1", "beta2")]
         if (
-            torch.compiler.is_compiling()
+            not params
+            or torch.compiler.is_compiling()
             or options["capturable"]
             or options["differentiable"]
             or grad_scale is not None

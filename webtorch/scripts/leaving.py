@@ -12,7 +12,7 @@ from webtorch.dispatch.call import interpreted
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again
 from webtorch.scripts.changes import changes
-from webtorch.scripts.recording import functions_of, retains_graph, saved_storages
+from webtorch.scripts.recording import functions_of, outputs_of, retains_graph, saved_storages
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import (
     KNOWN,
@@ -197,8 +197,7 @@ def _make(run: Run, step: Step, taken: Step) -> None:
         if not retains_graph(args, kwargs):
             functions = functions_of([args[0]._grad_fn])
     elif step.kind == "gradients":
-        roots = [args[0]] if isinstance(args[0], Tensor) else args[0]
-        functions = functions_of([root._grad_fn for root in roots])
+        functions = functions_of([root._grad_fn for root in outputs_of(args, kwargs)])
     out = interpreted(step.callee, args, kwargs)
     # Those of a pass that returns gradients are used up if they do not hold what they saved any more.
     run.used_up.update(fn for fn in functions if step.kind == "backward" or fn.saved is None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
@@ -78,8 +78,8 @@ class Note:
             self.leaves = _leaves(self.functions, run)
             step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
         elif step.kind == "gradients":
-            roots = [args[0]] if isinstance(args[0], Tensor) else args[0]
-            if any(run.slot_of(root) is None for root in roots):
+            roots = outputs_of(args, kwargs)
+            if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                 raise Refused("it is given a tensor from before that has a graph")
             self.functions = functions_of([root._grad_fn for root in roots])
             _leaves(self.functions, run)
@@ -353,6 +353,12 @@ def _freed(functions: Iterable[GradFn]) -> list[GradFn]:
 def retains_graph(args: Args, kwargs: Kwargs) -> bool:
     """Whether a backward pass leaves the graph as it is."""
     return bool(args[2] if len(args) > 2 else kwargs.get("retain_graph"))
+
+
+def outputs_of(args: Args, kwargs: Kwargs) -> Sequence[Any]:
+    """Return what gradients are taken of, from the arguments of autograd.grad()."""
+    outputs = args[0] if args else kwargs.get("outputs", ())
+    return outputs if isinstance(outputs, (tuple, list)) else (outputs,)
 
 
 def program_of(

@@ -283,7 +283,8 @@ class Run:
     def is_like(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
         number = p.number
-        if p.stamp != changes.count or p.last() is not t:
+        # What is dead is None, which an argument may be as well.
+        if p.stamp != changes.count or t is None or p.last() is not t:
             if not self._compare(p, t):
                 return False
         elif _CHECKED:
