@@ -25,19 +25,8 @@ def compute(run: Run, last: Step, program: Program) -> bool:
     """
     runtime = program.runtime
     facts = facts_along(last)
-    open_before = frozenset() if run.program is None else run.program.open
-    holders: dict[int, list[tuple[int, Tensor]]] = {}
-    for k, reference in enumerate(run.slots[: len(facts)]):
-        t = reference()
-        if t is None:
-            continue
-        if k >= run.first:
-            holders.setdefault(facts[k].storage, []).append((k, t))
-        elif k not in open_before:
-            continue
-        if facts[k].title and k not in program.open and k not in program.used:
-            return False
-    if any(place >= 0 and place not in program.made for place in holders):
+    holders = _holders(run, facts, program)
+    if holders is None:
         return False
     with runtime.lock:
         if runtime.capturing:
@@ -78,22 +67,7 @@ def compute(run: Run, last: Step, program: Program) -> bool:
         for generator, offset in places:
             _, seed, start, _ = run.drawn.get(id(generator), (None, generator._seed, offset, 0))
             run.drawn[id(generator)] = generator, seed, start, generator._offset
-        for k in open_before - program.open:
-            t = run.slots[k]()
-            if t is not None:
-                _use_up(t, facts[k])
-        run.handed.update(fresh.values())
-        for place, tensors in holders.items():
-            storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
-            for k, t in tensors:
-                _give_value(t, storage)
-                if k not in program.open:
-                    _use_up(t, facts[k])
-        for tensors in holders.values():
-            for k, t in tensors:
-                base = facts[k].base
-                if base is not None:
-                    t._base = _base(run, base, facts, fresh, program)
+        _hand_out(run, program, facts, holders, fresh)
         run.program = program
         values = [
             nodes[value] if kind == "output" else node
@@ -101,6 +75,58 @@ def compute(run: Run, last: Step, program: Program) -> bool:
         ]
         run.saved = [node for node in values if node is not None]
     return True
+
+
+def _open_before(run: Run) -> frozenset[int]:
+    return frozenset() if run.program is None else run.program.open
+
+
+def _holders(
+    run: Run, facts: list[Facts], program: Program
+) -> dict[int, list[tuple[int, Tensor]]] | None:
+    """Return the results that are alive and wait for a value, by their storages; None if a program lacks one of
+    these, or a graph that one of them needs.
+    """
+    open_before = _open_before(run)
+    holders: dict[int, list[tuple[int, Tensor]]] = {}
+    for k, reference in enumerate(run.slots[: len(facts)]):
+        t = reference()
+        if t is None:
+            continue
+        if k >= run.first:
+            holders.setdefault(facts[k].storage, []).append((k, t))
+        elif k not in open_before:
+            continue
+        if facts[k].title and k not in program.open and k not in program.used:
+            return None
+    lacking = any(place >= 0 and place not in program.made for place in holders)
+    return None if lacking else holders
+
+
+def _hand_out(
+    run: Run,
+    program: Program,
+    facts: list[Facts],
+    holders: dict[int, list[tuple[int, Tensor]]],
+    fresh: dict[int, Storage],
+) -> None:
+    """Give results their storages, and what their graphs have become."""
+    for k in _open_before(run) - program.open:
+        t = run.slots[k]()
+        if t is not None:
+            _use_up(t, facts[k])
+    run.handed.update(fresh.values())
+    for place, tensors in holders.items():
+        storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
+        for k, t in tensors:
+            _give_value(t, storage)
+            if k not in program.open:
+                _use_up(t, facts[k])
+    for tensors in holders.values():
+        for k, t in tensors:
+            base = facts[k].base
+            if base is not None:
+                t._base = _base(run, base, facts, fresh, program)
 
 
 def _are_as_left(run: Run, program: Program) -> bool:

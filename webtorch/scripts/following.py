@@ -554,25 +554,30 @@ class Follower:
             if self.computed:
                 self.begin()
             return out
+        self.take(run, step)
+        if self.computed:
+            self.read()
+        return out
+
+    def take(self, run: Run, step: Step) -> None:
+        """Let a recorded call be the run's next step, which may be known."""
+        following = run.at.following
         known = next(
             (
                 s
-                for s in run.at.following
-                if s.callee is callee and s.key == step.key and s.can_come()
+                for s in following
+                if s.callee is step.callee and s.key == step.key and s.can_come()
             ),
             None,
         )
         if known is None:
             known = step
             # Those of optimizers that are gone go, too.
-            run.at.following[:] = [s for s in run.at.following if s.can_come()]
-            run.at.following.append(step)
+            following[:] = [s for s in following if s.can_come()]
+            following.append(step)
             self.steps += 1
         run.taken.append(step)
         run.at = known
-        if self.computed:
-            self.read()
-        return out
 
     def compute_given(self, run: Run, args: Args, kwargs: Kwargs) -> bool:
         """Compute what a run is given and is pending: another thread has recorded it, such as a batch. Return whether
