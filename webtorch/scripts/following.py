@@ -49,6 +49,9 @@ _MAX_PARTS = 64
 # How many runs whose graph may still be used are remembered.
 _MAX_UNFINISHED = 4
 
+# Roles of calls that are steps of scripts.
+_STEPS = frozenset({"operation", "backward", "gradients", "step"})
+
 
 class Follower:
     """The scripts of one thread. `count` what became of runs, for reports."""
@@ -185,7 +188,7 @@ class Follower:
             return (
                 callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
             )
-        if role == "operation" or role == "backward" or role == "gradients" or role == "step":
+        if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
             t = args[0]
