@@ -145,14 +145,6 @@ pi: builtins.float
 e: builtins.float
 newaxis: None
 
-def _histc(
-    input: _Tensor,
-    bins: builtins.int = ...,
-    min: builtins.float = ...,
-    max: builtins.float = ...,
-    *,
-    out: _Tensor | None = ...,
-) -> _Tensor: ...
 def _sample_dirichlet(
     input: _Tensor, generator: _Generator | None = ..., *, out: _Tensor | None = ...
 ) -> _Tensor: ...
