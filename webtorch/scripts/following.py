@@ -586,6 +586,8 @@ class Follower:
         """Compute what a run is given and is pending: another thread has recorded it, such as a batch. Return whether
         there was something.
         """
+        if self.is_looked_at():
+            return False
         given = [
             x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and run.slot_of(x) is None
         ]
