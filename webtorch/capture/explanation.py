@@ -4,12 +4,12 @@ captured, and what holds its memory. Floor 5.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from webtorch.capture.memory import MemoryPlan
+from webtorch.ir.lines import source_text
 from webtorch.ir.program import Copy, Program, Separation
 from webtorch.runtime.compilations import Compilation, counted
 
@@ -84,5 +84,5 @@ def _place(line: str) -> str:
     file, _, number = line.rpartition(":")
     if not file:
         return ""
-    text = linecache.getline(file, int(number)).strip()
+    text = source_text(line)
     return f"{Path(file).name}:{number}" + (f"  {text}" if text else "")

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import html
 import json
-import linecache
 from pathlib import Path
 
 from webtorch.capture.kernels import KernelText
 from webtorch.capture.memory import MemoryPlan
+from webtorch.ir.lines import source_text
 from webtorch.ir.program import Copy, Program
 from webtorch.show.theme import style
 
@@ -41,7 +41,7 @@ def page(
                 "kernel": step.routine,
                 "line": step.line,
                 "short": f"{Path(file).name}:{number}" if file else "",
-                "source": linecache.getline(file, int(number)).strip() if file else "",
+                "source": source_text(step.line),
                 "reads": [b for b, slot in accesses if slot.access != "write"],
                 "writes": [b for b, slot in accesses if slot.access != "read"],
             }

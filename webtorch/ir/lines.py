@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 import os
 import sys
 import weakref
@@ -24,6 +25,12 @@ _internal: dict[int, tuple[bool, weakref.ref[CodeType]]] = {}
 
 # Thread -> the line of a call that it makes again, for the one that a script left out.
 made_again: dict[int, tuple[CodeType, int]] = {}
+
+
+def source_text(place: str) -> str:
+    """Return what stands at "file.py:12"; "" where that is not known."""
+    file, _, number = place.rpartition(":")
+    return linecache.getline(file, int(number)).strip() if file and number.isdigit() else ""
 
 
 def user_line() -> tuple[CodeType, int] | None:

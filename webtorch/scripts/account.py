@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import linecache
 import os
 from collections import Counter
 from dataclasses import dataclass
 
-from webtorch.ir.lines import user_line
+from webtorch.ir.lines import source_text, user_line
 from webtorch.runtime.realize import line_text
 from webtorch.runtime.trace import debug_level, show_reason
 
@@ -76,8 +75,7 @@ class Account:
 
 def _shown(where: str) -> str:
     """Return "train.py:12: loss = loss * 2" of a path and a line."""
-    file, _, number = where.rpartition(":")
-    text = linecache.getline(file, int(number)).strip() if number.isdigit() else ""
+    text = source_text(where)
     return os.path.basename(where) + (f": {text}" if text else "")
 
 

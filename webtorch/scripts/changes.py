@@ -28,7 +28,7 @@ def made_as_usual(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     if role == "reader" or role == "gradient":
         return interpreted(callee, args, kwargs)
     known = role == "operation"
-    given = list(_tensors((*args, *kwargs.values()))) if known else []
+    given = list(tensors_in((*args, *kwargs.values()))) if known else []
     before = [_state(t) for t in given]
     try:
         return interpreted(callee, args, kwargs)
@@ -37,14 +37,15 @@ def made_as_usual(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
             changes.count += 1
 
 
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Iterate over the tensors among values, and in sequences and dicts of such."""
     for v in values:
         if isinstance(v, Tensor):
             yield v
         elif isinstance(v, (tuple, list)):
-            yield from _tensors(v)
+            yield from tensors_in(v)
         elif isinstance(v, dict):
-            yield from _tensors(v.values())
+            yield from tensors_in(v.values())
 
 
 def _state(t: Tensor) -> tuple[Any, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +16,7 @@ from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime
 from webtorch.runtime.watch import watch
 from webtorch.scripts.account import Account
-from webtorch.scripts.changes import changes, made_as_usual
+from webtorch.scripts.changes import changes, made_as_usual, tensors_in
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
 from webtorch.scripts.leaving import make_calls
@@ -217,7 +216,7 @@ class Follower:
 
     def is_part(self, value: Any) -> bool:
         """Whether an argument is a tensor that the run gave, or has one."""
-        return any(self.run.slot_of(t) is not None for t in _tensors_in(value))
+        return any(self.run.slot_of(t) is not None for t in tensors_in((value,)))
 
     def drop_unfinished(self) -> None:
         """Let go of the last runs, but for where they ended."""
@@ -755,15 +754,7 @@ class _Unfinished:
 
     def gave_one_of(self, args: Any) -> bool:
         """Whether it gave a tensor among arguments."""
-        return any(t is known() for t in _tensors_in(args) if (known := self.known.get(id(t))))
-
-
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors_in(part)
+        return any(t is known() for t in tensors_in(args) if (known := self.known.get(id(t))))
 
 
 def _is_computed(out: Any) -> bool:

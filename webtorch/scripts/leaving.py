@@ -12,7 +12,7 @@ from webtorch.dispatch.call import interpreted
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again
 from webtorch.scripts.changes import changes
-from webtorch.scripts.recording import functions_of, outputs_of, retains_graph, saved_storages
+from webtorch.scripts.recording import outputs_of, retains_graph, saved_storages
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import (
     KNOWN,
@@ -32,6 +32,7 @@ from webtorch.scripts.script import (
 )
 from webtorch.tensors import autocast
 from webtorch.tensors.base import LATE
+from webtorch.tensors.engine import graph_of
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, anomaly
@@ -156,7 +157,7 @@ def _take_over_graph(run: Run) -> None:
         if storage not in there:
             # Another storage may have it, too.
             storage.node, storage.donor, node.shared = node, None, True
-    for fn in functions_of(starts):
+    for fn in graph_of(starts):
         for s in fn.saved or ():
             home = there.get(s.storage)
             if home is not None:
@@ -195,9 +196,9 @@ def _make(run: Run, step: Step, taken: Step) -> None:
         for (j, _), p in zip(step.leaves, step.watched):
             run.externals[j]._grad = _value(p, run)
         if not retains_graph(args, kwargs):
-            functions = functions_of([args[0]._grad_fn])
+            functions = graph_of([args[0]._grad_fn])
     elif step.kind == "gradients":
-        functions = functions_of([root._grad_fn for root in outputs_of(args, kwargs)])
+        functions = graph_of([root._grad_fn for root in outputs_of(args, kwargs)])
     out = interpreted(step.callee, args, kwargs)
     # Those of a pass that returns gradients are used up if they do not hold what they saved any more.
     run.used_up.update(fn for fn in functions if step.kind == "backward" or fn.saved is None)

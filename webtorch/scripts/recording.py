@@ -41,6 +41,7 @@ from webtorch.scripts.script import (
 )
 from webtorch.tensors import override
 from webtorch.tensors.device import device
+from webtorch.tensors.engine import graph_of
 from webtorch.tensors.host import HostScalar, Varying
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
@@ -73,7 +74,7 @@ class Note:
                 raise Refused("backward() is given arguments")
             if run.slot_of(args[0]) is None:
                 raise Refused("it is given a tensor from before that has a graph")
-            self.functions = functions_of([args[0]._grad_fn])
+            self.functions = graph_of([args[0]._grad_fn])
             self.retains = retains_graph(args, kwargs)
             self.leaves = _leaves(self.functions, run)
             step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
@@ -81,7 +82,7 @@ class Note:
             roots = outputs_of(args, kwargs)
             if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                 raise Refused("it is given a tensor from before that has a graph")
-            self.functions = functions_of([root._grad_fn for root in roots])
+            self.functions = graph_of([root._grad_fn for root in roots])
             _leaves(self.functions, run)
         elif step.kind == "step":
             values = None if callee.watch is None else callee.watch(*args, **kwargs)
@@ -449,7 +450,7 @@ def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
     Raises Refused where it is not made of plain calls.
     """
     found: dict[Storage, None] = {}
-    for fn in functions_of(starts):
+    for fn in graph_of(starts):
         if fn.pre_hooks or fn.post_hooks or fn.retained or hasattr(fn, "ctx"):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
         if isinstance(fn, AccumulateGrad):
@@ -471,18 +472,6 @@ def _has_tensor(static: Any) -> bool:
     if isinstance(parts, (tuple, list, type({}.values()))):
         return any(map(_has_tensor, parts))
     return isinstance(static, Tensor)
-
-
-def functions_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
-    """Return the functions of a graph, in an order that depends on the graph alone."""
-    found: dict[GradFn, None] = {}
-    pending = [fn for fn in starts if fn is not None]
-    while pending:
-        fn = pending.pop()
-        if fn not in found:
-            found[fn] = None
-            pending.extend(e[0] for e in fn.edges if e is not None)
-    return found
 
 
 def _origin(node: Node, run: Run, before: dict[Node, int]) -> Origin:

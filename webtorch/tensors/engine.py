@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import dispatched
@@ -214,18 +214,18 @@ def will_run(fns: Iterable[GradFn]) -> list[bool]:
     """Whether the running backward pass reaches each of the functions."""
     assert mode.task is not None
     starts, needed = mode.task
-    if needed is None:
-        needed = graph_of(starts)
-    return [fn in needed for fn in fns]
+    reached: Container[GradFn] = graph_of(starts) if needed is None else needed
+    return [fn in reached for fn in fns]
 
 
-def graph_of(starts: Iterable[GradFn]) -> set[GradFn]:
-    """Return the functions that a backward pass from `starts` may run."""
-    pending, seen = list(starts), set[GradFn]()
+def graph_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
+    """Return the functions that a backward pass from `starts` may run, in an order that depends on the graph alone."""
+    seen: dict[GradFn, None] = {}
+    pending = [fn for fn in starts if fn is not None]
     while pending:
         fn = pending.pop()
         if fn not in seen:
-            seen.add(fn)
+            seen[fn] = None
             pending.extend(e[0] for e in fn.edges if e is not None)
     return seen
 

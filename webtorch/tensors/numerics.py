@@ -8,12 +8,12 @@ is where it began.
 from __future__ import annotations
 
 import contextlib
-import linecache
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from webtorch.errors import NonFiniteError
 from webtorch.ir.graph import Node
+from webtorch.ir.lines import source_text
 from webtorch.lower.body import line_text
 from webtorch.ops.record import TABLE, Op
 from webtorch.runtime.realize import Owner, Runtime, open_runtimes
@@ -120,8 +120,7 @@ class check_numerics(contextlib.ContextDecorator):
                 "this data comes from."
             )
         place = line_text(node.line)
-        file, _, line = place.rpartition(":")
-        code = linecache.getline(file, int(line)).strip() if place else ""
+        code = source_text(place)
         where = f" at {place}" + (f": {code}" if code else "") if place else ""
         text = (
             f"check_numerics: {_name(node)} gave {found} among {x.numel()} numbers "
