@@ -236,6 +236,7 @@ def _operators() -> None:
                 method
             ),
         )
+    Tensor.__delitem__ = _no_deletion  # type: ignore[attr-defined]
     _no_attribute.__name__ = "__getattr__"
     Tensor.__getattr__ = _no_attribute  # type: ignore[attr-defined]
 
@@ -253,6 +254,10 @@ def _part_property(name: str) -> property:
         return found
 
     return property(dispatched(role="operation")(get), dispatched()(put), doc=TABLE[name].doc)
+
+
+def _no_deletion(self: Tensor, index: object) -> None:
+    raise TypeError("Tensor does not support deleting items")
 
 
 def _no_attribute(self: Tensor, name: str) -> Any:
