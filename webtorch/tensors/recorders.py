@@ -23,7 +23,7 @@ from webtorch.ir.dtype import (
     integer_limits,
     legacy_name,
 )
-from webtorch.ir.graph import Node, window
+from webtorch.ir.graph import Form, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
 from webtorch.ops import elementwise
@@ -184,7 +184,7 @@ class _Recorder:
     """How the calls of an entry with one signature are recorded: worked out at the first (`_prepare`)."""
 
     __slots__ = (
-        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "gradients", "order",
+        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "form", "gradients", "order",
         "runtime", "shape", "stored", "strides",
     )  # fmt: skip
 
@@ -198,6 +198,7 @@ class _Recorder:
     ) -> None:
         letters = ["t" if isinstance(o, Tensor) else "s" for o in operands] + ["s"] * len(numbers)
         self.attrs = (op, "".join(letters), dtype.compute)
+        self.form = Form()
         # The type of the calculation, and of the result.
         self.compute = dtype
         self.dtype = bool_ if op.promotion == "bool" else dtype
@@ -237,7 +238,7 @@ class _Recorder:
         if self.converts:
             values = self._converted(operands, values)
         node = Node(
-            "map", tuple(srcs), self.attrs, tuple(values), self.stored, self.dtype, user_line()
+            "map", tuple(srcs), self.attrs, tuple(values), self.stored, self.dtype, user_line(), self.form
         )
         out = object.__new__(Tensor)
         out._adopt(
@@ -333,7 +334,9 @@ def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
             else:
                 srcs, values = (first,), (y,)  # type: ignore[assignment]
             dtype, runtime = recorder.dtype, recorder.runtime
-            node = Node("map", srcs, recorder.attrs, values, shape, dtype, user_line())
+            node = Node(
+                "map", srcs, recorder.attrs, values, shape, dtype, user_line(), recorder.form
+            )
             out = object.__new__(Tensor)
             out._adopt(Storage(node, runtime, recorder.elements), shape, recorder.strides, 0, True)
             if recorder.differentiable and (

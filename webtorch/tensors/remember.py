@@ -196,7 +196,7 @@ def _tensor(
 ) -> Tensor:
     """Return a result, whose node joins those of the call's `results`, if it has several."""
     attrs, (elements, kind), version, (shape, strides, offset, whole, dtype) = place
-    node = Node("call", leaves, (*attrs, results), (), elements, kind, line)
+    node = Node("call", leaves, (*attrs, results), (), elements, kind, line, attrs[0])
     if type(results) is list:
         results.append(weakref.ref(node))
     storage = Storage(node, runtime)

@@ -98,8 +98,10 @@ def realize(*tensors: Tensor) -> None:
     it. Does not wait.
     """
     settle_scripts("what is pending is computed")
-    runtimes = {t._storage.runtime for t in tensors} if tensors else open_runtimes()
-    for runtime in runtimes:
+    if len(tensors) == 1:
+        tensors[0]._storage.runtime.flush()
+        return
+    for runtime in {t._storage.runtime for t in tensors} if tensors else open_runtimes():
         runtime.flush()
 
 

@@ -564,8 +564,6 @@ class CpuExecutable:
         compile_ahead([self.runners[s.routine] for s in program.steps if isinstance(s, Dispatch)])
         self.status: Array = np.zeros(2, np.int64)
         self.checks = bool(program.sites)
-        # Temporaries and argument blocks are shared by the runs of one program.
-        self.lock = threading.Lock()
         self.names, self.head = self._begin()
         # Kernels that are not machine code yet. Once all are, the steps are written anew.
         self.waiting = (
@@ -578,23 +576,22 @@ class CpuExecutable:
     def run(
         self, inputs: Sequence[CpuBuffer], args: Sequence[Scalar], into: object = None
     ) -> list[CpuBuffer]:
-        """Run the program and return its output buffers."""
-        with self.lock:
-            listener = watch.listener
-            outputs: list[CpuBuffer] = (
-                self.call(inputs, args)
-                if listener is None
-                else run_timed(self, listener, inputs, args)
-            )
-            if self.checks and self.status[0]:
-                site, value = int(self.status[0]) - 1, int(self.status[1])
-                self.status[:] = 0
-                self.failed(self.program, site, value)
-            if self.waiting:
-                while self.waiting and self.waiting[-1].native is not None:
-                    self.waiting.pop()
-                if not self.waiting:
-                    self.call = self._compile()
+        """Run the program and return its output buffers. Whoever calls has the lock of the device: the runs of
+        one program share temporaries.
+        """
+        listener = watch.listener
+        outputs: list[CpuBuffer] = (
+            self.call(inputs, args) if listener is None else run_timed(self, listener, inputs, args)
+        )
+        if self.checks and self.status[0]:
+            site, value = int(self.status[0]) - 1, int(self.status[1])
+            self.status[:] = 0
+            self.failed(self.program, site, value)
+        if self.waiting:
+            while self.waiting and self.waiting[-1].native is not None:
+                self.waiting.pop()
+            if not self.waiting:
+                self.call = self._compile()
         return outputs
 
     def source(self) -> str:
