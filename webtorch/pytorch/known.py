@@ -60,12 +60,9 @@ class _Place:
     __slots__ = ("attrs", "dtype", "elements", "kind", "laid", "shape", "size", "strides")
 
     def __init__(self, result: Result, number: int, strides: tuple[int, ...], laid: bool) -> None:
-        attrs, (shape, kind), _, (size, _, _, _, dtype) = result.places[number]
+        attrs, (shape, kind, self.elements), _, (size, _, _, _, dtype) = result.places[number]
         self.attrs, self.shape, self.kind, self.size = attrs, shape, kind, size
         self.dtype, self.strides, self.laid = TO_TORCH[dtype], strides, laid
-        self.elements = 1
-        for n in shape:
-            self.elements *= n
 
 
 class _Free(float):
@@ -179,7 +176,7 @@ class Plan:
         leaves: Any = tuple([nodes[s] if type(s) is int else s for s in self.leaves])
         place = self.places[0]
         attrs = place.attrs
-        return Node("call", leaves, (*attrs, ()), (), place.shape, place.kind, line, attrs[0])
+        return Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
 
     def tensors(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Any:
         """Record a call over the operands' nodes, and return its results as new tensors."""
@@ -194,7 +191,7 @@ class Plan:
         results: list[weakref.ref[Node]] = []
         tensors: list[torch.Tensor] = []
         for place in self.places:
-            attrs = (*place.attrs, results)
+            attrs = (*place.attrs[:2], results)
             node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
             results.append(weakref.ref(node))
             tensors.append(_tensor(place, node, home))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from webtorch.dispatch.call import active
 from webtorch.errors import CaptureError, OutOfMemoryError
 from webtorch.ir.dtype import DType, Scalar, float32, float64, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
@@ -529,6 +530,19 @@ class Runtime:
             # Other threads go on recording: each call on the list is one step.
             pending = self.pending[:]
             del self.pending[: len(pending)]
+            if len(pending) == 1 and recording is None and len(settled) < self.most_settled:
+                # One operation that is read at once: the same, in fewer words.
+                (reference,) = pending
+                self.running += 1
+                owner = reference()
+                if owner is None:
+                    return []
+                settled[id(owner)] = reference
+                node, donor = owner.node, owner.donor
+                if node.kind == "buffer":
+                    return []
+                owner.donor = None
+                return [Taken(owner, node, donor)]
             for reference in pending:
                 owner = reference()
                 if owner is None:
@@ -627,11 +641,10 @@ class Runtime:
 
     def _run(self, owners: Sequence[Value]) -> None:
         self.counters.realized += 1
-        if not self.debug:
-            if self._run_call(owners):
-                if listener is not None:
-                    listener.ran(self, None, None)
-                return
+        if not self.debug and self._run_call(owners):
+            if active.count and listener is not None:
+                listener.ran(self, None, None)
+            return
         frozen = freeze(owners)
         if (
             len(frozen.order) >= FEWEST
@@ -763,12 +776,17 @@ class Runtime:
                 self.families.get(id(executable)),
             )
         else:
-            self._count_hit(known.family)
+            self.counters.hits += 1
+            self.churn.found(known.family)
         if known.order is None:
             buffers = [s.buffer for s in given]
         else:
             buffers = [given[n].buffer for n in known.order]
-        self._settle_run(owners, executable, buffers, known.args or node.scalars)
+        args = known.args or node.scalars
+        if donor is None and len(owners) == 1:
+            node.become_buffer(executable.run(buffers, args)[0])
+        else:
+            self._write_run(owners, executable, buffers, args)
         return True
 
     def _run_single(self, owner: Value) -> bool:
@@ -784,26 +802,23 @@ class Runtime:
             executable = self.program(frozen.key, frozen)
             self.single[key] = weakref.ref(executable)
         else:
-            self._count_hit(self.families.get(id(executable)))
-        self._settle_run([owner], executable, [n.buffer for n in inputs], args)
+            self.counters.hits += 1
+            self.churn.found(self.families.get(id(executable)))
+        buffers = [n.buffer for n in inputs]
+        if owner.donor is None:
+            owner.node.become_buffer(executable.run(buffers, args)[0])
+        else:
+            self._write_run([owner], executable, buffers, args)
         return True
 
-    def _count_hit(self, family: Family | None) -> None:
-        self.counters.hits += 1
-        self.churn.found(family)
-
     @staticmethod
-    def _settle_run(
+    def _write_run(
         owners: Sequence[Value],
         executable: Executable,
         buffers: list[Any],
         args: Sequence[Scalar],
     ) -> None:
-        """Run a program, and give the owners its results."""
-        if len(owners) == 1 and owners[0].donor is None:
-            owners[0].node.become_buffer(executable.run(buffers, args)[0])
-            return
-        # What writes into memory that it is given must not run twice.
+        """Run a program that may write into memory that it is given, which must not happen twice."""
         with whole:
             for owner, buffer in zip(owners, executable.run(buffers, args), strict=True):
                 owner.node.become_buffer(buffer)

@@ -118,6 +118,8 @@ class Follower:
             if _listener.follower is not self:
                 return
             self.on, self.in_vain = True, 0
+        # What was computed before was not counted.
+        changes.count += 1
         # Not before: every look at an attribute takes twice the time where a class has this.
         setattr(Storage, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()

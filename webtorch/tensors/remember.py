@@ -13,12 +13,12 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from webtorch.dispatch.call import Args, Kwargs, Run, active, inside
+from webtorch.dispatch.call import Args, Kwargs, active, inside
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import IN_MEMORY, Node, Recorded
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
-from webtorch.runtime.realize import is_seen
+from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.tensors import override
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
@@ -40,32 +40,33 @@ _LISTS = frozenset((tuple, list, Size))
 _OTHERS = frozenset((str, type(None), DType, slice, type(Ellipsis)))
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
-# A result: the first attributes, the shape and the type of its node, the version of its storage, and how it
-# lies there.
-Place = tuple[tuple[Recorded, int], tuple[tuple[int, ...], DType], int, Geometry]
+# A result: the attributes of its node where it is the only one, the shape, type and size of that, the version of its
+# storage, and how it lies there.
+Place = tuple[tuple[Recorded, int, tuple[()]], tuple[tuple[int, ...], DType, int], int, Geometry]
 
 
 class Result:
     """What a remembered call gives: the sources of its graph, and the places of its results."""
 
-    __slots__ = ("kind", "leaves", "places")
+    __slots__ = ("kind", "leaves", "places", "runtime")
 
     def __init__(
         self,
         kind: Callable[..., Any] | None,
         leaves: list[int | Node],
         places: list[Place],
+        runtime: Runtime,
     ) -> None:
         # None: one tensor; else what makes the tuple.
         self.kind = kind
         # The sources: tensors among the arguments by number, or data of the call's own.
         self.leaves = leaves
-        self.places = places
+        self.places, self.runtime = places, runtime
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that remembers what calls without gradients record."""
-    run = remembering(function)
+    run = Memory(function).run
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
@@ -75,58 +76,59 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def remembering(function: Callable[..., Any]) -> Run:
-    """Return what calls a function, and remembers what calls without gradients record."""
-    # By kind of call: 0 where it was seen once, None where it cannot be remembered.
-    known: dict[tuple[Any, ...], Result | int | None] = {}
-    _FORGETTING.append(known)
-    failures = 0
+class Memory:
+    """What a function records, by the kinds of its arguments."""
 
-    def call(args: Args, kwargs: Kwargs) -> Any:
-        """Call the function, or record a node for what it is known to record."""
-        nonlocal failures
-        if failures >= _MOST_FAILURES or look.watching:
-            return function(*args, **kwargs)
+    __slots__ = ("failures", "function", "known")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        # By kind of call: 0 where it was seen once, None where it cannot be remembered.
+        self.known: dict[tuple[Any, ...], Result | int | None] = {}
+        # How many could not be; far below 0 once one could.
+        self.failures = 0
+        _FORGETTING.append(self.known)
+
+    def find(self, args: Args, kwargs: Kwargs) -> Any:
+        """Record a node for what a call is known to record; None if that is not known. To be asked while no
+        interpreter is on.
+        """
+        if self.failures >= 0 or look.watching or transforms.count:
+            return None
         nodes: list[Node] = []
-        # What products of 16-bit floats give is not told by their arguments.
-        parts: list[Any] = [mode.keeps_sums]
-        if not _kinds(args, parts, nodes):
-            return function(*args, **kwargs)
-        for name, value in kwargs.items():
-            parts.append((name,))
-            if not _kinds((value,), parts, nodes):
-                return function(*args, **kwargs)
-        if (
-            not nodes
-            # Transforms and interpreters meet the calls that this one is made of.
-            or transforms.count
-            or (active.count and inside())
-        ):
-            return function(*args, **kwargs)
-        if len(nodes) > 1:
-            parts.append(tuple([nodes.index(n) for n in nodes]))
-        key = tuple(parts)
+        key = _kind_of(args, kwargs, nodes)
+        found = self.known.get(key) if key is not None else None
+        return _again(found, nodes) if type(found) is Result else None
+
+    def run(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the function, or record a node for what it is known to record."""
+        if self.failures >= _MOST_FAILURES or look.watching:
+            return self.function(*args, **kwargs)
+        nodes: list[Node] = []
+        key = _kind_of(args, kwargs, nodes)
+        # Transforms and interpreters meet the calls that this one is made of.
+        if key is None or transforms.count or (active.count and inside()):
+            return self.function(*args, **kwargs)
+        known = self.known
         found = known.get(key, 1)
         if type(found) is Result:
-            return _again(found, nodes, parts[0])
+            return _again(found, nodes)
         if found == 0:
             result = None
             try:
-                out, result = watched(function, args, kwargs, nodes)
+                out, result = watched(self.function, args, kwargs, nodes)
             finally:
                 known[key] = result
             if result is not None:
-                failures = -(1 << 30)
+                self.failures = -(1 << 30)
             else:
-                failures += 1
+                self.failures += 1
             return out
         if found == 1:
             if len(known) >= _MOST_KINDS:
                 known.clear()
             known[key] = 0
-        return function(*args, **kwargs)
-
-    return call
+        return self.function(*args, **kwargs)
 
 
 _FORGETTING: list[dict[tuple[Any, ...], Any]] = []
@@ -141,17 +143,37 @@ def forget() -> None:
 depending.append(forget)
 
 
+def _kind_of(args: Args, kwargs: Kwargs, nodes: list[Node]) -> tuple[Any, ...] | None:
+    """Return what a call records depends on, and add the values of its tensors to `nodes`; None where that is not
+    all, or there are none.
+    """
+    # First the device. What products of 16-bit floats give is not told by their arguments.
+    parts: list[Any] = [None, mode.keeps_sums]
+    if not _kinds(args, parts, nodes):
+        return None
+    for name, value in kwargs.items():
+        parts.append((name,))
+        if not _kinds((value,), parts, nodes):
+            return None
+    count = len(nodes)
+    if count == 2:
+        parts.append(nodes[0] is nodes[1])
+    elif count > 2:
+        parts.append(tuple([nodes.index(n) for n in nodes]))
+    return tuple(parts) if count else None
+
+
 def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
-    """Add to `parts` what a call records depends on, first the runtime; False where that is not all."""
+    """Add to `parts` what a call records depends on; False where that is not all."""
     for x in values:
         kind = type(x)
         if kind is Tensor or (kind in override.plain and issubclass(kind, Tensor)):
             storage = x._storage
             node, runtime = storage.node, storage.runtime
-            if not nodes:
-                parts.insert(0, runtime)
-            elif runtime is not parts[0]:
-                return False
+            if runtime is not parts[0]:
+                if nodes:
+                    return False
+                parts[0] = runtime
             if runtime.recording is not None or (node.host is not None and is_seen(node)):
                 return False
             needs = x._requires_grad or (x._base is not None and x.requires_grad)
@@ -181,28 +203,32 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
     return True
 
 
-def _again(found: Result, nodes: list[Node], runtime: object) -> Any:
+def _again(found: Result, nodes: list[Node]) -> Any:
     """Record a remembered call."""
     leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
     line = user_line()
     if found.kind is None:
-        return _tensor(leaves, line, runtime, found.places[0], ())
+        return _tensor(leaves, line, found.runtime, found.places[0], found.places[0][0])
     results: list[weakref.ref[Node]] = []
-    return found.kind([_tensor(leaves, line, runtime, place, results) for place in found.places])
+    made = []
+    for place in found.places:
+        graph, number, _ = place[0]
+        out = _tensor(leaves, line, found.runtime, place, (graph, number, results))
+        results.append(weakref.ref(out._storage.node))
+        made.append(out)
+    return found.kind(made)
 
 
 def _tensor(
-    leaves: tuple[Node, ...], line: object, runtime: Any, place: Place, results: object
+    leaves: tuple[Node, ...], line: object, runtime: Runtime, place: Place, attrs: tuple[Any, ...]
 ) -> Tensor:
-    """Return a result, whose node joins those of the call's `results`, if it has several."""
-    attrs, (elements, kind), version, (shape, strides, offset, whole, dtype) = place
-    node = Node("call", leaves, (*attrs, results), (), elements, kind, line, attrs[0])
-    if type(results) is list:
-        results.append(weakref.ref(node))
-    storage = Storage(node, runtime)
+    """Return a result."""
+    _, (shape, kind, elements), version, (size, strides, offset, whole, dtype) = place
+    node = Node("call", leaves, attrs, (), shape, kind, line, attrs[0])
+    storage = Storage(node, runtime, elements)
     storage.version = version
     out = object.__new__(Tensor)
-    out._adopt(storage, shape, strides, offset, whole)
+    out._adopt(storage, size, strides, offset, whole)
     out.dtype = dtype
     return out
 
@@ -286,14 +312,14 @@ def _result(out: object, nodes: list[Node], storages: list[Storage]) -> Result |
     graph = Recorded(tuple(steps), tuple([place_of[n] for n in roots]))
     places = [
         (
-            (graph, i),
-            (n.shape, n.dtype),
+            (graph, i, ()),
+            (n.shape, n.dtype, t._storage.elements),
             t._storage.version,
             (t._shape, t._strides, t._offset, t._whole, t.dtype),
         )
         for i, (n, t) in enumerate(zip(roots, tensors, strict=True))
     ]
-    return Result(kind, leaves, places)
+    return Result(kind, leaves, places, storages[0].runtime)
 
 
 def _with_gaps(there: tuple[bool, ...], values: list[Any]) -> tuple[Any, ...]:

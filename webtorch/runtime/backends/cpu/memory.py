@@ -203,17 +203,14 @@ MEMORY = Memory()
 class CpuBuffer:
     """Memory for `elements` values; `address` is where it starts, `array` a flat NumPy array of it."""
 
-    __slots__ = ("__weakref__", "_array", "address", "block", "dtype", "elements", "owner")
+    __slots__ = ("__weakref__", "_array", "address", "block", "dtype", "elements")
     block: Block
 
-    def __init__(self, dtype: DType, elements: int, owner: CpuBuffer | None = None) -> None:
+    def __init__(self, dtype: DType, elements: int) -> None:
         self.dtype = dtype
         self.elements = elements
         self._array: Array | None = None
-        # With an owner, this is another name for the start of the owner's memory.
-        self.owner = owner
-        block = MEMORY.take(elements * dtype.itemsize) if owner is None else owner.block
-        self.block = block
+        block = self.block = MEMORY.take(elements * dtype.itemsize)
         self.address = block.address
 
     @property
@@ -236,14 +233,29 @@ class CpuBuffer:
         try:
             block = self.block
         except AttributeError:
-            return
-        if self.owner is None:
-            # The array must go first, or the block would look used.
-            self._array = None
-            MEMORY.give(block)
+            return  # there was no memory
+        # The array must go first, or the block would look used.
+        self._array = None
+        MEMORY.give(block)
 
     # Whether a value may be written here.
     writable = True
+
+
+class PartBuffer(CpuBuffer):
+    """Another name for the start of a buffer's memory."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, dtype: DType, elements: int, owner: CpuBuffer) -> None:
+        self.dtype = dtype
+        self.elements = elements
+        self._array = None
+        self.owner = owner
+        self.block, self.address = owner.block, owner.address
+
+    def __del__(self) -> None:
+        """The owner gives the memory back."""
 
 
 class ArrayBuffer(CpuBuffer):
@@ -253,7 +265,6 @@ class ArrayBuffer(CpuBuffer):
 
     def __init__(self, dtype: DType, array: Array) -> None:
         self.dtype = dtype
-        self.owner = None
         strides = [st // array.itemsize for st in array.strides]
         order = sorted(range(array.ndim), key=lambda d: (-strides[d], -array.shape[d]))
         dense = array.transpose(order)
@@ -266,6 +277,9 @@ class ArrayBuffer(CpuBuffer):
         self.elements = flat.size
         self.address = flat.__array_interface__["data"][0]
         self.writable = bool(array.flags.writeable)
+
+    def __del__(self) -> None:
+        """The memory is the array's."""
 
     def is_seen(self) -> bool:
         """Whether anybody else may still see the memory through an array."""
