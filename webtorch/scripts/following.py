@@ -24,7 +24,7 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
-from webtorch.tensors.above import give
+from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
@@ -121,7 +121,8 @@ class Follower:
         # What was computed before was not counted.
         changes.count += 1
         # Not before: every look at an attribute takes twice the time where a class has this.
-        setattr(Storage, "__getattr__", look_at)  # noqa: B010
+        for kind in (Tensor, Storage):
+            setattr(kind, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()
         active.add(1)
         active.follower = self
@@ -136,6 +137,10 @@ class Follower:
         self.on = False
         active.follower = None
         active.add(-1)
+        if not _promising:
+            for kind in (Tensor, Storage):
+                if "__getattr__" in vars(kind):
+                    delattr(kind, "__getattr__")
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
         self.pause = self.paused = min(_LONGER * max(self.paused, _PATIENCE), _LONGEST)
@@ -798,6 +803,8 @@ def _forget_programs(step: Step) -> None:
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
     """Give a promised tensor, or a storage that is to be written, what it lacks."""
+    if name not in LATE and name != "node":
+        raise _no_attribute(holder, name)
     for follower in list(_promising):
         run = follower.run
         if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
@@ -810,7 +817,12 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
         # Another thread may have been about to give it.
         with there.lock, contextlib.suppress(AttributeError):
             return object.__getattribute__(holder, name)
-    raise AttributeError(
+    raise _no_attribute(holder, name)
+
+
+def _no_attribute(holder: Tensor | Storage, name: str) -> AttributeError:
+    """Return Python's own error."""
+    return AttributeError(
         f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
     )
 
@@ -867,7 +879,6 @@ depending.append(_forget)
 
 def begin_to_look() -> None:
     """Look for steps that come again, from now on."""
-    give(promised=look_at)
     realizing.listener = _listener
 
 

@@ -135,9 +135,10 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
                         break
                 else:
                     return apply(op, args[:count], args[count:] + defaults[given - count :])
-                if given == 2 == count and isinstance(args[0], Tensor):
-                    if isinstance(args[1], other_too) and not defaults:
-                        return apply_two(op, *args)
+                if given == 2 == count and isinstance(args[0], Tensor) and not defaults:
+                    x, y = args
+                    if isinstance(y, other_too):
+                        return apply_two(op, x, y)
             return enter(callee, args, kwargs if out is None else {**kwargs, "out": out})
 
     function.__name__ = function.__qualname__ = op.name
@@ -292,6 +293,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         return written
     public, made = bool(op.function_in), bool(op.function_in) and op.family != "movement"
     # Below a gradient rule nothing records gradients: in training, too, its forward part is remembered.
+    run: Run
     find: Run | None = None
     if public or op.vjp is not None:
         memory = Memory(written)
