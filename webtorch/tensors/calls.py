@@ -35,7 +35,7 @@ from webtorch.tensors import override
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_one, apply_two
-from webtorch.tensors.remember import Memory
+from webtorch.tensors.remember import Memory, Views
 from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import SavedTensor, composed
@@ -298,6 +298,9 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     if public or op.vjp is not None:
         memory = Memory(written)
         run, find = memory.run, memory.find
+        if op.family == "movement":
+            views = Views(run, memory, titled=bool(op.gradient_name))
+            run, find = views.run, views.find
     else:
         run = lambda args, kwargs: written(*args, **kwargs)  # noqa: E731
     if op.vjp is not None:

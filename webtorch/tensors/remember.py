@@ -11,9 +11,10 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any
 
-from webtorch.dispatch.call import Args, Kwargs, active, inside
+from webtorch.dispatch.call import Args, Kwargs, Run, active, inside
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import IN_MEMORY, Node, Recorded
 from webtorch.ir.lines import user_line
@@ -25,6 +26,7 @@ from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import View, noted
 
 # Kinds of calls that an operation remembers; a program that makes kinds without end starts anew.
 _MOST_KINDS = 512
@@ -37,7 +39,7 @@ _MOST_CONSTANT = 1 << 14
 # Numbers that are equal though they mean different things are told apart by their types, zeros by their signs.
 _NUMBERS = frozenset((bool, int, float, complex))
 _LISTS = frozenset((tuple, list, Size))
-_OTHERS = frozenset((str, type(None), DType, slice, type(Ellipsis)))
+_OTHERS = frozenset((str, type(None), DType, type(Ellipsis)))
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
 # A result: the attributes of its node where it is the only one, the shape, type and size of that, the version of its
@@ -131,6 +133,145 @@ class Memory:
         return self.function(*args, **kwargs)
 
 
+class Views:
+    """The views that a function gives of its first argument, by how that lies and by the other arguments: shapes,
+    strides and offsets are worked out once. Where it gives anything else, `memory` may know the call.
+    """
+
+    __slots__ = ("failures", "known", "memory", "run_as_usual", "titled")
+
+    def __init__(self, run: Run, memory: Memory | None = None, titled: bool = False) -> None:
+        """`titled`: its results get gradient functions of another name than views have."""
+        self.run_as_usual, self.memory, self.titled = run, memory, titled
+        # By kind of call: 0 where it was seen once, None where it gives no view.
+        self.known: dict[tuple[Any, ...], View | int | None] = {}
+        self.failures = 0
+
+    def find(self, args: Args, kwargs: Kwargs) -> Any:
+        """Return what a call is known to give; None if that is not known. To be asked while no interpreter is on."""
+        if self.failures < 0 and not kwargs and args:
+            x = args[0]
+            key = _lies(x, args)
+            found = self.known.get(key) if key is not None else None
+            if type(found) is View and (
+                found.vjp is not None or not (mode.grad and x.requires_grad)
+            ):
+                if found.dense == _ITSELF:
+                    return x
+                offset = x._offset
+                return found.of(x, offset + found.offset if found.offset else offset)
+        return self.memory.find(args, kwargs) if self.memory is not None else None
+
+    def run(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the function, and note what view it gives."""
+        if self.failures < _MOST_FAILURES and not kwargs and args and not active.count:
+            key = _lies(args[0], args)
+            if key is not None and type(args[0]._offset) is int:
+                found = self.known.get(key, 1)
+                if found == 0:
+                    return self._watched(key, args)
+                if found == 1:
+                    self._note(key)
+        return self.run_as_usual(args, kwargs)
+
+    def _note(self, key: tuple[Any, ...]) -> None:
+        """Note a call that was not seen before."""
+        known = self.known
+        if len(known) >= _MOST_KINDS:
+            if sum(found == 0 for found in known.values()) > _MOST_KINDS // 2:
+                # Each is another one, as in a loop over positions.
+                self.failures = _MOST_FAILURES
+            known.clear()
+        known[key] = 0
+
+    def _watched(self, key: tuple[Any, ...], args: Args) -> Any:
+        """Call the function, and keep what it gives if that is a view."""
+        x, me = args[0], get_ident()
+        state = _state(x)
+        before, outer = look.looked, noted.get(me)
+        views = noted[me] = []
+        self.known[key], look.looked = None, False
+        try:
+            out = self.run_as_usual(args, {})
+        finally:
+            looked, look.looked = look.looked, before or look.looked
+            del noted[me]
+            if outer is not None:
+                outer += views
+                noted[me] = outer
+        if looked or type(out) is not Tensor or _state(x) != state:
+            return out
+        found = None
+        if out is x and not views:
+            found = View((), (), 0, _ITSELF, _itself, (), "")
+        elif views and _is_chain(x, views, out):
+            view, single = views[-1][1], len(views) == 1 and not self.titled
+            found = View(
+                view.shape,
+                view.strides,
+                out._offset - x._offset,
+                view.dense,
+                view.vjp if single else None,
+                view.args,
+                view.name,
+            )
+        self.known[key] = found
+        self.failures = -(1 << 30) if found is not None else self.failures + 1
+        return out
+
+
+def _state(x: Tensor) -> tuple[Any, ...]:
+    """Return what a call changes of a tensor that it writes, or makes a view of its own storage."""
+    storage = x._storage
+    return storage, storage.node, storage.version, x._history, x._shape, x._strides, x._offset
+
+
+# Stands for the size of a view that is the tensor itself.
+_ITSELF = -2
+
+
+def _itself(g: Tensor) -> Tensor:
+    return g
+
+
+def _lies(x: Any, args: Args) -> tuple[Any, ...] | None:
+    """Return how a tensor lies, and the arguments that follow it; None where that does not say what a view is."""
+    kind = type(x)
+    if (
+        (kind is not Tensor and not (kind in override.plain and issubclass(kind, Tensor)))
+        or x._levels
+        or transforms.count
+    ):
+        return None
+    if len(args) == 1:
+        return x._shape, x._strides, x.dtype
+    parts: list[Any] = [x._shape, x._strides, x.dtype]
+    return tuple(parts) if _constants(args[1:], parts) else None
+
+
+def _constants(values: Iterable[Any], parts: list[Any]) -> bool:
+    """Add to `parts` values that are no tensors, and lists of such; False where there are others."""
+    for x in values:
+        kind = type(x)
+        if kind in _LISTS:
+            parts += (kind, len(x))
+            if len(x) > _LONGEST or not _constants(x, parts):
+                return False
+        elif not _constant(x, kind, parts):
+            return False
+    return True
+
+
+def _is_chain(x: Tensor, views: list[tuple[Tensor, View, Tensor]], out: Tensor) -> bool:
+    """Whether views are one of x, one of that, and so on to `out`, all of x's type."""
+    at = x
+    for source, view, made in views:
+        if source is not at or view.dtype is not None:
+            return False
+        at = made
+    return at is out and out.dtype is x.dtype and not out._levels
+
+
 _FORGETTING: list[dict[tuple[Any, ...], Any]] = []
 
 
@@ -189,17 +330,28 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
                 place = node.kind if node.kind in IN_MEMORY else ""
                 parts += (shape, x._strides, x._offset, x.dtype, node.shape, needs, place)
             nodes.append(node)
-        elif kind in _NUMBERS:
-            parts += (kind, x if x and kind is not complex else str(x))
-        elif kind in _OTHERS:
-            parts.append(x if kind is not slice else ("slice", x.start, x.stop, x.step))
         elif kind in _LISTS:
             parts += (kind, len(x))
             # Long lists are data.
             if len(x) > _LONGEST or not _kinds(x, parts, nodes):
                 return False
-        else:
+        elif not _constant(x, kind, parts):
             return False
+    return True
+
+
+def _constant(x: Any, kind: type[Any], parts: list[Any]) -> bool:
+    """Add to `parts` a value that is no tensor; False where it is of no kind that is compared."""
+    if kind in _NUMBERS:
+        parts += (kind, x if x and kind is not complex else str(x))
+    elif kind is slice:
+        ends = x.start, x.stop, x.step
+        parts += ("slice", *ends)
+        return all(type(n) is int or n is None for n in ends)
+    elif kind in _OTHERS:
+        parts.append(x)
+    else:
+        return False
     return True
 
 
