@@ -530,19 +530,6 @@ class Runtime:
             # Other threads go on recording: each call on the list is one step.
             pending = self.pending[:]
             del self.pending[: len(pending)]
-            if len(pending) == 1 and recording is None and len(settled) < self.most_settled:
-                # One operation that is read at once: the same, in fewer words.
-                (reference,) = pending
-                self.running += 1
-                owner = reference()
-                if owner is None:
-                    return []
-                settled[id(owner)] = reference
-                node, donor = owner.node, owner.donor
-                if node.kind == "buffer":
-                    return []
-                owner.donor = None
-                return [Taken(owner, node, donor)]
             for reference in pending:
                 owner = reference()
                 if owner is None:
@@ -580,6 +567,8 @@ class Runtime:
                     "instead of a Python `if`."
                 )
         with self.lock:
+            if len(self.pending) == 1 and recording is None and not self.lent and self._launch():
+                return
             taken = self._take()
             try:
                 if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
@@ -588,6 +577,59 @@ class Runtime:
                     self._compute(taken)
             finally:
                 self.running -= 1
+
+    def _launch(self) -> bool:
+        """Compute the one value that is pending by the program that is known for others of its form. Return whether
+        there is one: an operation that is read at once pays for no more than this.
+        """
+        reference = self.pending[0]
+        owner = reference()
+        # While there is little room somebody must ask which program was used last.
+        full = len(self.programs) > _MAX_PROGRAMS // 2
+        if owner is None or full or self.debug or watch.before is not None:
+            return False
+        # Whoever gives the owner another value from here on sees that it must be computed, too.
+        self.running += 1
+        try:
+            node = owner.node
+            form, given, kind = node.form, node.srcs, node.kind
+            if form is None or form.picks or kind == "buffer" or owner.donor is not None:
+                return False
+            buffers = []
+            for s in given:
+                if s.kind != "buffer":
+                    return False
+                buffers.append(s.buffer)
+            count = len(given)
+            if count > 1 and (given[0] is given[1] if count == 2 else len({*given}) < count):
+                return False
+            known: _Known | None = form.programs.get(node.attrs[1] if kind == "call" else 0)
+            if known is None or known.runtime is not self:
+                return False
+            executable = known.executable()
+            if executable is None:
+                return False
+            if known.order is not None:
+                buffers = [buffers[n] for n in known.order]
+            self.settled[id(owner)] = reference
+            del self.pending[0]
+            try:
+                node.become_buffer(executable.run(buffers, known.args or node.scalars)[0])
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    # Stopped before it ran: the result is still wanted.
+                    self.pending.insert(0, reference)
+                raise
+        finally:
+            self.running -= 1
+        self.counters.realized += 1
+        self.counters.hits += 1
+        self.churn.found(known.family)
+        if len(self.settled) > self.most_settled:
+            self._forget_dead()
+        if active.count and listener is not None:
+            listener.ran(self, None, None)
+        return True
 
     def _compute(self, taken: list[Taken]) -> None:
         try:
