@@ -22,7 +22,7 @@ from webtorch.dispatch.call import Callee, enter
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.hook import Hook, RemovableHandle
-from webtorch.nn.module import clear_grad, typename
+from webtorch.nn.module import clear_grads, typename
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.host import Varying, bindings, host_scalar, make_before, tracing
@@ -357,9 +357,7 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters, or fill them with zeros."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                clear_grad(param, set_to_none)
+        clear_grads(chain.from_iterable(g["params"] for g in self.param_groups), set_to_none)
 
     # -- stepping -------------------------------------------------------------------------------
 
