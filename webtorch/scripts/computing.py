@@ -8,6 +8,7 @@ from typing import Any
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
+from webtorch.scripts.late import give_all, give_value, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
@@ -52,7 +53,8 @@ def compute(run: Run, last: Step, program: Program) -> bool:
                     _count_writes(run, last, 1)
                     counted = True
                 buffers = program.executable.run(inputs, args)
-                fresh, nodes = _settle(run, program, inputs, buffers, holders)
+                give_all()
+                fresh, nodes = _settle(run, program, facts, inputs, buffers, holders)
         except BaseException as error:
             for generator, offset in places:
                 generator._offset = offset
@@ -115,11 +117,15 @@ def _hand_out(
         t = run.slots[k]()
         if t is not None:
             _use_up(t, facts[k])
-    run.handed.update(fresh.values())
+    if program.open:
+        run.handed.update(fresh.values())
     for place, tensors in holders.items():
-        storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
+        storage = fresh.get(place) if place >= 0 else run.externals[-1 - place]._storage
+        if storage is None:
+            # It waits for it.
+            continue
         for k, t in tensors:
-            _give_value(t, storage)
+            give_value(t, storage)
             if k not in program.open:
                 _use_up(t, facts[k])
     for tensors in holders.values():
@@ -141,8 +147,15 @@ def _are_as_left(run: Run, program: Program) -> bool:
 def _inputs(run: Run, program: Program) -> list[tuple[Storage | None, Node, bool]] | None:
     """Find the values that a program reads; None where one is not there any more."""
     found: list[tuple[Storage | None, Node, bool]] = []
+    externals = run.externals
     for origin, donated in program.inputs:
-        storage, node = _at(run, origin)
+        storage: Storage | None
+        node: Node | None
+        if origin[0] == "external":
+            storage = externals[origin[1]]._storage
+            node = storage.node
+        else:
+            storage, node = _at(run, origin)
         if (
             node is None
             or node.kind != "buffer"
@@ -208,10 +221,15 @@ def _count_writes(run: Run, last: Step, sign: int) -> None:
 
 
 def _settle(
-    run: Run, program: Program, inputs: list[Any], buffers: list[Any], holders: dict[int, Any]
+    run: Run,
+    program: Program,
+    facts: list[Facts],
+    inputs: list[Any],
+    buffers: list[Any],
+    holders: dict[int, list[tuple[int, Tensor]]],
 ) -> tuple[dict[int, Storage], dict[int, Node]]:
     """Put what a program gave where it belongs; return the storages of slots, by number, and the values that the
-    graph has saved, by place.
+    graph has saved, by place. Storages of results without a graph are made when somebody looks.
     """
     fresh: dict[int, Storage] = {}
     externals = run.externals
@@ -229,6 +247,16 @@ def _settle(
         known = None if apart else first.get(id(buffer))
         if kind == "slot":
             if value not in holders:
+                continue
+            j, t = holders[value][0]
+            if (
+                apart
+                and not program.open
+                and len(holders[value]) == 1
+                and not facts[j].title
+                and facts[j].base is None
+            ):
+                wait(run.slots[j], t, (buffer, shape, version, program.runtime))
                 continue
             node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
             storage = fresh[value] = Storage(node, program.runtime)
@@ -269,7 +297,7 @@ def _base(
     f = facts[number]
     found: Tensor = giver(f)(run)
     storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
-    _give_value(found, storage)
+    give_value(found, storage)
     if number not in program.open:
         _use_up(found, f)
     if run.slots[-1]() is found:
@@ -277,11 +305,6 @@ def _base(
     run.slots[number] = weakref.ref(found)
     run.ids[id(found)] = number
     return found
-
-
-def _give_value(t: Tensor, storage: Storage) -> None:
-    t._storage = t._counter = storage
-    t._base, t._base_history, t._history, t._accumulate = None, 0, 0, None
 
 
 def _use_up(t: Tensor, f: Facts) -> None:

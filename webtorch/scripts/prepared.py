@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import Any
 
+from webtorch.scripts.changes import changes
+from webtorch.scripts.run import CHECKED
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -37,13 +39,12 @@ Matcher = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 # What a step gives.
 Giver = Callable[[Any], Any]
 
-_NAMES = {"Tensor": Tensor, "new": object.__new__, "ref": weakref.ref}
+_NAMES = {"Tensor": Tensor, "changes": changes, "new": object.__new__, "ref": weakref.ref}
 # Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
 _TESTS = {
     # A slot that nobody has any more is None.
     SLOT: "{x} is None or slots[{N}]() is not {x}",
     KNOWN: "externals[{N}] is not {x}",
-    NEW: "not run.is_like({P}, {x})",
     PRIOR: "not run.is_prior({P}, {x})",
     STATIC: "{x} is not {V} and (type({x}) is not type({V}) or not {x} == {V})",
     VARYING: "not run.varies({P}, {x})",
@@ -79,6 +80,16 @@ class _Text:
             for i, part in enumerate(p.parts):
                 self.lines.append(f"{x}_{i} = {x}[{i}]")
                 self.compare(part, f"{x}_{i}")
+            return
+        if p.form == NEW:
+            known = self.name(p)
+            self.lines += [
+                f"if {known}.regular == stamp and {known}.last() is {x} and {x} is not None:",
+                f"  externals.append({x})",
+                *([f"  assert run.is_as_before({known}, {x})"] if CHECKED else ()),
+                f"elif not run.is_like({known}, {x}): return False",
+                "elif run.careful: stamp = -2",
+            ]
             return
         test = _TESTS[p.form]
         if p.form == STATIC and isinstance(p.value, _SINGLE):
@@ -182,8 +193,10 @@ def matcher(
     )
     if SLOT in forms:
         text.lines.append("slots = run.slots")
-    if KNOWN in forms:
+    if KNOWN in forms or NEW in forms:
         text.lines.append("externals = run.externals")
+    if NEW in forms:
+        text.lines.append("stamp = -2 if run.careful else changes.count")
     if patterns:
         text.lines.append("".join([f"a{i}, " for i in range(len(patterns))]) + "= args")
     for i, p in enumerate(patterns):

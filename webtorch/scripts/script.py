@@ -141,7 +141,7 @@ class Pattern:
     then on: it is slot `value` where it is seen the first time (PRIOR).
     """
 
-    __slots__ = ("alias", "facts", "form", "last", "loose", "number", "parts", "stamp", "value")
+    __slots__ = ("alias", "facts", "form", "last", "loose", "number", "parts", "regular", "stamp", "value")
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
@@ -153,6 +153,8 @@ class Pattern:
         # The tensor that was as the facts say last, and how many changes there had been then.
         self.last: Callable[[], Any] = _nothing
         self.stamp = -1
+        # How many there had been when it came again, with memory for itself.
+        self.regular = -1
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
         self.loose: bool | None = None

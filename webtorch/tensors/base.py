@@ -71,7 +71,7 @@ class TensorBase(TensorMethods):
 
     __slots__ = (
         "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_counter", "_grad", "_grad_fn",
-        "_history", "_hooks", "_inference", "_offset",
+        "_history", "_hooks", "_inference", "_late", "_offset",
         "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
         "_strides", "_whole", "dtype",
     )  # fmt: skip
@@ -79,6 +79,9 @@ class TensorBase(TensorMethods):
     __array_priority__ = 1000
 
     dtype: DType
+
+    # What a computed result has before anybody looks at it (`webtorch.scripts.late`); other tensors have nothing there.
+    _late: Any
 
     # The dimensions that vmap hides: (number of the level, size, stride). Few tensors have any, and
     # keep them in their `__dict__`: the others pay nothing.
