@@ -968,9 +968,9 @@ def clear_grads(params: Iterable[Tensor], set_to_none: bool) -> None:
     params = list(params)
     if set_to_none:
         # One call for all of them, where nobody sees each.
-        if not (tracing.active or active.count > (active.follower is not None)) and all(
-            kind.grad is Tensor.grad for kind in {*map(type, params)}
-        ):
+        seen = tracing.active or active.count > (active.follower is not None)
+        kinds: set[Any] = {*map(type, params)}
+        if not seen and all(kind.grad is Tensor.grad for kind in kinds):
             enter(_FORGET, (params, None), {})
             return
         for param in params:

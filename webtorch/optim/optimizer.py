@@ -15,6 +15,7 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -55,6 +56,8 @@ class _Required:
 
 
 required = _Required()
+
+_GRADIENT, _VALUES = attrgetter("_grad"), methodcaller("values")
 
 _global_pre_hooks: OrderedDict[int, Hook] = OrderedDict()
 _global_post_hooks: OrderedDict[int, Hook] = OrderedDict()
@@ -385,11 +388,12 @@ class Optimizer:
                 for name, v in group.items()
                 if name != "params"
             ]
-            for param in group["params"]:
-                found += (param, param._grad)
-                state = self.state.get(param)
-                if state:
-                    found += state.values()
+        params = [param for group in self.param_groups for param in group["params"]]
+        found += params
+        found += map(_GRADIENT, params)
+        # A look at the state of each would compute its hash.
+        found += self.state
+        found += chain.from_iterable(map(_VALUES, self.state.values()))
         return found
 
     def _update(self, group: Group) -> None:

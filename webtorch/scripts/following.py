@@ -378,17 +378,13 @@ class Follower:
         if not run.promised:
             self._promise(run)
         run.at = step
-        for j, counted, version in step.writes:
-            if step.kind == "step":
-                break
-            t = run.externals[j]
-            storage = t._storage
-            if storage not in run.undo:
-                run.undo[storage] = storage.node
-                del storage.node
-            if t._counter is not storage:
-                t._counter.version += counted
-            storage.version += version
+        if step.writes and step.kind != "step":
+            run.count_writes(step, 1)
+            for j, *_ in step.writes:
+                storage = run.externals[j]._storage
+                if storage not in run.undo:
+                    run.undo[storage] = storage.node
+                    del storage.node
         given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation" or step.kind == "gradients":
             return given

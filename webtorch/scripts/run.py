@@ -115,8 +115,8 @@ class Run:
         # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
         self.values: list[weakref.ref[Node]] = []
         self.nodes: dict[int, int] = {}
-        # The numbers of those that do not come again and again with memory of their own. And whether one of these may be
-        # the same as, or share memory with, one that does: then it is not enough that those are the tensors of before.
+        # The numbers of those that do not come again and again with memory of their own; and whether one of these may
+        # share memory with one that does, or be the same: then it is not enough that those are the tensors of before.
         self.others: list[int] = []
         self.careful = False
         # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
@@ -246,7 +246,9 @@ class Run:
             storage = t._storage
             self.numbers.setdefault(id(t), number)
             self.storages.setdefault(storage, number)
-            self._add_value(self.undo[storage] if storage in self.undo else storage.node)
+            before = self.undo.get(storage)
+            # One that is promised to be written has no value.
+            self._add_value(storage.node if before is None else before)
 
     def _add_value(self, node: Node) -> None:
         """Note the value of the next external tensor."""
@@ -388,16 +390,14 @@ class Run:
         offset = t._offset
         if offset != p.value and not (p.loose and offset and p.value):
             return False
-        p.last, p.stamp = weakref.ref(t), changes.count
+        if p.last() is not t:
+            p.last, p.regular = weakref.ref(t), -1
+        p.stamp = changes.count
         return True
 
     def is_prior(self, p: Pattern, t: Any) -> bool:
         """Whether a value is the slot of a pattern, which was computed and is seen first since; it gets its number."""
-        if (
-            t is None
-            or self.slots[p.value]() is not t
-            or self.external_of(t) is not None
-        ):
+        if t is None or self.slots[p.value]() is not t or self.external_of(t) is not None:
             return False
         self.others.append(len(self.externals))
         self.add_external(t)
@@ -422,6 +422,23 @@ class Run:
                 return False
             found = values
         return step.watches is not None and step.watches(self, found, {})
+
+    def count_writes(self, step: Step, sign: int, slots: bool = True) -> None:
+        """Count the writes of a call once more, or once less, on tensors from outside; with `slots`, on slots too."""
+        externals, plain = self.externals, slots and not self.made
+        for j, counted, version in step.writes:
+            t = externals[j]
+            if not plain:
+                k = self.slot_of(t)
+                if k is not None:
+                    if not slots:
+                        continue
+                    # While calls are made in the usual way it is what was made for it.
+                    t = self.made[k] if k < len(self.made) else t
+            storage = t._storage
+            if t._counter is not storage:
+                t._counter.version += sign * counted
+            storage.version += sign * version
 
     def note_offset(self, t: Tensor, p: Pattern) -> None:
         """Have the numbers that come of a tensor's offset say so, until the run ends."""
