@@ -609,6 +609,7 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     torch="nn.functional.avg_pool1d",
     refuses=NARROW_INTEGERS,
     gradient_name="SqueezeBackward1",
+    once=True,
     aten=("avg_pool1d",),
 )
 def avg_pool1d(
@@ -643,6 +644,7 @@ def _avg_pooling(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
         "refuses": NARROW_INTEGERS,
         "takes_out": True,
         "gradient_name": f"AvgPool{rank}DBackward0",
+        "once": True,
         "aten": (f"avg_pool{rank}d",),
     }
     return ranked("avg_pool", rank, doc, function, **fields)

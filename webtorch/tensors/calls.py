@@ -289,8 +289,8 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     title = op.gradient_name or None
     names = NUMPY_NAMES if public and "dim" in op.signature else None
     # What moves elements and has no title gives views of its input.
-    if title is not None or made or names:
-        run = composed(run, title, names, op.own_view or (title is None and not made))
+    if title is not None or made or names or op.once:
+        run = composed(run, title, names, op.own_view or (title is None and not made), op.once)
     if op.alone is not None:
         run = _or_alone(op.alone, run)
     op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast)

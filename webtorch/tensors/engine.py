@@ -147,16 +147,23 @@ class _Backward:
         while heap:
             fn = heapq.heappop(heap)[2]
             grads = waiting.pop(fn)
+            if needed is None or isinstance(fn, AccumulateGrad):
+                ends = False
+            else:
+                ends = not any(e is not None and e[0] in needed for e in fn.edges)
+                if not ends:
+                    # What goes on is asked for as it comes to the hooks, as PyTorch has it.
+                    for number, i in self.targets.get(fn, ()):
+                        self.found[i] = grads[number]
             if fn.tensor_hooks or fn.retained:
                 grads = _seen_by_tensors(fn, grads)
             if isinstance(fn, AccumulateGrad):
                 self._arrive(fn, grads[0])
                 continue
-            if needed is not None:
-                for number, i in self.targets.get(fn, ()):
+            if ends:
+                for number, i in self.targets[fn]:
                     self.found[i] = grads[number]
-                if not any(e is not None and e[0] in needed for e in fn.edges):
-                    continue
+                continue
             if fn.pre_hooks:
                 grads = _before(fn, grads)
             for edge, g in zip(fn.edges, self._call(fn, grads), strict=True):
