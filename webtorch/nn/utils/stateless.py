@@ -14,7 +14,7 @@ from webtorch.tensors.tensor import Tensor
 __all__ = ["functional_call"]
 
 # What stands for a tensor that a module does not have.
-_MISSING = object()
+_MISSING: Any = object()
 
 
 def functional_call(
