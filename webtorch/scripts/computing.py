@@ -15,7 +15,7 @@ from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Number, Origin, Program, Step
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn
+from webtorch.tensors.tape import GradFn, set_history
 from webtorch.tensors.tensor import Tensor
 
 
@@ -294,4 +294,6 @@ def _base(
 
 def _use_up(t: Tensor, f: Facts) -> None:
     # A backward pass from here raises as after a usual step.
-    t._grad_fn, t._output_nr = GradFn(f.title, (), None) if f.title else None, 0
+    t._grad_fn, t._output_nr = None, 0
+    if f.title:
+        set_history(t, GradFn(f.title, (), None))

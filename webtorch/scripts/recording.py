@@ -328,7 +328,7 @@ def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
     """
     leaves: list[Tensor] = []
     for fn in functions:
-        if fn.pre_hooks or fn.post_hooks or fn.retained:
+        if fn.is_watched:
             raise Refused("a hook looks at a gradient")
         if isinstance(fn, AccumulateGrad):
             leaf = fn.variable
@@ -453,7 +453,7 @@ def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
     """
     found: dict[Storage, None] = {}
     for fn in graph_of(starts):
-        if fn.pre_hooks or fn.post_hooks or fn.retained or hasattr(fn, "ctx"):
+        if fn.is_watched or hasattr(fn, "ctx"):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
         if isinstance(fn, AccumulateGrad):
             if run.external_of(fn.variable) is None or run.slot_of(fn.variable) is not None:

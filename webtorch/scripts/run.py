@@ -466,4 +466,4 @@ def may_vary(number: float) -> bool:
 def has_hooks(leaf: Tensor) -> bool:
     """Whether somebody looks at what arrives at a leaf."""
     end = leaf._accumulate() if leaf._accumulate is not None else None
-    return end is not None and bool(end.pre_hooks or end.post_hooks or end.retained or end.edges)
+    return end is not None and bool(end.is_watched or end.edges)

@@ -246,7 +246,7 @@ class TensorBase(TensorMethods):
         """Whether the tensor has no values, only shape and type."""
         return self._storage.runtime.kind == "meta"
 
-    is_cuda = is_sparse = is_quantized = is_mkldnn = False
+    is_cuda = is_sparse = is_sparse_csr = is_nested = is_quantized = is_mkldnn = False
 
     is_ipu = is_maia = is_mps = is_mtia = is_vulkan = is_xla = is_xpu = False
 
