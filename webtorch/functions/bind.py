@@ -159,9 +159,16 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
         if not isinstance(other, (Tensor, float, int, complex)):
             if override.is_foreign((other,), {}):
                 raise Foreign(f"{name}: expected a tensor or a number")
-            if not _is_number_like(other):
+            if _is_number_like(other):
+                args = (args[0], other.item()) if direct else args
+            elif op.operator == "eq" and hasattr(other, "__array_interface__"):
+                # Python would compare the objects, and say that they differ.
+                args = args[0], TABLE["from_numpy"].function(other)
+            elif reflected and op.operator == "truediv":
+                # As PyTorch's: what knows how to multiply by a tensor may be divided by one.
+                return args[0].reciprocal() * other
+            else:
                 return NotImplemented
-            args = (args[0], other.item()) if direct else args
         args = args[::turned]
         return call(inner, args, {}) if active.count and direct else compute(args, {})
 
@@ -255,4 +262,9 @@ def _part_property(name: str) -> property:
 
 
 def _is_number_like(value: Any) -> bool:
-    return getattr(value, "ndim", None) == 0 and hasattr(value, "item")
+    """Whether a value is a number of NumPy's; an array without dims is an array."""
+    return (
+        getattr(value, "ndim", None) == 0
+        and hasattr(value, "item")
+        and not hasattr(value, "__setitem__")
+    )

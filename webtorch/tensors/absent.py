@@ -25,6 +25,11 @@ def pytorch_names() -> dict[str, frozenset[str]]:
     return {place: names for place, names in _listed().items() if not place.startswith("= ")}
 
 
+def reasons() -> tuple[str, ...]:
+    """Return the reasons for which names of PyTorch's are missing, as docs/differences.md gives them."""
+    return tuple(head[2:] for head in _listed() if head.startswith("= "))
+
+
 def why_missing(place: str, name: str) -> str:
     """Return what to say of a name of PyTorch's that webtorch does not have; "" if PyTorch has no such name."""
     if name not in _listed().get(place, ()):

@@ -73,7 +73,7 @@ class TensorBase(TensorMethods):
 
     __slots__ = (
         "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_counter", "_grad", "_grad_fn",
-        "_history", "_hooks", "_inference", "_offset",
+        "_history", "_hooks", "_inference", "_late", "_offset",
         "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
         "_strides", "_whole", "dtype",
     )  # fmt: skip
@@ -81,6 +81,9 @@ class TensorBase(TensorMethods):
     __array_priority__ = 1000
 
     dtype: DType
+
+    # What a computed result has before anybody looks at it (`webtorch.scripts.late`); other tensors have nothing there.
+    _late: Any
 
     # The dimensions that vmap hides: (number of the level, size, stride). Few tensors have any, and
     # keep them in their `__dict__`: the others pay nothing.
@@ -250,7 +253,7 @@ class TensorBase(TensorMethods):
         """Whether the tensor has no values, only shape and type."""
         return self._storage.runtime.kind == "meta"
 
-    is_cuda = is_sparse = is_quantized = is_mkldnn = False
+    is_cuda = is_sparse = is_sparse_csr = is_nested = is_quantized = is_mkldnn = False
 
     is_ipu = is_maia = is_mps = is_mtia = is_vulkan = is_xla = is_xpu = False
 

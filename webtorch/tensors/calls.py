@@ -310,8 +310,8 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     title = op.gradient_name or None
     names = NUMPY_NAMES if public and "dim" in op.signature else None
     # What moves elements and has no title gives views of its input.
-    if title is not None or made or names:
-        run = composed(run, title, names, op.own_view or (title is None and not made))
+    if title is not None or made or names or op.once:
+        run = composed(run, title, names, op.own_view or (title is None and not made), op.once)
     if op.alone is not None:
         run = _or_alone(op.alone, run)
     op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast, find=find)
@@ -494,7 +494,8 @@ def bind_inplace(
             read = (*args[1:], *kwargs.values()) if kwargs else args[1:]
             check_overlap(x, read, overlap == "whole")
         if not mode.grad:
-            return write_result(x, function(*args, **kwargs), name)
+            result = function(*args, **kwargs)
+            return write_result(x, result, name) if result is not NotImplemented else result
         if x._base is not None:
             leave_hooks(x)
         # What is saved for backward meanwhile may be what is overwritten.
@@ -504,6 +505,8 @@ def bind_inplace(
             result = function(*args, **kwargs)
         finally:
             mode.overwriting = previous
+        if result is NotImplemented:
+            return result
         return _write_and_keep(x, result, name, saved) if saved else write_result(x, result, name)
 
     callee = Callee(name, run, autocast=autocast, writes=True)

@@ -43,7 +43,16 @@ from webtorch.tensors.primitives import (
 )
 from webtorch.tensors.promotion import Operand, depending, get_default_dtype, result_type
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import Cotangents, Edge, GradFn, SavedTensor, gradient_edge, set_history
+from webtorch.tensors.tape import (
+    NUMBER,
+    ONCE,
+    Cotangents,
+    Edge,
+    GradFn,
+    SavedTensor,
+    gradient_edge,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
 from webtorch.tensors.views import as_view
 
@@ -80,7 +89,7 @@ class _Gradient:
     """
 
     __slots__ = (
-        "apart", "count", "op", "others", "parts", "places", "reads", "reads_out", "rule", "shapes",
+        "apart", "count", "once", "op", "others", "parts", "places", "reads", "reads_out", "rule", "shapes",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +117,7 @@ class _Gradient:
         # Those of them that are tensors, and those that are numbers.
         self.places = [i for i in self.reads if i in places]
         self.others = [i for i in self.reads if i not in places]
+        self.once = (NUMBER if self.others else ONCE) if op.once else ()
         self.rule = self._by_slopes if op.vjp is None else self._by_rule
 
     def attach(
@@ -128,7 +138,9 @@ class _Gradient:
                 others.append(value)
         if self.reads_out:
             saved.append(SavedTensor(out, 0, self.apart))
-        fn = GradFn(self.op.gradient_name, tuple(edges), self.rule, saved, (others, numbers))
+        fn = GradFn(
+            self.op.gradient_name, tuple(edges), self.rule, saved or self.once, (others, numbers)
+        )
         set_history(out, fn)
 
     def _values(
