@@ -943,7 +943,7 @@ class Module:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take back what `__getstate__` returned."""
         # A module that an older version has written may lack a table of hooks.
-        hooks = {name: OrderedDict() for name in HOOKS if name not in state}
+        hooks: dict[str, Any] = {name: OrderedDict() for name in HOOKS if name not in state}
         self.__dict__.update(state, **hooks)
 
 
