@@ -380,7 +380,8 @@ def backward(
         roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets
     )
     for t, g in zip(targets or (), found, strict=False):
-        if g is not None and not t.is_leaf and not t._retains:
+        # An edge of the graph says how far to go; it keeps nothing.
+        if g is not None and type(t) is not GradientEdge and not t.is_leaf and not t._retains:
             _accumulate(t, g, create_graph)
 
 
@@ -436,8 +437,7 @@ def grad(
     )
     if materialize_grads:
         found = [
-            primitive.fill(t._shape, 0, t.dtype, t.device) if g is None else g
-            for t, g in zip(targets, found, strict=True)
+            _zeros(t, create_graph) if g is None else g for t, g in zip(targets, found, strict=True)
         ]
     elif not allow_unused and any(g is None for g in found):
         unused = next(i for i, g in enumerate(found) if g is None)
@@ -446,6 +446,17 @@ def grad(
             "Set allow_unused=True if this is the desired behavior."
         )
     return tuple(found)
+
+
+def _zeros(x: Tensor | GradientEdge, create_graph: bool) -> Tensor:
+    """Return the gradient of what is not used, a leaf of further graphs."""
+    if isinstance(x, GradientEdge):
+        raise RuntimeError(
+            "materialize_grads cannot be used when the given input is a GradientEdge"
+        )
+    zeros = primitive.fill(x._shape, 0, x.dtype, x.device)
+    zeros._requires_grad = create_graph
+    return zeros
 
 
 def _listed(x: object) -> list[Any]:
