@@ -323,7 +323,7 @@ class Follower:
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
         changes.count += 1
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.run.refused and not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
     # ---- following
