@@ -8,7 +8,9 @@ promotion.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -116,6 +118,29 @@ def _register_own(library: torch.library.Library) -> None:
             library.impl(f"{name}_cell", recurrent_cell(name), key)
 
 
+def _follow_forward_mode(library: torch.library.Library) -> None:
+    """Let `linear` be PyTorch's composition from the first level of forward mode on: the gradient of the operator
+    itself has no such form.
+    """
+    module: Any = importlib.import_module("torch.autograd.forward_ad")
+    original = module.enter_dual_level
+    compose = functools.partial(
+        torch.ops.aten.linear.default._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd
+    )
+
+    def enter_dual_level() -> int:
+        """Enter a level; of the first on, tensors on the device may have tangents."""
+        module.enter_dual_level = original
+        library.impl("linear", compose, "AutogradPrivateUse1")
+        level: int = original()
+        return level
+
+    if module._current_level >= 0:
+        library.impl("linear", compose, "AutogradPrivateUse1")
+    else:
+        module.enter_dual_level = enter_dual_level
+
+
 def _register() -> None:
     load()
     device.runtime()
@@ -130,6 +155,7 @@ def _register() -> None:
     regions.register(functional)
     grouped.register(functional)
     patches.apply()
+    _follow_forward_mode(library)
     optimizer.install()
     autocast.register()
 
