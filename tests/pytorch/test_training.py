@@ -314,7 +314,7 @@ def test_operators_called_again_give_the_gradients_that_are_wanted(
 
 
 def test_a_linear_layer_is_one_operator_each_way(webgpu: str) -> None:
-    """Its weight is not transposed by an operator of its own."""
+    """Its weight is not transposed by an operator of its own, but while forward mode is on."""
     seen: list[str] = []
 
     class Watch(TorchDispatchMode):
@@ -326,9 +326,18 @@ def test_a_linear_layer_is_one_operator_each_way(webgpu: str) -> None:
 
     layer, x = nn.Linear(3, 2).to(webgpu), torch.ones(2, 4, 3, device=webgpu, requires_grad=True)
     g = torch.ones(2, 4, 2, device=webgpu)
-    with Watch():
-        layer(x).backward(g)
-    assert [n for n in seen if "detach" not in n] == ["linear.default", "linear_backward.default"]
+
+    def run() -> list[str]:
+        seen.clear()
+        with Watch():
+            layer(x).backward(g)
+        return [n for n in seen if "detach" not in n]
+
+    once = ["linear.default", "linear_backward.default"]
+    assert run() == once
+    with forward_ad.dual_level():
+        assert "addmm.default" in run()
+    assert run() == once
 
 
 @pytest.mark.parametrize("bias", [True, False])
