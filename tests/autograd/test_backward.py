@@ -75,6 +75,40 @@ def test_a_second_backward_needs_retain_graph() -> None:
     assert "second time" in found[1]
 
 
+def _calls(t: Any, x: Any) -> dict[str, Any]:
+    two, row = t.tensor(2.0, dtype=t.float64), t.ones(3, dtype=t.float64)
+    return {
+        "x * 2.0": x * 2.0, "2 * x": 2 * x, "x / 2": x / 2, "2 / x": 2 / x, "x * 0-d": x * two, "x * row": x * row,
+        "x + row": x + row, "x * True": x * True, "x + 2": x + 2, "2 - x": 2 - x, "-x": -x, "x ** 1": x**1,
+        "x ** 2": x**2, "2 ** x": 2**x, "x.mul_": x.clone().mul_(2), "x.add_": x.clone().add_(2),
+        "x.sub": x.sub(x, alpha=2), "lerp": t.lerp(x, x, 0.5), "sum": x.sum(), "mean": x.mean(),
+        "mean of dim": x.mean(0), "view": x.view(-1), "t": x.t(), "x[0]": x[0], "x[:, [0]]": x[:, [0]],
+        "cat": t.cat([x, x]),
+        "clone": x.clone(),
+        "float": x.float(), "floor": x.floor(), "div floor": x.div(2, rounding_mode="floor"), "tril": x.tril(),
+        "triu": x.triu(1), "sgn": x.sgn(), "angle": x.angle(), "trapezoid": t.trapezoid(x), "var": x.var(),
+        "complex": t.complex(x, x).real, "fmod": x.fmod(2), "where": t.where(x > 0, x, x), "std": x.std(),
+        "avg_pool1d": t.nn.functional.avg_pool1d(x, 2), "pad": t.nn.functional.pad(x, (1, 1)),
+        "reflect": t.nn.functional.pad(x, (1, 1), "reflect"), "amax of a number": x[0, 0].amax(),
+        "max": x[0, 0].max(0)[0],
+    }  # fmt: skip
+
+
+def test_what_a_second_backward_pass_finds_used_up() -> None:
+    """PyTorch makes a tensor of a number that the user multiplies by, and saves it."""
+
+    def program(t: Any) -> Any:
+        x = tensor(t, [[0.3, 0.2, 0.7], [0.25, 0.6, 0.35]])
+        found = {}
+        for name, y in _calls(t, x).items():
+            g = t.ones_like(y)
+            y.backward(g)
+            found[name] = error(lambda y=y, g=g: y.backward(g))  # type: ignore[misc]
+        return found, x.grad
+
+    same(program)
+
+
 def test_functions_that_save_nothing_can_run_twice() -> None:
     def program(t: Any) -> Any:
         x = tensor(t, [1.0, 2.0])

@@ -26,6 +26,67 @@ def test_tensor_hooks_see_and_replace_gradients() -> None:
     same(program)
 
 
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda t, h: t.nn.functional.cross_entropy(h, t.tensor([1, 0])),
+        lambda t, h: t.nn.functional.kl_div(h, t.ones_like(h), reduction="sum"),
+        lambda t, h: t.nn.functional.huber_loss(h, h.detach() * 2),
+        lambda t, h: t.nn.functional.mse_loss(h, h * h),
+        lambda t, h: t.nn.functional.kl_div(h, h, reduction="sum"),
+        lambda t, h: t.nn.functional.cosine_embedding_loss(h, h, t.tensor([1, -1])),
+        lambda t, h: (h * h).sum(),
+    ],
+)
+def test_a_hook_on_what_a_penalty_is_of_is_called_once_a_pass(loss: Any) -> None:
+    def program(t: Any) -> Any:
+        x, calls = tensor(t, [[0.5, 1.0, -0.3], [0.2, 0.4, 0.6]]), []
+        h = x * x
+        h.register_hook(lambda g: (calls.append(1), g * 0.5)[1])
+        value = loss(t, h)
+        (g,) = t.autograd.grad(value, x, create_graph=True)
+        first = len(calls)
+        (value + g.square().sum()).backward()
+        return g, first, len(calls), x.grad
+
+    same(program)
+
+
+def test_a_hook_on_a_weight_of_a_recurrent_layer_is_called_once_a_pass() -> None:
+    def program(t: Any) -> Any:
+        layer, calls = t.nn.GRU(2, 2, dtype=t.float64), []
+        with t.no_grad():
+            for p in layer.parameters():
+                p.copy_(t.arange(p.numel(), dtype=t.float64).reshape(p.shape) / 7 - 0.5)
+        start = tensor(t, [[[0.3, -0.2]]])
+        layer.weight_hh_l0.register_hook(lambda g: (calls.append(1), g * 0.5)[1])
+        start.register_hook(lambda g: g * 0.5)
+        out, _ = layer(tensor(t, [[[0.5, 1.0]], [[0.2, 0.4]]]), start)
+        g, h = t.autograd.grad(out.square().sum(), [layer.weight_hh_l0, start], create_graph=True)
+        first = len(calls)
+        (g.square().sum() + h.sum()).backward()
+        return g, h, first, len(calls), start.grad, layer.weight_hh_l0.grad, layer.weight_ih_l0.grad
+
+    same(program)
+
+
+@pytest.mark.parametrize("wanted", ["out", "x", "out x", "x out y"])
+def test_a_gradient_that_is_asked_for_and_goes_on_is_that_before_hooks(wanted: str) -> None:
+    def program(t: Any) -> Any:
+        x, calls = tensor(t, [0.5, 1.0]), []
+        y = x.tanh()
+        out = y + y.mean()
+        out.register_hook(lambda g: (calls.append(1), g * 0.5)[1])
+        y.register_hook(lambda g: g * 3)
+        x.register_hook(lambda g: g + 1)
+        names = {"x": x, "y": y, "out": out}
+        inputs = [names[n] for n in wanted.split()]
+        found = t.autograd.grad((out**2).sum(), inputs, retain_graph=True)
+        return found, len(calls)
+
+    same(program)
+
+
 def test_a_removed_hook_runs_no_more() -> None:
     def program(t: Any) -> Any:
         x, calls = tensor(t, [1.0]), []

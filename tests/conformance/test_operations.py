@@ -7,15 +7,17 @@ Every operation of must_pass.txt passes in full there, and one sample of each he
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
 
+import webtorch
 from tests.conftest import need_device
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from tests.conformance import check, database, report
+    from tests.conformance import bridge, check, database, report
 
 OPERATIONS = database.operations()
 NAMES = [name for name in report.must_pass() if database.takes(OPERATIONS[name], "float32")]
@@ -48,6 +50,67 @@ def test_results_and_gradients(device: str, name: str) -> None:
                 )
     for kind, result in results.items():
         assert not result.failed and not result.missing, f"{name}: {kind}: {result.notes}"
+
+
+# Whose gradient functions are used up otherwise than PyTorch's, which are made of other parts: linear_cross_entropy in
+# Python, lu_unpack of triangles, cumulative_trapezoid and gradient of products by numbers in C++, transforms with
+# scales of their own, padding of writes; or where nothing is to be computed and nothing is saved.
+USED_UP_OTHERWISE = frozenset({
+    "nn.functional.linear_cross_entropy (chunked)", "lu_unpack", "cumulative_trapezoid", "gradient",
+    "fft.fft2", "fft.fftn", "fft.ifft2", "fft.ifftn", "fft.fft", "nn.functional.pad (circular)",
+    "nn.functional.pad (reflect)", "nn.functional.adaptive_avg_pool2d", "nn.functional.adaptive_avg_pool3d",
+    "nn.functional.interpolate (area)", "nn.functional.alpha_dropout",
+    "nn.functional.feature_alpha_dropout (with_train)", "index_put",
+    "softmax", "softmax (with_dtype)", "nn.functional.softmin", "nn.functional.softmin (with_dtype)", "log_softmax",
+    "log_softmax (with_dtype)", "nn.functional.group_norm", "native_group_norm", "nn.functional.pdist",
+})  # fmt: skip
+
+
+def _second_pass(lib: Any, fn: Any, sample: Any, post: Any) -> str:
+    """Return what a second backward pass from the first result does: "" where there is no gradient."""
+    leaves = [
+        t
+        for t in check._leaves([sample.input, list(sample.args), sample.kwargs])
+        if check._differentiable(t) and t.requires_grad
+    ]
+    for out in check._leaves(post(check._call(fn, sample))):
+        if check._differentiable(out) and out.requires_grad and not out.is_leaf:
+            weight = lib.ones_like(out)
+            lib.autograd.grad(out, leaves, weight, allow_unused=True)
+            try:
+                lib.autograd.grad(out, leaves, weight, allow_unused=True)
+            except RuntimeError as error:
+                return "raises" if "a second time" in str(error) else str(error)
+            return "runs"
+    return ""
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("part", range(8))
+def test_a_second_backward_pass_raises_where_pytorchs_does(part: int) -> None:
+    differing, count = [], 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, op in list(OPERATIONS.items())[part::8]:
+            if torch.float64 not in op.dtypes or not op.supports_autograd:
+                continue
+            for sample in check.samples(op, torch.float64, True, 2):
+                post = sample.output_process_fn_grad
+                try:
+                    theirs = _second_pass(torch, op.op, check._copied(sample), post)
+                    carried = check._carried(sample, "cpu")
+                except (RuntimeError, bridge.Unsupported):
+                    continue
+                ours = _second_pass(webtorch, bridge.function(op.op), carried, post)
+                # What has no derivative in one of both is another matter.
+                if ours and theirs:
+                    count += 1
+                    if ours != theirs and name not in USED_UP_OTHERWISE:
+                        differing.append(
+                            f"{name}: {ours}, in PyTorch {theirs}: {check._shown(sample, '')[:90]}"
+                        )
+    assert count > 100
+    assert not differing, "\n".join(differing)
 
 
 @pytest.mark.one_in(8)

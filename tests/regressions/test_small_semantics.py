@@ -5,6 +5,7 @@ Every expression is evaluated with both libraries under the name `torch`.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import webtorch
 
 EXPRESSIONS = [
+    "[torch.ones(1).is_nested, torch.ones(1).is_sparse_csr]",
     "torch.histc(torch.tensor([1, 2]), 4)", "torch.histc(torch.tensor([1, 2], dtype=torch.uint8), 4, 0, 4)",
     "name(g(2, 2).sum())", "name(g(2, 2).sum(0))", "name(g(2, 2).mean())", "name(g(2, 2).mean(1))",
     "name(g(2, 2) @ g(2, 2))", "name(g(2, 2) @ g(2))", "name(torch.addmm(g(2, 2), g(2, 2), g(2, 2)))",
@@ -131,3 +133,13 @@ def test_batch_statistics_of_16_bits_are_rounded_once(training: bool) -> None:
     torch.nn.functional.batch_norm(*exact, training)
     for mine, theirs in zip(found[0][1:], exact[1:3], strict=True):
         assert np.all(abs(mine - theirs.numpy()) <= np.spacing(mine) * 0.51)
+
+
+def test_types_in_records() -> None:
+    """`dataclasses.asdict` keeps a type whole, as it keeps PyTorch's."""
+
+    @dataclasses.dataclass
+    class Config:
+        dtype: Any
+
+    assert dataclasses.asdict(Config(webtorch.float32)) == {"dtype": webtorch.float32}

@@ -912,3 +912,22 @@ def test_a_captured_function_computes_nothing_that_it_is_given(follower: Any) ->
             slow.lerp_(fast, 0.0)
         update(torch.ones(4))
     assert fast.tolist() == [5.0] * 4
+
+
+def test_what_is_computed_of_a_loss_whose_graph_was_used_up_has_no_backward_pass(
+    follower: Any,
+) -> None:
+    w = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.03)
+    for i in range(12):
+        loss = (w * w).tanh().sum()
+        loss.backward()
+        other = (w * 3).exp().sum()
+        other.item()
+        other.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i == 10:
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                (w * loss.sum()).sum().backward()
+    assert follower().counts["followed"] >= 5

@@ -48,7 +48,7 @@ def parts_together(name: str, first: Any, second: Any) -> tuple[Tensor, ...]:
     return movement.broadcast_tensors(first, second)
 
 
-@composite(name="complex", function_in=FUNCTION)
+@composite(name="complex", function_in=FUNCTION, once=True)
 def complex_(real: Tensor, imag: Tensor) -> Tensor:
     """The complex tensor of a real and an imaginary part of one float type."""
     return join(*parts_together("complex", real, imag))
@@ -140,7 +140,7 @@ def resolve_neg(input: Tensor) -> Tensor:
     return input
 
 
-@composite(inplace=True, gradient_name="SgnBackward0", aten=("sgn",))
+@composite(inplace=True, gradient_name="SgnBackward0", once=True, aten=("sgn",))
 def sgn(input: Tensor) -> Tensor:
     """The number of absolute value 1 and the same angle, 0 for 0; the sign of real numbers."""
     if not input.dtype.is_complex:

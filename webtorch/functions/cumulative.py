@@ -124,6 +124,7 @@ def _cumprod(x: Tensor, dim: int) -> Tensor:
     autocast=Autocast(gpu="fp32_result"),
     out="into",
     gradient_name="CumprodBackward0",
+    once=True,
     aten=("cumprod",),
     overlap="whole",
 )
@@ -140,6 +141,7 @@ def cumprod(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
     samples=(((0,), {}), ((-1,), {})),
     autocast=WHOLE,
     gradient_name="LogcumsumexpBackward0",
+    once=True,
     overlap="whole",
 )
 def logcumsumexp(input: Tensor, dim: int) -> Tensor:
@@ -225,13 +227,17 @@ def _running(name: str, input: Tensor, dim: int, combine: str, result: Any) -> A
     return result(input.gather(dim, indices), indices)
 
 
-@composite(family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CummaxBackward0")
+@composite(
+    family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CummaxBackward0", once=True
+)
 def cummax(input: Tensor, dim: int) -> Cummax:
     """Return (values, indices) of the running maximum along `dim`."""
     return _running("cummax", input, dim, "max", Cummax)
 
 
-@composite(family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CumminBackward0")
+@composite(
+    family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CumminBackward0", once=True
+)
 def cummin(input: Tensor, dim: int) -> Cummin:
     """Return (values, indices) of the running minimum along `dim`."""
     return _running("cummin", input, dim, "min", Cummin)

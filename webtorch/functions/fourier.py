@@ -72,7 +72,7 @@ def _real_vjp(g: Tensor, _out: Tensor, _x: Tensor, dim: int, n: int) -> tuple[Te
     return (real_part(complex_transform(padded, (dim,), False)),)
 
 
-@composite(name="_fft_r2c", function_in=(), torch="", vjp=_real_vjp)
+@composite(name="_fft_r2c", function_in=(), torch="", vjp=_real_vjp, once=True)
 def _real_transform(x: Tensor, dim: int, n: int) -> Tensor:
     half = n // 2 + 1
     shape = (*x._shape[:dim], half, *x._shape[dim + 1 :])

@@ -205,7 +205,7 @@ def index_reduce(
     return movement.reshape(out, input._shape)
 
 
-@composite(family="index", inplace=True, gradient_name="PutBackward0", overlap="first")
+@composite(family="index", inplace=True, gradient_name="PutBackward0", once=True, overlap="first")
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
     check_index("put_", index)
@@ -323,7 +323,7 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     return movement.reshape(_take(source, tensors, op), result_shape)
 
 
-@composite(family="index", overlap="none", gradient_name="GatherBackward0")
+@composite(family="index", overlap="none", gradient_name="GatherBackward0", once=True)
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
     return gather_along(input, dim, index)
@@ -571,6 +571,7 @@ def _product_rule(
     family="index",
     overlap="none",
     gradient_name="TakeBackward0",
+    once=True,
     aten=("take",),
 )
 def take(input: Tensor, index: Tensor) -> Tensor:
@@ -584,7 +585,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     return _take(flattened(input), [index], "take", wrap=True)
 
 
-@composite(family="index", gradient_name="GatherBackward0")
+@composite(family="index", gradient_name="GatherBackward0", once=True)
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     check_index("take_along_dim", indices)

@@ -106,7 +106,14 @@ def msort(input: Tensor) -> Tensor:
     return _sorted(input, 0, False)[0]
 
 
-@composite(family="index", refuses=BOOL, gradient_name="TopkBackward0", ties=True, overlap="none")
+@composite(
+    family="index",
+    refuses=BOOL,
+    gradient_name="TopkBackward0",
+    once=True,
+    ties=True,
+    overlap="none",
+)
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Topk:
     """(values, indices): the k largest (or smallest) elements along `dim`, in order."""
     if not input._shape:

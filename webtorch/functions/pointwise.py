@@ -181,6 +181,7 @@ def rsub(input: Tensor, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     asks=("__truediv__", "__itruediv__"),
     layout=of_operands,
     direct=("div.Tensor",),
+    once=True,
     aten=("div",),
     overlap="whole",
 )
@@ -199,7 +200,7 @@ def div(
     )
 
 
-@composite(inplace=True, domain=(0.5, 3.0), out="cast", overlap="whole")
+@composite(inplace=True, domain=(0.5, 3.0), out="cast", overlap="whole", once=True)
 def true_divide(input: Tensor | Number, other: Tensor) -> Tensor:
     """Return input / other, as floats."""
     return _div(input, other)

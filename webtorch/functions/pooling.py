@@ -609,6 +609,7 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     torch="nn.functional.avg_pool1d",
     refuses=NARROW_INTEGERS,
     gradient_name="SqueezeBackward1",
+    once=True,
     aten=("avg_pool1d",),
 )
 def avg_pool1d(
@@ -643,6 +644,7 @@ def _avg_pooling(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
         "refuses": NARROW_INTEGERS,
         "takes_out": True,
         "gradient_name": f"AvgPool{rank}DBackward0",
+        "once": True,
         "aten": (f"avg_pool{rank}d",),
     }
     return ranked("avg_pool", rank, doc, function, **fields)
@@ -669,6 +671,11 @@ def _lp_pool(
     stride: Any,
     ceil_mode: bool,
 ) -> Tensor:
+    if math.isinf(norm_type):
+        # The largest element, or the smallest.
+        sign = math.copysign(1.0, norm_type)
+        largest = (max_pool1d, max_pool2d, max_pool3d)[rank - 1]
+        return largest(input.abs() * sign, kernel_size, stride, ceil_mode=ceil_mode) * sign
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     mean = _avg_pool(op, rank, input**norm_type, kernel, stride, 0, ceil_mode, True, None)
     # As in PyTorch: windows cut off by ceil_mode count as whole, and a sum that is not positive counts as 0.

@@ -435,6 +435,7 @@ def _extreme(name: str, x: Tensor, combine: str, dim: Dims, keepdim: bool, error
     family="reduce",
     samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
     gradient_name="AmaxBackward0",
+    once=True,
     onnx="ReduceMax",
     numpy="max",
 )
@@ -447,6 +448,7 @@ def amax(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
     family="reduce",
     samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
     gradient_name="AminBackward0",
+    once=True,
     onnx="ReduceMin",
     numpy="min",
 )
@@ -455,7 +457,12 @@ def amin(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
     return _extreme("amin", input, "min", dim, keepdim, RuntimeError)
 
 
-@composite(family="reduce", samples=(((), {"dim": 0}), ((), {})), gradient_name="AminmaxBackward0")
+@composite(
+    family="reduce",
+    samples=(((), {"dim": 0}), ((), {})),
+    gradient_name="AminmaxBackward0",
+    once=True,
+)
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Aminmax:
     """Return (min, max) over one dim or all."""
     return Aminmax(
@@ -591,6 +598,7 @@ def _out_of_extreme(
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     out=_out_of_extreme,
     gradient_name=_extreme_name("Max"),
+    once=True,
     forms=(
         "(input: Tensor) -> Tensor",
         "(input: Tensor, dim: int, keepdim: bool = False) -> Max",
@@ -609,6 +617,7 @@ def max(
     samples=(((), {}), ((0,), {}), ((-1, True), {})),
     out=_out_of_extreme,
     gradient_name=_extreme_name("Min"),
+    once=True,
     forms=(
         "(input: Tensor) -> Tensor",
         "(input: Tensor, dim: int, keepdim: bool = False) -> Min",
@@ -645,7 +654,7 @@ def _p_norm(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
         ((), {}), ((1,), {}), ((math.inf, 0), {}), ((-math.inf, 0), {}), ((0,), {}), ((3.0, -1, True), {}),
         ((0.5,), {}),
     ),
-    autocast=Autocast(gpu="fp32_result"),gradient_name="LinalgVectorNormBackward0")  # fmt: skip
+    autocast=Autocast(gpu="fp32_result"),gradient_name="LinalgVectorNormBackward0", once=True)  # fmt: skip
 def vector_norm(
     x: Tensor,
     ord: float = 2,
@@ -710,6 +719,7 @@ def vector_norm(
     samples=(((), {}), ((1, 0), {}), ((3.0, -1, True), {}), (("fro",), {})),
     autocast=Autocast(gpu="fp32_result"),
     gradient_name="LinalgVectorNormBackward0",
+    once=True,
 )
 def norm(
     input: Tensor,

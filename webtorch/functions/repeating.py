@@ -255,8 +255,22 @@ def _triangle(name: str, x: Tensor) -> None:
         raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
 
 
+def _tril_rule(g: Tensor, _out: Tensor, _input: Tensor, diagonal: int) -> Tensor:
+    return tril(g, diagonal)
+
+
+def _triu_rule(g: Tensor, _out: Tensor, _input: Tensor, diagonal: int) -> Tensor:
+    return triu(g, diagonal)
+
+
 @composite(
-    family="movement", inplace=True, gradient_name="TrilBackward0", direct=("tril",), aten=("tril",)
+    family="movement",
+    inplace=True,
+    vjp=(_tril_rule,),
+    complex_rule=True,
+    gradient_name="TrilBackward0",
+    direct=("tril",),
+    aten=("tril",),
 )
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of matrices, up to `diagonal`; 0 elsewhere."""
@@ -265,7 +279,13 @@ def tril(input: Tensor, diagonal: int = 0) -> Tensor:
 
 
 @composite(
-    family="movement", inplace=True, gradient_name="TriuBackward0", direct=("triu",), aten=("triu",)
+    family="movement",
+    inplace=True,
+    vjp=(_triu_rule,),
+    complex_rule=True,
+    gradient_name="TriuBackward0",
+    direct=("triu",),
+    aten=("triu",),
 )
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of matrices, from `diagonal` on; 0 elsewhere."""

@@ -505,6 +505,7 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     family="index",
     ties=True,
     gradient_name="ModeBackward0",
+    once=True,
     direct=("mode.values",),
     aten=("mode",),
     overlap="none",

@@ -17,7 +17,7 @@ from webtorch.nn import functional as F
 from webtorch.ops.record import Autocast
 from webtorch.tensors import autocast
 from webtorch.tensors.host import reads, sizes_in
-from webtorch.tensors.tape import looks_at_each
+from webtorch.tensors.tape import looks_at_each, start_at
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
@@ -257,8 +257,10 @@ def _differentiable(
     ctx: Any, inputs: tuple[Any, ...], mask: Tensor | None, grads: tuple[Tensor, ...]
 ) -> list[Any]:
     """Return the gradients as results that have gradients themselves."""
-    gates, hh, bias, hr, *start = inputs
     create = webtorch.is_grad_enabled()
+    if create:
+        inputs = tuple([None if one is None else start_at(one) for one in inputs])
+    gates, hh, bias, hr, *start = inputs
     with webtorch.enable_grad():
         out, state = _recorded(ctx.cell, gates, mask, tuple(start), hh, bias, hr, ctx.reverse)
     wanted = [one for one in inputs if one is not None and one.requires_grad]

@@ -177,6 +177,7 @@ mul = elementwise(
     foreach=True,
     operator="mul",
     asks=("__mul__", "__rmul__", "__imul__"),
+    once=True,
     on_parts="scaled",
     direct=("mul.Tensor",),
     doc="input * other; of bools, and.",
@@ -191,6 +192,7 @@ _div = elementwise(
     operator="truediv",
     on_parts="scaled",
     onnx="Div",
+    once=True,
     doc="input / other, as floats.",
 )
 
@@ -247,6 +249,7 @@ _div_floor = elementwise(
     function_in=(),
     domain=(0.5, 9.0),
     divides=True,
+    once=True,
     doc="The quotient rounded down; its gradient is zero.",
 )
 _div_trunc = elementwise(
@@ -257,6 +260,7 @@ _div_trunc = elementwise(
     function_in=(),
     domain=(0.5, 9.0),
     divides=True,
+    once=True,
     doc="The quotient rounded to zero; its gradient is zero.",
 )
 
@@ -756,5 +760,6 @@ angle = elementwise(
     tensors=("input",),
     promotion="float",
     inplace=False,
+    once=True,
     doc="The angle of a real number as a complex one: pi of negative ones, else 0.",
 )

@@ -15,8 +15,12 @@ from typing import Any, Literal
 import torch
 
 from webtorch.dispatch.call import active, refuse_scripts
+<<<<<<< HEAD
 from webtorch.ir.graph import IN_MEMORY, Node
 from webtorch.ir.view import numel
+=======
+from webtorch.ir.graph import IN_MEMORY, Form, Node
+>>>>>>> main
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -64,10 +68,16 @@ class _Place(Form):
     __slots__ = ("attrs", "elements", "kind", "shape")
 
     def __init__(self, result: Result, number: int, strides: tuple[int, ...], laid: bool) -> None:
+<<<<<<< HEAD
         attrs, (shape, kind), _, (size, _, _, _, dtype) = result.places[number]
         self.attrs, self.shape, self.kind, self.elements = attrs, shape, kind, numel(shape)
         nbytes = self.elements * kind.itemsize
         super().__init__(nbytes, kind, TO_TORCH[dtype], size, strides, laid=laid)
+=======
+        attrs, (shape, kind, self.elements), _, (size, _, _, _, dtype) = result.places[number]
+        self.attrs, self.shape, self.kind, self.size = attrs, shape, kind, size
+        self.dtype, self.strides, self.laid = TO_TORCH[dtype], strides, laid
+>>>>>>> main
 
 
 class _Free(float):
@@ -88,9 +98,13 @@ class _Free(float):
 class Plan:
     """What calls of one kind record."""
 
+<<<<<<< HEAD
     __slots__ = (
         "leaves", "make", "marks", "numbers", "only", "places", "results", "steps", "takes_all",
     )  # fmt: skip
+=======
+    __slots__ = ("form", "leaves", "make", "marks", "numbers", "only", "places", "results", "steps")
+>>>>>>> main
 
     def __init__(
         self, result: Result, laid: Sequence[Lying], marks: Sequence[int], operands: int
@@ -105,6 +119,7 @@ class Plan:
         self.numbers: list[int | None] = []
         for step in self.steps:
             self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
+<<<<<<< HEAD
         # Whether its sources are the operands as they come.
         self.takes_all = False
         # The node itself where it is one.
@@ -114,6 +129,23 @@ class Plan:
             found = tuple([self.leaves[s] for s in srcs])
             self.takes_all = found == tuple(range(operands))
             self.only = kind, found, attrs, scalars, shape, dtype, lined
+=======
+        # The node itself where it is one, and the form of elementwise ones, whose numbers may be any.
+        self.only: Any = None
+        self.form: Form | None = None
+        if len(self.steps) == 1 and self.make is None:
+            kind, srcs, attrs, scalars, shape, dtype, lined = self.steps[0]
+            self.only = (
+                kind,
+                tuple([self.leaves[s] for s in srcs]),
+                attrs,
+                scalars,
+                shape,
+                dtype,
+                lined,
+            )
+            self.form = Form() if kind == "map" else None
+>>>>>>> main
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
@@ -173,12 +205,15 @@ class Plan:
             )
             if numbers:
                 scalars = tuple(numbers)
-            return Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None)
+            return Node(
+                kind, sources, attrs, scalars, shape, dtype, line if lined else None, self.form
+            )
         if numbers:
             return self._all(nodes, numbers, line)[0]
         leaves: Any = tuple([nodes[s] if type(s) is int else s for s in self.leaves])
         place = self.places[0]
-        return Node("call", leaves, (*place.attrs, ()), (), place.shape, place.kind, line)
+        attrs = place.attrs
+        return Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
 
     def tensors(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Any:
         """Record a call over the operands' nodes, and return its results as new tensors."""
@@ -193,8 +228,8 @@ class Plan:
         results: list[weakref.ref[Node]] = []
         tensors: list[torch.Tensor] = []
         for place in self.places:
-            attrs = (*place.attrs, results)
-            node = Node("call", leaves, attrs, (), place.shape, place.kind, line)
+            attrs = (*place.attrs[:2], results)
+            node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
             results.append(weakref.ref(node))
             tensors.append(_tensor(place, node, home))
         return self.make(tensors)

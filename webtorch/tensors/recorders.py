@@ -23,7 +23,7 @@ from webtorch.ir.dtype import (
     integer_limits,
     legacy_name,
 )
-from webtorch.ir.graph import Node, window
+from webtorch.ir.graph import Form, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
 from webtorch.ops import elementwise
@@ -43,7 +43,16 @@ from webtorch.tensors.primitives import (
 )
 from webtorch.tensors.promotion import Operand, depending, get_default_dtype, result_type
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import Cotangents, Edge, GradFn, SavedTensor, gradient_edge, set_history
+from webtorch.tensors.tape import (
+    NUMBER,
+    ONCE,
+    Cotangents,
+    Edge,
+    GradFn,
+    SavedTensor,
+    gradient_edge,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
 from webtorch.tensors.views import as_view
 
@@ -80,7 +89,7 @@ class _Gradient:
     """
 
     __slots__ = (
-        "apart", "count", "op", "others", "parts", "places", "reads", "reads_out", "rule", "shapes",
+        "apart", "count", "once", "op", "others", "parts", "places", "reads", "reads_out", "rule", "shapes",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +117,7 @@ class _Gradient:
         # Those of them that are tensors, and those that are numbers.
         self.places = [i for i in self.reads if i in places]
         self.others = [i for i in self.reads if i not in places]
+        self.once = (NUMBER if self.others else ONCE) if op.once else ()
         self.rule = self._by_slopes if op.vjp is None else self._by_rule
 
     def attach(
@@ -128,7 +138,9 @@ class _Gradient:
                 others.append(value)
         if self.reads_out:
             saved.append(SavedTensor(out, 0, self.apart))
-        fn = GradFn(self.op.gradient_name, tuple(edges), self.rule, saved, (others, numbers))
+        fn = GradFn(
+            self.op.gradient_name, tuple(edges), self.rule, saved or self.once, (others, numbers)
+        )
         set_history(out, fn)
 
     def _values(
@@ -184,7 +196,7 @@ class _Recorder:
     """How the calls of an entry with one signature are recorded: worked out at the first (`_prepare`)."""
 
     __slots__ = (
-        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "gradients", "order",
+        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "form", "gradients", "order",
         "runtime", "shape", "stored", "strides",
     )  # fmt: skip
 
@@ -198,6 +210,7 @@ class _Recorder:
     ) -> None:
         letters = ["t" if isinstance(o, Tensor) else "s" for o in operands] + ["s"] * len(numbers)
         self.attrs = (op, "".join(letters), dtype.compute)
+        self.form = Form()
         # The type of the calculation, and of the result.
         self.compute = dtype
         self.dtype = bool_ if op.promotion == "bool" else dtype
@@ -237,7 +250,14 @@ class _Recorder:
         if self.converts:
             values = self._converted(operands, values)
         node = Node(
-            "map", tuple(srcs), self.attrs, tuple(values), self.stored, self.dtype, user_line()
+            "map",
+            tuple(srcs),
+            self.attrs,
+            tuple(values),
+            self.stored,
+            self.dtype,
+            user_line(),
+            self.form,
         )
         out = object.__new__(Tensor)
         out._adopt(
@@ -308,6 +328,37 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     return out
 
 
+def apply_one(op: Elementwise, x: Tensor) -> Tensor:
+    """Record an elementwise op of one operand: `apply`, written out for a tensor in order."""
+    if x._whole:
+        storage = x._storage
+        recorder = _recorders.get((op, x._shape, x.dtype, storage.runtime))
+        if recorder is not None:
+            node, shape = storage.node, recorder.shape
+            if node.shape != shape:
+                node = x._node()
+            node = Node(
+                "map",
+                (node,),
+                recorder.attrs,
+                (),
+                shape,
+                recorder.dtype,
+                user_line(),
+                recorder.form,
+            )
+            out = object.__new__(Tensor)
+            out._adopt(
+                Storage(node, recorder.runtime, recorder.elements), shape, recorder.strides, 0, True
+            )
+            if recorder.differentiable and (
+                x._requires_grad or x._base is not None or transforms.count
+            ):
+                _follow(recorder, out, (x,), ())
+            return out
+    return apply(op, (x,))
+
+
 def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
     """Record an elementwise op of two operands: `apply`, written out for tensors in order."""
     if isinstance(x, Tensor) and x._whole:
@@ -333,14 +384,16 @@ def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
             else:
                 srcs, values = (first,), (y,)  # type: ignore[assignment]
             dtype, runtime = recorder.dtype, recorder.runtime
-            node = Node("map", srcs, recorder.attrs, values, shape, dtype, user_line())
+            node = Node(
+                "map", srcs, recorder.attrs, values, shape, dtype, user_line(), recorder.form
+            )
             out = object.__new__(Tensor)
             out._adopt(Storage(node, runtime, recorder.elements), shape, recorder.strides, 0, True)
             if recorder.differentiable and (
-                transforms.count
-                or x._requires_grad
+                x._requires_grad
                 or x._base is not None
                 or (not values and (y._requires_grad or y._base is not None))  # type: ignore[union-attr]
+                or transforms.count
             ):
                 _follow(recorder, out, (x, y), ())
             return out
@@ -379,9 +432,15 @@ def _prepare(
     """Work out what calls like this one record; None where they go another way."""
     tensors = [o for o in operands if isinstance(o, Tensor)]
     others = [o for o in operands if not isinstance(o, Tensor)]
-    if not tensors or any(type(o) is complex for o in others):
+    if not tensors:
         return None
     first = tensors[0]
+    if op.refuses and first is operands[0] and first.dtype in op.refuses:
+        raise DTypeError(
+            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(first.dtype)}'"
+        )
+    if any(type(o) is complex for o in others):
+        return None
     runtime = first._storage.runtime
     if any(t._storage.runtime is not runtime for t in tensors):
         return None

@@ -28,6 +28,7 @@ from webtorch.tensors.tape import (
     gradient_edge,
     looks_at_each,
     set_history,
+    start_at,
 )
 from webtorch.tensors.tensor import Tensor
 
@@ -239,8 +240,10 @@ def _anew(
     """Return the cotangents by computing the result again."""
     create_graph, given = mode.grad, list(values)
     with enable_grad():
-        if not create_graph:
-            for i in needs:
+        for i in needs:
+            if create_graph:
+                given[i] = start_at(given[i])
+            else:
                 given[i] = given[i].detach()
                 given[i]._requires_grad = True
         found = run_backward(

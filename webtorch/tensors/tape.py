@@ -37,6 +37,18 @@ Edge = tuple["GradFn", int]
 _sequence = itertools.count()
 
 
+class _Once(tuple[Any, ...]):
+    """What a function has saved that a backward pass uses up, and that saves no tensor."""
+
+    def __bool__(self) -> bool:
+        return True
+
+
+ONCE = _Once()
+# The same of a number, of which PyTorch makes a tensor where the user calls.
+NUMBER = _Once()
+
+
 class _Anomaly:
     """Anomaly detection: functions remember their forward call, and backward looks for NaN."""
 
@@ -125,10 +137,12 @@ class GradFn:
     # The last function of a composite operation stands for all of its functions: those with larger
     # numbers than this one.
     first: int | None = None
+    # Hooks of the tensors it gives, each of which sees its cotangent before those of the function see all.
+    tensor_hooks: dict[int, Callable[..., Any]] | None = None
     pre_hooks: dict[int, Callable[..., Any]] | None = None
     # Whether the rule also runs where no cotangent has come: a user's may fill in zeros.
     takes_gaps = False
-    # Output number -> the tensor that keeps its gradient; served after all hooks.
+    # Output number -> the tensor that keeps its gradient; served after the hooks of tensors.
     retained: dict[int, weakref.ref[Tensor]] | None = None
     post_hooks: dict[int, Callable[..., Any]] | None = None
 
@@ -187,6 +201,11 @@ class GradFn:
     def __repr__(self) -> str:
         return f"<{self.title} object at {hex(id(self))}>"
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody sees what arrives or leaves here."""
+        return bool(self.tensor_hooks or self.pre_hooks or self.post_hooks or self.retained)
+
     def register_hook(self, hook: Callable[[Any, Any], Any]) -> RemovableHandle:
         """Call `hook(grad_inputs, grad_outputs)` after this function has run."""
         self._changes("registers a hook on a tensor")
@@ -200,6 +219,13 @@ class GradFn:
         if self.pre_hooks is None:
             self.pre_hooks = {}
         return RemovableHandle(self.pre_hooks, hook)
+
+    def register_tensor_hook(self, hook: Callable[[Any], Any]) -> RemovableHandle:
+        """Call `hook(grad_outputs)` for one of the tensors that this function gave."""
+        self._changes("registers a hook on a tensor")
+        if self.tensor_hooks is None:
+            self.tensor_hooks = {}
+        return RemovableHandle(self.tensor_hooks, hook)
 
     def _changes(self, what: str) -> None:
         """Have the call run as usual if a capture changes what a function from outside does."""
@@ -225,15 +251,17 @@ def composed(
     title: str | Callable[..., str] | None,
     renamed: Mapping[str, str] | None = None,
     own_view: bool = False,
+    once: bool = False,
 ) -> Run:
     """Return a call whose results show one gradient function, named `title`, and are no views of
     what it made itself, unless `own_view` says so.
 
     A callable `title` is given the arguments of the call; without one, functions keep their names. What
-    is computed backward stays as it is. `renamed`: other names of parameters, and the function's own.
+    is computed backward stays as it is. `renamed`: other names of parameters, and the function's own. `once`: a
+    backward pass uses the function up.
     """
 
-    unchanged = title is None and own_view
+    unchanged = title is None and own_view and not once
 
     def named(args: Args, kwargs: Kwargs) -> Any:
         """Call the operation, and name the gradient function of its results."""
@@ -255,6 +283,11 @@ def composed(
                     if made is not None and made.sequence > first:
                         # A view of what nobody else has is no view: its hooks stay when it is written.
                         t._base = None
+                if once and not fn.saved:
+                    fn.saved = ONCE
+                elif not once and fn.saved is NUMBER:
+                    # Where PyTorch itself calls with a number, it makes no tensor of that.
+                    fn.saved = ()
                 if title is None:
                     continue
                 text = title if isinstance(title, str) else title(*args, **kwargs)
@@ -559,6 +592,17 @@ def zeros_of(g: Tensor, *shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
 def pass_on(gs: Cotangents, _saved: Sequence[SavedTensor], _static: object) -> Cotangents:
     """The rule of what gives its inputs as they are."""
     return gs
+
+
+def start_at(x: Tensor) -> Tensor:
+    """Return x with a gradient function of its own. A backward pass within another one that ends there meets no hook
+    on x, which is for the pass around it, and two places that x stands in are two.
+    """
+    start = x.detach()
+    edge = gradient_edge(x)
+    if edge is not None:
+        set_history(start, GradFn("AliasBackward0", (edge,), pass_on))
+    return start
 
 
 def retain(tensor: Tensor) -> None:
