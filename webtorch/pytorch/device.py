@@ -499,10 +499,10 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
         raise RuntimeError(
             f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}"
         )
-    return Form(nbytes, HELD[dtype], dtype, tuple(size), tuple(stride)).tensor()
+    return Blank(nbytes, HELD[dtype], dtype, tuple(size), tuple(stride)).tensor()
 
 
-class Form:
+class Blank:
     """How new tensors of one kind lie in memory of their own: worked out once."""
 
     __slots__ = ("dtype", "held", "is_plain", "laid", "nbytes", "offset", "size", "strides")
@@ -647,7 +647,7 @@ def tensor_on(
 ) -> torch.Tensor:
     """Return a new PyTorch tensor, with a new storage of PyTorch's, on a webtorch storage."""
     nbytes = inner.elements * inner.dtype.itemsize
-    return Form(nbytes, inner.dtype, dtype, shape, strides, offset, laid).tensor(inner)
+    return Blank(nbytes, inner.dtype, dtype, shape, strides, offset, laid).tensor(inner)
 
 
 def _is_all(x: Tensor) -> bool:

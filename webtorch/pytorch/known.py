@@ -15,16 +15,11 @@ from typing import Any, Literal
 import torch
 
 from webtorch.dispatch.call import active, refuse_scripts
-<<<<<<< HEAD
-from webtorch.ir.graph import IN_MEMORY, Node
-from webtorch.ir.view import numel
-=======
 from webtorch.ir.graph import IN_MEMORY, Form, Node
->>>>>>> main
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
-    Form,
+    Blank,
     Lain,
     offset_of,
     opened,
@@ -62,22 +57,16 @@ Lying = tuple[tuple[int, ...], bool]
 Call = Callable[[Sequence[Any], dict[str, Any]], Any]
 
 
-class _Place(Form):
+class _Place(Blank):
     """One result of a call: what its node, its storage and its tensor are made of."""
 
     __slots__ = ("attrs", "elements", "kind", "shape")
 
     def __init__(self, result: Result, number: int, strides: tuple[int, ...], laid: bool) -> None:
-<<<<<<< HEAD
-        attrs, (shape, kind), _, (size, _, _, _, dtype) = result.places[number]
-        self.attrs, self.shape, self.kind, self.elements = attrs, shape, kind, numel(shape)
-        nbytes = self.elements * kind.itemsize
+        attrs, (shape, kind, elements), _, (size, _, _, _, dtype) = result.places[number]
+        self.attrs, self.shape, self.kind, self.elements = attrs, shape, kind, elements
+        nbytes = elements * kind.itemsize
         super().__init__(nbytes, kind, TO_TORCH[dtype], size, strides, laid=laid)
-=======
-        attrs, (shape, kind, self.elements), _, (size, _, _, _, dtype) = result.places[number]
-        self.attrs, self.shape, self.kind, self.size = attrs, shape, kind, size
-        self.dtype, self.strides, self.laid = TO_TORCH[dtype], strides, laid
->>>>>>> main
 
 
 class _Free(float):
@@ -98,13 +87,9 @@ class _Free(float):
 class Plan:
     """What calls of one kind record."""
 
-<<<<<<< HEAD
     __slots__ = (
-        "leaves", "make", "marks", "numbers", "only", "places", "results", "steps", "takes_all",
+        "form", "leaves", "make", "marks", "numbers", "only", "places", "results", "steps", "takes_all",
     )  # fmt: skip
-=======
-    __slots__ = ("form", "leaves", "make", "marks", "numbers", "only", "places", "results", "steps")
->>>>>>> main
 
     def __init__(
         self, result: Result, laid: Sequence[Lying], marks: Sequence[int], operands: int
@@ -119,33 +104,17 @@ class Plan:
         self.numbers: list[int | None] = []
         for step in self.steps:
             self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
-<<<<<<< HEAD
         # Whether its sources are the operands as they come.
         self.takes_all = False
-        # The node itself where it is one.
-        self.only = None
-        if len(self.steps) == 1 and self.make is None:
-            kind, srcs, attrs, scalars, shape, dtype, lined = self.steps[0]
-            found = tuple([self.leaves[s] for s in srcs])
-            self.takes_all = found == tuple(range(operands))
-            self.only = kind, found, attrs, scalars, shape, dtype, lined
-=======
         # The node itself where it is one, and the form of elementwise ones, whose numbers may be any.
         self.only: Any = None
         self.form: Form | None = None
         if len(self.steps) == 1 and self.make is None:
             kind, srcs, attrs, scalars, shape, dtype, lined = self.steps[0]
-            self.only = (
-                kind,
-                tuple([self.leaves[s] for s in srcs]),
-                attrs,
-                scalars,
-                shape,
-                dtype,
-                lined,
-            )
+            found = tuple([self.leaves[s] for s in srcs])
+            self.takes_all = found == tuple(range(operands))
+            self.only = kind, found, attrs, scalars, shape, dtype, lined
             self.form = Form() if kind == "map" else None
->>>>>>> main
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
