@@ -273,7 +273,7 @@ class Kinds:
         if found is False:
             return key
         if found is not _NEW:
-            return found  # type: ignore[return-value]
+            return found
         if len(self.found) >= _MOST_KINDS:
             self.found.clear()
         self.found[key] = False if _are_typed(key) else None
