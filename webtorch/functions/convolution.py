@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions.contract import c_name, check_tensor
+from webtorch.functions.contract import check_tensor
 from webtorch.functions.slicing import pick, window
-from webtorch.ir.dtype import bool_
+from webtorch.ir.dtype import bool_, c_name
 from webtorch.ir.view import Shape
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded

@@ -403,7 +403,9 @@ class Module:
         raise DeviceError("Module.cuda: webtorch has no CUDA device; use .to('webgpu')")
 
     def share_memory(self: _Self) -> _Self:
-        """Return the module: tensors are not shared between processes here."""
+        """Ask it of each tensor, as PyTorch does; none is shared between processes here."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor.share_memory_()
         return self
 
     def type(self: _Self, dst_type: Any) -> _Self:

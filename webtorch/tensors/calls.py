@@ -5,6 +5,8 @@ composites. Floor 4.
 from __future__ import annotations
 
 import inspect
+import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from webtorch.dispatch.call import (
     call,
     dispatched,
     enter,
+    install_binder,
 )
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
@@ -201,6 +204,70 @@ def _operand(op: Elementwise, value: object, number: int = 0) -> Operand:
         f"{op.name.strip('_')}(): argument '{op.tensors[number]}' (position {number + 1}) must be "
         f"Tensor, not {type(value).__name__}"
     )
+
+
+# What is taken for a number, by the type of its parameter: whole ones, alone or in a list, and others.
+_WHOLE = re.compile(r"\b(int|Any|Sizes|Dims)\b")
+_REAL = re.compile(r"\b(float|Number|Scalar)\b")
+_TENSORS = re.compile(r"\b(Tensor|Operand|Callable)\b")
+
+
+def _as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+    """Return the arguments of a call by the names that its parameters have here, with numbers in place of tensors
+    without dims that stand for these; None where neither is needed.
+    """
+    others = callee.op.other_names if callee.op is not None else {}
+    if not others.keys().isdisjoint(kwargs):
+        return args, {others.get(name, name): value for name, value in kwargs.items()}
+    given = override.flat((*args, *kwargs.values()))
+    if not any(isinstance(x, Tensor) and not x._shape for x in given):
+        return None
+    types, rest = _types_of(callee)
+    named = {**dict(zip(types, args, strict=False)), **kwargs}
+    found = {name: _number_for(types.get(name, ""), value) for name, value in named.items()}
+    more = [_number_for(rest, value) for value in args[len(types) :]]
+    if all(found[n] is v for n, v in named.items()) and all(
+        x is y for x, y in zip(more, args[len(types) :], strict=True)
+    ):
+        return None
+    by_position = [found[name] for name, _ in zip(types, args, strict=False)]
+    return (*by_position, *more), {name: found[name] for name in kwargs}
+
+
+def _types_of(callee: Callee) -> tuple[dict[str, str], str]:
+    """Return the types of a call's parameters by name, those that may be given by position first, and that of more
+    arguments.
+    """
+    op = callee.op
+    if isinstance(op, Elementwise):
+        return dict.fromkeys(op.tensors, "Tensor") | dict.fromkeys(op.numbers, "Scalar"), ""
+    like = callee.parameters or inspect.signature(callee.like or callee.public or callee.run)
+    rest = next((p for p in like.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    types = {
+        p.name: str(p.annotation)
+        for p in like.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) or rest is None
+    }
+    return types, "" if rest is None else str(rest.annotation)
+
+
+def _number_for(kind: str, value: Any) -> Any:
+    """Return the number that a tensor stands for where a parameter of this type wants one, alone or in a list."""
+    if isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value):
+        found = [_number_for(kind, x) for x in value]
+        return value if all(map(operator.is_, found, value)) else tuple(found)
+    if (
+        not isinstance(value, Tensor)
+        or value._shape
+        or value.requires_grad
+        or _TENSORS.search(kind)
+    ):
+        return value
+    whole = value.dtype.kind in ("int", "uint")
+    return value.item() if (whole and _WHOLE.search(kind)) or _REAL.search(kind) else value
+
+
+install_binder(_as_meant)
 
 
 def _in_old_order(
@@ -486,7 +553,7 @@ def bind_inplace(
             return result
         return _write_and_keep(x, result, name, saved) if saved else write_result(x, result, name)
 
-    callee = Callee(name, run, autocast=autocast, writes=True)
+    callee = Callee(name, run, autocast=autocast, writes=True, like=function)
 
     def inplace(self: Tensor, *args: object, **kwargs: object) -> Tensor:
         return enter(callee, (self, *args), kwargs)
