@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from webtorch.dispatch.call import Foreign
+from webtorch.dispatch.call import Foreign, active
 from webtorch.errors import DeviceError
 from webtorch.functions import assign, creation, indexing, movement, pointwise
 from webtorch.functions.slicing import pick, slice_bounds, window
@@ -22,6 +22,7 @@ from webtorch.ops.primitive import cast_to, fill, write
 from webtorch.ops.purity import warn
 from webtorch.tensors import override
 from webtorch.tensors.host import tracing
+from webtorch.tensors.remember import Views
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import Picked, check_overlap, leave_hooks
 
@@ -33,6 +34,14 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     """Return x[index]: a view for ints, slices, None and ..., else new data. Raises IndexError as PyTorch does."""
     if type(index) is int:
         return _pick(x, 0, index)
+    if active.count:
+        return _getitem(x, index)
+    args = x, index
+    out = _views.find(args, {})
+    return _views.run(args, {}) if out is None else out
+
+
+def _getitem(x: Tensor, index: Any) -> Tensor:
     reads = not x._storage.runtime.capturing
     view, tensors, single, names = _parse(x, index, reads)
     if tensors:
@@ -54,6 +63,9 @@ def getitem(x: Tensor, index: Any) -> Tensor:
             tracing.picked.append(Picked(view, out, take, put))
         return out
     return movement._as_shape(x, x._shape, x._strides, "Alias") if view is x else view
+
+
+_views = Views(lambda args, _: _getitem(*args))
 
 
 def setitem(x: Tensor, index: Tensor, value: Any) -> None:

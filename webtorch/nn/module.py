@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, call
+from webtorch.dispatch.call import Args, Callee, Kwargs, active, call, enter
 from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
@@ -455,8 +455,7 @@ class Module:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters, or fill them with zeros."""
-        for param in self.parameters():
-            clear_grad(param, set_to_none)
+        clear_grads(self.parameters(), set_to_none)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the call of this module in place: later calls replay captured programs."""
@@ -958,20 +957,37 @@ def _call_traced(args: Args, kwargs: Kwargs) -> Any:
 CALL_OF_MODULE = Callee("module", _call_traced)
 
 
-def clear_grad(param: Tensor, set_to_none: bool) -> None:
-    """Forget the gradient of `param`, or detach it and fill it with zeros."""
+def _forget(args: Args, kwargs: Kwargs) -> None:
+    for param in args[0]:
+        param._grad = None
+
+
+_FORGET = Callee("zero_grad", _forget, role="gradient")
+
+
+def clear_grads(params: Iterable[Tensor], set_to_none: bool) -> None:
+    """Forget the gradients of parameters, or detach them and fill them with zeros."""
+    params = list(params)
     if set_to_none:
-        param.grad = None
+        # One call for all of them, where nobody sees each.
+        seen = tracing.active or active.count > (active.follower is not None)
+        kinds: set[Any] = {*map(type, params)}
+        if not seen and all(kind.grad is Tensor.grad for kind in kinds):
+            enter(_FORGET, (params, None), {})
+            return
+        for param in params:
+            param.grad = None
         return
-    grad = param.grad
-    if grad is None:
-        return
-    if grad.grad_fn is not None:
-        grad.detach_()
-    else:
-        grad.requires_grad_(False)
-    with webtorch.no_grad():
-        grad.zero_()
+    for param in params:
+        grad = param.grad
+        if grad is None:
+            continue
+        if grad.grad_fn is not None:
+            grad.detach_()
+        else:
+            grad.requires_grad_(False)
+        with webtorch.no_grad():
+            grad.zero_()
 
 
 def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from webtorch.dispatch.call import active, refuse_scripts
-from webtorch.ir.graph import IN_MEMORY, Node
+from webtorch.ir.graph import IN_MEMORY, Form, Node
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -60,12 +60,9 @@ class _Place:
     __slots__ = ("attrs", "dtype", "elements", "kind", "laid", "shape", "size", "strides")
 
     def __init__(self, result: Result, number: int, strides: tuple[int, ...], laid: bool) -> None:
-        attrs, (shape, kind), _, (size, _, _, _, dtype) = result.places[number]
+        attrs, (shape, kind, self.elements), _, (size, _, _, _, dtype) = result.places[number]
         self.attrs, self.shape, self.kind, self.size = attrs, shape, kind, size
         self.dtype, self.strides, self.laid = TO_TORCH[dtype], strides, laid
-        self.elements = 1
-        for n in shape:
-            self.elements *= n
 
 
 class _Free(float):
@@ -86,7 +83,7 @@ class _Free(float):
 class Plan:
     """What calls of one kind record."""
 
-    __slots__ = ("leaves", "make", "marks", "numbers", "only", "places", "results", "steps")
+    __slots__ = ("form", "leaves", "make", "marks", "numbers", "only", "places", "results", "steps")
 
     def __init__(self, result: Result, laid: Sequence[Lying], marks: Sequence[int]) -> None:
         # What the caller wants to know of each result.
@@ -99,8 +96,9 @@ class Plan:
         self.numbers: list[int | None] = []
         for step in self.steps:
             self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
-        # The node itself where it is one.
-        self.only = None
+        # The node itself where it is one, and the form of elementwise ones, whose numbers may be any.
+        self.only: Any = None
+        self.form: Form | None = None
         if len(self.steps) == 1 and self.make is None:
             kind, srcs, attrs, scalars, shape, dtype, lined = self.steps[0]
             self.only = (
@@ -112,6 +110,7 @@ class Plan:
                 dtype,
                 lined,
             )
+            self.form = Form() if kind == "map" else None
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
@@ -169,12 +168,15 @@ class Plan:
             sources: Any = tuple([nodes[s] if type(s) is int else s for s in srcs])
             if numbers:
                 scalars = tuple(numbers)
-            return Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None)
+            return Node(
+                kind, sources, attrs, scalars, shape, dtype, line if lined else None, self.form
+            )
         if numbers:
             return self._all(nodes, numbers, line)[0]
         leaves: Any = tuple([nodes[s] if type(s) is int else s for s in self.leaves])
         place = self.places[0]
-        return Node("call", leaves, (*place.attrs, ()), (), place.shape, place.kind, line)
+        attrs = place.attrs
+        return Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
 
     def tensors(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Any:
         """Record a call over the operands' nodes, and return its results as new tensors."""
@@ -189,8 +191,8 @@ class Plan:
         results: list[weakref.ref[Node]] = []
         tensors: list[torch.Tensor] = []
         for place in self.places:
-            attrs = (*place.attrs, results)
-            node = Node("call", leaves, attrs, (), place.shape, place.kind, line)
+            attrs = (*place.attrs[:2], results)
+            node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
             results.append(weakref.ref(node))
             tensors.append(_tensor(place, node, home))
         return self.make(tensors)
