@@ -342,6 +342,71 @@ def files_that_are_written_to_streams(torch: Any, device: str) -> Any:
     return torch.load(raw, pickle_module=pickle, weights_only=False)
 
 
+def _layers(torch: Any, device: str) -> dict[str, Callable[[Any], Any]]:
+    F = torch.nn.functional
+    image, weight = torch.arange(144.0).cos(), torch.arange(16.0).sin()
+    kernel = image.reshape(4, 4, 3, 3).to(device)
+    one = weight.reshape(4, 4, 1, 1).to(device)
+    deep = kernel[..., :2, :2].unsqueeze(-1).contiguous()
+    return {
+        "conv": lambda x: F.conv2d(x, kernel, stride=2), "conv 1 x 1": lambda x: F.conv2d(x, one, kernel[:, 0, 0, 0]),
+        "conv by its weight": lambda x: F.conv2d(x.contiguous(), kernel.contiguous(memory_format=torch.channels_last)),
+        "depthwise": lambda x: F.conv2d(x, kernel[:, :1], groups=4),
+        "transposed": lambda x: F.conv_transpose2d(x, kernel),
+        "avg": lambda x: F.avg_pool2d(x, 2), "max": lambda x: F.max_pool2d(x, 2, 1, 1),
+        "lp": lambda x: F.lp_pool2d(x, 2, 2),
+        "where": lambda x: F.max_pool2d(x, 2, return_indices=True)[1], "bins": lambda x: F.adaptive_avg_pool2d(x, 3),
+        "one bin": lambda x: F.adaptive_avg_pool2d(x, 1), "max bins": lambda x: F.adaptive_max_pool2d(x, 2),
+        "unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        "cat": lambda x: torch.cat([x, x], 1),
+        "cat of two layouts": lambda x: torch.cat([x, x.contiguous()]), "group norm": lambda x: F.group_norm(x, 2),
+        "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+        "nearest": lambda x: F.interpolate(x, scale_factor=2),
+        "bilinear": lambda x: F.interpolate(x, size=(3, 5), mode="bilinear"), "pad": lambda x: F.pad(x, (1, 0, 2, 1)),
+        "reflect": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), "shuffle": lambda x: F.pixel_shuffle(x, 2),
+        "unshuffle": lambda x: F.pixel_unshuffle(x, 2), "roll": lambda x: x.roll(1, 2), "flip": lambda x: x.flip(1),
+        "sort": lambda x: x.sort(1).values, "relu": lambda x: x.relu(), "bias": lambda x: x + one[:, :1, 0],
+        "volume": lambda x: F.conv3d(x.unsqueeze(-1).contiguous(memory_format=torch.channels_last_3d), deep),
+        "max of volume": lambda x: F.max_pool3d(
+            x.unsqueeze(-1).contiguous(memory_format=torch.channels_last_3d), (2, 2, 1)),
+    }  # fmt: skip
+
+
+@_program
+def layers_keep_channels_last(torch: Any, device: str) -> Any:
+    found = {}
+    for name, layer in _layers(torch, device).items():
+        x = torch.arange(288.0).reshape(2, 4, 6, 6).sin().to(device)
+        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        y = layer(x)
+        if y.is_floating_point():
+            (y * torch.arange(float(y.numel())).cos().reshape(y.shape).to(device)).sum().backward()
+            x.grad = x.grad * 1
+            found[name] = y.stride(), x.grad.stride(), float(x.grad.sum()) * 0.01
+        found[name + " values"] = y.stride(), float((y * y).sum()) * 0.001
+    return found
+
+
+@_program
+def leaf_gradients_lie_as_their_leaves(torch: Any, device: str) -> Any:
+    one, found = torch.ones(3, 4, device=device), []
+    layer = torch.nn.Conv2d(3, 4, 3).to(device).to(memory_format=torch.channels_last)
+    for _ in range(2):
+        layer(torch.ones(1, 3, 5, 5, device=device)).sum().backward()
+    found += [layer.weight.stride(), layer.weight.grad.stride()]
+    for leaf in (
+        one.t(),
+        one,
+        one[:, ::2],
+        one[:1].expand(3, 4),
+        one.reshape(3, 2, 2, 1)[:, :, :1],
+    ):
+        leaf = leaf.detach().requires_grad_()
+        (leaf.transpose(0, 1) * 2).sum().backward()
+        found.append(leaf.grad.stride())
+    return found
+
+
 @pytest.mark.parametrize(
     ("program", "face"),
     [pytest.param(p, f, id=f"{p.__name__}-{f}") for p, faces in _FACES.items() for f in faces],

@@ -4,6 +4,7 @@ composites. Floor 4.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import operator
 import re
@@ -32,10 +33,12 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.view import numel
 from webtorch.ops import primitive
+from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap, in_old_order
 from webtorch.tensors import override
 from webtorch.tensors.modes import mode
+from webtorch.tensors.primitives import lay
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_one, apply_two
 from webtorch.tensors.remember import Memory, Views
@@ -351,6 +354,8 @@ _TENSOR_NAMES = frozenset((
 def bind_composite(op: Op) -> Callable[..., Any]:
     """Return the function of a composite: the layers that a call goes through, from within."""
     written = op.function
+    if op.layout is not None and op.layout is not of_operands:
+        written = _laid(op, op.layout, written)
     if not (op.function_in or op.vjp or op.refuses or op.gradient_name or op.autocast):
         # A part of other entries: its calls can be seen, and it is called as it is.
         parameters = inspect.signature(written) if op.written is None else op.parameters
@@ -386,6 +391,40 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     if op.vjp is not None:
         function.__name__ = function.__qualname__ = op.name
         function.__doc__ = op.doc
+    return function
+
+
+def _laid(op: Op, layout: Layout, written: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose results lie in memory as the entry's rule says. What is elementwise does so by itself."""
+
+    def lay_out(args: Args, kwargs: Kwargs, out: Any) -> None:
+        """Lay out the results that the call made."""
+        named = op.parameters.bind(*args, **kwargs).arguments if kwargs else None
+        operands = list(override.flat(args if named is None else named.values()))
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        forms = tuple([(x._shape, x._strides) for x in tensors])
+        for x in out if isinstance(out, tuple) else (out,):
+            made = x._whole and not any(x._storage is y._storage for y in tensors)
+            if made and not x._levels and not x.dtype.is_complex:
+                strides = layout(forms, x._shape)
+                if strides != x._strides:
+                    lay(x, strides)
+
+    @functools.wraps(written)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        """Call, and lay out the results where an operand is not row-major."""
+        out = written(*args, **kwargs)
+        for x in args:
+            kind = type(x)
+            if kind is list or kind is tuple:
+                if any(isinstance(y, Tensor) and not y._whole for y in x):
+                    lay_out(args, kwargs, out)
+                    break
+            elif isinstance(x, Tensor) and not x._whole:
+                lay_out(args, kwargs, out)
+                break
+        return out
+
     return function
 
 
