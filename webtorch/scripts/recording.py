@@ -13,6 +13,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
+from webtorch.scripts.late import give_all
 from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
 from webtorch.scripts.script import (
     KNOWN,
@@ -201,6 +202,7 @@ def _state(t: Tensor) -> tuple[Storage, Node, int, int, GradFn | None]:
 def begin(run: Run) -> None:
     """Note what is there before a run that is recorded, or before it goes on."""
     run.begun = {}
+    give_all()
     for runtime in open_runtimes():
         for s in Storage.live(runtime):
             node = s.node
