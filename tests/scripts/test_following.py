@@ -940,7 +940,9 @@ def test_a_view_of_what_nobody_has_is_followed(follower: Any, left: bool) -> Non
         w, seen = nn.Parameter(torch.randn(4, 4)), list[Any]()
         optimizer = torch.optim.SGD([w], lr=0.1)
         for i in range(12):
-            hidden = torch.broadcast_tensors((w * 2).view(2, 2, 4).transpose(0, 1).reshape(4, 4), w)[0]
+            hidden = torch.broadcast_tensors(
+                (w * 2).view(2, 2, 4).transpose(0, 1).reshape(4, 4), w
+            )[0]
             with torch.no_grad():
                 kept = hidden.detach().roll(1)
                 kept.mul_(2)
