@@ -343,6 +343,7 @@ def lay(x: Tensor, strides: Shape) -> None:
     """Let a new tensor lie in memory with other strides, which leave no gaps. Its graph stays as it is."""
     x._base = None
     order = memory_order(x._shape, strides)
+    assert order is not None
     source = ordered_node(x, x._shape, x._strides, order)
     shape = tuple([x._shape[d] for d in order])
     if source is not x._storage.node:
