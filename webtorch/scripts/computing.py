@@ -13,7 +13,7 @@ from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Number, Origin, Program, Step
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn
+from webtorch.tensors.tape import GradFn, set_history
 from webtorch.tensors.tensor import Tensor
 
 
@@ -285,5 +285,8 @@ def _give_value(t: Tensor, storage: Storage) -> None:
 
 
 def _use_up(t: Tensor, f: Facts) -> None:
-    # A backward pass from here raises as after a usual step.
-    t._grad_fn, t._output_nr = GradFn(f.title, (), None) if f.title else None, 0
+    # A backward pass that comes here raises as after a usual step.
+    if f.title:
+        set_history(t, GradFn(f.title, (), None))
+    else:
+        t._grad_fn, t._output_nr = None, 0

@@ -273,6 +273,8 @@ class Number(HostScalar):
     """
 
     computed: tuple[Callable[..., float], tuple[Any, ...]] | None = None
+    # What it is equal to may decide what is called: another number in its place must decide the same.
+    compared = True
 
     def among(self, given: Mapping[int, float]) -> float:
         """Return what it is where calls are given other numbers."""
