@@ -37,7 +37,12 @@ Matcher = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 # What a step gives.
 Giver = Callable[[Any], Any]
 
-_NAMES = {"Tensor": Tensor, "new": object.__new__, "ref": weakref.ref}
+
+def _nobody() -> None:
+    """A reference to what nobody has."""
+
+
+_NAMES = {"Tensor": Tensor, "new": object.__new__, "ref": weakref.ref, "nobody": _nobody}
 # Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
 _TESTS = {
     # A slot that nobody has any more is None.
@@ -103,6 +108,10 @@ class _Text:
             return f"run.slots[{value}]()"
         if kind == "none":
             return "None"
+        if kind == "view":
+            # Nobody has the base, unless somebody looks at it.
+            self.lines.append("run.slots.append(nobody)")
+            return self._promised(value[1], name)
         cls, parts = value
         made = "".join([f"{self.promise(part, f'{name}_{i}')}, " for i, part in enumerate(parts)])
         return (
