@@ -41,7 +41,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types format check system coverage-table clean
+.PHONY: upstream faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -55,6 +55,7 @@ help:
 	@echo "make conformance     PyTorch's operator database on both devices; writes docs/conformance.md"
 	@echo "make meet MINUTES=60 random programs in every mode (compiled, transformed, in threads, ...) against PyTorch"
 	@echo "make faults          plant faults into a copy of the sources; the suite must find them"
+	@echo "make upstream FILES=folder  PyTorch's own test files, of a checkout of PyTorch; docs/upstream.md"
 	@echo "make testpage        every operation on WebGPU in headless Chromium (and Firefox where it is installed)"
 	@echo "make conformance-torch  the same with real PyTorch on torch.device('webgpu'); docs/conformance-torch.md"
 	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
@@ -121,6 +122,10 @@ models-torch: $(VENV)/.full system
 numerics: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(TEST_ENV) $(BIN)/python -m tests.numerics.run
+
+# FILES: the folder `test` of a checkout of PyTorch; ONLY=test_indexing,nn/ takes some.
+upstream: $(VENV)/.full
+	$(TEST_ENV) $(BIN)/python -m tests.upstream.run $(FILES) --only "$(ONLY)"
 
 # They bring much along, and so stay out of the suite's environment.
 packages: $(VENV)/.full

@@ -113,6 +113,25 @@ def test_sides_of_branch_cuts_and_large_numbers() -> None:
         _same(getattr(webtorch, name)(y), getattr(torch, name)(x))
 
 
+# PyTorch follows C's Annex G, but for expm1(inf), log1p(inf + nan i) and sigmoid(-inf + y i), which are NaN there.
+_ENDS = (0.0, -0.0, 0.5, -1.0, 2.0, float("inf"), float("-inf"), float("nan"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n in _UNARY if n not in ("neg", "expm1", "log1p", "sinc", "positive", "conj_physical")],
+)
+def test_infinities_and_nan_are_as_in_c(name: str, device: str) -> None:
+    x = torch.tensor([complex(a, b) for a in _ENDS for b in _ENDS], dtype=torch.complex64)
+    if name == "sigmoid":
+        x = x[x.real != float("-inf")]
+    expected, found = getattr(torch, name)(x), getattr(webtorch, name)(_ours(x, device)).cpu()
+    if name == "sgn":
+        # Their vectors and their single numbers differ at infinities.
+        expected, found = expected[x.isfinite()], found[_ours(x.isfinite())]
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", _BINARY)
 @pytest.mark.parametrize("kinds", ["cc", "cr", "rc", "ci", "ic", "cf", "fc", "ri", "ir"])
 def test_operators_with_real_tensors_and_numbers(name: str, kinds: str) -> None:

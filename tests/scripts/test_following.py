@@ -973,3 +973,22 @@ def test_numbers_that_decide_have_programs_of_their_own(follower: Any) -> None:
     assert follower().counts["followed"] >= 10, follower().reasons
     with scripts(False):
         assert found == program()
+
+
+def test_what_is_computed_of_a_loss_whose_graph_was_used_up_has_no_backward_pass(
+    follower: Any,
+) -> None:
+    w = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=0.03)
+    for i in range(12):
+        loss = (w * w).tanh().sum()
+        loss.backward()
+        other = (w * 3).exp().sum()
+        other.item()
+        other.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if i == 10:
+            with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+                (w * loss.sum()).sum().backward()
+    assert follower().counts["followed"] >= 5

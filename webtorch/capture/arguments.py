@@ -168,9 +168,13 @@ def _move_hooks(t: Tensor, g: Tensor) -> None:
         if t._post_accumulate:
             g._post_accumulate = _joined(g._post_accumulate, t._post_accumulate)
         t._hooks = t._post_accumulate = None
-    elif fn is not None and fn is not own and own is not None and fn.pre_hooks:
-        own.pre_hooks = _joined(own.pre_hooks, fn.pre_hooks, (t._output_nr, g._output_nr))
-        fn.pre_hooks = None
+    elif fn is not None and fn is not own and own is not None:
+        outputs = t._output_nr, g._output_nr
+        if fn.tensor_hooks:
+            own.tensor_hooks = _joined(own.tensor_hooks, fn.tensor_hooks, outputs)
+        if fn.pre_hooks:
+            own.pre_hooks = _joined(own.pre_hooks, fn.pre_hooks, outputs)
+        fn.tensor_hooks = fn.pre_hooks = None
 
 
 def _joined(

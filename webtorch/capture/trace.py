@@ -753,7 +753,7 @@ def _own_gradient(view: Tensor, base: Tensor) -> str | None:
     """
     fn, end = view._grad_fn, base._grad_fn
     while fn is not None and fn is not end and len(fn.edges) == 1:
-        if fn.pre_hooks or fn.post_hooks or fn.retained:
+        if fn.is_watched:
             return "a hook is on a view, which it returns with the tensor that it is a view of"
         edge = fn.edges[0]
         after = None if edge is None else edge[0]

@@ -26,7 +26,7 @@ def functional_call(
 
     `tie_weights` replaces a shared tensor under all its names; `strict` wants all names, and no others.
     """
-    return stateless.functional_call(
+    return stateless.called_with(
         module, parameter_and_buffer_dicts, args, kwargs, tie_weights=tie_weights, strict=strict
     )
 

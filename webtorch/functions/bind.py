@@ -34,9 +34,7 @@ from webtorch.tensors import (
     primitives,
     recorders,
 )
-from webtorch.tensors.above import ask
-from webtorch.tensors.absent import MissingName
-from webtorch.tensors.base import LATE
+from webtorch.tensors.absent import Absent, pytorch_names
 from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
@@ -161,9 +159,16 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
         if not isinstance(other, (Tensor, float, int, complex)):
             if override.is_foreign((other,), {}):
                 raise Foreign(f"{name}: expected a tensor or a number")
-            if not _is_number_like(other):
+            if _is_number_like(other):
+                args = (args[0], other.item()) if direct else args
+            elif op.operator == "eq" and hasattr(other, "__array_interface__"):
+                # Python would compare the objects, and say that they differ.
+                args = args[0], TABLE["from_numpy"].function(other)
+            elif reflected and op.operator == "truediv":
+                # As PyTorch's: what knows how to multiply by a tensor may be divided by one.
+                return args[0].reciprocal() * other
+            else:
                 return NotImplemented
-            args = (args[0], other.item()) if direct else args
         args = args[::turned]
         return call(inner, args, {}) if active.count and direct else compute(args, {})
 
@@ -236,8 +241,10 @@ def _operators() -> None:
                 method
             ),
         )
-    _no_attribute.__name__ = "__getattr__"
-    Tensor.__getattr__ = _no_attribute  # type: ignore[attr-defined]
+    Tensor.__delitem__ = _no_deletion  # type: ignore[attr-defined]
+    for name in pytorch_names()["Tensor"]:
+        if not hasattr(Tensor, name):
+            setattr(Tensor, name, Absent("Tensor", name))
 
 
 def _part_property(name: str) -> property:
@@ -255,12 +262,14 @@ def _part_property(name: str) -> property:
     return property(dispatched(role="operation")(get), dispatched()(put), doc=TABLE[name].doc)
 
 
-def _no_attribute(self: Tensor, name: str) -> Any:
-    """Say what is known of a name that tensors do not have, and give one that a script has promised what it lacks."""
-    if name in LATE:
-        return ask("promised")(self, name)
-    raise MissingName(type(self), "Tensor", name)
+def _no_deletion(self: Tensor, index: object) -> None:
+    raise TypeError("Tensor does not support deleting items")
 
 
 def _is_number_like(value: Any) -> bool:
-    return getattr(value, "ndim", None) == 0 and hasattr(value, "item")
+    """Whether a value is a number of NumPy's; an array without dims is an array."""
+    return (
+        getattr(value, "ndim", None) == 0
+        and hasattr(value, "item")
+        and not hasattr(value, "__setitem__")
+    )

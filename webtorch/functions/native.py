@@ -295,7 +295,7 @@ def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     count = x._shape[0] if N is None else N
     if count < 0:
         raise RuntimeError("N must be non-negative.")
-    kind = x.dtype if x.dtype.kind == "float" else int64
+    kind = x.dtype if x.dtype.has_gradient else int64
     powers = [cast_to(x, kind) ** k for k in range(count)]
     if not powers:
         return creation.empty((x._shape[0], 0), dtype=kind, device=x.device)

@@ -671,6 +671,11 @@ def _lp_pool(
     stride: Any,
     ceil_mode: bool,
 ) -> Tensor:
+    if math.isinf(norm_type):
+        # The largest element, or the smallest.
+        sign = math.copysign(1.0, norm_type)
+        largest = (max_pool1d, max_pool2d, max_pool3d)[rank - 1]
+        return largest(input.abs() * sign, kernel_size, stride, ceil_mode=ceil_mode) * sign
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     mean = _avg_pool(op, rank, input**norm_type, kernel, stride, 0, ceil_mode, True, None)
     # As in PyTorch: windows cut off by ceil_mode count as whole, and a sum that is not positive counts as 0.

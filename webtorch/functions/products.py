@@ -256,12 +256,23 @@ def cdist(
     if not x1.shape[-1]:
         return difference.sum(-1)
     if p == 0:
-        return (difference != 0).to(difference.dtype).sum(-1)
+        # Numbers of elements, whose gradients are zeros.
+        return (
+            difference.masked_fill(difference != 0, 1.0).masked_fill(difference == 0, 0.0).sum(-1)
+        )
     if p == 1:
         return difference.abs().sum(-1)
     if math.isinf(p):
         return difference.abs().amax(-1)
-    total = (difference * difference if p == 2 else difference.abs() ** p).sum(-1)
+    if p == 2:
+        total = (difference * difference).sum(-1)
+    elif p > 1:
+        total = (difference.abs() ** p).sum(-1)
+    else:
+        # As that of the root below: equal coordinates have no part in the gradient.
+        equal = difference == 0
+        powers = difference.masked_fill(equal, 1.0).abs() ** p
+        total = powers.masked_fill(equal, 0.0).sum(-1)
     # The root's slope is infinite at 0, where PyTorch's gradient is 0: keep the root away from it.
     zero = total == 0
     root = (

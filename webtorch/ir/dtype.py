@@ -109,6 +109,10 @@ class DType:
         return list(struct.unpack(f"<{len(data) // self.itemsize}{self.code}", data))
 
 
+# A value to `dataclasses.asdict`, as PyTorch's types are: a user's record that holds one keeps it.
+del DType.__dataclass_fields__
+
+
 def _float_bytes(code: str, value: float) -> bytes:
     try:
         return struct.pack("<" + code, value)

@@ -15,6 +15,7 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -22,7 +23,7 @@ from webtorch.dispatch.call import Callee, enter
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.hook import Hook, RemovableHandle
-from webtorch.nn.module import clear_grad, typename
+from webtorch.nn.module import clear_grads, typename
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.host import Varying, bindings, host_scalar, make_before, tracing
@@ -55,6 +56,8 @@ class _Required:
 
 
 required = _Required()
+
+_GRADIENT, _VALUES = attrgetter("_grad"), methodcaller("values")
 
 _global_pre_hooks: OrderedDict[int, Hook] = OrderedDict()
 _global_post_hooks: OrderedDict[int, Hook] = OrderedDict()
@@ -357,9 +360,7 @@ class Optimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients of all parameters, or fill them with zeros."""
-        for group in self.param_groups:
-            for param in group["params"]:
-                clear_grad(param, set_to_none)
+        clear_grads(chain.from_iterable(g["params"] for g in self.param_groups), set_to_none)
 
     # -- stepping -------------------------------------------------------------------------------
 
@@ -387,11 +388,12 @@ class Optimizer:
                 for name, v in group.items()
                 if name != "params"
             ]
-            for param in group["params"]:
-                found += (param, param._grad)
-                state = self.state.get(param)
-                if state:
-                    found += state.values()
+        params = [param for group in self.param_groups for param in group["params"]]
+        found += params
+        found += map(_GRADIENT, params)
+        # A look at the state of each would compute its hash.
+        found += self.state
+        found += chain.from_iterable(map(_VALUES, self.state.values()))
         return found
 
     def _update(self, group: Group) -> None:

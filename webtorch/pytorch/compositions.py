@@ -161,6 +161,8 @@ def recurrent_layer(name: str) -> Kernel:
 
 @composed("renorm")
 def _renorm(x: torch.Tensor, p: float, dim: int, maxnorm: float) -> torch.Tensor:
+    if p <= 0:
+        raise RuntimeError("renorm: non-positive-norm not supported")
     dims = [d for d in range(x.dim()) if d != dim % x.dim()]
     norm = torch.linalg.vector_norm(x, p, dims, keepdim=True)
     return x.contiguous() * torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from operator import is_
 from typing import Any
 
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
+from webtorch.scripts.late import give_all, give_value, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
@@ -32,7 +34,7 @@ def compute(run: Run, last: Step, program: Program) -> bool:
         if runtime.capturing:
             return False
         runtime.realize()
-        found = _inputs(run, program)
+        found, donated = _inputs(run, program)
         if found is None or not (program.holds(run.given) and _are_as_left(run, program)):
             return False
         places = [(g, g._offset) for g, *_ in program.draws]
@@ -42,22 +44,23 @@ def compute(run: Run, last: Step, program: Program) -> bool:
         counted = False
         try:
             with whole:
-                inputs = [
-                    _buffer(storage, node) if donated and node.shared else node.buffer
-                    for storage, node, donated in found
-                ]
+                for i, storage in donated:
+                    if storage.shares(found[i]):
+                        found[i] = storage.own()
+                inputs = [node.buffer for node in found]
                 args = _arguments(run, program)
                 # An optimizer's step has written when the program has run; what counts that is at hand now.
                 if last.kind == "step":
-                    _count_writes(run, last, 1)
+                    run.count_writes(last, 1)
                     counted = True
                 buffers = program.executable.run(inputs, args)
-                fresh, nodes = _settle(run, program, inputs, buffers, holders)
+                give_all()
+                fresh, nodes = _settle(run, program, facts, inputs, buffers, holders)
         except BaseException as error:
             for generator, offset in places:
                 generator._offset = offset
             if counted:
-                _count_writes(run, last, -1)
+                run.count_writes(last, -1)
             if not isinstance(error, Exception):
                 raise
             # The calls that are made in the usual way fail as they do.
@@ -115,18 +118,22 @@ def _hand_out(
         t = run.slots[k]()
         if t is not None:
             _use_up(t, facts[k])
-    run.handed.update(fresh.values())
-    for place, tensors in holders.items():
+    if program.open:
+        run.handed.update(fresh.values())
+    views = []
+    # The others wait for their storages.
+    for place in [p for p in holders if p in fresh or p < 0]:
         storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
-        for k, t in tensors:
-            _give_value(t, storage)
+        for k, t in holders[place]:
+            give_value(t, storage)
             if k not in program.open:
                 _use_up(t, facts[k])
-    for tensors in holders.values():
-        for k, t in tensors:
-            base = facts[k].base
-            if base is not None:
-                t._base = _base(run, base, facts, fresh, program)
+            if facts[k].base is not None:
+                views.append((k, t))
+    for k, t in views:
+        base = facts[k].base
+        assert base is not None
+        t._base = _base(run, base, facts, fresh, program)
 
 
 def _are_as_left(run: Run, program: Program) -> bool:
@@ -138,19 +145,31 @@ def _are_as_left(run: Run, program: Program) -> bool:
     )
 
 
-def _inputs(run: Run, program: Program) -> list[tuple[Storage | None, Node, bool]] | None:
-    """Find the values that a program reads; None where one is not there any more."""
-    found: list[tuple[Storage | None, Node, bool]] = []
+def _inputs(run: Run, program: Program) -> tuple[list[Node] | None, list[tuple[int, Storage]]]:
+    """Find the values that a program reads, None where one is not there any more; and of those that it overwrites and
+    that others may hold the storages.
+    """
+    found: list[Node] = []
+    shared: list[tuple[int, Storage]] = []
+    externals = run.externals
     for origin, donated in program.inputs:
-        storage, node = _at(run, origin)
+        storage: Storage | None
+        node: Node | None
+        if origin[0] == "external":
+            storage = externals[origin[1]]._storage
+            node = storage.node
+        else:
+            storage, node = _at(run, origin)
         if (
             node is None
             or node.kind != "buffer"
             or (node.host is not None and realizing.is_seen(node))
         ):
-            return None
-        found.append((storage, node, donated))
-    return found
+            return None, []
+        if donated and node.shared and storage is not None:
+            shared.append((len(found), storage))
+        found.append(node)
+    return found, shared
 
 
 def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:
@@ -168,50 +187,35 @@ def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:
     return storage, None if storage is None else storage.node
 
 
-def _buffer(storage: Storage | None, node: Node) -> Any:
-    """Return memory that may be overwritten, of a value that others may hold."""
-    if storage is not None and storage.shares(node):
-        node = storage.own()
-    return node.buffer
-
-
 def _arguments(run: Run, program: Program) -> list[Any]:
-    args = program.args
+    args = program.args.copy()
     for generator, before, _ in program.draws:
         # Counters are relative to the beginning of the run.
         generator._offset = (generator._offset - before) % 2**64
-    if program.dynamic:
-        args = list(args)
-        for a, places in program.dynamic:
-            if hasattr(a, "external"):
-                value: Any = int(run.externals[a.external]._offset) + a.more
-            elif isinstance(a, Number):
-                value = a.among(run.given)
-            else:
-                value = a.read()
-            for i in places:
-                args[i] = value
+    for a, places in program.dynamic:
+        if hasattr(a, "external"):
+            value: Any = int(run.externals[a.external]._offset) + a.more
+        elif isinstance(a, Number):
+            value = a.among(run.given)
+        else:
+            value = a.read()
+        for i in places:
+            args[i] = value
     for generator, before, count in program.draws:
         generator._offset = (generator._offset + before + count) % 2**64
     return args
 
 
-def _count_writes(run: Run, last: Step, sign: int) -> None:
-    """Count the writes of an optimizer's step, or take that back."""
-    externals = run.externals
-    for j, counted, version in last.writes:
-        t = externals[j]
-        storage, counter = t._storage, t._counter
-        if counter is not storage:
-            counter.version += sign * counted
-        storage.version += sign * version
-
-
 def _settle(
-    run: Run, program: Program, inputs: list[Any], buffers: list[Any], holders: dict[int, Any]
+    run: Run,
+    program: Program,
+    facts: list[Facts],
+    inputs: list[Any],
+    buffers: list[Any],
+    holders: dict[int, list[tuple[int, Tensor]]],
 ) -> tuple[dict[int, Storage], dict[int, Node]]:
     """Put what a program gave where it belongs; return the storages of slots, by number, and the values that the
-    graph has saved, by place.
+    graph has saved, by place. Storages of results without a graph are made when somebody looks.
     """
     fresh: dict[int, Storage] = {}
     externals = run.externals
@@ -220,18 +224,27 @@ def _settle(
     first: dict[int, Storage] = {}
     apart = len({*map(id, buffers)}) == len(buffers)
     # What has been computed in its own memory is where it belongs.
-    own = program.kept
-    kept = apart and [buffers[k] for k, _ in own] == [inputs[i] for _, i in own]
+    given, own = program.kept
+    kept = apart and all(map(is_, map(buffers.__getitem__, given), map(inputs.__getitem__, own)))
+    waits = apart and not program.open
+    runtime = program.runtime
     for k in program.others if kept else range(len(outputs)):
         buffer, (kind, value, shape, version) = buffers[k], outputs[k]
         if kind == "saved":
             continue
         known = None if apart else first.get(id(buffer))
         if kind == "slot":
-            if value not in holders:
+            held = holders.get(value)
+            if held is None:
                 continue
+            if waits and len(held) == 1:
+                ((j, t),) = held
+                f = facts[j]
+                if not f.title and f.base is None:
+                    wait(run.slots[j], t, (buffer, shape, version, runtime))
+                    continue
             node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
-            storage = fresh[value] = Storage(node, program.runtime)
+            storage = fresh[value] = Storage(node, runtime)
             storage.version = version
         else:
             storage = externals[value]._storage
@@ -269,7 +282,7 @@ def _base(
     f = facts[number]
     found: Tensor = giver(f)(run)
     storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
-    _give_value(found, storage)
+    give_value(found, storage)
     if number not in program.open:
         _use_up(found, f)
     if run.slots[-1]() is found:
@@ -279,14 +292,8 @@ def _base(
     return found
 
 
-def _give_value(t: Tensor, storage: Storage) -> None:
-    t._storage = t._counter = storage
-    t._base, t._base_history, t._history, t._accumulate = None, 0, 0, None
-
-
 def _use_up(t: Tensor, f: Facts) -> None:
-    # A backward pass that comes here raises as after a usual step.
+    # A backward pass from here raises as after a usual step.
+    t._grad_fn, t._output_nr = None, 0
     if f.title:
         set_history(t, GradFn(f.title, (), None))
-    else:
-        t._grad_fn, t._output_nr = None, 0

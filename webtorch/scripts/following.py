@@ -19,12 +19,13 @@ from webtorch.scripts.account import Account
 from webtorch.scripts.changes import changes, made_as_usual, tensors_in
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
+from webtorch.scripts.late import give_all, give_storage
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
-from webtorch.tensors.above import give
+from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
@@ -118,8 +119,11 @@ class Follower:
             if _listener.follower is not self:
                 return
             self.on, self.in_vain = True, 0
+        # What was computed before was not counted.
+        changes.count += 1
         # Not before: every look at an attribute takes twice the time where a class has this.
-        setattr(Storage, "__getattr__", look_at)  # noqa: B010
+        for kind in (Tensor, Storage):
+            setattr(kind, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()
         active.add(1)
         active.follower = self
@@ -323,7 +327,8 @@ class Follower:
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
         changes.count += 1
-        if not self.depth and threading.get_ident() == self.thread:
+        give_all()
+        if not self.run.refused and not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
     # ---- following
@@ -376,17 +381,13 @@ class Follower:
         if not run.promised:
             self._promise(run)
         run.at = step
-        for j, counted, version in step.writes:
-            if step.kind == "step":
-                break
-            t = run.externals[j]
-            storage = t._storage
-            if storage not in run.undo:
-                run.undo[storage] = storage.node
-                del storage.node
-            if t._counter is not storage:
-                t._counter.version += counted
-            storage.version += version
+        if step.writes and step.kind != "step":
+            run.count_writes(step, 1)
+            for j, *_ in step.writes:
+                storage = run.externals[j]._storage
+                if storage not in run.undo:
+                    run.undo[storage] = storage.node
+                    del storage.node
         given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation" or step.kind == "gradients":
             return given
@@ -461,6 +462,7 @@ class Follower:
     def rest(self, why: str) -> None:
         """End the run, and let go of what it was given. Another thread needs nothing of it."""
         changes.count += 1
+        give_all()
         if threading.get_ident() != self.thread:
             return
         self.settle(why)
@@ -488,6 +490,7 @@ class Follower:
 
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way, and go on recording."""
+        run.number_externals()
         if run is self.run:
             begin(run)
         started = perf_counter()
@@ -781,7 +784,7 @@ def _plain_offsets(out: Any) -> None:
 def _guard(storage: Storage) -> None:
     """Before a storage is written: whoever promised what reads it computes it now."""
     for follower in list(_promising):
-        if storage in follower.run.storages or storage in follower.run.handed:
+        if follower.run.was_given(storage) or storage in follower.run.handed:
             follower.settle("a tensor that was read is written by what is no call")
 
 
@@ -800,19 +803,32 @@ def _forget_programs(step: Step) -> None:
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
     """Give a promised tensor, or a storage that is to be written, what it lacks."""
-    for follower in list(_promising):
-        run = follower.run
-        if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
-            if not run.is_complete:
-                follower.note("a value is looked at")
-            follower.resolve(run, graph=run.at.kind == "computed" or name in _GRAPH)
-            return object.__getattribute__(holder, name)
+    if name not in LATE and name != "node":
+        raise _no_attribute(holder, name)
+    given = isinstance(holder, Tensor) and give_storage(holder)
+    if not given:
+        for follower in list(_promising):
+            run = follower.run
+            if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
+                if not run.is_complete:
+                    follower.note("a value is looked at")
+                follower.resolve(run, graph=run.at.kind == "computed" or name in _GRAPH)
+                given = True
+                break
     there = _listener.follower
-    if there is not None:
+    if given or there is not None:
         # Another thread may have been about to give it.
-        with there.lock, contextlib.suppress(AttributeError):
-            return object.__getattribute__(holder, name)
-    raise AttributeError(
+        with contextlib.nullcontext() if given or there is None else there.lock:
+            if isinstance(holder, Tensor):
+                give_storage(holder)
+            with contextlib.suppress(AttributeError):
+                return object.__getattribute__(holder, name)
+    raise _no_attribute(holder, name)
+
+
+def _no_attribute(holder: Tensor | Storage, name: str) -> AttributeError:
+    """Return Python's own error."""
+    return AttributeError(
         f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
     )
 
@@ -869,7 +885,6 @@ depending.append(_forget)
 
 def begin_to_look() -> None:
     """Look for steps that come again, from now on."""
-    give(promised=look_at)
     realizing.listener = _listener
 
 

@@ -63,11 +63,11 @@ def make_calls(run: Run, path: list[Step]) -> None:
     run.made = []
     computed, promised = split(path)
     for step in computed:
-        _count(step, run, -1)
+        run.count_writes(step, -1, slots=False)
     for step in promised:
         # A step's own writes were not promised.
         if step.kind != "step":
-            _count(step, run, -1, slots=True)
+            run.count_writes(step, -1)
     try:
         if computed:
             with _without_values(run, computed):
@@ -75,7 +75,7 @@ def make_calls(run: Run, path: list[Step]) -> None:
                     made_again[thread] = step.line
                     if step.kind == "step":
                         # Nothing of it is left but what it wrote.
-                        _count(step, run, 1, slots=True)
+                        run.count_writes(step, 1)
                     elif step.kind != "computed":
                         _make(run, step, taken)
             _take_over_graph(run)
@@ -92,17 +92,6 @@ def make_calls(run: Run, path: list[Step]) -> None:
         anomaly.enabled = looking
         made_again.pop(thread, None)
         run.made = []
-
-
-def _count(step: Step, run: Run, sign: int, slots: bool = False) -> None:
-    """Count the writes of a call once more, or once less, on tensors from outside; with `slots`, on slots too."""
-    for j, counted, version in step.writes:
-        if not slots and run.slot_of(run.externals[j]) is not None:
-            continue
-        t = _external(run, j)
-        if t._counter is not t._storage:
-            t._counter.version += sign * counted
-        t._storage.version += sign * version
 
 
 @contextlib.contextmanager

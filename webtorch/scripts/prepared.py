@@ -9,9 +9,13 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import is_, is_not
 from types import CodeType
 from typing import Any
 
+from webtorch.scripts.changes import changes
+from webtorch.scripts.run import CHECKED
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -42,13 +46,18 @@ def _nobody() -> None:
     """A reference to what nobody has."""
 
 
-_NAMES = {"Tensor": Tensor, "new": object.__new__, "ref": weakref.ref, "nobody": _nobody}
+_NAMES = {
+    "Tensor": Tensor,
+    "changes": changes,
+    "new": object.__new__,
+    "ref": weakref.ref,
+    "nobody": _nobody,
+}
 # Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
 _TESTS = {
     # A slot that nobody has any more is None.
     SLOT: "{x} is None or slots[{N}]() is not {x}",
     KNOWN: "externals[{N}] is not {x}",
-    NEW: "not run.is_like({P}, {x})",
     PRIOR: "not run.is_prior({P}, {x})",
     STATIC: "{x} is not {V} and (type({x}) is not type({V}) or not {x} == {V})",
     VARYING: "not run.varies({P}, {x})",
@@ -84,6 +93,16 @@ class _Text:
             for i, part in enumerate(p.parts):
                 self.lines.append(f"{x}_{i} = {x}[{i}]")
                 self.compare(part, f"{x}_{i}")
+            return
+        if p.form == NEW:
+            known = self.name(p)
+            self.lines += [
+                f"if {known}.regular == stamp and {known}.last() is {x} and {x} is not None:",
+                f"  externals.append({x})",
+                *([f"  assert run.is_as_before({known}, {x})"] if CHECKED else ()),
+                f"elif not run.is_like({known}, {x}): return False",
+                "elif run.careful: stamp = -2",
+            ]
             return
         test = _TESTS[p.form]
         if p.form == STATIC and isinstance(p.value, _SINGLE):
@@ -171,7 +190,7 @@ def prepare(step: Step) -> Matcher:
     )
     step.plain = step.kind == "operation" and not step.writes
     step.matches = made = matcher(step.args, step.names, step.kwargs)
-    step.watches = matcher(step.watched)
+    step.watches = _Watch(step.watched) if step.kind == "step" else matcher(step.watched)
     # A backward pass gives gradients.
     promised = ("parts", (tuple, tuple(forms[1:]))) if step.kind == "backward" else step.results
     step.gives = giver(promised)
@@ -191,8 +210,10 @@ def matcher(
     )
     if SLOT in forms:
         text.lines.append("slots = run.slots")
-    if KNOWN in forms:
+    if KNOWN in forms or NEW in forms:
         text.lines.append("externals = run.externals")
+    if NEW in forms:
+        text.lines.append("stamp = -2 if run.careful else changes.count")
     if patterns:
         text.lines.append("".join([f"a{i}, " for i in range(len(patterns))]) + "= args")
     for i, p in enumerate(patterns):
@@ -203,6 +224,62 @@ def matcher(
     text.lines.append("return True")
     made: Matcher = text.function("run, args, kwargs")
     return made
+
+
+class _Watch:
+    """The comparison of what an optimizer's step depends on, most of which are tensors: it is enough that these are the
+    ones of the last time, if that was so for each.
+    """
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self.each = matcher(patterns)
+        self.count = len(patterns)
+        places: dict[int, list[int]] = {form: [] for form in (NEW, KNOWN, SLOT, -1)}
+        for i, p in enumerate(patterns):
+            places[p.form if p.form in places else -1].append(i)
+        self.new, self.known, self.slots, self.others = places.values()
+        self.patterns = [patterns[i] for i in self.new]
+        self.known_numbers = [patterns[i].number for i in self.known]
+        self.slot_numbers = [patterns[i].number for i in self.slots]
+        others = [patterns[i] for i in self.others]
+        self.rest = matcher(others)
+        # Tensors get their numbers in order.
+        self.in_order = all(p.form != NEW for p in patterns_in(others))
+        # The tensors of the last time, and how many changes there had been then.
+        self.last: list[Callable[[], Any]] = []
+        self.stamp = -1
+
+    def __call__(self, run: Any, values: Any, named: dict[str, Any]) -> bool:
+        """Whether the values are what the patterns say."""
+        if self.stamp == changes.count and not run.careful and len(values) == self.count:
+            count = len(run.externals)
+            if self._are_same(run, values):
+                return True
+            run.forget_externals(count)
+        if not self.each(run, values, named):
+            return False
+        if self.in_order and all(p.regular == changes.count for p in self.patterns):
+            self.last, self.stamp = [p.last for p in self.patterns], changes.count
+        return True
+
+    def _are_same(self, run: Any, values: Sequence[Any]) -> bool:
+        value, externals, slots = values.__getitem__, run.externals, run.slots
+        new = [*map(value, self.new)]
+        if not _are([reference() for reference in self.last], new):
+            return False
+        externals += new
+        if CHECKED:
+            assert all(map(run.is_as_before, self.patterns, new))
+        return (
+            all(map(is_, map(externals.__getitem__, self.known_numbers), map(value, self.known)))
+            and _are([slots[k]() for k in self.slot_numbers], [*map(value, self.slots)])
+            and self.rest(run, (*map(value, self.others),), {})
+        )
+
+
+def _are(tensors: Sequence[Any], values: Sequence[Any]) -> bool:
+    """Whether values are these tensors, of which those that nobody has any more are None."""
+    return all(map(is_, tensors, values)) and all(map(is_not, values, repeat(None)))
 
 
 def giver(form: Form) -> Giver:

@@ -13,6 +13,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
+from webtorch.scripts.late import give_all
 from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
 from webtorch.scripts.script import (
     KNOWN,
@@ -198,6 +199,7 @@ def _state(t: Tensor) -> tuple[Storage, Node, int, int, GradFn | None]:
 def begin(run: Run) -> None:
     """Note what is there before a run that is recorded, or before it goes on."""
     run.begun = {}
+    give_all()
     for runtime in open_runtimes():
         for s in Storage.live(runtime):
             node = s.node
@@ -328,7 +330,7 @@ def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
     """
     leaves: list[Tensor] = []
     for fn in functions:
-        if fn.pre_hooks or fn.post_hooks or fn.retained:
+        if fn.is_watched:
             raise Refused("a hook looks at a gradient")
         if isinstance(fn, AccumulateGrad):
             leaf = fn.variable
@@ -464,7 +466,7 @@ def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
     """
     found: dict[Storage, None] = {}
     for fn in graph_of(starts):
-        if fn.pre_hooks or fn.post_hooks or fn.retained or hasattr(fn, "ctx"):
+        if fn.is_watched or hasattr(fn, "ctx"):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
         if isinstance(fn, AccumulateGrad):
             if run.external_of(fn.variable) is None or run.slot_of(fn.variable) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -29,7 +30,7 @@ from webtorch.tensors.tape import GradFn
 from webtorch.tensors.tensor import Tensor
 
 # Whether what need not be compared again is, to be sure: for tests.
-_CHECKED = os.environ.get("WEBTORCH_SCRIPTS") == "always"
+CHECKED = os.environ.get("WEBTORCH_SCRIPTS") == "always"
 # What of an external tensor must be as it was, beside its offset.
 _LIKE = attrgetter(
     "_shape", "_strides", "_whole", "dtype", "_requires_grad", "_inference", "_storage.elements", "_storage.dtype",
@@ -54,6 +55,31 @@ def facts_of(t: Tensor) -> tuple[Any, ...] | None:
     return (type(t), graph, *facts)
 
 
+# Of more tensors that do not come again each is compared with all.
+_MANY = 16
+
+
+class _Regular:
+    """Storages of external tensors that come again and again, each of another one; by id. They hold while nothing
+    changes tensors.
+    """
+
+    def __init__(self) -> None:
+        self.stamp = -1
+        self.homes: dict[int, weakref.ref[Storage]] = {}
+
+    def has(self, storage: Storage) -> bool:
+        """Whether a storage is one of these."""
+        if self.stamp != changes.count:
+            self.stamp = changes.count
+            self.homes.clear()
+        found = self.homes.get(id(storage))
+        return found is not None and found() is storage
+
+
+_regular = _Regular()
+
+
 class Run:
     """What the calls since the last computation were given and gave, by number."""
 
@@ -66,7 +92,8 @@ class Run:
         self.known = 0
         # The last call that was answered, once what was promised is computed or recorded.
         self.ended: Step | None = None
-        # Tensors from outside, their numbers by id, and their storages with the first that lies there.
+        # Tensors from outside; and of the first of them, as many as there are `values` (`number_externals`), their
+        # numbers by id, and their storages with the first that lies there.
         self.externals: list[Tensor] = []
         self.numbers: dict[int, int] = {}
         self.storages: dict[Storage, int] = {}
@@ -78,17 +105,20 @@ class Run:
         # What written storages held before.
         self.undo: dict[Storage, Node] = {}
         # Once something was computed: the program that ran, the first slot since, the values that the open graph
-        # has saved, the storages that slots got, and generators: (generator, seed, offset at the beginning, offset
+        # has saved, and generators: (generator, seed, offset at the beginning, offset
         # after it).
         self.program: Program | None = None
         self.first = 0
         self.saved: list[Node] = []
-        self.handed: weakref.WeakSet[Storage] = weakref.WeakSet()
         self.drawn: dict[int, tuple[Any, int, int, int]] = {}
         # The values of external storages as they were met, and by id the first tensor that had each: storages may share
         # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
         self.values: list[weakref.ref[Node]] = []
         self.nodes: dict[int, int] = {}
+        # The numbers of those that do not come again and again with memory of their own; and whether one of these may
+        # share memory with one that does, or be the same: then it is not enough that those are the tensors of before.
+        self.others: list[int] = []
+        self.careful = False
         # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
         # gradients were recorded, type.
         self.casts: list[Casts] = []
@@ -96,15 +126,13 @@ class Run:
         # The numbers that calls were given and that may be any, by place.
         self.given = Given()
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
-        # generators -> (generator, offset at the beginning, and after the last draw); functions that a backward pass
-        # used up; external tensors whose offsets are noted, and of which that is in vain.
+        # generators -> (generator, offset at the beginning, and after the last draw); external tensors whose offsets
+        # are noted, and of which that is in vain.
         self.refused = ""
         self.facts: list[Facts] = []
         self.begun: dict[int, tuple[weakref.ref[Node], weakref.ref[Storage]]] = {}
         self.generators: dict[int, tuple[Any, int, int]] = {}
-        self.used_up: weakref.WeakSet[GradFn] = weakref.WeakSet()
-        # The values that programs gave before it went on, and the counters that generators had used up then.
-        self.computed: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
+        # The counters that generators had used up before it went on.
         self.counted: dict[int, int] = {}
         self.noted: list[tuple[Tensor, Pattern]] = []
         self.spoilt: set[int] = set()
@@ -114,6 +142,23 @@ class Run:
         self.taken: list[Step] = []
         # The writes that external storages had counted after the last call that read them.
         self.versions: dict[Storage, int] = {}
+
+    # Few runs need these.
+
+    @cached_property
+    def handed(self) -> weakref.WeakSet[Storage]:
+        """The storages that slots got, once something was computed."""
+        return weakref.WeakSet()
+
+    @cached_property
+    def used_up(self) -> weakref.WeakSet[GradFn]:
+        """The functions that a backward pass used up."""
+        return weakref.WeakSet()
+
+    @cached_property
+    def computed(self) -> weakref.WeakKeyDictionary[Node, int]:
+        """The values that programs gave before the run went on."""
+        return weakref.WeakKeyDictionary()
 
     # ---- what is on
 
@@ -178,20 +223,32 @@ class Run:
 
     def external_of(self, t: Tensor) -> int | None:
         """Return the number of the external tensor that a tensor is."""
+        self.number_externals()
         return self.numbers.get(id(t))
+
+    def was_given(self, storage: Storage) -> bool:
+        """Whether a tensor from outside lies in a storage."""
+        return any(t._storage is storage for t in self.externals)
 
     def add_slot(self, t: Tensor) -> None:
         """Give a tensor the next number of a slot."""
         self.slots.append(weakref.ref(t))
 
-    def add_external(self, t: Tensor) -> int:
+    def add_external(self, t: Tensor) -> None:
         """Give a tensor from outside the next number."""
-        number = self.numbers[id(t)] = len(self.externals)
         self.externals.append(t)
-        storage = t._storage
-        self.storages.setdefault(storage, number)
-        self._add_value(storage.node)
-        return number
+        self.number_externals()
+
+    def number_externals(self) -> None:
+        """Note numbers, storages and values of the external tensors that were met since that was done last."""
+        for number in range(len(self.values), len(self.externals)):
+            t = self.externals[number]
+            storage = t._storage
+            self.numbers.setdefault(id(t), number)
+            self.storages.setdefault(storage, number)
+            before = self.undo.get(storage)
+            # One that is promised to be written has no value.
+            self._add_value(storage.node if before is None else before)
 
     def _add_value(self, node: Node) -> None:
         """Note the value of the next external tensor."""
@@ -224,6 +281,7 @@ class Run:
         self.storages = {s: n for s, n in self.storages.items() if n < count}
         self.nodes = {node: n for node, n in self.nodes.items() if n < count}
         del self.externals[count:], self.values[count:]
+        self.others = [n for n in self.others if n < count]
         for t, p in self.noted:
             if p.number >= count:
                 t._offset = int(t._offset)
@@ -240,8 +298,7 @@ class Run:
         self.differentiated = False
         self.undo.clear()
         self.values, self.nodes = [], {}
-        for t in self.externals:
-            self._add_value(t._storage.node)
+        self.number_externals()
 
     @property
     def is_complete(self) -> bool:
@@ -281,29 +338,50 @@ class Run:
         return True
 
     def is_like(self, p: Pattern, t: Any) -> bool:
-        """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number."""
+        """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number. One that
+        comes again, and has its memory for itself, need not be compared until something changes tensors.
+        """
         number = p.number
         # What is dead is None, which an argument may be as well.
-        if p.stamp != changes.count or t is None or p.last() is not t:
-            if not self._compare(p, t):
-                return False
-        elif _CHECKED:
-            assert facts_of(t) == p.facts, "a tensor was changed by what is no call"
+        again = t is not None and p.last() is t
+        if not (again and p.stamp == changes.count) and not self._compare(p, t):
+            return False
         storage = t._storage
         node = storage.node
         if (node.kind != "buffer" or node.host is not None or node.shape != p.facts[-1]) and (
             facts_of(t) != p.facts
         ):
             return False
-        self.externals.append(t)
-        self.values.append(weakref.ref(node))
-        holder = self.nodes.setdefault(id(node), number)
-        if holder != number and self.values[holder]() is not node:
-            holder = self.nodes[id(node)] = number
-        return (
-            self.numbers.setdefault(id(t), number) == number
-            and (self.storages.setdefault(storage, number), holder) == p.alias
-        )
+        externals, others = self.externals, self.others
+        externals.append(t)
+        if len(others) > _MANY or _regular.has(storage) or (node.shared and storage.shares(node)):
+            self.careful = True
+        if self.careful:
+            self.number_externals()
+            return (
+                self.numbers[id(t)] == number
+                and (self.storages[storage], self.nodes[id(node)]) == p.alias
+            )
+        # It is none of those that come again, nor is its memory.
+        first = number
+        for k in reversed(others):
+            if externals[k] is t:
+                return False
+            if externals[k]._storage is storage:
+                first = k
+        if again and (first, first) == p.alias == (number, number):
+            _regular.homes[id(storage)] = weakref.ref(storage)
+            p.regular = changes.count
+        else:
+            others.append(number)
+        return (first, first) == p.alias
+
+    def is_as_before(self, p: Pattern, t: Tensor) -> bool:
+        """Whether a value that need not be compared would be found to be what it is: for tests."""
+        self.number_externals()
+        number, storage = p.number, t._storage
+        home = self.storages[storage], self.numbers[id(t)]
+        return facts_of(t) == p.facts and self.slot_of(t) is None and home == (number, number)
 
     def _compare(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is as a pattern says; if so, that is remembered."""
@@ -312,13 +390,16 @@ class Run:
         offset = t._offset
         if offset != p.value and not (p.loose and offset and p.value):
             return False
-        p.last, p.stamp = weakref.ref(t), changes.count
+        if p.last() is not t:
+            p.last, p.regular = weakref.ref(t), -1
+        p.stamp = changes.count
         return True
 
     def is_prior(self, p: Pattern, t: Any) -> bool:
         """Whether a value is the slot of a pattern, which was computed and is seen first since; it gets its number."""
-        if t is None or self.slots[p.value]() is not t or id(t) in self.numbers:
+        if t is None or self.slots[p.value]() is not t or self.external_of(t) is not None:
             return False
+        self.others.append(len(self.externals))
         self.add_external(t)
         return True
 
@@ -341,6 +422,23 @@ class Run:
                 return False
             found = values
         return step.watches is not None and step.watches(self, found, {})
+
+    def count_writes(self, step: Step, sign: int, slots: bool = True) -> None:
+        """Count the writes of a call once more, or once less, on tensors from outside; with `slots`, on slots too."""
+        externals, plain = self.externals, slots and not self.made
+        for j, counted, version in step.writes:
+            t = externals[j]
+            if not plain:
+                k = self.slot_of(t)
+                if k is not None:
+                    if not slots:
+                        continue
+                    # While calls are made in the usual way it is what was made for it.
+                    t = self.made[k] if k < len(self.made) else t
+            storage = t._storage
+            if t._counter is not storage:
+                t._counter.version += sign * counted
+            storage.version += sign * version
 
     def note_offset(self, t: Tensor, p: Pattern) -> None:
         """Have the numbers that come of a tensor's offset say so, until the run ends."""
@@ -368,4 +466,4 @@ def may_vary(number: float) -> bool:
 def has_hooks(leaf: Tensor) -> bool:
     """Whether somebody looks at what arrives at a leaf."""
     end = leaf._accumulate() if leaf._accumulate is not None else None
-    return end is not None and bool(end.pre_hooks or end.post_hooks or end.retained or end.edges)
+    return end is not None and bool(end.is_watched or end.edges)

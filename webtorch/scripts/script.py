@@ -155,7 +155,18 @@ class Pattern:
     then on: it is slot `value` where it is seen the first time (PRIOR).
     """
 
-    __slots__ = ("alias", "facts", "form", "last", "loose", "number", "parts", "stamp", "value")
+    __slots__ = (
+        "alias",
+        "facts",
+        "form",
+        "last",
+        "loose",
+        "number",
+        "parts",
+        "regular",
+        "stamp",
+        "value",
+    )
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
@@ -167,6 +178,8 @@ class Pattern:
         # The tensor that was as the facts say last, and how many changes there had been then.
         self.last: Callable[[], Any] = _nothing
         self.stamp = -1
+        # How many there had been when it came again, with memory for itself.
+        self.regular = -1
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
         self.loose: bool | None = None
@@ -228,17 +241,17 @@ class Program:
     # Whether the calls have become it twice.
     confirmed: bool = False
     # Outputs that are the memory of an input, as a rule: their places, and those of the inputs. And all others.
-    kept: list[tuple[int, int]] = field(init=False)
+    kept: tuple[list[int], list[int]] = field(init=False)
     others: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         read = {value: i for i, ((kind, value), _) in enumerate(self.inputs) if kind == "external"}
-        self.kept = [
-            (k, read[value])
+        kept = {
+            k: read[value]
             for k, (kind, value, *_) in enumerate(self.outputs)
             if kind == "external" and value in read
-        ]
-        kept = {k for k, _ in self.kept}
+        }
+        self.kept = list(kept), list(kept.values())
         self.others = [k for k in range(len(self.outputs)) if k not in kept]
 
     def key(self) -> Any:

@@ -25,6 +25,11 @@ def pytorch_names() -> dict[str, frozenset[str]]:
     return {place: names for place, names in _listed().items() if not place.startswith("= ")}
 
 
+def reasons() -> tuple[str, ...]:
+    """Return the reasons for which names of PyTorch's are missing, as docs/differences.md gives them."""
+    return tuple(head[2:] for head in _listed() if head.startswith("= "))
+
+
 def why_missing(place: str, name: str) -> str:
     """Return what to say of a name of PyTorch's that webtorch does not have; "" if PyTorch has no such name."""
     if name not in _listed().get(place, ()):
@@ -42,6 +47,22 @@ def missing_names(module: str, place: str) -> Any:
         raise MissingName(sys.modules[module], place, name)
 
     return find
+
+
+class Absent:
+    """Stands in a class for a name of PyTorch's that webtorch does not have: whoever looks is told.
+
+    A class with `__getattr__` could tell as well, and make every look at an attribute slower, also of those that
+    are there.
+    """
+
+    __slots__ = ("name", "place")
+
+    def __init__(self, place: str, name: str) -> None:
+        self.place, self.name = place, name
+
+    def __get__(self, holder: object, owner: type[Any]) -> Any:
+        raise MissingName(owner, self.place, self.name)
 
 
 class MissingName(AttributeError):

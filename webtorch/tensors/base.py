@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import plays
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import format_order, is_contiguous, lies_in, numel
+from webtorch.tensors.absent import Absent
 from webtorch.tensors.device import device, device_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.made_by import MadeBy
@@ -71,7 +73,7 @@ class TensorBase(TensorMethods):
 
     __slots__ = (
         "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_counter", "_grad", "_grad_fn",
-        "_history", "_hooks", "_inference", "_offset",
+        "_history", "_hooks", "_inference", "_late", "_offset",
         "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
         "_strides", "_whole", "dtype",
     )  # fmt: skip
@@ -79,6 +81,9 @@ class TensorBase(TensorMethods):
     __array_priority__ = 1000
 
     dtype: DType
+
+    # What a computed result has before anybody looks at it (`webtorch.scripts.late`); other tensors have nothing there.
+    _late: Any
 
     # The dimensions that vmap hides: (number of the level, size, stride). Few tensors have any, and
     # keep them in their `__dict__`: the others pay nothing.
@@ -119,6 +124,11 @@ class TensorBase(TensorMethods):
         self._retains = False
         self._accumulate: weakref.ref[Any] | None = None
         self._inference = mode.inference
+
+    def __dir__(self) -> list[str]:
+        """Return the names of what there is."""
+        cls = type(self)
+        return [n for n in object.__dir__(self) if type(getattr_static(cls, n, None)) is not Absent]
 
     @property
     @plays("fact")
@@ -243,7 +253,7 @@ class TensorBase(TensorMethods):
         """Whether the tensor has no values, only shape and type."""
         return self._storage.runtime.kind == "meta"
 
-    is_cuda = is_sparse = is_quantized = is_mkldnn = False
+    is_cuda = is_sparse = is_sparse_csr = is_nested = is_quantized = is_mkldnn = False
 
     is_ipu = is_maia = is_mps = is_mtia = is_vulkan = is_xla = is_xpu = False
 

@@ -155,8 +155,8 @@ class _Backward:
                     # What goes on is asked for as it comes to the hooks, as PyTorch has it.
                     for number, i in self.targets.get(fn, ()):
                         self.found[i] = grads[number]
-            if fn.pre_hooks or fn.retained:
-                grads = _before(fn, grads)
+            if fn.tensor_hooks or fn.retained:
+                grads = _seen_by_tensors(fn, grads)
             if isinstance(fn, AccumulateGrad):
                 self._arrive(fn, grads[0])
                 continue
@@ -164,6 +164,8 @@ class _Backward:
                 for number, i in self.targets[fn]:
                     self.found[i] = grads[number]
                 continue
+            if fn.pre_hooks:
+                grads = _before(fn, grads)
             for edge, g in zip(fn.edges, self._call(fn, grads), strict=True):
                 if edge is not None and g is not None:
                     self.send(edge, _fit(g, edge))
@@ -186,12 +188,7 @@ class _Backward:
             context = getattr(fn, "ctx", None)
             if context is not None:
                 context._saved = None
-        if fn.post_hooks:
-            for hook in list(fn.post_hooks.values()):
-                new = hook(tuple(result), tuple(grads))
-                if new is not None:
-                    result = new
-        return result
+        return _after(fn, result, grads) if fn.post_hooks else result
 
     def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
         """Take a cotangent at a leaf."""
@@ -203,18 +200,61 @@ class _Backward:
         if end.edges and end.edges[0] is not None:
             self.send(end.edges[0], g)
         elif self.accumulate:
+            if end.pre_hooks:
+                (found,) = _before(end, [g])
+                if found is None:
+                    return
+                g = found
             _accumulate(end.variable, g, self.create_graph)
+            if end.post_hooks:
+                _after(end, (), [g])
 
 
-def _before(fn: GradFn, grads: list[Tensor | None]) -> list[Tensor | None]:
-    """Return the cotangents of a function as its hooks leave them, and keep those that are to be kept."""
-    for hook in list((fn.pre_hooks or {}).values()):
-        new = hook(tuple(grads))
-        if new is not None:
-            grads = list(new) if isinstance(new, tuple) else [new]
+def _seen_by_tensors(fn: GradFn, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the cotangents of a function as the hooks of its tensors leave them, and keep those that are to
+    be kept.
+    """
+    for hook in list((fn.tensor_hooks or {}).values()):
+        grads = list(hook(tuple(grads)) or grads)
     if fn.retained:
         _keep_retained(fn, grads)
     return grads
+
+
+def _before(fn: GradFn, grads: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the cotangents of a function as its own hooks leave them."""
+    for hook in list((fn.pre_hooks or {}).values()):
+        grads = _replaced(hook(tuple(grads)), grads, hook)
+    return grads
+
+
+def _after(fn: GradFn, result: Cotangents, grads: list[Tensor | None]) -> Cotangents:
+    """Return what a function gave as the hooks that come after it leave it."""
+    for hook in list((fn.post_hooks or {}).values()):
+        result = _replaced(hook(tuple(result), tuple(grads)), list(result), hook)
+    return result
+
+
+def _replaced(
+    new: Any, grads: list[Tensor | None], hook: Callable[..., Any]
+) -> list[Tensor | None]:
+    """Return what a hook gave in place of all cotangents. Raises TypeError or RuntimeError if it does not fit."""
+    if new is None:
+        return grads
+    if not isinstance(new, tuple):
+        raise TypeError(f"expected tuple, but hook returned '{type(new).__name__}'")
+    given = list(new)
+    if len(given) != len(grads):
+        raise RuntimeError(
+            f"hook '{_title(hook)}' has returned an incorrect number of values (got {len(given)}, "
+            f"but expected {len(grads)})"
+        )
+    for value, g in zip(given, grads, strict=True):
+        if value is not None and g is None:
+            raise RuntimeError("can't replace a None gradient with a non-None value")
+        if value is not None and g is not None:
+            checked(value, g, hook)
+    return given
 
 
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
@@ -271,11 +311,20 @@ def _leaf_hooks(variable: Tensor, g: Tensor) -> Tensor:
 
 
 def checked(new: Tensor, g: Tensor, hook: Callable[..., Any]) -> Tensor:
-    """Return what a hook gave in place of g. Raises RuntimeError if it has another shape."""
+    """Return what a hook gave in place of g. Raises RuntimeError if it has another shape or type."""
+    if not hasattr(new, "_shape"):
+        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
+    if new.dtype is not g.dtype or new.device.type != g.device.type:
+        raise RuntimeError(
+            f"hook '{_title(hook)}' has changed the type of value (was {g.type()} got {new.type()})"
+        )
     if new._shape != g._shape:
-        name = getattr(hook, "__name__", repr(hook))
-        raise RuntimeError(f"hook '{name}' has changed the size of value")
+        raise RuntimeError(f"hook '{_title(hook)}' has changed the size of value")
     return new
+
+
+def _title(hook: Callable[..., Any]) -> str:
+    return getattr(hook, "__name__", repr(hook))
 
 
 def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:

@@ -137,10 +137,12 @@ class GradFn:
     # The last function of a composite operation stands for all of its functions: those with larger
     # numbers than this one.
     first: int | None = None
+    # Hooks of the tensors it gives, each of which sees its cotangent before those of the function see all.
+    tensor_hooks: dict[int, Callable[..., Any]] | None = None
     pre_hooks: dict[int, Callable[..., Any]] | None = None
     # Whether the rule also runs where no cotangent has come: a user's may fill in zeros.
     takes_gaps = False
-    # Output number -> the tensor that keeps its gradient; served after all hooks.
+    # Output number -> the tensor that keeps its gradient; served after the hooks of tensors.
     retained: dict[int, weakref.ref[Tensor]] | None = None
     post_hooks: dict[int, Callable[..., Any]] | None = None
 
@@ -199,6 +201,11 @@ class GradFn:
     def __repr__(self) -> str:
         return f"<{self.title} object at {hex(id(self))}>"
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody sees what arrives or leaves here."""
+        return bool(self.tensor_hooks or self.pre_hooks or self.post_hooks or self.retained)
+
     def register_hook(self, hook: Callable[[Any, Any], Any]) -> RemovableHandle:
         """Call `hook(grad_inputs, grad_outputs)` after this function has run."""
         self._changes("registers a hook on a tensor")
@@ -212,6 +219,13 @@ class GradFn:
         if self.pre_hooks is None:
             self.pre_hooks = {}
         return RemovableHandle(self.pre_hooks, hook)
+
+    def register_tensor_hook(self, hook: Callable[[Any], Any]) -> RemovableHandle:
+        """Call `hook(grad_outputs)` for one of the tensors that this function gave."""
+        self._changes("registers a hook on a tensor")
+        if self.tensor_hooks is None:
+            self.tensor_hooks = {}
+        return RemovableHandle(self.tensor_hooks, hook)
 
     def _changes(self, what: str) -> None:
         """Have the call run as usual if a capture changes what a function from outside does."""

@@ -190,8 +190,8 @@ class Tensor(TensorBase):
 
     @plays("parts")
     def __contains__(self, element: object) -> bool:
-        if not isinstance(element, (Tensor, bool, int, float, complex)) and not hasattr(
-            element, "item"
+        if not isinstance(element, (Tensor, bool, int, float, complex)) and (
+            not hasattr(element, "item") or hasattr(element, "__setitem__")
         ):
             raise RuntimeError(
                 "Tensor.__contains__ only supports Tensor or scalar, but you passed in a "
@@ -441,7 +441,7 @@ class Tensor(TensorBase):
                 checked(new, g, hook)
             return None if new is None else (*grads[:number], new, *grads[number + 1 :])
 
-        return fn.register_prehook(prehook)
+        return fn.register_tensor_hook(prehook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call `hook(self)` after `.grad` of this leaf has been added to."""
@@ -600,7 +600,9 @@ class Tensor(TensorBase):
     def __array_wrap__(
         self, array: Any, context: Any = None, return_scalar: bool = False
     ) -> Tensor:
-        """Make the result of a NumPy function on tensors a tensor again, as PyTorch does."""
+        """Make the result of a NumPy function on tensors a tensor again; truth values are uint8, as in PyTorch."""
+        if array.dtype == bool:
+            array = array.astype("uint8")
         return TABLE["from_numpy"](array if array.ndim else array.copy()).to(self.device)
 
     def __await__(self) -> Any:

@@ -102,7 +102,7 @@ def leave_hooks(x: Tensor) -> None:
         return
     end, fn = gradient_edge(base), x._grad_fn
     while fn is not None and (end is None or fn is not end[0]) and len(fn.edges) == 1:
-        if fn.pre_hooks or fn.post_hooks or fn.retained:
+        if fn.is_watched:
             strided_gradient(x, base)
             return
         edge = fn.edges[0]

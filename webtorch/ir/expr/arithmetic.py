@@ -63,6 +63,13 @@ isinf = unary_function(
     "isinf", gives_bool=True, of_integers=_never, pairs=lambda z: _either(z, "isinf"),
     wgsl={"f32": "wt_isinf({0})"}, numpy="isinf", python=math.isinf, onnx="IsInf",
 )  # fmt: skip
+
+
+def unbounded(x: Expr) -> Expr:
+    """Return whether x is infinite or no number."""
+    return isnan(x) | isinf(x)
+
+
 # Conditions that choose between two forms of one function look at the real part.
 lt = binary_function(
     "lt", gives_bool=True, infix="<", pairs=lambda x, y: x.re < y.re, fold=lambda x, y: x < y,

@@ -25,6 +25,7 @@ from webtorch.ir.expr.arithmetic import (
     shl,
     shr,
     sign,
+    unbounded,
 )
 from webtorch.ir.expr.exponential import (
     exp,
@@ -61,7 +62,7 @@ from webtorch.ir.expr.node import (
     unary_function,
     where,
 )
-from webtorch.ir.expr.pair import Pair, conj, select, times_i
+from webtorch.ir.expr.pair import Pair, conj, is_infinite, select, times_i
 
 _NAN, _INF = math.nan, math.inf
 
@@ -278,31 +279,41 @@ def tan_cpu(x: Expr) -> Expr:
     return where(eq(x, 0.0), x, ratio)
 
 
+# At infinities and NaN complex functions are what C says in its Annex G (PyTorch's are C's).
+
+
 def _scaled_sine(x: Expr, size: Expr) -> Expr:
-    """Return sin(x) * size; zero where x is, whatever the size."""
+    """Return sin(x) * size; zero where x is, whatever the size, and where the size is, whatever the angle."""
     sine = sin(x)
     zero = copysign(const(1.0, x.dtype), size) * x
-    return where(eq(x, 0.0), zero, sine * size)
+    found = where(unbounded(x) & eq(size, 0.0), size, sine * size)
+    return where(eq(x, 0.0), zero, found)
+
+
+def _scaled_cosine(x: Expr, size: Expr, argument: Expr) -> Expr:
+    """Return cos(x) * size, the size of `argument`; where x is no angle, 0 or infinity if the size is that."""
+    known = where(isinf(argument), _INF, where(eq(size, 0.0), size, _NAN))
+    return where(unbounded(x), known, cos(x) * size)
 
 
 def sin_pair(z: Pair) -> Pair:
     """Return the sine."""
-    return Pair(_scaled_sine(z.re, cosh(z.im)), cos(z.re) * sinh(z.im))
+    return Pair(_scaled_sine(z.re, cosh(z.im)), _scaled_cosine(z.re, sinh(z.im), z.im))
 
 
 def cos_pair(z: Pair) -> Pair:
     """Return the cosine."""
-    return Pair(cos(z.re) * cosh(z.im), -_scaled_sine(z.re, sinh(z.im)))
+    return Pair(_scaled_cosine(z.re, cosh(z.im), z.im), -_scaled_sine(z.re, sinh(z.im)))
 
 
 def sinh_pair(z: Pair) -> Pair:
     """Return the hyperbolic sine."""
-    return Pair(sinh(z.re) * cos(z.im), _scaled_sine(z.im, cosh(z.re)))
+    return Pair(_scaled_cosine(z.im, sinh(z.re), z.re), _scaled_sine(z.im, cosh(z.re)))
 
 
 def cosh_pair(z: Pair) -> Pair:
     """Return the hyperbolic cosine."""
-    return Pair(cosh(z.re) * cos(z.im), _scaled_sine(z.im, sinh(z.re)))
+    return Pair(_scaled_cosine(z.im, cosh(z.re), z.re), _scaled_sine(z.im, sinh(z.re)))
 
 
 def tanh_pair(z: Pair) -> Pair:
@@ -313,12 +324,12 @@ def tanh_pair(z: Pair) -> Pair:
     beta = 1.0 + t * t
     below = 1.0 + beta * s * s
     tail = 4.0 * sin(z.im) * cos(z.im) * exp(abs(z.re) * -2.0)
-    tail = where(isinf(z.re), const(0.0, x.dtype), tail)
-    return select(
-        far,
-        Pair(copysign(const(1.0, x.dtype), z.re), tail),
-        Pair(beta * sqrt(1.0 + s * s) * s / below, t / below),
+    tail = where(isinf(z.re) & unbounded(z.im), copysign(const(0.0, x.dtype), z.im), tail)
+    near = Pair(
+        where(eq(x, 0.0), x, beta * sqrt(1.0 + s * s) * s / below),
+        where(eq(z.im, 0.0), z.im, t / below),
     )
+    return select(far, Pair(copysign(const(1.0, x.dtype), z.re), tail), near)
 
 
 def tan_pair(z: Pair) -> Pair:
@@ -450,22 +461,33 @@ def acos_cpu(x: Expr) -> Expr:
     return _angle(sqrt((1.0 - x) * (1.0 + x)), x)
 
 
+def _infinite_as(x: Expr) -> Expr:
+    """Return the infinity with the sign of x."""
+    return copysign(const(_INF, x.dtype), x)
+
+
 def acos_pair(z: Pair) -> Pair:
     """Return the inverse cosine."""
     below, above = sqrt_pair(1.0 - z), sqrt_pair(1.0 + z)
-    return Pair(2.0 * atan2(below.re, above.re), asinh((conj(above) * below).im))
+    re = where(eq(z.re, 0.0) & isnan(z.im), math.pi / 2, 2.0 * atan2(below.re, above.re))
+    found = Pair(re, asinh((conj(above) * below).im))
+    return select(is_infinite(z), Pair(atan2(abs(z.im), z.re), _infinite_as(-z.im)), found)
 
 
 def asin_pair(z: Pair) -> Pair:
     """Return the inverse sine."""
     below, above = sqrt_pair(1.0 - z), sqrt_pair(1.0 + z)
-    return Pair(atan2(z.re, (below * above).re), asinh((conj(below) * above).im))
+    re = where(eq(z.re, 0.0), z.re, atan2(z.re, (below * above).re))
+    found = Pair(re, asinh((conj(below) * above).im))
+    return select(is_infinite(z), Pair(atan2(z.re, abs(z.im)), _infinite_as(z.im)), found)
 
 
 def acosh_pair(z: Pair) -> Pair:
     """Return the inverse hyperbolic cosine."""
     below, above = sqrt_pair(z - 1.0), sqrt_pair(z + 1.0)
-    return Pair(asinh((conj(below) * above).re), 2.0 * atan2(below.im, above.re))
+    im = where(eq(z.re, 0.0) & isnan(z.im), math.pi / 2, 2.0 * atan2(below.im, above.re))
+    found = Pair(asinh((conj(below) * above).re), im)
+    return select(is_infinite(z), Pair(const(_INF, z.re.dtype), atan2(z.im, z.re)), found)
 
 
 def asinh_pair(z: Pair) -> Pair:
@@ -482,10 +504,12 @@ def atanh_pair(z: Pair) -> Pair:
     # The square of a small distance underflows.
     near = (log(hypot(1.0 + x, y)) - log(hypot(1.0 - x, y))) * 0.5
     size = where(distance < 1e-12, near, log1p(4.0 * x / distance) * 0.25)
-    return Pair(
-        where(left, -size, size),
+    right_angle = where(isnan(y), y, copysign(const(math.pi / 2, y.dtype), y))
+    found = Pair(
+        where(eq(x, 0.0), z.re, where(left, -size, size)),
         atan2(2.0 * y, (1.0 - x) * (1.0 + x) - y * y) * 0.5,
     )
+    return select(is_infinite(z), Pair(copysign(const(0.0, y.dtype), z.re), right_angle), found)
 
 
 def atan_pair(z: Pair) -> Pair:

@@ -23,6 +23,7 @@ from webtorch.ir.expr.arithmetic import (
     shr,
     sign,
     trunc,
+    unbounded,
 )
 from webtorch.ir.expr.float32 import bits_of, f32, head_of, poly, power_of_two, scaled
 from webtorch.ir.expr.float64 import (
@@ -166,10 +167,14 @@ def _exp_cpu_parts(x: Expr) -> tuple[Expr, Expr]:
 
 
 def exp_pair(z: Pair) -> Pair:
-    """Return e to the power z; real where z is."""
+    """Return e to the power z; real where z is. Where it is infinite, what C's Annex G says."""
     size = exp(z.re)
     cosine, sine = cosine_and_sine(z.im)
-    return Pair(size * cosine, where(eq(z.im, 0.0), z.im, size * sine))
+    # At infinity and 0 the size is known without an angle.
+    without = unbounded(z.im)
+    re = where(without & isinf(z.re), size, size * cosine)
+    im = where(without & eq(z.re, -_INF), copysign(const(0.0, z.im.dtype), z.im), size * sine)
+    return Pair(re, where(eq(z.im, 0.0), z.im, im))
 
 
 exp = unary_function(
@@ -357,7 +362,7 @@ def log1p_f32(x: Expr) -> Expr:
 
 def log1p_pair(z: Pair) -> Pair:
     """Return log(1 + z), also near 0."""
-    near = log1p(z.re * (z.re + 2.0) + z.im * z.im) * 0.5
+    near = where(is_zero(z), z.re, log1p(z.re * (z.re + 2.0) + z.im * z.im) * 0.5)
     far = log_pair(z + 1.0)
     small = (abs(z.re) < 0.5) & (abs(z.im) < 0.5)
     return Pair(where(small, near, far.re), angle(z + 1.0))

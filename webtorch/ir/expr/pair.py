@@ -78,6 +78,11 @@ def is_zero(z: Pair) -> Expr:
     return binary("eq", z.re, 0.0) & binary("eq", z.im, 0.0)
 
 
+def is_infinite(z: Pair) -> Expr:
+    """Return whether a part is infinite, whatever the other one is."""
+    return unary("isinf", z.re) | unary("isinf", z.im)
+
+
 def times_i(z: Pair) -> Pair:
     """Return i * z."""
     return Pair(-z.im, z.re)
@@ -107,7 +112,7 @@ def _quotient(x: Pair, y: Pair) -> Pair:
     # Smith, 1962: scaled by the larger part of the divisor.
     first = abs(y.re) >= abs(y.im)
     large, small = where(first, y.re, y.im), where(first, y.im, y.re)
-    nothing = binary("eq", large, 0.0)
+    nothing = is_zero(y)
     ratio = where(nothing, 0.0, small / large)
     scale = 1.0 / where(nothing, abs(large), large + small * ratio)
     a, b = where(first, x.re, x.im), where(first, x.im, x.re)

@@ -47,11 +47,12 @@ from webtorch.runtime.backends.cpu import (
     gemm,
     jit,
     lapack,
+    launch,
     native_threads,
     numpy_math,
     order,
 )
-from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, array_type
+from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, PartBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 from webtorch.runtime.backends.cpu.timing import run_timed
 from webtorch.runtime.watch import watch
@@ -68,6 +69,8 @@ _COMPILE_WORK = 6_000_000
 _CALL_COST = 4000
 # Sharing a kernel among threads pays from this much work in it: some 10 us of one thread.
 _PARALLEL_WORK = 800_000
+# Other threads run Python meanwhile from this much work on.
+_LONG_WORK = 400_000
 # Work in one part of a kernel that threads take in turns.
 _CHUNK_WORK = 500_000
 # Temporaries up to this many bytes stay with their program; larger ones come from the pool at each run.
@@ -164,7 +167,20 @@ class KernelRunner(Runner):
     @property
     def is_one_call(self) -> bool:
         """Whether `run` is nothing but one call of machine code, from now on."""
-        return self.native is not None and not self.parallel and not self.sizes
+        return (
+            self.native is not None
+            and not self.parallel
+            and not self.sizes
+            and len(self.kernel.buffers) + len(self.kernel.args) <= launch.MOST
+        )
+
+    def launcher(self, status: int) -> tuple[Callable[..., object], object]:
+        """Return that call as a function of addresses and arguments, and what must live as long as it does."""
+        assert self.native is not None
+        kinds = ["Q"] * len(self.kernel.buffers) + [
+            "d" if d.kind == "float" else "Q" for d in self.kernel.args
+        ]
+        return launch.launch(self.native, self.count, kinds, status, self.work >= _LONG_WORK)
 
     def chunk(self, threads: int) -> int:
         """Return how many outer points a thread takes at a time: parts of some size, and a few for each thread."""
@@ -564,8 +580,6 @@ class CpuExecutable:
         compile_ahead([self.runners[s.routine] for s in program.steps if isinstance(s, Dispatch)])
         self.status: Array = np.zeros(2, np.int64)
         self.checks = bool(program.sites)
-        # Temporaries and argument blocks are shared by the runs of one program.
-        self.lock = threading.Lock()
         self.names, self.head = self._begin()
         # Kernels that are not machine code yet. Once all are, the steps are written anew.
         self.waiting = (
@@ -578,23 +592,22 @@ class CpuExecutable:
     def run(
         self, inputs: Sequence[CpuBuffer], args: Sequence[Scalar], into: object = None
     ) -> list[CpuBuffer]:
-        """Run the program and return its output buffers."""
-        with self.lock:
-            listener = watch.listener
-            outputs: list[CpuBuffer] = (
-                self.call(inputs, args)
-                if listener is None
-                else run_timed(self, listener, inputs, args)
-            )
-            if self.checks and self.status[0]:
-                site, value = int(self.status[0]) - 1, int(self.status[1])
-                self.status[:] = 0
-                self.failed(self.program, site, value)
-            if self.waiting:
-                while self.waiting and self.waiting[-1].native is not None:
-                    self.waiting.pop()
-                if not self.waiting:
-                    self.call = self._compile()
+        """Run the program and return its output buffers. Whoever calls has the lock of the device: the runs of
+        one program share temporaries.
+        """
+        listener = watch.listener
+        outputs: list[CpuBuffer] = (
+            self.call(inputs, args) if listener is None else run_timed(self, listener, inputs, args)
+        )
+        if self.checks and self.status[0]:
+            site, value = int(self.status[0]) - 1, int(self.status[1])
+            self.status[:] = 0
+            self.failed(self.program, site, value)
+        if self.waiting:
+            while self.waiting and self.waiting[-1].native is not None:
+                self.waiting.pop()
+            if not self.waiting:
+                self.call = self._compile()
         return outputs
 
     def source(self) -> str:
@@ -604,7 +617,9 @@ class CpuExecutable:
     def _begin(self) -> tuple[dict[str, Any], list[str]]:
         """Return the names of the straight-line function, and its lines before the steps."""
         program = self.program
-        names: dict[str, Any] = {"new": CpuBuffer, "copy": copy, "status": self.status}
+        names: dict[str, Any] = {
+            "new": CpuBuffer, "part": PartBuffer, "copy": copy, "status": self.status
+        }  # fmt: skip
         lines = ["def run(inputs, args):"]
         if program.inputs:
             lines.append(f"    {', '.join(f'x{i}' for i in program.inputs)}, = inputs")
@@ -634,12 +649,11 @@ class CpuExecutable:
             values = [
                 f"args[{a}]" if a < given else repr(program.constants[a - given]) for a in step.args
             ]
-            if isinstance(made, KernelRunner) and made.native is not None and made.is_one_call:
-                cells = [f"x{b}.address" for b in step.buffers]
-                cells += [f"{v} & {m}" if m else v for v, m in zip(values, made.masks)]
-                cells.append(str(self.status.ctypes.data) if made.kernel.checks else "0")
-                names[f"k{number}"], names[f"p{number}"] = made.native.call, made.pack
-                lines.append(f"    k{number}(0, {made.count}, p{number}({', '.join(cells)}))")
+            if isinstance(made, KernelRunner) and made.is_one_call:
+                status = self.status.ctypes.data if made.kernel.checks else 0
+                names[f"k{number}"], names[f"w{number}"] = made.launcher(status)
+                cells = [*[f"x{b}.address" for b in step.buffers], *values]
+                lines.append(f"    k{number}({', '.join(cells)})")
                 continue
             names[f"k{number}"] = made.run
             buffers = "".join(f"x{b}, " for b in step.buffers)
@@ -661,11 +675,11 @@ class CpuExecutable:
             if keep:
                 owner = CpuBuffer(uint8, piece.nbytes)
                 for i in piece.buffers:
-                    names[f"x{i}"] = CpuBuffer(buffers[i].dtype, buffers[i].elements, owner)
+                    names[f"x{i}"] = PartBuffer(buffers[i].dtype, buffers[i].elements, owner)
             else:
                 names["dbyte"] = uint8
                 lines.append(f"    s{number} = new(dbyte, {piece.nbytes})")
                 lines += [
-                    f"    x{i} = new(d{buffers[i].dtype.name}, {buffers[i].elements}, s{number})"
+                    f"    x{i} = part(d{buffers[i].dtype.name}, {buffers[i].elements}, s{number})"
                     for i in piece.buffers
                 ]

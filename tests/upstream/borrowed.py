@@ -1,0 +1,138 @@
+"""PyTorch's machinery for its tests, read from the installed wheel while `torch` means webtorch.
+
+`torch.testing._internal` is Python on public names, so it serves webtorch too. What it names and webtorch
+lacks is a stand-in, and so is what a test file names at its top: a file is read as a whole, and the tests
+that use such a name fail one by one, in the words that webtorch has for it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.metadata import distribution
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import webtorch
+from webtorch.as_torch import finder, install_as_torch
+from webtorch.as_torch.names import top
+from webtorch.as_torch.room import Room, missing
+
+WHEEL = Path(str(distribution("torch").locate_file("")))
+# Files that are read from the wheel; all else is webtorch's.
+BORROWED = ("torch.testing._internal", "torch.testing._comparison", "torch.utils._import_utils",
+            "torch._utils", "functorch")  # fmt: skip
+# What the machinery asks PyTorch's core, and is told.
+ANSWERS: dict[str, Any] = {
+    "torch._C._get_privateuse1_backend_name": lambda: "privateuseone",
+    "torch._utils._is_privateuse1_backend_available": lambda: False,
+    "torch._inductor.utils.GPU_TYPES": ["cuda", "mps", "xpu", "mtia"],
+}
+
+# Who looks names up for others.
+_BETWEEN = ("importlib", "pkgutil", "mock.py", "contextlib")
+# Whether a test file is being read.
+reading = False
+
+
+def _asks_for_all(frame: FrameType | None) -> bool:
+    """Whether who asks is the machinery, or a file that is being read."""
+    if reading:
+        return True
+    while frame is not None and any(m in frame.f_code.co_filename for m in _BETWEEN):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    return frame.f_code.co_filename.startswith(str(WHEEL / "torch"))
+
+
+class _Absent(type):
+    """What is asked of a stand-in is a stand-in; it holds nothing, and a test that calls it is told why."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__") or name == "parametrize_fn":
+            raise AttributeError(name)
+        return stand_in(f"{cls.__name__}.{name}", cls.__doc__ or "")
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not _asks_for_all(sys._getframe(1)):
+            raise NotImplementedError(cls.__doc__)
+        return args[0] if len(args) == 1 and callable(args[0]) else cls
+
+    def __iter__(cls) -> Iterator[Any]:
+        return iter(())
+
+    def __bool__(cls) -> bool:
+        return False
+
+    def __or__(cls, other: object) -> Any:
+        return cls
+
+    __ror__ = __or__
+
+
+def stand_in(name: str, why: str) -> Any:
+    """Return what stands for a name that webtorch lacks: a class, which may be a base and a decorator."""
+    return ANSWERS.setdefault(name, _Absent(name, (), {"__doc__": why}))
+
+
+class _Type(top.AbsentDType):
+    """A type that is absent is a type all the same, to lists and decorators."""
+
+    @property
+    def __class__(self) -> Any:
+        return webtorch.dtype
+
+
+class _Borrowed:
+    """Finds the borrowed files, and stand-ins for modules that import statements name."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where a module lies, None where webtorch is to answer."""
+        if name.startswith(BORROWED):
+            file = WHEEL.joinpath(*name.split("."))
+            if file.is_dir():
+                return importlib.util.spec_from_file_location(
+                    name, file / "__init__.py", submodule_search_locations=[str(file)]
+                )
+            return importlib.util.spec_from_file_location(name, file.with_suffix(".py"))
+        absent = name.startswith("torch.") and finder.sources_of(name) is None
+        if absent and finder._is_statement() and _asks_for_all(sys._getframe(1)):
+            return ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return a module whose names are stand-ins."""
+        module, whole = ModuleType(spec.name), stand_in(spec.name, finder._absent(spec.name))
+        module.__getattr__ = lambda name: getattr(whole, name)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: the module has no file."""
+
+
+def install() -> None:
+    """Let `torch` mean webtorch, with PyTorch's own machinery for tests."""
+    install_as_torch()
+    sys.meta_path.insert(0, _Borrowed())
+    found = Room.__getattr__
+
+    def look(room: Room, name: str) -> Any:
+        """Look a name up; what is absent is a stand-in for who asks for all."""
+        try:
+            return found(room, name)
+        except (AttributeError, ImportError):
+            frame = sys._getframe(1)
+            if name.startswith("__") or not _asks_for_all(frame):
+                raise
+            return stand_in(f"{room.__name__}.{name}", missing(room, name, frame))
+
+    Room.__getattr__ = look
+    absent = {n: v for n, v in vars(top).items() if isinstance(v, top.AbsentDType)}
+    made = {v: _Type(v.name, v.is_floating_point, v.is_complex) for v in absent.values()}
+    vars(top).update({name: made[value] for name, value in absent.items()})

@@ -1,0 +1,113 @@
+"""What the runs say: how many tests pass, and what the others fail for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from typing import Any
+
+from tests.conformance.pool import ROOT
+from webtorch.as_torch.absent import ABSENT
+from webtorch.as_torch.places import CORE
+from webtorch.tensors.absent import reasons
+
+WAYS = ("device", "torch")
+CACHE = ROOT / ".cache" / "upstream"
+PAGE = ROOT / "docs" / "upstream.md"
+TABLE = """## What passes
+
+| file | on the device | | absent | under the name `torch` | | absent |
+|---|---|---|---|---|---|---|
+"""
+# What says that a thing is absent, as docs/differences.md does: its reasons, those of modules that PyTorch
+# programs import, and the types that a device has.
+_WORDS = (
+    *reasons(),
+    *(why for why, _ in ABSENT.values()),
+    CORE,
+    "is not available: WebGPU has",
+    "tensors on the device are dense",
+)
+
+
+def kind(result: dict[str, Any]) -> str:
+    """Return "passed", "skipped", "absent" (as documented) or "failed"."""
+    outcome: str = result["outcome"]
+    if outcome in ("passed", "skipped"):
+        return outcome
+    return "absent" if any(words in result["message"] for words in _WORDS) else "failed"
+
+
+def line(file: str, way: str, results: dict[str, Any]) -> str:
+    """Return the figures of one file, one way."""
+    count = Counter(map(kind, results.values()))
+    rest = count["passed"] + count["failed"]
+    share = f"{100 * count['passed'] / rest:.1f} %" if rest else "-"
+    return (
+        f"{file:32} {way:8} {share:>8}  passed {count['passed']}, failed {count['failed']}, "
+        f"absent {count['absent']}, skipped {count['skipped']}"
+    )
+
+
+def cause(message: str) -> str:
+    """Return a message without what differs from test to test."""
+    text = re.sub(r"0x[0-9a-f]+|-?\d+(\.\d+)?(e[+-]?\d+)?", "N", " ".join(message.split()))
+    return re.sub(r"N(, N)+", "N", text)[:160]
+
+
+def causes(results: dict[str, dict[str, Any]], way: str) -> list[tuple[str, list[str]]]:
+    """Return what tests fail for, most first, with the tests."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file, ways in results.items():
+        for test, result in ways.get(way, {}).items():
+            if kind(result) == "failed":
+                found[cause(result["message"])].append(f"{file}:{test}")
+    return sorted(found.items(), key=lambda item: -len(item[1]))
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """Return what is kept: file -> way -> test -> result."""
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for way in ("pytorch", *WAYS):
+        for path in sorted((CACHE / way).rglob("*.json")):
+            name = str(path.relative_to(CACHE / way).with_suffix(""))
+            found[name][way] = json.loads(path.read_text())
+    return found
+
+
+def show(results: dict[str, dict[str, Any]], most: int = 60) -> None:
+    """Print the sums, and the causes of most failures."""
+    for way in WAYS:
+        print("\n" + line("all", way, everything(results, way)))
+        for text, tests in causes(results, way)[:most]:
+            print(f"{len(tests):5}  {text}\n       {', '.join(tests[:2])}")
+
+
+def everything(results: dict[str, dict[str, Any]], way: str) -> dict[str, Any]:
+    """Return the results of all files, one way."""
+    return {f"{f}:{t}": r for f, ways in results.items() for t, r in ways.get(way, {}).items()}
+
+
+def write(results: dict[str, dict[str, Any]]) -> None:
+    """Write the table of docs/upstream.md."""
+    rows = [_row(f"`{name}`", ways) for name, ways in results.items() if set(WAYS) <= ways.keys()]
+    rows.append(_row("all", {way: everything(results, way) for way in WAYS}))
+    head, _, _ = PAGE.read_text(encoding="utf-8").partition(TABLE)
+    PAGE.write_text(head + TABLE + "\n".join(rows) + "\n", encoding="utf-8")
+
+
+def _row(name: str, ways: dict[str, Any]) -> str:
+    cells = [name]
+    for way in WAYS:
+        count = Counter(map(kind, ways[way].values()))
+        rest = count["passed"] + count["failed"]
+        share = f"{100 * count['passed'] / rest:.1f} %" if rest else "-"
+        cells += [f"{count['passed']} of {rest}", share, str(count["absent"])]
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    known = read()
+    show(known)
+    write(known)

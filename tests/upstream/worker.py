@@ -1,0 +1,187 @@
+"""Runs PyTorch's tests one by one: tasks come as lines on standard input, results go out as lines.
+
+    python -m tests.upstream.worker WAY FOLDER
+
+A task is (way, file, test); the test "" asks for the names of the file's tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+import unittest
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+LONGEST = 600
+# Seconds of the processor after which a test has failed.
+LIMIT = 40
+# PyTorch registers the device when it is told to; the engine is the CPU's.
+SETTINGS = {
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "WEBTORCH_PYTORCH_ENGINE": "cpu", "WEBTORCH_DEVICE": "cpu",
+    "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
+}  # fmt: skip
+_read: dict[str, ModuleType] = {}
+
+
+def prepare(way: str) -> None:
+    """Make the process one of the three ways: "pytorch", "device", "torch"."""
+    os.environ.update(SETTINGS)
+    if way == "torch":
+        from tests.upstream import borrowed
+
+        borrowed.install()
+    import torch
+
+    torch.set_num_threads(1)
+    if way == "device":
+        _on_the_device()
+
+
+def _on_the_device() -> None:
+    """Let tests that are made for each device be made for "webgpu", under the names that they have on the CPU."""
+    import torch.testing._internal.common_device_type as made
+
+    import webtorch.pytorch  # noqa: F401
+
+    class OnDevice(made.DeviceTypeTestBase):
+        device_type = "cpu"
+
+        @classmethod
+        def setUpClass(cls) -> None:
+            cls.device_type = "webgpu"
+
+        @classmethod
+        def get_primary_device(cls) -> str:
+            return "webgpu:0"
+
+        @classmethod
+        def get_all_devices(cls) -> list[str]:
+            return ["webgpu:0"]
+
+    def bases(except_for: Any = None, only_for: Any = None, *others: Any, **more: Any) -> list[Any]:
+        OnDevice.device_type = "cpu"
+        return (
+            []
+            if only_for and {"cpu"} == {*([only_for] if isinstance(only_for, str) else only_for)}
+            else [OnDevice]
+        )
+
+    made.get_desired_device_type_test_bases = bases
+
+
+def read(way: str, folder: Path, file: str) -> ModuleType:
+    """Return a test file as a module."""
+    if file not in _read:
+        path = folder / file
+        sys.path[0:1] = [str(path.parent)]
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        if way == "torch":
+            from tests.upstream import borrowed
+
+            borrowed.reading = True
+        spec.loader.exec_module(module)
+        if way == "torch":
+            borrowed.reading = False
+        _read[file] = module
+    return _read[file]
+
+
+def tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
+    """Return the tests of a suite."""
+    for one in suite:
+        if isinstance(one, unittest.TestSuite):
+            yield from tests(one)
+        else:
+            yield one
+
+
+def names(way: str, module: ModuleType) -> list[str]:
+    """Return the tests of a module as "Class.test"; for the device those that are made for each device."""
+    found = tests(unittest.defaultTestLoader.loadTestsFromModule(module))
+    return [
+        f"{type(t).__name__}.{t._testMethodName}"
+        for t in found
+        if way != "device" or hasattr(type(t), "get_primary_device")
+    ]
+
+
+def run(module: ModuleType, name: str) -> dict[str, Any]:
+    """Run one test: its outcome, and of a failure the error and where it was raised."""
+    result = unittest.TestResult()
+    start = time.monotonic()
+    signal.signal(signal.SIGPROF, _too_long)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    with warnings.catch_warnings():
+        try:
+            suite = unittest.defaultTestLoader.loadTestsFromName(name, module)
+        except AttributeError:
+            return {"outcome": "missing", "message": "the test was not made"}
+        raised: list[BaseException] = []
+        result._exc_info_to_string = _keep(result, raised)
+        suite.run(result)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    record: dict[str, Any] = {"seconds": round(time.monotonic() - start, 2)}
+    if result.errors or result.failures or result.unexpectedSuccesses:
+        error = raised[0] if raised else AssertionError("passed, where a failure is expected")
+        frames = traceback.extract_tb(error.__traceback__)
+        at = [
+            f"{Path(f.filename).name}:{f.lineno} {f.name}"
+            for f in frames
+            if "unittest" not in f.filename
+        ]
+        message = f"{type(error).__name__}: {error}"
+        return {**record, "outcome": "failed", "message": message[:LONGEST], "at": at[-3:]}
+    return {**record, "outcome": "skipped" if result.skipped else "passed",
+            **({"message": result.skipped[0][1]} if result.skipped else {})}  # fmt: skip
+
+
+class TooLong(BaseException):
+    """Nobody on the way catches it."""
+
+
+def _too_long(*_: object) -> None:
+    raise TooLong(f"not done after {LIMIT} seconds of the processor")
+
+
+def _keep(result: unittest.TestResult, raised: list[BaseException]) -> Any:
+    def text(info: Any, test: Any) -> str:
+        raised.append(info[1])
+        return str(info[1])
+
+    return text
+
+
+def main() -> None:
+    """Answer until the input ends."""
+    way, folder = sys.argv[1], Path(sys.argv[2])
+    # What libraries print must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    del sys.argv[1:]
+    prepare(way)
+    for line in sys.stdin:
+        _, file, test = json.loads(line)
+        try:
+            module = read(way, folder, file)
+            result = run(module, test) if test else {"tests": names(way, module)}
+        except BaseException as error:
+            traceback.print_exc()
+            result = {"outcome": "failed", "message": f"{type(error).__name__}: {error}"[:LONGEST]}
+        answers.write(json.dumps(result) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    main()
