@@ -241,6 +241,7 @@ def _operators() -> None:
                 method
             ),
         )
+    Tensor.__delitem__ = _no_deletion  # type: ignore[attr-defined]
     for name in pytorch_names()["Tensor"]:
         if not hasattr(Tensor, name):
             setattr(Tensor, name, Absent("Tensor", name))
@@ -259,6 +260,10 @@ def _part_property(name: str) -> property:
         return found
 
     return property(dispatched(role="operation")(get), dispatched()(put), doc=TABLE[name].doc)
+
+
+def _no_deletion(self: Tensor, index: object) -> None:
+    raise TypeError("Tensor does not support deleting items")
 
 
 def _is_number_like(value: Any) -> bool:

@@ -84,11 +84,13 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
     view, tensors, single, names = _parse(x, index)
     if tensors:
         # One value is converted, and so is what 0-d tensors select like ints.
-        if isinstance(given, Tensor) and given.numel() != 1 and len(tensors) > len(single):
-            indexing.check_put_dtype("setitem", x, given)
+        converted = (
+            not isinstance(given, Tensor) or given.numel() == 1 or len(tensors) == len(single)
+        )
         if not single:
             indexing.check_put(view, _items(index), value)
-        indexing.put_at(view, tensors, value, single, names=names)
+        as_it_is = None if converted else given
+        indexing.put_at(view, tensors, value, single, names=names, given=as_it_is)
         return
     extra = value.ndim - view.ndim
     if extra > 0 and all(n == 1 for n in value._shape[:extra]):
@@ -273,9 +275,7 @@ def _convert(x: Tensor, item: Any, reads: bool = False) -> Any:
         if item.dtype not in (int64, int32, bool_, uint8):
             raise IndexError(f"{_BAD_DTYPE}, got {item.dtype}")
         if item.dtype is uint8 and item.ndim:
-            warn(
-                "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
-            )
+            warn(indexing.BYTES)
         if reads and not item.ndim and not item._levels and item.dtype in (int64, int32):
             return int(item.item())
         return item if item._storage.runtime is x._storage.runtime else item.to(x.device)

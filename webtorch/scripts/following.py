@@ -328,7 +328,7 @@ class Follower:
         """Keep what follows out of scripts until something is computed."""
         changes.count += 1
         give_all()
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.run.refused and not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
     # ---- following

@@ -272,13 +272,21 @@ def form_of(out: Any, run: Run) -> Form:
         if number is not None:
             _check_unchanged(out, run.facts[number])
             return ("slot", number)
-        f = _facts(out, run)
-        run.add_slot(out)
-        run.facts.append(f)
-        return f
+        base = out._base
+        if base is None or run.external_of(base) is not None or run.slot_of(base) is not None:
+            return _new_slot(out, run)
+        # The call has made what it gives a view of, and nobody else has that.
+        return ("view", (_new_slot(base, run), _new_slot(out, run)))
     if isinstance(out, (tuple, list)):
         return ("parts", (type(out), tuple([form_of(o, run) for o in out])))
     raise Refused(f"it gives a {type(out).__name__}")
+
+
+def _new_slot(t: Tensor, run: Run) -> Facts:
+    f = _facts(t, run)
+    run.add_slot(t)
+    run.facts.append(f)
+    return f
 
 
 def _check_unchanged(t: Tensor, f: Facts) -> None:
