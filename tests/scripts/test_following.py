@@ -992,3 +992,43 @@ def test_what_is_computed_of_a_loss_whose_graph_was_used_up_has_no_backward_pass
             with pytest.raises(RuntimeError, match="backward through the graph a second time"):
                 (w * loss.sum()).sum().backward()
     assert follower().counts["followed"] >= 5
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_view_of_what_nobody_has_is_followed(follower: Any, left: bool) -> None:
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        w, seen = nn.Parameter(torch.randn(4, 4)), list[Any]()
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        for i in range(12):
+            hidden = torch.broadcast_tensors(
+                (w * 2).view(2, 2, 4).transpose(0, 1).reshape(4, 4), w
+            )[0]
+            with torch.no_grad():
+                kept = hidden.detach().roll(1)
+                kept.mul_(2)
+            if left and i == 10:
+                seen.append(hidden.sum().item())
+            loss = (hidden @ w).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen += [loss.item(), kept.tolist(), w.tolist()]
+        return seen
+
+    followed = run()
+    assert follower().counts["followed"] >= 5
+    with scripts(False):
+        assert run() == followed
+
+
+def test_a_view_of_what_nobody_has_says_what_it_is_a_view_of(follower: Any) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    for i in range(8):
+        hidden = ((x + 1) * 2 - x) * x + x * 3
+        view = (hidden + hidden.sum()).expand(4, 2, 3)[1:]
+        if i == 7:
+            assert view._base.shape == (2, 3)
+            assert view._base[1, 2].item() == 50 + 130
+        assert view.sum().item() == 3 * 7 * 130
+    assert follower().counts["followed"] >= 3

@@ -239,10 +239,9 @@ def _take_over(form: Form, out: Any, run: Run) -> None:
                 setattr(t, name, getattr(out, name))
         run.made.append(t)
         run.facts.append(form)
+    elif form[0] == "view":
+        for part, o in zip(form[1], (out._base, out), strict=True):
+            _take_over(part, o, run)
     elif form[0] == "parts":
         for part, o in zip(form[1][1], out):
             _take_over(part, o, run)
-    elif form[0] == "view":
-        base, own = form[1]
-        _take_over(base, out if out._base is None else out._base, run)
-        _take_over(own, out, run)

@@ -270,9 +270,10 @@ def form_of(out: Any, run: Run) -> Form:
             _check_unchanged(out, run.facts[number])
             return ("slot", number)
         base = out._base
-        if base is not None and run.external_of(base) is None and run.slot_of(base) is None:
-            return ("view", (_new_slot(base, run), _new_slot(out, run)))
-        return _new_slot(out, run)
+        if base is None or run.external_of(base) is not None or run.slot_of(base) is not None:
+            return _new_slot(out, run)
+        # The call has made what it gives a view of, and nobody else has that.
+        return ("view", (_new_slot(base, run), _new_slot(out, run)))
     if isinstance(out, (tuple, list)):
         return ("parts", (type(out), tuple([form_of(o, run) for o in out])))
     raise Refused(f"it gives a {type(out).__name__}")

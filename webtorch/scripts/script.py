@@ -18,8 +18,9 @@ from webtorch.tensors.made_by import MadeBy
 # Where a value is: ("external", number), ("saved", place among what the graph had saved before), ("hidden", storage),
 # ("constant", node), ("cast", what `Run.cast` finds), or ("output", place among the program's).
 Origin = tuple[str, Any]
-# What a result is, where it is no new tensor: ("external" or "slot", its number), ("none", 0),
-# ("parts", (class, what its items are)), or ("view", (facts of its base, which nobody else has, and its own)).
+# What a result is, where it is not only a new tensor: ("external" or "slot", its number), ("none", 0),
+# ("view", (what is known of the tensor that it is a view of and that nobody else has, and of it)), or
+# ("parts", (class, what its items are)).
 Form = Any
 
 
@@ -145,7 +146,7 @@ def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
 STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range(10)
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """A reference to nothing."""
 
 
@@ -176,7 +177,7 @@ class Pattern:
         self.facts: Any = None
         self.alias = (-1, -1)
         # The tensor that was as the facts say last, and how many changes there had been then.
-        self.last: Callable[[], Any] = _nothing
+        self.last: Callable[[], Any] = nothing
         self.stamp = -1
         # How many there had been when it came again, with memory for itself.
         self.regular = -1
@@ -481,8 +482,8 @@ def forms_in(form: Form) -> Iterator[Facts]:
     """Iterate over the slots in what a call gives."""
     if type(form) is Facts:
         yield form
+    elif form[0] == "view":
+        yield from form[1]
     elif form[0] == "parts":
         for part in form[1][1]:
             yield from forms_in(part)
-    elif form[0] == "view":
-        yield from form[1]
