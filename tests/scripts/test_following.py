@@ -914,6 +914,67 @@ def test_a_captured_function_computes_nothing_that_it_is_given(follower: Any) ->
     assert fast.tolist() == [5.0] * 4
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_gradients_of_parameters_are_followed(follower: Any, more: bool) -> None:
+    """Without retain_graph: some of the graph is used up, and that of a weight is a view whose base nobody has."""
+
+    def program() -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        parameters, seen = list(model.parameters()), []
+        for step in range(12):
+            loss = model(torch.full((2, 4), 0.5) + step / 8).square().mean()
+            if more:
+                loss = loss + parameters[0].square().mean()
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for p, g in zip(parameters, gradients, strict=True):
+                    p -= 0.05 * g
+            seen.append(loss.item())
+            if step == 10:
+                with pytest.raises(RuntimeError, match="a second time"):
+                    loss.backward()
+                # Somebody looks at a base in the middle of a step.
+                seen.append(torch.autograd.grad(model(torch.ones(1, 4)).sum(), parameters)[0]._base)
+        return [*seen, *[p.tolist() for p in parameters]]
+
+    found = program()
+    assert follower().counts["followed"] >= 4, follower().reasons
+    with scripts(False):
+        expected = program()
+    for one, other in zip(found, expected, strict=True):
+        assert (one.tolist() == other.tolist()) if hasattr(one, "tolist") else one == other
+
+
+def test_a_view_of_a_copy_is_followed(follower: Any) -> None:
+    def program() -> list[Any]:
+        seen, x = [], torch.arange(6.0).reshape(2, 3)
+        for _ in range(8):
+            x = x + 1
+            rows = x.t().reshape(-1)
+            more = rows.view(3, 2) * 2
+            rows += 1
+            seen += [more.tolist(), rows.tolist()]
+        return seen
+
+    found = program()
+    assert follower().counts["followed"] >= 3, follower().reasons
+    with scripts(False):
+        assert found == program()
+
+
+def test_numbers_that_decide_have_programs_of_their_own(follower: Any) -> None:
+    def program() -> list[Any]:
+        x = torch.arange(1.0, 5.0)
+        # A square is a product, and no power.
+        return [((x * 2) ** t + x).tolist() for t in [2.0, 0.7, 2.0, 1.3, 2.0, 0.3] * 4]
+
+    found = program()
+    assert follower().counts["followed"] >= 10, follower().reasons
+    with scripts(False):
+        assert found == program()
+
+
 def test_what_is_computed_of_a_loss_whose_graph_was_used_up_has_no_backward_pass(
     follower: Any,
 ) -> None:

@@ -368,7 +368,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     run: Run
     find: Run | None = None
     if public or op.vjp is not None:
-        memory = Memory(written)
+        memory = Memory(written, op.factory)
         run, find = memory.run, memory.find
         if op.family == "movement":
             views = Views(run, memory, titled=bool(op.gradient_name))
