@@ -335,7 +335,8 @@ def files_that_are_written_to_streams(torch: Any, device: str) -> Any:
     raw = io.BytesIO()
     with gzip.open(raw, "wb") as stream:
         torch.save({"a": torch.ones(2, device=device)}, stream, pickle_module=pickle)
-    found = torch.load(gzip.open(io.BytesIO(raw.getvalue())))
+    with gzip.open(io.BytesIO(raw.getvalue())) as stream:
+        found = torch.load(stream)
     raw = io.BytesIO()
     torch.save([found["a"], 3], raw, pickle_module=pickle)
     raw.seek(0)
