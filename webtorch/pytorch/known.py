@@ -340,8 +340,10 @@ class Kinds:
             return tuple([tensor_of(x) for x in found]) if several else tensor_of(found)
 
         out: list[Any] = []
+        home = opened.runtime
+        assert home is not None
         try:
-            _, result = watched(run, values, options, nodes)
+            _, result = watched(run, values, options, nodes, home)
             if result is not None and all(
                 p[3][3] and not p[3][4].is_complex for p in result.places
             ):
