@@ -23,7 +23,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.view import Shape, broadcast_shapes, numel
 from webtorch.ops import comparison, elementwise
-from webtorch.ops.primitive import as_view, cast_to, fill, iota
+from webtorch.ops.primitive import as_view, cast_to, copy, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
@@ -32,6 +32,7 @@ from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Example, Operand, composite
 from webtorch.tensors import tape
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import check_overlap
 
@@ -81,17 +82,26 @@ def true_positions(flags: Any) -> Tensor:
     device = flags.device
     if not n:
         return fill((0,), 0, int64, device)
+    found, total = _places(flags)
+    found = window(found, 0, 0, int(total.item()))
+    # A few of many do not keep the memory of all.
+    return copy(found) if n > _MANY else found
+
+
+# So many positions lie in memory of their own.
+_MANY = 1 << 12
+
+
+@remembered
+def _places(flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of the true elements, with room for all positions and one more, and their count."""
+    n, device = flags.numel(), flags.device
     running = _scan(cast_to(flags, int64), "sum", 0)
-    count = int(pick(running, 0, n - 1).item())
-    if count == 0:
-        return fill((0,), 0, int64, device)
-    everyone = iota(n, 0, 1, int64, device)
-    if count == n:
-        return everyone
     # Elements that do not count all go to one place past the end.
-    slot = pointwise.where(flags, running - 1, count)
-    found = _scatter(fill((count + 1,), 0, int64, device), [slot], everyone, "set", "nonzero")
-    return window(found, 0, 0, count)
+    slot = pointwise.where(flags, running - 1, n)
+    everyone, empty = iota(n, 0, 1, int64, device), fill((n + 1,), 0, int64, device)
+    found = _scatter(empty, [slot], everyone, "set", "nonzero")
+    return found, copy(pick(running, 0, n - 1))
 
 
 def unravel(positions: Any, shape: Shape) -> list[Tensor]:
@@ -203,7 +213,20 @@ def take_at(
     names: Mapping[int, int] | None = None,
 ) -> Tensor:
     """Return x indexed by integer tensors, given by dimension."""
-    layout = Layout(x._shape, tensors, single, names)
+    named = None if names is None else tuple(names.items())
+    return _taken(x, tuple(tensors), tuple(single), named, *tensors.values())
+
+
+@remembered
+def _taken(
+    x: Tensor,
+    dims: tuple[int, ...],
+    single: tuple[int, ...],
+    named: tuple[tuple[int, int], ...] | None,
+    *indices: Tensor,
+) -> Tensor:
+    names = None if named is None else dict(named)
+    layout = Layout(x._shape, dict(zip(dims, indices, strict=True)), single, names)
     if 0 in layout.index_shape:
         return no_elements(x, layout.shape)
     return layout.to_result(

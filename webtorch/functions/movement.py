@@ -193,10 +193,12 @@ def reshape(input: Tensor, *args: Any, shape: Sequence[int] | None = None) -> Te
     old = input._shape
     new = _inferred("reshape", input, sizes_of("reshape", args, shape, "shape"))
     strides = reshape_strides(old, input._strides, new)
-    if strides is None:
-        input = copy(input)
-        strides = contiguous_strides(new)
-    return _as_shape(input, new, strides, "View")
+    if strides is not None:
+        return _as_shape(input, new, strides, "View")
+    out = _as_shape(copy(input), new, contiguous_strides(new), "View")
+    # Nobody has the copy: PyTorch's result is no view of it.
+    out._base = None
+    return out
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.view_as")

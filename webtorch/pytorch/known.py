@@ -19,11 +19,11 @@ from webtorch.ir.graph import IN_MEMORY, Form, Node
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
+    Blank,
     Lain,
     offset_of,
     opened,
     runtime,
-    tensor_on,
 )
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
@@ -36,7 +36,7 @@ _MOST_KINDS = 1024
 # Operators of which so many kinds could not be known, and none could, are not asked any more.
 _MOST_FAILURES = 8
 _LONGEST = 128
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _LISTS = frozenset((tuple, list, torch.Size))
 _NUMBERS = frozenset((bool, int))
 _OTHERS = frozenset((
@@ -44,6 +44,9 @@ _OTHERS = frozenset((
 ))  # fmt: skip
 _PLAIN = {k: d for k, d in TO_WEBTORCH.items() if not d.is_complex}
 _find: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
+# Kind of a node -> where a kernel finds its value.
+_PLACES = {kind: kind for kind in IN_MEMORY}
+_NEW: Any = object()
 
 _FLOATS = frozenset(k for k in _PLAIN if k.is_floating_point)
 
@@ -54,15 +57,16 @@ Lying = tuple[tuple[int, ...], bool]
 Call = Callable[[Sequence[Any], dict[str, Any]], Any]
 
 
-class _Place:
+class _Place(Blank):
     """One result of a call: what its node, its storage and its tensor are made of."""
 
-    __slots__ = ("attrs", "dtype", "elements", "kind", "laid", "shape", "size", "strides")
+    __slots__ = ("attrs", "elements", "kind", "shape")
 
     def __init__(self, result: Result, number: int, strides: tuple[int, ...], laid: bool) -> None:
-        attrs, (shape, kind, self.elements), _, (size, _, _, _, dtype) = result.places[number]
-        self.attrs, self.shape, self.kind, self.size = attrs, shape, kind, size
-        self.dtype, self.strides, self.laid = TO_TORCH[dtype], strides, laid
+        attrs, (shape, kind, elements), _, (size, _, _, _, dtype) = result.places[number]
+        self.attrs, self.shape, self.kind, self.elements = attrs, shape, kind, elements
+        nbytes = elements * kind.itemsize
+        super().__init__(nbytes, kind, TO_TORCH[dtype], size, strides, laid=laid)
 
 
 class _Free(float):
@@ -83,9 +87,14 @@ class _Free(float):
 class Plan:
     """What calls of one kind record."""
 
-    __slots__ = ("form", "leaves", "make", "marks", "numbers", "only", "places", "results", "steps")
+    __slots__ = (
+        "form", "leaves", "make", "marks", "numbers", "only", "places", "record", "results", "steps",
+        "takes_all",
+    )  # fmt: skip
 
-    def __init__(self, result: Result, laid: Sequence[Lying], marks: Sequence[int]) -> None:
+    def __init__(
+        self, result: Result, laid: Sequence[Lying], marks: Sequence[int], operands: int
+    ) -> None:
         # What the caller wants to know of each result.
         self.marks = tuple(marks)
         self.leaves, self.make = result.leaves, result.kind
@@ -96,20 +105,18 @@ class Plan:
         self.numbers: list[int | None] = []
         for step in self.steps:
             self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
+        # Records all of the nodes: made for the first call that asks for it.
+        self.record: Callable[..., list[Node]] | None = None
+        # Whether its sources are the operands as they come.
+        self.takes_all = False
         # The node itself where it is one, and the form of elementwise ones, whose numbers may be any.
         self.only: Any = None
         self.form: Form | None = None
         if len(self.steps) == 1 and self.make is None:
             kind, srcs, attrs, scalars, shape, dtype, lined = self.steps[0]
-            self.only = (
-                kind,
-                tuple([self.leaves[s] for s in srcs]),
-                attrs,
-                scalars,
-                shape,
-                dtype,
-                lined,
-            )
+            found = tuple([self.leaves[s] for s in srcs])
+            self.takes_all = found == tuple(range(operands))
+            self.only = kind, found, attrs, scalars, shape, dtype, lined
             self.form = Form() if kind == "map" else None
 
     def takes(self, numbers: Sequence[float]) -> bool:
@@ -140,17 +147,35 @@ class Plan:
 
     def _all(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> list[Node]:
         """Record each operation of a call, with its numbers, and return the nodes of the results."""
-        given: list[Any] = [nodes[s] if type(s) is int else s for s in self.leaves]
-        made: list[Node] = []
+        if self.record is None:
+            self.record = self._printed()
+        return self.record(nodes, numbers, line)
+
+    def _printed(self) -> Callable[..., list[Node]]:
+        """Return the function that a person would write to record this one kind of call: a line an operation."""
+        scope: dict[str, Any] = {"Node": Node}
+
+        def named(value: object) -> str:
+            name = f"v{len(scope)}"
+            scope[name] = value
+            return name
+
+        given = [f"nodes[{x}]" if type(x) is int else named(x) for x in self.leaves]
         places = iter(self.numbers)
-        for kind, srcs, attrs, scalars, shape, dtype, lined in self.steps:
-            sources = tuple([given[s] if s >= 0 else made[-1 - s] for s in srcs])
-            if scalars:
-                scalars = tuple([
-                    x if (n := next(places)) is None else numbers[n] for x in scalars
-                ])  # fmt: skip
-            made.append(Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None))
-        return [made[n] for n in self.results]
+        lines = ["def record(nodes, numbers, line):"]
+        for i, (kind, srcs, attrs, scalars, shape, dtype, lined) in enumerate(self.steps):
+            sources = "".join([f"{given[s] if s >= 0 else f'm{-1 - s}'}, " for s in srcs])
+            free = "".join([
+                f"{named(x) if (n := next(places)) is None else f'numbers[{n}]'}, " for x in scalars
+            ])  # fmt: skip
+            rest = f"{named(shape)}, {named(dtype)}, {'line' if lined else 'None'}"
+            lines.append(
+                f"    m{i} = Node({kind!r}, ({sources}), {named(attrs)}, ({free}), {rest})"
+            )
+        lines.append(f"    return [{', '.join([f'm{n}' for n in self.results])}]")
+        exec("\n".join(lines), scope)
+        record: Callable[..., list[Node]] = scope["record"]
+        return record
 
     @staticmethod
     def _put(out: torch.Tensor, node: Node, place: _Place) -> None:
@@ -165,7 +190,9 @@ class Plan:
         """Record a call with one result over the operands' nodes, and return its node."""
         if self.only is not None:
             kind, srcs, attrs, scalars, shape, dtype, lined = self.only
-            sources: Any = tuple([nodes[s] if type(s) is int else s for s in srcs])
+            sources: Any = tuple(
+                nodes if self.takes_all else [nodes[s] if type(s) is int else s for s in srcs]
+            )
             if numbers:
                 scalars = tuple(numbers)
             return Node(
@@ -199,8 +226,7 @@ class Plan:
 
 
 def _tensor(place: _Place, node: Node, home: Runtime) -> torch.Tensor:
-    storage = Storage(node, home, place.elements)
-    return tensor_on(storage, place.dtype, place.size, place.strides, 0, place.laid)
+    return place.tensor(Storage(node, home, place.elements))
 
 
 class Kinds:
@@ -223,18 +249,16 @@ class Kinds:
         numbers: list[float],
         out: torch.Tensor | None = None,
         inplace: bool = False,
+        begun: Sequence[Any] = (),
     ) -> Plan | Key | None:
         """Return the plan of a call, or its kind if it is to be watched; None where it takes the usual way.
 
         The nodes of its tensors and its free numbers are added to the lists. `out` is written; `inplace`: it may be
-        the first argument as well.
+        the first argument as well. `begun`: what `begin` gave for other arguments, whose free numbers are there.
         """
         home = opened.runtime
-        if active.count:
-            if active.count > 1 or active.follower is None:
-                return None
-            # PyTorch calls each operator with tensors that are wrapped anew: no script can follow that.
-            refuse_scripts("PyTorch's operators are called")
+        if active.count and not _alone():
+            return None
         if (
             transforms.count
             or home is None
@@ -243,15 +267,16 @@ class Kinds:
             or self.failures >= _MOST_FAILURES
         ):
             return None
-        parts: list[Any] = []
+        parts: list[Any] = [*begun]
         free = numbers if self.free else None
         try:
             if not _kinds(args, parts, nodes, free):
                 return None
-            for name, value in kwargs.items():
-                parts.append(name)
-                if not _kinds((value,), parts, nodes, free):
-                    return None
+            if kwargs:
+                for name, value in kwargs.items():
+                    parts.append(name)
+                    if not _kinds((value,), parts, nodes, free):
+                        return None
             if out is not None and not _target(out, parts, nodes, int(inplace and args[0] is out)):
                 return None
         except AttributeError:
@@ -266,14 +291,22 @@ class Kinds:
         elif not count:
             return None
         key = tuple(parts)
-        try:
-            found = self.found[key]
-        except KeyError:
-            if len(self.found) >= _MOST_KINDS:
-                self.found.clear()
-            self.found[key] = False
-            return None
-        return key if found is False else found
+        found = self.found.get(key, _NEW)
+        if found is False:
+            return key
+        if found is not _NEW:
+            return found
+        if len(self.found) >= _MOST_KINDS:
+            self.found.clear()
+        self.found[key] = False if _are_typed(key) else None
+        return None
+
+    def begin(self, values: Sequence[Any]) -> tuple[list[Any], list[float]]:
+        """Return what the kinds of several calls have in common, of numbers and the like, and their free numbers."""
+        parts: list[Any] = []
+        numbers: list[float] = []
+        _kinds(values, parts, [], numbers if self.free else None)
+        return parts, numbers
 
     def watch(
         self,
@@ -307,12 +340,14 @@ class Kinds:
             return tuple([tensor_of(x) for x in found]) if several else tensor_of(found)
 
         out: list[Any] = []
+        home = opened.runtime
+        assert home is not None
         try:
-            _, result = watched(run, values, options, nodes)
+            _, result = watched(run, values, options, nodes, home)
             if result is not None and all(
                 p[3][3] and not p[3][4].is_complex for p in result.places
             ):
-                plan = Plan(result, lying, marks)
+                plan = Plan(result, lying, marks, len(nodes))
         finally:
             self.found[key] = plan
             self.failures += 1 if plan is None else -(1 << 30)
@@ -326,6 +361,25 @@ class Kinds:
 def _freed(x: Any, places: Iterator[int]) -> Any:
     """Return a number as one that is free, with the next place."""
     return _Free.of(x, next(places)) if type(x) is float and x != 1.0 else x
+
+
+def _alone() -> bool:
+    """Whether no interpreter is on but a script, which then leaves alone what follows: PyTorch calls each operator
+    with tensors that are wrapped anew.
+    """
+    if active.count > 1 or active.follower is None:
+        return False
+    refuse_scripts("PyTorch's operators are called")
+    return True
+
+
+def _are_typed(key: Key) -> bool:
+    """Whether the memory of all tensors of a kind of call holds their types."""
+    return all(
+        _PLAIN.get(part[0]) is part[4]
+        for part in key
+        if type(part) is tuple and part and type(part[0]) is torch.dtype
+    )
 
 
 def _target(out: torch.Tensor, parts: list[Any], nodes: list[Node], first: int) -> bool:
@@ -352,7 +406,7 @@ def _kinds(
     """Add to `parts` what a call records depends on; False where that is not all."""
     for x in values:
         kind = type(x)
-        if kind in _TENSORS:
+        if kind is _Tensor or kind is _Parameter:
             memory = _find(x)._webgpu
             storage = memory.storage
             if storage is None:
@@ -360,16 +414,15 @@ def _kinds(
                     return False
                 storage = memory.laid.storage
                 parts.append(memory.laid.groups)
-            dtype, node = x.dtype, storage.node
-            if memory.is_cut or _PLAIN.get(dtype) is not node.dtype:
+            if memory.is_cut:
                 return False
+            dtype, node = x.dtype, storage.node
             if free is not None and dtype not in _FLOATS:
                 free = None
-            place = node.kind
-            parts += (
-                dtype, x.shape, x.stride(), offset_of(x), node.shape,
-                place if place in IN_MEMORY else "", storage.elements,
-            )  # fmt: skip
+            parts.append((
+                dtype, x.shape, x.stride(), offset_of(x),
+                node.dtype, node.shape, _PLACES.get(node.kind),
+            ))  # fmt: skip
             nodes.append(node)
         elif kind is float:
             # Where a formula asks for a number, it is this one.

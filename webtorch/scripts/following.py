@@ -328,7 +328,7 @@ class Follower:
         """Keep what follows out of scripts until something is computed."""
         changes.count += 1
         give_all()
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.run.refused and not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
     # ---- following
@@ -417,7 +417,9 @@ class Follower:
                 while at is not run.at:
                     # The thread that follows was about to answer a call.
                     at = run.ended = run.at
-                program = at.program if at.ready else None
+                program = at.program_for(run.given) if at.ready else None
+                if program is not None and not program.confirmed:
+                    program = None
                 if program is not None and program.open and (graph or not mine):
                     program = None
                 try:
@@ -648,7 +650,7 @@ class Follower:
     def keep(self, run: Run, program: Program) -> None:
         """Keep what the calls of a run became. The second time that it is the same it is followed from then on."""
         step = run.at
-        old = step.program
+        old = step.program_for(program.given)
         pairs = [
             (known, p)
             for s, taken in zip(step.path(), run.taken, strict=True)
@@ -658,6 +660,7 @@ class Follower:
         if old is not None and old.key() == program.key():
             program.varied |= old.varied
             program.varied |= {i for i, value in program.given.items() if old.given[i] != value}
+            program.confirmed = True
             step.program = program
         else:
             if old is not None and self.are_fixed(step, old, program):
@@ -792,6 +795,7 @@ def _forget_programs(step: Step) -> None:
     while pending:
         found = pending.pop()
         found.program, found.ready = None, False
+        found.aside.clear()
         pending += found.following
         if found.goes_on is not None:
             pending.append(found.goes_on)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.ir.lines import user_depth
+from webtorch.ir.view import contiguous_strides, strides_like
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn_once
 from webtorch.tensors.above import ask
@@ -205,7 +206,9 @@ class _Backward:
                 if found is None:
                     return
                 g = found
-            _accumulate(end.variable, g, self.create_graph)
+            # Its flag may have been taken away since.
+            if end.variable._requires_grad:
+                _accumulate(end.variable, g, self.create_graph)
             if end.post_hooks:
                 _after(end, (), [g])
 
@@ -337,12 +340,23 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
         else:
             # A clone shares the value until one of the two is written.
             variable._grad = g.detach().clone()
+            if not (variable._whole and g._whole):
+                _lie_as(variable, variable._grad)
     elif create_graph:
         variable._grad = old + g
     else:
         old += g
     for hook in list((variable._post_accumulate or {}).values()):
         hook(variable)
+
+
+def _lie_as(variable: Tensor, grad: Tensor) -> None:
+    """Let a new gradient lie in memory as its leaf does where that has no gaps, else row-major."""
+    shape, strides = variable._shape, variable._strides
+    if strides_like(shape, strides) != strides:
+        strides = contiguous_strides(shape)
+    if grad._strides != strides and not grad._levels and not grad.dtype.is_complex:
+        ask("lay")(grad, strides)
 
 
 def backward(

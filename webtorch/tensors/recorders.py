@@ -344,7 +344,7 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
                 (),
                 shape,
                 recorder.dtype,
-                user_line(),
+                user_line(3),
                 recorder.form,
             )
             out = object.__new__(Tensor)

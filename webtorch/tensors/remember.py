@@ -21,6 +21,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.tensors import override
+from webtorch.tensors.device import device, resolve
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
@@ -39,7 +40,7 @@ _MOST_CONSTANT = 1 << 14
 # Numbers that are equal though they mean different things are told apart by their types, zeros by their signs.
 _NUMBERS = frozenset((bool, int, float, complex))
 _LISTS = frozenset((tuple, list, Size))
-_OTHERS = frozenset((str, type(None), DType, type(Ellipsis)))
+_OTHERS = frozenset((str, type(None), DType, type(Ellipsis), device))
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
 # A result: the attributes of its node where it is the only one, the shape, type and size of that, the version of its
@@ -50,7 +51,7 @@ Place = tuple[tuple[Recorded, int, tuple[()]], tuple[tuple[int, ...], DType, int
 class Result:
     """What a remembered call gives: the sources of its graph, and the places of its results."""
 
-    __slots__ = ("kind", "leaves", "places", "runtime")
+    __slots__ = ("kind", "leaves", "places", "runtime", "straight")
 
     def __init__(
         self,
@@ -58,11 +59,15 @@ class Result:
         leaves: list[int | Node],
         places: list[Place],
         runtime: Runtime,
+        count: int,
     ) -> None:
+        """`count`: of the tensors among the arguments."""
         # None: one tensor; else what makes the tuple.
         self.kind = kind
         # The sources: tensors among the arguments by number, or data of the call's own.
         self.leaves = leaves
+        # Whether these are the tensors, in their order.
+        self.straight = leaves == list(range(count))
         self.places, self.runtime = places, runtime
 
 
@@ -81,10 +86,11 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 class Memory:
     """What a function records, by the kinds of its arguments."""
 
-    __slots__ = ("failures", "function", "known")
+    __slots__ = ("failures", "function", "known", "makes")
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[..., Any], makes: bool = False) -> None:
+        """`makes`: it is given numbers, and a device to make tensors on."""
+        self.function, self.makes = function, makes
         # By kind of call: 0 where it was seen once, None where it cannot be remembered.
         self.known: dict[tuple[Any, ...], Result | int | None] = {}
         # How many could not be; far below 0 once one could.
@@ -98,7 +104,7 @@ class Memory:
         if self.failures >= 0 or look.watching or transforms.count:
             return None
         nodes: list[Node] = []
-        key = _kind_of(args, kwargs, nodes)
+        key = self._kind_of(args, kwargs, nodes)
         found = self.known.get(key) if key is not None else None
         return _again(found, nodes) if type(found) is Result else None
 
@@ -107,7 +113,7 @@ class Memory:
         if self.failures >= _MOST_FAILURES or look.watching:
             return self.function(*args, **kwargs)
         nodes: list[Node] = []
-        key = _kind_of(args, kwargs, nodes)
+        key = self._kind_of(args, kwargs, nodes)
         # Transforms and interpreters meet the calls that this one is made of.
         if key is None or transforms.count or (active.count and inside()):
             return self.function(*args, **kwargs)
@@ -118,7 +124,7 @@ class Memory:
         if found == 0:
             result = None
             try:
-                out, result = watched(self.function, args, kwargs, nodes)
+                out, result = watched(self.function, args, kwargs, nodes, key[0])
             finally:
                 known[key] = result
             if result is not None:
@@ -131,6 +137,32 @@ class Memory:
                 known.clear()
             known[key] = 0
         return self.function(*args, **kwargs)
+
+    def _kind_of(self, args: Args, kwargs: Kwargs, nodes: list[Node]) -> tuple[Any, ...] | None:
+        """Return what a call records depends on, first the device, and add the values of its tensors to `nodes`; None
+        where that is not all.
+        """
+        # What products of 16-bit floats give is not told by their arguments.
+        parts: list[Any] = [None, mode.keeps_sums]
+        if not _kinds(args, parts, nodes):
+            return None
+        for name, value in kwargs.items():
+            parts.append((name,))
+            if not _kinds((value,), parts, nodes):
+                return None
+        count = len(nodes)
+        if count == 2:
+            parts.append(nodes[0] is nodes[1])
+        elif count > 2:
+            parts.append(tuple([nodes.index(n) for n in nodes]))
+        elif count == 0:
+            where = kwargs.get("device")
+            if not self.makes or not (where is None or type(where) in (str, device)):
+                return None
+            runtime = parts[0] = resolve(where)
+            if runtime.recording is not None:
+                return None
+        return tuple(parts)
 
 
 class Views:
@@ -284,26 +316,6 @@ def forget() -> None:
 depending.append(forget)
 
 
-def _kind_of(args: Args, kwargs: Kwargs, nodes: list[Node]) -> tuple[Any, ...] | None:
-    """Return what a call records depends on, and add the values of its tensors to `nodes`; None where that is not
-    all, or there are none.
-    """
-    # First the device. What products of 16-bit floats give is not told by their arguments.
-    parts: list[Any] = [None, mode.keeps_sums]
-    if not _kinds(args, parts, nodes):
-        return None
-    for name, value in kwargs.items():
-        parts.append((name,))
-        if not _kinds((value,), parts, nodes):
-            return None
-    count = len(nodes)
-    if count == 2:
-        parts.append(nodes[0] is nodes[1])
-    elif count > 2:
-        parts.append(tuple([nodes.index(n) for n in nodes]))
-    return tuple(parts) if count else None
-
-
 def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
     """Add to `parts` what a call records depends on; False where that is not all."""
     for x in values:
@@ -356,11 +368,14 @@ def _constant(x: Any, kind: type[Any], parts: list[Any]) -> bool:
 
 
 def _again(found: Result, nodes: list[Node]) -> Any:
-    """Record a remembered call."""
-    leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
-    line = user_line()
+    """Record a remembered call, from within `Memory.find` or `Memory.run`."""
+    leaves: tuple[Any, ...] = tuple(
+        nodes if found.straight else [nodes[x] if type(x) is int else x for x in found.leaves]
+    )
+    line = user_line(4)
     if found.kind is None:
-        return _tensor(leaves, line, found.runtime, found.places[0], found.places[0][0])
+        place = found.places[0]
+        return _tensor(leaves, line, found.runtime, place, place[0])
     results: list[weakref.ref[Node]] = []
     made = []
     for place in found.places:
@@ -372,12 +387,13 @@ def _again(found: Result, nodes: list[Node]) -> Any:
 
 
 def _tensor(
-    leaves: tuple[Node, ...], line: object, runtime: Runtime, place: Place, attrs: tuple[Any, ...]
+    leaves: tuple[Any, ...], line: object, runtime: Runtime, place: Place, attrs: tuple[Any, ...]
 ) -> Tensor:
     """Return a result."""
     _, (shape, kind, elements), version, (size, strides, offset, whole, dtype) = place
-    node = Node("call", leaves, attrs, (), shape, kind, line, attrs[0])
-    storage = Storage(node, runtime, elements)
+    storage = Storage(
+        Node("call", leaves, attrs, (), shape, kind, line, attrs[0]), runtime, elements
+    )
     storage.version = version
     out = object.__new__(Tensor)
     out._adopt(storage, size, strides, offset, whole)
@@ -386,12 +402,15 @@ def _tensor(
 
 
 def watched(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], nodes: list[Node]
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    nodes: list[Node],
+    runtime: Runtime,
 ) -> tuple[Any, Result | None]:
     """Call a composite, and return its result with what there is to remember."""
     tensors = [x for x in override.flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
     storages = [t._storage for t in tensors]
-    runtime = storages[0].runtime
     versions = [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)]
     realized = runtime.counters.realized
     look.watching, look.looked = True, False
@@ -407,10 +426,12 @@ def watched(
             or [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)] != versions
             or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
         )
-        return out, None if touched else _result(out, nodes, storages)
+        return out, None if touched else _result(out, nodes, storages, runtime)
 
 
-def _result(out: object, nodes: list[Node], storages: list[Storage]) -> Result | None:
+def _result(
+    out: object, nodes: list[Node], storages: list[Storage], runtime: Runtime
+) -> Result | None:
     if isinstance(out, tuple):
         tensors = [t for t in out if t is not None]
         kind: Callable[..., Any] | None = getattr(type(out), "_make", tuple)
@@ -440,7 +461,7 @@ def _result(out: object, nodes: list[Node], storages: list[Storage]) -> Result |
             or t._storage.node in number
             or t._storage.node.shared
             or any(t._storage is s for s in seen)
-            or t._storage.runtime is not seen[0].runtime
+            or t._storage.runtime is not runtime
         ):
             return None
         seen.append(t._storage)
@@ -471,7 +492,7 @@ def _result(out: object, nodes: list[Node], storages: list[Storage]) -> Result |
         )
         for i, (n, t) in enumerate(zip(roots, tensors, strict=True))
     ]
-    return Result(kind, leaves, places, storages[0].runtime)
+    return Result(kind, leaves, places, runtime, len(nodes))
 
 
 def _with_gaps(there: tuple[bool, ...], values: list[Any]) -> tuple[Any, ...]:

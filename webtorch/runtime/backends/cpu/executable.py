@@ -51,6 +51,7 @@ from webtorch.runtime.backends.cpu import (
     native_threads,
     numpy_math,
     order,
+    smallproduct,
 )
 from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, PartBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
@@ -81,6 +82,14 @@ class Runner:
     """One routine, ready to run on buffers."""
 
     routine: Routine
+    # Its machine code, for points 0 to `count`, once there is some; the sizes that this takes as arguments, and
+    # whether threads share it.
+    native: jit.Native | None = None
+    count = 0
+    sizes: tuple[int, ...] = ()
+    parallel = False
+    # Whether there may be machine code one day.
+    compiles = False
 
     def kernels(self) -> list[KernelRunner]:
         """Return the generic kernels that it runs."""
@@ -90,6 +99,17 @@ class Runner:
         """Run on bound buffers; checks that fail are noted in `status`."""
         raise NotImplementedError
 
+    @property
+    def is_one_call(self) -> bool:
+        """Whether `run` is nothing but one call of machine code, from now on."""
+        return self.native is not None and not self.parallel
+
+    def launcher(self, status: int) -> tuple[Callable[..., object], object]:
+        """Return that call as a function of addresses, arguments and sizes, and what must live as long as it does."""
+        assert self.native is not None
+        kinds = "Q" * (len(self.routine.buffers) + len(self.sizes))
+        return launch.launch(self.native, self.count, kinds, 0, False)
+
 
 class KernelRunner(Runner):
     """A generic kernel: NumPy at first, machine code once it has done enough work to pay for compiling.
@@ -97,11 +117,11 @@ class KernelRunner(Runner):
     The rule counts work and looks at no clock, so that the same program gives the same bits every time.
     """
 
+    compiles = True
+
     def __init__(self, kernel: Kernel, varying: bool = False) -> None:
         self.routine = self.kernel = kernel
         self.varying = varying
-        # The sizes that the machine code takes as arguments.
-        self.sizes: tuple[int, ...] = ()
         self.family: Family | None = None
         self.head = ""
         self.numbers: tuple[str, ...] = ()
@@ -114,7 +134,6 @@ class KernelRunner(Runner):
             self.rows = kernel.inner[0]
         self.converters = [_converter(d) for d in kernel.args]
         self.numpy: Callable[..., None] | None = None
-        self.native: jit.Native | None = None
         # Compiled before it is wanted, and kept until then.
         self.ahead: jit.Native | None = None
         per_row = max(self.points // max(self.rows, 1), 1)
@@ -167,20 +186,19 @@ class KernelRunner(Runner):
     @property
     def is_one_call(self) -> bool:
         """Whether `run` is nothing but one call of machine code, from now on."""
-        return (
-            self.native is not None
-            and not self.parallel
-            and not self.sizes
-            and len(self.kernel.buffers) + len(self.kernel.args) <= launch.MOST
-        )
+        count = len(self.kernel.buffers) + len(self.kernel.args) + len(self.sizes)
+        return super().is_one_call and count <= launch.MOST
 
     def launcher(self, status: int) -> tuple[Callable[..., object], object]:
-        """Return that call as a function of addresses and arguments, and what must live as long as it does."""
+        """Return that call as a function, and what must live as long as it does."""
         assert self.native is not None
-        kinds = ["Q"] * len(self.kernel.buffers) + [
-            "d" if d.kind == "float" else "Q" for d in self.kernel.args
+        kinds = [
+            *"Q" * len(self.kernel.buffers),
+            *["d" if d.kind == "float" else "Q" for d in self.kernel.args],
+            *"Q" * len(self.sizes),
         ]
-        return launch.launch(self.native, self.count, kinds, status, self.work >= _LONG_WORK)
+        cell = status if self.kernel.checks else 0
+        return launch.launch(self.native, self.count, kinds, cell, self.work >= _LONG_WORK)
 
     def chunk(self, threads: int) -> int:
         """Return how many outer points a thread takes at a time: parts of some size, and a few for each thread."""
@@ -392,17 +410,18 @@ class ArgumentRunner(ArrayRunner):
 class ScanRunner(ArrayRunner):
     """A scan: NumPy's at first, machine code once it has done enough work to pay for compiling."""
 
+    compiles = True
+
     def __init__(self, routine: Scan) -> None:
         super().__init__(routine, contraction.scan(routine))
         self.source = scan_source(routine)
-        self.rows = routine.outer * routine.inner
+        self.count = routine.outer * routine.inner
         self.sizes = routine.length, routine.inner
         # An element waits for the one before it.
-        work = 16 * self.rows * routine.length
+        work = 16 * self.count * routine.length
         self.spent, self.step = 0, work // 4 + _CALL_COST
         self.parallel = work >= _PARALLEL_WORK
         self.multiple = 16 if routine.inner >= 16 else 1
-        self.native: jit.Native | None = None
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
@@ -414,16 +433,38 @@ class ScanRunner(ArrayRunner):
             self.native = jit.function(self.source)
         block = _SCAN_BLOCK(*[b.address for b in buffers], *self.sizes)
         threads = get_num_threads() if self.parallel else 1
-        parts = split(0, self.rows, threads, self.multiple)
+        parts = split(0, self.count, threads, self.multiple)
         if len(parts) == 1:
-            self.native.call(0, self.rows, block)
+            self.native.call(0, self.count, block)
         elif not native_threads.available() or not native_threads.run(
-            self.native.address, 0, self.rows, parts[0][1], block, threads
+            self.native.address, 0, self.count, parts[0][1], block, threads
         ):
             run_parallel([functools.partial(self.native.call, *part, block) for part in parts])
 
 
 _SCAN_BLOCK = struct.Struct("QQqq").pack
+
+
+class SmallProductRunner(ArrayRunner):
+    """A small product: NumPy's at first, machine code once there have been many of any sizes."""
+
+    compiles = True
+
+    def __init__(self, routine: Matmul, plan: smallproduct.Plan) -> None:
+        super().__init__(routine, contraction.matmul(routine))
+        self.loops, self.count, self.sizes = plan
+        self.native = self.loops.native
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        if self.native is None:
+            if not self.loops.ready():
+                super().run(buffers, args, status)
+                return
+            self.native = self.loops.native
+            assert self.native is not None
+        block = smallproduct.pack(*[b.address for b in buffers], *self.sizes, 0)
+        self.native.call(0, self.count, block)
 
 
 class BufferRunner(Runner):
@@ -469,6 +510,8 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
                 found = ProductsRunner(routine, varying)
             case Matmul() | Convolution() if routine.epilogue:
                 found = ProductRunner(routine, varying)
+            case Matmul() if (plan := smallproduct.plan(routine)) is not None:
+                found = SmallProductRunner(routine, plan)
             case Matmul() if gemm.suits(routine):
                 found = BufferRunner(routine, gemm.matmul(routine))
             case Matmul():
@@ -583,9 +626,7 @@ class CpuExecutable:
         self.names, self.head = self._begin()
         # Kernels that are not machine code yet. Once all are, the steps are written anew.
         self.waiting = (
-            [k for k in self.runners if isinstance(k, KernelRunner) and not k.parallel]
-            if jit.available()
-            else []
+            [k for k in self.runners if k.compiles and not k.parallel] if jit.available() else []
         )
         self.call = self._compile()
 
@@ -649,10 +690,9 @@ class CpuExecutable:
             values = [
                 f"args[{a}]" if a < given else repr(program.constants[a - given]) for a in step.args
             ]
-            if isinstance(made, KernelRunner) and made.is_one_call:
-                status = self.status.ctypes.data if made.kernel.checks else 0
-                names[f"k{number}"], names[f"w{number}"] = made.launcher(status)
-                cells = [*[f"x{b}.address" for b in step.buffers], *values]
+            if made.is_one_call:
+                names[f"k{number}"], names[f"w{number}"] = made.launcher(self.status.ctypes.data)
+                cells = [*[f"x{b}.address" for b in step.buffers], *values, *map(str, made.sizes)]
                 lines.append(f"    k{number}({', '.join(cells)})")
                 continue
             names[f"k{number}"] = made.run

@@ -198,6 +198,7 @@ def _large_size(nbytes: int) -> int:
 
 
 MEMORY = Memory()
+_take, _give = MEMORY.take, MEMORY.give
 
 
 class CpuBuffer:
@@ -210,7 +211,7 @@ class CpuBuffer:
         self.dtype = dtype
         self.elements = elements
         self._array: Array | None = None
-        block = self.block = MEMORY.take(elements * dtype.itemsize)
+        block = self.block = _take(elements * dtype.itemsize)
         self.address = block.address
 
     @property
@@ -236,7 +237,7 @@ class CpuBuffer:
             return  # there was no memory
         # The array must go first, or the block would look used.
         self._array = None
-        MEMORY.give(block)
+        _give(block)
 
     # Whether a value may be written here.
     writable = True
