@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.ir.lines import user_depth
+from webtorch.ir.view import contiguous_strides, strides_like
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn_once
 from webtorch.tensors.above import ask
@@ -339,12 +340,23 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
         else:
             # A clone shares the value until one of the two is written.
             variable._grad = g.detach().clone()
+            if not (variable._whole and g._whole):
+                _lie_as(variable, variable._grad)
     elif create_graph:
         variable._grad = old + g
     else:
         old += g
     for hook in list((variable._post_accumulate or {}).values()):
         hook(variable)
+
+
+def _lie_as(variable: Tensor, grad: Tensor) -> None:
+    """Let a new gradient lie in memory as its leaf does where that has no gaps, else row-major."""
+    shape, strides = variable._shape, variable._strides
+    if strides_like(shape, strides) != strides:
+        strides = contiguous_strides(shape)
+    if grad._strides != strides and not grad._levels and not grad.dtype.is_complex:
+        ask("lay")(grad, strides)
 
 
 def backward(
@@ -382,7 +394,8 @@ def backward(
         roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets
     )
     for t, g in zip(targets or (), found, strict=False):
-        if g is not None and not t.is_leaf and not t._retains:
+        # An edge of the graph says how far to go; it keeps nothing.
+        if g is not None and type(t) is not GradientEdge and not t.is_leaf and not t._retains:
             _accumulate(t, g, create_graph)
 
 
@@ -438,8 +451,7 @@ def grad(
     )
     if materialize_grads:
         found = [
-            primitive.fill(t._shape, 0, t.dtype, t.device) if g is None else g
-            for t, g in zip(targets, found, strict=True)
+            _zeros(t, create_graph) if g is None else g for t, g in zip(targets, found, strict=True)
         ]
     elif not allow_unused and any(g is None for g in found):
         unused = next(i for i, g in enumerate(found) if g is None)
@@ -448,6 +460,17 @@ def grad(
             "Set allow_unused=True if this is the desired behavior."
         )
     return tuple(found)
+
+
+def _zeros(x: Tensor | GradientEdge, create_graph: bool) -> Tensor:
+    """Return the gradient of what is not used, a leaf of further graphs."""
+    if isinstance(x, GradientEdge):
+        raise RuntimeError(
+            "materialize_grads cannot be used when the given input is a GradientEdge"
+        )
+    zeros = primitive.fill(x._shape, 0, x.dtype, x.device)
+    zeros._requires_grad = create_graph
+    return zeros
 
 
 def _listed(x: object) -> list[Any]:
