@@ -1069,3 +1069,14 @@ def test_a_step_has_a_bounded_number_of_branches(follower: Any) -> None:
         seen.append(((x + 1) * (i + 2)).sum().item())
     assert follower().counts["followed"] >= 4
     assert seen == [10.0 * (i + 2) for i in [*range(60), 3, 3, 3, 100, 3, 101, 3, 102, 3]]
+
+
+def test_a_name_that_is_missing_is_told_while_calls_are_looked_at(follower: Any) -> None:
+    x = torch.ones(4, 4)
+    for _ in range(8):
+        (((x * 2 + 1) @ x + x) * 3 - x).sum().item()
+    assert follower().counts["followed"]
+    with pytest.raises(AttributeError, match="'to_sparse': PyTorch has it, webtorch does not"):
+        x.to_sparse()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'foo'"):
+        x.foo  # type: ignore[attr-defined]

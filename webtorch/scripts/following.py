@@ -813,7 +813,8 @@ def _forget_programs(step: Step) -> None:
 def look_at(holder: Tensor | Storage, name: str) -> Any:
     """Give a promised tensor, or a storage that is to be written, what it lacks."""
     if name not in LATE and name != "node":
-        raise _no_attribute(holder, name)
+        # The class says what is missing.
+        return object.__getattribute__(holder, name)
     given = isinstance(holder, Tensor) and give_storage(holder)
     if not given:
         for follower in list(_promising):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from webtorch.nn.module import Module
 from webtorch.nn.parallel import DataParallel
+from webtorch.ops.purity import warn
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["functional_call"]
@@ -27,12 +27,11 @@ def functional_call(
     strict: bool = False,
 ) -> Any:
     """Do what `torch.func.functional_call` does, whose older name this is."""
-    warnings.warn(
+    warn(
         "`torch.nn.utils.stateless.functional_call` is deprecated as of PyTorch 2.0 and will be removed "
         "in a future version of PyTorch. Please use `torch.func.functional_call` instead which is a "
         "drop-in replacement.",
         FutureWarning,
-        stacklevel=2,
     )
     return called_with(
         module, parameters_and_buffers, args, kwargs, tie_weights=tie_weights, strict=strict
