@@ -15,6 +15,7 @@ import pytest
 import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
+from webtorch.scripts import following
 from webtorch.scripts.following import Follower
 
 
@@ -914,6 +915,67 @@ def test_a_captured_function_computes_nothing_that_it_is_given(follower: Any) ->
     assert fast.tolist() == [5.0] * 4
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_gradients_of_parameters_are_followed(follower: Any, more: bool) -> None:
+    """Without retain_graph: some of the graph is used up, and that of a weight is a view whose base nobody has."""
+
+    def program() -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        parameters, seen = list(model.parameters()), []
+        for step in range(12):
+            loss = model(torch.full((2, 4), 0.5) + step / 8).square().mean()
+            if more:
+                loss = loss + parameters[0].square().mean()
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for p, g in zip(parameters, gradients, strict=True):
+                    p -= 0.05 * g
+            seen.append(loss.item())
+            if step == 10:
+                with pytest.raises(RuntimeError, match="a second time"):
+                    loss.backward()
+                # Somebody looks at a base in the middle of a step.
+                seen.append(torch.autograd.grad(model(torch.ones(1, 4)).sum(), parameters)[0]._base)
+        return [*seen, *[p.tolist() for p in parameters]]
+
+    found = program()
+    assert follower().counts["followed"] >= 4, follower().reasons
+    with scripts(False):
+        expected = program()
+    for one, other in zip(found, expected, strict=True):
+        assert (one.tolist() == other.tolist()) if hasattr(one, "tolist") else one == other
+
+
+def test_a_view_of_a_copy_is_followed(follower: Any) -> None:
+    def program() -> list[Any]:
+        seen, x = [], torch.arange(6.0).reshape(2, 3)
+        for _ in range(8):
+            x = x + 1
+            rows = x.t().reshape(-1)
+            more = rows.view(3, 2) * 2
+            rows += 1
+            seen += [more.tolist(), rows.tolist()]
+        return seen
+
+    found = program()
+    assert follower().counts["followed"] >= 3, follower().reasons
+    with scripts(False):
+        assert found == program()
+
+
+def test_numbers_that_decide_have_programs_of_their_own(follower: Any) -> None:
+    def program() -> list[Any]:
+        x = torch.arange(1.0, 5.0)
+        # A square is a product, and no power.
+        return [((x * 2) ** t + x).tolist() for t in [2.0, 0.7, 2.0, 1.3, 2.0, 0.3] * 4]
+
+    found = program()
+    assert follower().counts["followed"] >= 10, follower().reasons
+    with scripts(False):
+        assert found == program()
+
+
 def test_what_is_computed_of_a_loss_whose_graph_was_used_up_has_no_backward_pass(
     follower: Any,
 ) -> None:
@@ -971,3 +1033,39 @@ def test_a_view_of_what_nobody_has_says_what_it_is_a_view_of(follower: Any) -> N
             assert view._base[1, 2].item() == 50 + 130
         assert view.sum().item() == 3 * 7 * 130
     assert follower().counts["followed"] >= 3
+
+
+def test_what_was_promised_stays_when_nobody_looks_any_more() -> None:
+    classes = (torch.Tensor, torch.zeros(1)._storage.__class__)
+    with scripts(True) as follower:
+        training = Training()
+        training.until_followed(follower)
+        for _ in range(3):
+            training.step()
+        gradients, steps = [p.grad for p in training.model.parameters()], training.count // 4
+        out, expected = training.promised(follower)
+        assert all("__getattr__" in vars(cls) for cls in classes)
+    # Attributes are as fast as before: no class has what is called where one is not there.
+    assert not any("__getattr__" in vars(cls) for cls in classes)
+    assert out.tolist() == expected.tolist()
+    with scripts(False):
+        again = Training()
+        for _ in range(steps):
+            again.step()
+        assert [g.tolist() for g in gradients] == [
+            p.grad.tolist() for p in again.model.parameters()
+        ]
+
+
+def test_a_step_has_a_bounded_number_of_branches(follower: Any) -> None:
+    x, seen = torch.arange(4.0), []
+    for i in range(60):
+        # An int that changes is compared.
+        seen.append(((x + 1) * (i + 2)).sum().item())
+    followed = follower().root.following[0].following
+    assert len(followed) <= following.MOST_BRANCHES
+    # Those that came twice stay.
+    for i in [3, 3, 3, 100, 3, 101, 3, 102, 3]:
+        seen.append(((x + 1) * (i + 2)).sum().item())
+    assert follower().counts["followed"] >= 4
+    assert seen == [10.0 * (i + 2) for i in [*range(60), 3, 3, 3, 100, 3, 101, 3, 102, 3]]

@@ -46,6 +46,9 @@ _LONGER = 4
 _LONGEST = 512
 _OFTEN = 16
 _MAX_STEPS = 20_000
+# How many calls may have come after one. Another one takes the place of the oldest whose program is not known well, or
+# of the oldest of all.
+MOST_BRANCHES = 16
 # How often a run goes on after something was computed.
 _MAX_PARTS = 64
 # How many runs whose graph may still be used are remembered.
@@ -140,6 +143,10 @@ class Follower:
         self.on = False
         active.follower = None
         active.add(-1)
+        # Nothing is promised any more, and what waited has its storage: attributes are as fast again as they were.
+        give_all()
+        for kind in (Tensor, Storage):
+            delattr(kind, "__getattr__")
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
         self.pause = self.paused = min(_LONGER * max(self.paused, _PATIENCE), _LONGEST)
@@ -419,7 +426,9 @@ class Follower:
                 while at is not run.at:
                     # The thread that follows was about to answer a call.
                     at = run.ended = run.at
-                program = at.program if at.ready else None
+                program = at.program_for(run.given) if at.ready else None
+                if program is not None and not program.confirmed:
+                    program = None
                 if program is not None and program.open and (graph or not mine):
                     program = None
                 try:
@@ -581,6 +590,8 @@ class Follower:
             known = step
             # Those of optimizers that are gone go, too.
             following[:] = [s for s in following if s.can_come()]
+            if len(following) >= MOST_BRANCHES:
+                following.remove(next((s for s in following if not s.ready), following[0]))
             following.append(step)
             self.steps += 1
         run.taken.append(step)
@@ -650,7 +661,7 @@ class Follower:
     def keep(self, run: Run, program: Program) -> None:
         """Keep what the calls of a run became. The second time that it is the same it is followed from then on."""
         step = run.at
-        old = step.program
+        old = step.program_for(program.given)
         pairs = [
             (known, p)
             for s, taken in zip(step.path(), run.taken, strict=True)
@@ -660,6 +671,7 @@ class Follower:
         if old is not None and old.key() == program.key():
             program.varied |= old.varied
             program.varied |= {i for i, value in program.given.items() if old.given[i] != value}
+            program.confirmed = True
             step.program = program
         else:
             if old is not None and self.are_fixed(step, old, program):
@@ -794,6 +806,7 @@ def _forget_programs(step: Step) -> None:
     while pending:
         found = pending.pop()
         found.program, found.ready = None, False
+        found.aside.clear()
         pending += found.following
         if found.goes_on is not None:
             pending.append(found.goes_on)

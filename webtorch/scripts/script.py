@@ -24,6 +24,10 @@ Origin = tuple[str, Any]
 Form = Any
 
 
+# How many programs of the same calls are kept, by what numbers among their arguments decide.
+_MOST_ASIDE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of a tensor that a call of a script gives: a slot."""
@@ -49,7 +53,7 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs", "leaves", "line",
+        "args", "aside", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs", "leaves", "line",
         "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched", "watches",
         "writes",
     )  # fmt: skip
@@ -78,6 +82,8 @@ class Step:
         # What the calls up to here have become, and whether some program from here on is known well.
         self.program: Program | None = None
         self.ready = False
+        # Those where numbers decide otherwise.
+        self.aside: list[Program] = []
         # What follows from the above, made when the call is followed first (`prepared`): the comparisons of its
         # arguments and of what is watched, what promises its results, whether it does nothing else, and how many slots
         # and external tensors there are then.
@@ -90,6 +96,14 @@ class Step:
         self.known: list[Facts] | None = None
         # Where the calls stand that come after the program has run, if they need a graph of before.
         self.goes_on: Step | None = None
+
+    def program_for(self, given: Mapping[int, float]) -> Program | None:
+        """Return the program that was recorded with numbers that decide as these do."""
+        if self.program is not None and not self.program.decides(given):
+            self.aside.append(self.program)
+            self.program = next((p for p in self.aside if p.decides(given)), None)
+            self.aside = [p for p in self.aside if p is not self.program][-_MOST_ASIDE:]
+        return self.program
 
     def go_on(self) -> None:
         """Let calls follow that need a graph of before the program ran."""
@@ -225,6 +239,8 @@ class Program:
     # were others at another time, and made no other difference.
     given: Given
     varied: set[int]
+    # Whether the calls have become it twice.
+    confirmed: bool = False
     # Outputs that are the memory of an input, as a rule: their places, and those of the inputs. And all others.
     kept: tuple[list[int], list[int]] = field(init=False)
     others: list[int] = field(init=False)
@@ -246,14 +262,19 @@ class Program:
         decided = self.given.decided.keys()
         return self.executable, self.inputs, self.outputs, self.draws, args, decided, graph
 
-    def holds(self, given: dict[int, float]) -> bool:
+    def holds(self, given: Mapping[int, float]) -> bool:
         """Whether the program is that of calls that are given these numbers."""
         before = self.given
         for place, value in before.items():
             if given.get(place) != value and place not in self.varied:
                 return False
+        return self.decides(given)
+
+    def decides(self, given: Mapping[int, float]) -> bool:
+        """Whether other numbers decide what these did."""
+        decided = self.given.decided
         try:
-            return all(d.holds(given) for d in before.decided.values())
+            return not decided or all(d.holds(given) for d in decided.values())
         except (ArithmeticError, LookupError, ValueError):
             # The calls in the usual way raise it.
             return False
@@ -287,6 +308,8 @@ class Number(HostScalar):
     """
 
     computed: tuple[Callable[..., float], tuple[Any, ...]] | None = None
+    # What it is equal to may decide what is called: another number in its place must decide the same.
+    compared = True
 
     def among(self, given: Mapping[int, float]) -> float:
         """Return what it is where calls are given other numbers."""
