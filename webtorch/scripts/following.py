@@ -25,6 +25,7 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
+from webtorch.tensors.absent import MissingName
 from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
@@ -813,6 +814,8 @@ def _forget_programs(step: Step) -> None:
 def look_at(holder: Tensor | Storage, name: str) -> Any:
     """Give a promised tensor, or a storage that is to be written, what it lacks."""
     if name not in LATE and name != "node":
+        if isinstance(holder, Tensor):
+            raise MissingName(type(holder), "Tensor", name)
         raise _no_attribute(holder, name)
     given = isinstance(holder, Tensor) and give_storage(holder)
     if not given:
