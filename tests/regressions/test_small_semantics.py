@@ -18,6 +18,7 @@ import webtorch
 from webtorch.nn import switches
 
 EXPRESSIONS = [
+    "torch.isclose(*[torch.tensor([complex('nan'), complex('inf'), complex(1, float('nan'))])] * 2, equal_nan=True)",
     "torch.ones(10)[::2].ravel().stride()", "torch.ones(3).expand(2, 1, 3).stride()",
     "torch.ones(3).expand(1, 1, 3).stride()", "torch.ones(()).expand(1, 1).stride()",
     "torch.tensor_split(torch.ones(4), torch.tensor(1.5))", "torch.tensor_split(torch.ones(4), torch.tensor([[1]]))",
@@ -241,3 +242,22 @@ def test_gradients_of_what_is_not_used_have_further_gradients(lib: Any) -> None:
     edge = lib.autograd.graph.get_gradient_edge(clone)
     with pytest.raises(RuntimeError, match="materialize_grads cannot be used"):
         lib.autograd.grad(a * 2, (edge,), materialize_grads=True)
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch])
+def test_gradients_may_start_at_edges_of_the_graph(lib: Any) -> None:
+    x = lib.tensor([1.0, 2.0], requires_grad=True)
+    middle = x.sin().sum()
+    out = middle.exp()
+    edge = lib.autograd.graph.get_gradient_edge(middle)
+    (g,) = lib.autograd.grad(out, (edge,), retain_graph=True)
+    (found,) = lib.autograd.grad(edge, (x,), grad_outputs=(g,), retain_graph=True)
+    (wanted,) = lib.autograd.grad(out, (x,))
+    assert found.tolist() == wanted.tolist()
+    vector = lib.autograd.graph.get_gradient_edge(x.sin())
+    with pytest.raises(
+        RuntimeError, match="grad can be implicitly created only for scalar outputs"
+    ):
+        lib.autograd.grad(vector, (x,))
+    with pytest.raises(RuntimeError, match="Mismatch in shape"):
+        lib.autograd.grad(vector, (x,), grad_outputs=lib.ones(3))

@@ -338,7 +338,7 @@ def isclose(
     if input.dtype is bool_:
         input, other = input.to(float32), other.to(float32)
     close = eq(input, other)
-    if equal_nan and input.dtype.kind == "float":
+    if equal_nan and input.dtype.has_gradient:
         close = close | (isnan(input) & isnan(other))
     if rtol == 0 and atol == 0:
         return close
