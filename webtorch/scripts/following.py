@@ -44,6 +44,9 @@ _LONGER = 4
 _LONGEST = 512
 _OFTEN = 16
 _MAX_STEPS = 20_000
+# How many calls may have come after one. Another one takes the place of the oldest whose program is not known well, or
+# of the oldest of all.
+MOST_BRANCHES = 16
 # How often a run goes on after something was computed.
 _MAX_PARTS = 64
 # How many runs whose graph may still be used are remembered.
@@ -138,6 +141,10 @@ class Follower:
         self.on = False
         active.follower = None
         active.add(-1)
+        # Nothing is promised any more, and what waited has its storage: attributes are as fast again as they were.
+        give_all()
+        for kind in (Tensor, Storage):
+            delattr(kind, "__getattr__")
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
         self.pause = self.paused = min(_LONGER * max(self.paused, _PATIENCE), _LONGEST)
@@ -581,6 +588,8 @@ class Follower:
             known = step
             # Those of optimizers that are gone go, too.
             following[:] = [s for s in following if s.can_come()]
+            if len(following) >= MOST_BRANCHES:
+                following.remove(next((s for s in following if not s.ready), following[0]))
             following.append(step)
             self.steps += 1
         run.taken.append(step)
