@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 from time import perf_counter
@@ -25,6 +26,7 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
+from webtorch.tensors.absent import Absent, MissingName
 from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
@@ -836,7 +838,10 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
 
 
 def _no_attribute(holder: Tensor | Storage, name: str) -> AttributeError:
-    """Return Python's own error."""
+    """Return the error of a name that is not there, which a class with `__getattr__` has to tell itself."""
+    found = inspect.getattr_static(type(holder), name, None)
+    if type(found) is Absent:
+        return MissingName(type(holder), found.place, name)
     return AttributeError(
         f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
     )
