@@ -96,18 +96,27 @@ class Interpreter(Protocol):
 
 
 class Count:
-    """How many of something are on, in all threads: cheaper to ask than what is the thread's own."""
+    """How many of something are on, in all threads: cheaper to ask than what is the thread's own. They count `among`
+    others, too.
+    """
 
-    __slots__ = ("_lock", "count")
+    __slots__ = ("_lock", "among", "count")
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, among: Count | None = None) -> None:
+        self.count, self.among = 0, among
         self._lock = threading.Lock()
 
     def add(self, number: int) -> None:
         """Count some that come, or that go."""
         with self._lock:
             self.count += number
+        if self.among is not None:
+            self.among.add(number)
+
+
+# How many contexts are open in which somebody other than an interpreter looks at each operation: a capture, a
+# transform, hooks of saved tensors, a check of each result. No script may answer a call in one.
+looking = Count()
 
 
 class Follower(Protocol):
@@ -134,21 +143,45 @@ class Follower(Protocol):
         """Return what was drawn, as numbers that remember it while calls are recorded."""
 
 
-class _Active(Count):
-    """How many interpreters are on, a follower of scripts among them."""
-
-    __slots__ = ("follower",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.follower: Follower | None = None
-
-
-active = _Active()
 # The interpreters, outermost first.
 ORDER = ("override", "autocast", "listen")
 _interpreters: dict[str, Interpreter] = {}
 _inwards: list[Interpreter] = []
+
+
+def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Hand a call to the interpreters that are on, which no script has answered."""
+    run = callee.run
+    for interpreter in _inwards:
+        if interpreter.on:
+            run = functools.partial(interpreter.call, callee, run)
+    return run(args, kwargs)
+
+
+class _Active(Count):
+    """How many interpreters are on, a follower of scripts among them."""
+
+    __slots__ = ("call", "follower")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.follower: Follower | None = None
+        # Hands a call to the follower, or else to the interpreters.
+        self.call = interpreted
+
+    def follow(self, follower: Follower | None) -> None:
+        """Let calls go to a follower first, or to none from now on."""
+        self.follower = follower
+        self.call = interpreted if follower is None else follower.call
+        self.add(-1 if follower is None else 1)
+
+    @property
+    def others(self) -> bool:
+        """Whether an interpreter is on beside a follower."""
+        return self.count > (self.follower is not None)
+
+
+active = _Active()
 
 
 def install(name: str, interpreter: Interpreter) -> None:
@@ -159,10 +192,7 @@ def install(name: str, interpreter: Interpreter) -> None:
 
 def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     """Hand a call to the interpreters that are on in this thread, the operation itself last."""
-    follower = active.follower
-    if follower is not None:
-        return follower.call(callee, args, kwargs)
-    return interpreted(callee, args, kwargs)
+    return active.call(callee, args, kwargs)
 
 
 def settle_scripts(why: str) -> None:
@@ -175,15 +205,6 @@ def refuse_scripts(why: str) -> None:
     """Keep what the running thread does now out of scripts, until something is computed."""
     if active.follower is not None:
         active.follower.refuse(why)
-
-
-def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
-    """Hand a call to the interpreters that are on, which no script has answered."""
-    run = callee.run
-    for interpreter in _inwards:
-        if interpreter.on:
-            run = functools.partial(interpreter.call, callee, run)
-    return run(args, kwargs)
 
 
 def inside() -> bool:
@@ -224,7 +245,7 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
     def function(*args: object, **kwargs: object) -> Any:
         """Call the operation, or the interpreters that are on."""
         if active.count:
-            return call(callee, args, kwargs)
+            return active.call(callee, args, kwargs)
         try:
             return run(args, kwargs)
         except Foreign:
@@ -254,11 +275,13 @@ def dispatched(
             role=getattr(function, "role", role),
         )
         names = list(parameters.parameters)
+        # A script has no part in it.
+        is_fact = callee.role == "fact"
 
         def called(*args: object, **kwargs: object) -> Any:
             """Call the function, or the interpreters that are on."""
-            if active.count:
-                return call(callee, args, kwargs)
+            if active.count and (active.others or not is_fact):
+                return active.call(callee, args, kwargs)
             try:
                 return function(*args, **kwargs)
             except Foreign:
@@ -269,14 +292,16 @@ def dispatched(
 
             def public(self: object) -> Any:
                 """Call the method, or the interpreters that are on."""
-                return call(callee, (self,), {}) if active.count else function(self)
+                if active.count and (active.others or not is_fact):
+                    return active.call(callee, (self,), {})
+                return function(self)
 
         elif positional and len(names) == 2:
 
             def public(self: object, other: object) -> Any:
                 """Call the method, or the interpreters that are on."""
                 if active.count:
-                    return call(callee, (self, other), {})
+                    return active.call(callee, (self, other), {})
                 try:
                     return function(self, other)
                 except Foreign:

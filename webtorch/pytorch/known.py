@@ -229,7 +229,7 @@ class Kinds:
         """
         home = opened.runtime
         if active.count:
-            if active.count > 1 or active.follower is None:
+            if active.others:
                 return None
             # PyTorch calls each operator with tensors that are wrapped anew: no script can follow that.
             refuse_scripts("PyTorch's operators are called")

@@ -48,9 +48,9 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs", "leaves", "line",
-        "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched", "watches",
-        "writes",
+        "answers", "args", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs", "leaves",
+        "line", "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched",
+        "watches", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -83,6 +83,8 @@ class Step:
         self.matches: Callable[[Any, Args, Kwargs], bool] | None = None
         self.watches: Callable[[Any, Any, Kwargs], bool] | None = None
         self.gives: Callable[[Any], Any] | None = None
+        # Both at once, of a call that is `plain`: what it gives, or OTHER.
+        self.answers: Callable[[Any, Args, Kwargs], Any] | None = None
         self.plain = False
         self.until = (0, 0)
         # What is known of all slots up to here, once that was asked.
@@ -129,6 +131,10 @@ def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
 
 # Forms of patterns.
 STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range(10)
+
+
+# Instead of a result: a call is not that of a step.
+OTHER = object()
 
 
 def _nothing() -> None:
