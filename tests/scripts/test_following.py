@@ -349,6 +349,19 @@ def test_tensors_that_came_again_and_again_are_told_from_new_ones(
     assert follower().counts["followed"] > 4
 
 
+def test_one_tensor_in_two_places_is_told_from_two_that_came_again(follower: Any) -> None:
+    a, b = torch.full((3,), 5.0), torch.full((3,), 2.0)
+    for i in range(60):
+        # Each comes first in one script, and second in the other.
+        if i % 2:
+            assert (b * 3 - a * 2).sum().item() == -12.0
+            continue
+        first = b if 24 <= i < 36 or i in (50, 56) else a
+        out = (first * 2 + b) * b
+        assert out.sum().item() == (36.0 if first is b else 72.0), i
+    assert follower().counts["followed"] > 30
+
+
 def _read_in_threads(gradient: Any) -> list[Any]:
     found: list[Any] = []
     threads = [threading.Thread(target=lambda: found.append(gradient * 2)) for _ in range(4)]

@@ -633,6 +633,7 @@ class Follower:
         """Go on recording after something was computed."""
         assert run.at.goes_on is not None
         run.go_on(run.at.goes_on, program, saved)
+        run.number_externals()
         begin(run)
         self.computed.clear()
 

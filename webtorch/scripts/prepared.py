@@ -16,7 +16,7 @@ from typing import Any
 
 from webtorch.ir.view import Shape
 from webtorch.scripts.changes import changes
-from webtorch.scripts.run import CHECKED
+from webtorch.scripts.run import CHECKED, regular
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -96,7 +96,8 @@ class _Text:
         if p.form == NEW:
             known = self.name(p)
             self.lines += [
-                f"if {known}.regular == stamp and {known}.last() is {x} and {x} is not None:",
+                f"if {known}.regular == stamp and {known}.last() is {x} and {x} is not None and not ("
+                f"{known}.also and run.is_elsewhere({known}, {x})):",
                 f"  externals.append({x})",
                 *([f"  assert run.is_as_before({known}, {x})"] if CHECKED else ()),
                 f"elif not run.is_like({known}, {x}): return {self.otherwise}",
@@ -271,10 +272,18 @@ class _Watch:
         # The tensors of the last time, and how many changes there had been then.
         self.last: list[Callable[[], Any]] = []
         self.stamp = -1
+        # How many of those that came again had been found elsewhere then, and which of these are.
+        self.elsewhere = -1
+        self.twice: list[tuple[Pattern, int]] = []
 
     def __call__(self, run: Any, values: Any, named: dict[str, Any]) -> bool:
         """Whether the values are what the patterns say."""
-        if self.stamp == changes.count and not run.careful and len(values) == self.count:
+        if (
+            self.stamp == changes.count
+            and self.elsewhere == regular.again_elsewhere
+            and not run.careful
+            and len(values) == self.count
+        ):
             count = len(run.externals)
             if self._are_same(run, values):
                 return True
@@ -283,6 +292,8 @@ class _Watch:
             return False
         if self.in_order and all(p.regular == changes.count for p in self.patterns):
             self.last, self.stamp = [p.last for p in self.patterns], changes.count
+            self.elsewhere = regular.again_elsewhere
+            self.twice = [(p, i) for i, p in zip(self.new, self.patterns, strict=True) if p.also]
         return True
 
     def _are_same(self, run: Any, values: Sequence[Any]) -> bool:
@@ -291,6 +302,8 @@ class _Watch:
         if not _are([reference() for reference in self.last], new):
             return False
         externals += new
+        if any(run.is_elsewhere(p, values[i]) for p, i in self.twice):
+            return False
         if CHECKED:
             assert all(map(run.is_as_before, self.patterns, new))
         return (

@@ -148,17 +148,8 @@ class Pattern:
     """
 
     __slots__ = (
-        "alias",
-        "facts",
-        "form",
-        "last",
-        "loose",
-        "number",
-        "parts",
-        "regular",
-        "stamp",
-        "value",
-    )
+        "alias", "also", "facts", "form", "last", "loose", "number", "parts", "regular", "stamp", "value",
+    )  # fmt: skip
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
@@ -172,6 +163,8 @@ class Pattern:
         self.stamp = -1
         # How many there had been when it came again, with memory for itself.
         self.regular = -1
+        # The numbers that it has in other places, which may be on the way here.
+        self.also: tuple[int, ...] = ()
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
         self.loose: bool | None = None
