@@ -361,3 +361,28 @@ def test_ties_share_the_gradient_of_one_element(name: str, values: Any) -> None:
         return y.detach(), x.grad
 
     same(program)
+
+
+def test_a_leaf_that_takes_gradients_no_more_keeps_what_it_had() -> None:
+    def program(t: Any) -> Any:
+        x, w, seen = tensor(t, [1.0, 2.0]), tensor(t, [3.0, 4.0]), []
+        (x * w).sum().backward()
+        x.register_hook(lambda g: seen.append(g.tolist()))
+        loss = (x * w * 2).sum()
+        x.requires_grad_(False)
+        loss.backward()
+        return x.grad, w.grad, seen, error(lambda: t.autograd.grad((w * 2).sum(), x))
+
+    same(program)
+
+
+def test_reshape_of_what_it_copies_gives_no_view() -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [[1.0, 2.0], [3.0, 4.0]])
+        return [
+            (y._base is None, y._is_view())
+            for x in (x, x.detach())
+            for y in (x.t().reshape(-1), x.reshape(-1), x.t().flatten())
+        ]
+
+    same(program)

@@ -10,7 +10,8 @@ import pytest
 
 from webtorch.ir.dtype import float32, float64
 from webtorch.ir.kernel import BufferSlot, Matmul
-from webtorch.runtime.backends.cpu import gemm, jit
+from webtorch.runtime.backends.cpu import gemm, jit, launch, smallproduct
+from webtorch.runtime.backends.cpu.executable import SmallProductRunner
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
 
 pytestmark = pytest.mark.skipif(not jit.available(), reason="needs llvmlite")
@@ -123,3 +124,68 @@ def test_small_products_and_other_types_go_another_way() -> None:
     assert not gemm.suits(routine(16, 16, 16))
     assert not gemm.suits(routine(64, 64, 64, dtype=float64))
     assert not gemm.suits(routine(1, 1024, 1024))
+
+
+@pytest.mark.parametrize("dtype", [float32, float64])
+@pytest.mark.parametrize("right", ["rows", "columns", "gaps"])
+@pytest.mark.parametrize("left", ["rows", "columns", "gaps"])
+def test_small_products_are_loops_that_serve_all_sizes(left: str, right: str, dtype: Any) -> None:
+    rng = np.random.default_rng(0)
+    kinds = set()
+    for m, n, k in [(1, 1, 1), (5, 7, 3), (16, 16, 16), (1, 600, 9), (4, 1, 33), (3, 2, 40)]:
+        for batch, shared in (((), False), ((3,), False), ((3,), True)):
+            r = routine(m, n, k, left, right, batch, shared, dtype)
+            plan = smallproduct.plan(r)
+            if plan is None:
+                assert right == "gaps" or (right == "columns" and left != "rows")
+                continue
+            kinds.add(plan[0].source)
+            made = SmallProductRunner(r, plan)
+            buffers = [CpuBuffer(dtype, slot.elements) for slot in r.buffers]
+            for buffer in buffers[:2]:
+                buffer.array[...] = rng.standard_normal(buffer.elements)
+            expected = _product(r, *[b.array.astype("float64") for b in buffers[:2]])
+            # NumPy's at first, then the loops, by both ways of calling them.
+            for compiled in (False, True):
+                made.loops.asked = 1 << 30 if compiled else 0
+                made.native = made.loops.native = None
+                buffers[2].array[...] = np.nan
+                made.run(buffers, (), np.zeros(2, np.int64))
+                assert (made.native is not None) is compiled
+                _check_close(buffers[2].array, expected, dtype)
+            call, _kept = made.launcher(0)
+            buffers[2].array[...] = np.nan
+            call(*[b.address for b in buffers], *made.sizes)
+            _check_close(buffers[2].array, expected, dtype)
+    # A single column lies along the sum as well as along the rows.
+    assert len(kinds) <= 2
+
+
+def _product(r: Matmul, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    def seen(x: np.ndarray, offset: int, shape: tuple[int, ...], strides: Any) -> np.ndarray:
+        return np.lib.stride_tricks.as_strided(x[offset:], shape, [8 * s for s in strides])
+
+    a = seen(left, r.left_offset, (*r.batch, r.m, r.k), r.left_strides)
+    b = seen(right, r.right_offset, (*r.batch, r.k, r.n), r.right_strides)
+    found: np.ndarray = (a @ b).reshape(-1)
+    return found
+
+
+def _check_close(found: np.ndarray, expected: np.ndarray, dtype: Any) -> None:
+    tolerance = {float32: 1e-5, float64: 1e-13}[dtype]
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=10 * tolerance)
+
+
+def test_a_call_of_machine_code_checks_its_arguments() -> None:
+    native = jit.function(
+        "def f(begin, end, b0: float32, a0: float32, n: int, status):\n"
+        "    for i in range(begin, end):\n"
+        "        b0[i] = a0 + float32(n)\n"
+    )
+    call, _kept = launch.launch(native, 5, "QdQ", 0, long=True)
+    out = np.zeros(8, np.float32)
+    call(out.ctypes.data, 0.5, 2)
+    np.testing.assert_array_equal(out, [2.5] * 5 + [0] * 3)
+    for wrong in ((out.ctypes.data, 0.5), (out.ctypes.data, "x", 2), ("x", 0.5, 2)):
+        with pytest.raises(TypeError):
+            call(*wrong)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import webtorch
 import webtorch.nn.functional as F
 from benchmarks.cpu import operations
+from webtorch.functions import subscript as indexing
 from webtorch.ops.purity import look
 from webtorch.tensors import remember
 
@@ -314,3 +316,76 @@ def test_forward_parts_are_remembered_in_training(again: list[int]) -> None:
         assert x.grad is not None
         grads.append(x.grad.tolist())
     assert grads == grads[:1] * 5
+
+
+VIEWS: dict[str, Call] = {
+    "t": lambda x: x.t(),
+    "view": lambda x: x.view(2, -1),
+    "expand": lambda x: x[:, None].expand(-1, 3, -1),
+    "window": lambda x: x[1:, ::2],
+    "diagonal": lambda x: x.diagonal(1),
+    "itself": lambda x: x.contiguous(),
+    "reshape that copies": lambda x: x.t().reshape(-1),
+    "in place": lambda x: x.unsqueeze_(0).squeeze_(0),
+    "several": lambda x: x[0][1:].unsqueeze(1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_that_are_known_lie_and_differentiate_as_the_first(name: str) -> None:
+    call, names = VIEWS[name], set()
+    for turn in range(5):
+        numbers = np.arange(24, dtype=np.float32).reshape(6, 4) + turn
+        leaf = webtorch.tensor(numbers, requires_grad=True)
+        theirs = torch.tensor(numbers, requires_grad=True)
+        # Each turn begins elsewhere in memory.
+        pairs = [(2 * (leaf * 1)[turn % 3 :][:4], 2 * (theirs * 1)[turn % 3 :][:4])]
+        with webtorch.no_grad(), torch.no_grad():
+            pairs += [(leaf.clone()[turn % 3 :][:4], theirs.clone()[turn % 3 :][:4])]
+        for x, y in pairs:
+            mine, other = call(x), call(y)
+            assert mine.shape == other.shape and mine.stride() == other.stride()
+            assert mine.storage_offset() == other.storage_offset()
+            assert (mine.grad_fn is None) is (other.grad_fn is None)
+            if mine.grad_fn is not None:
+                names.add(mine.grad_fn.name())
+                (mine * mine).sum().backward()
+                (other * other).sum().backward()
+                np.testing.assert_allclose(leaf.grad.numpy(), theirs.grad.numpy())
+            assert mine.tolist() == other.tolist()
+    assert len(names) == 1
+
+
+def test_writes_through_views_that_are_known_reach_their_base() -> None:
+    for turn in range(4):
+        x = webtorch.zeros(3, 4)
+        x[1:, 1:3] = float(turn)
+        x.t().mul_(2)
+        x.view(-1)[0] = 7
+        assert x.tolist() == [[7, 0, 0, 0], *[[0, 2 * turn, 2 * turn, 0]] * 2]
+
+
+def test_positions_in_a_loop_are_not_kept() -> None:
+    x = webtorch.arange(3000)
+    assert [int(x[i : i + 2].sum()) for i in range(1500)] == [2 * i + 1 for i in range(1500)]
+    assert len(indexing._views.known) <= remember._MOST_KINDS
+
+
+def test_what_makes_tensors_is_remembered_by_device_and_type(again: list[int]) -> None:
+    for turn in range(4):
+        x = webtorch.eye(3, 4, device="cpu")
+        x[0, 0] += turn
+        assert x.tolist() == [[1 + turn, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]
+    assert again
+    assert webtorch.eye(3, 4, device="cpu", dtype=webtorch.int64).dtype is webtorch.int64
+    webtorch.set_default_dtype(webtorch.float64)
+    try:
+        assert webtorch.eye(3, 4, device="cpu").dtype is webtorch.float64
+    finally:
+        webtorch.set_default_dtype(webtorch.float32)
+    assert webtorch.eye(3, 4, device="meta").is_meta
+    assert webtorch.eye(3, 4, requires_grad=True, device="cpu").requires_grad
+    # Two that are pending at once are two.
+    a, b = webtorch.eye(3, 4, device="cpu"), webtorch.eye(3, 4, device="cpu")
+    a.add_(1)
+    assert (a - b).sum().item() == 12

@@ -337,9 +337,11 @@ def test_a_schedule_compiles_nothing(name: str, device: str) -> None:
         optimizer.step()
         schedule.step()
         misses.append(counters.misses)
-    # The first steps make the state, and the first that follows a script may have to copy values that tensors share
-    # before it overwrites them; from then on every step runs a program that is there.
-    assert misses[8:] == [misses[8]] * 16
+    # The first steps make the state. From then on every step runs a program that is there, but for a copy of values
+    # that tensors share, which the first step that follows a script overwrites: that is step 5 at the latest.
+    assert misses[3:5] == [misses[3]] * 2
+    assert misses[6:] == [misses[6]] * 18
+    assert misses[6] <= misses[3] + 1
 
 
 @pytest.mark.covers("K14")

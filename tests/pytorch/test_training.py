@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.pytorch.models import CNN, GPT, images, mlp, rows, texts, train
 from webtorch.pytorch import device as bridge
@@ -307,3 +311,50 @@ def test_operators_called_again_give_the_gradients_that_are_wanted(
                 assert (a.grad is None) == (b.grad is None)
                 if a.grad is not None:
                     torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_a_linear_layer_is_one_operator_each_way(webgpu: str) -> None:
+    """Its weight is not transposed by an operator of its own, but while forward mode is on."""
+    seen: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(operator.__name__)
+            return operator(*args, **(kwargs or {}))
+
+    layer, x = nn.Linear(3, 2).to(webgpu), torch.ones(2, 4, 3, device=webgpu, requires_grad=True)
+    g = torch.ones(2, 4, 2, device=webgpu)
+
+    def run() -> list[str]:
+        seen.clear()
+        with Watch():
+            layer(x).backward(g)
+        return [n for n in seen if "linear" in n or "mm" in n]
+
+    once = ["linear.default", "linear_backward.default"]
+    assert run() == once
+    with forward_ad.dual_level():
+        assert "addmm.default" in run()
+    assert run() == once
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(3,), (4, 3), (2, 4, 3), (0, 3)])
+def test_gradients_of_linear_layers(webgpu: str, bias: bool, shape: tuple[int, ...]) -> None:
+    """Of every order, and forward."""
+
+    def run(where: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        x, w, b = torch.randn(shape), torch.randn(2, 3), torch.randn(2)
+        given = [t.to(where).requires_grad_() for t in ((x, w, b) if bias else (x, w))]
+        out = F.linear(*given)
+        first = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), given)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(given[0], torch.ones_like(given[0]))
+            tangent = forward_ad.unpack_dual(F.linear(dual, *given[1:])).tangent
+        return [t.detach().cpu() for t in (out, *first, *second, tangent, F.linear(*given))]
+
+    torch.testing.assert_close(run(webgpu), run("cpu"), rtol=1e-4, atol=1e-4)

@@ -5,6 +5,7 @@ Every expression is evaluated with both libraries under the name `torch`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 from typing import Any
@@ -14,8 +15,22 @@ import pytest
 import torch
 
 import webtorch
+from webtorch.nn import switches
 
 EXPRESSIONS = [
+    "torch.ones(10)[::2].ravel().stride()", "torch.ones(3).expand(2, 1, 3).stride()",
+    "torch.ones(3).expand(1, 1, 3).stride()", "torch.ones(()).expand(1, 1).stride()",
+    "torch.tensor_split(torch.ones(4), torch.tensor(1.5))", "torch.tensor_split(torch.ones(4), torch.tensor([[1]]))",
+    "torch.tensor_split(torch.ones(4), torch.tensor(3))", "torch.empty(()).resize_([0, 4, 2305843009213693952])",
+    "torch.empty(()).resize_([2, 4, 2**29, 2**29, 2])",
+    "torch.ones(24).resize_as_(torch.ones(1, 2, 3, 4).contiguous(memory_format=torch.channels_last), memory_format="
+    "torch.preserve_format).stride()",
+    "torch.zeros(3).__delitem__(0)", "torch.rand([]).index_put([], torch.tensor([1.0]), True)",
+    "torch.take_along_dim(torch.zeros(2, 2), torch.zeros(2, 2, dtype=torch.int32), 0)",
+    "torch.unravel_index(torch.tensor([1]), torch.tensor([1, 2, 3]))",
+    "torch.unravel_index(torch.tensor([1]), (1, 2.0))",
+    "torch.zeros(2, 0)[:, torch.tensor([1])]", "torch.arange(4).__setitem__(torch.arange(4) > -1, torch.tensor([]))",
+    "torch.testing.make_tensor(3, 2, dtype=torch.complex64, device='cpu', noncontiguous=True).is_contiguous()",
     "[torch.ones(1).is_nested, torch.ones(1).is_sparse_csr]",
     "torch.histc(torch.tensor([1, 2]), 4)", "torch.histc(torch.tensor([1, 2], dtype=torch.uint8), 4, 0, 4)",
     "name(g(2, 2).sum())", "name(g(2, 2).sum(0))", "name(g(2, 2).mean())", "name(g(2, 2).mean(1))",
@@ -143,3 +158,40 @@ def test_types_in_records() -> None:
         dtype: Any
 
     assert dataclasses.asdict(Config(webtorch.float32)) == {"dtype": webtorch.float32}
+
+
+def test_modules_of_older_versions_have_all_tables_of_hooks() -> None:
+    layer = webtorch.nn.Linear(1, 1)
+    del layer._state_dict_pre_hooks
+    again = copy.deepcopy(layer)
+    called: list[str] = []
+    again.register_state_dict_pre_hook(lambda module, prefix, keep: called.append(prefix))
+    again.state_dict()
+    assert called == [""]
+
+
+def test_conversions_make_new_parameters_where_asked() -> None:
+    layer = webtorch.nn.Linear(1, 1)
+    before = layer.weight
+    before.grad = webtorch.ones(1, 1)
+    switches.set_overwrite_module_params_on_conversion(True)
+    try:
+        layer.to(webtorch.float16)
+    finally:
+        switches.set_overwrite_module_params_on_conversion(False)
+    assert layer.weight is not before
+    assert (layer.weight.dtype, layer.weight.grad.dtype) == (webtorch.float16,) * 2
+    assert isinstance(layer.weight, webtorch.nn.Parameter)
+    after = layer.weight
+    layer.to(webtorch.float32)
+    assert layer.weight is after
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_every_byte_mask_warns(write: bool) -> None:
+    mask = webtorch.tensor([1, 0], dtype=webtorch.uint8)
+    x = webtorch.ones(2)
+    used = (lambda: x.index_put_((mask,), webtorch.tensor([2.0]))) if write else (lambda: x[mask])
+    with pytest.warns(UserWarning, match="indexing with dtype torch.uint8 is now deprecated"):
+        used()
+    assert x.tolist() == [2.0 if write else 1.0, 1.0]

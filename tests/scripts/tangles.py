@@ -194,6 +194,17 @@ class _Running:
             b, (flat[1:][self.number % 2 :], flat[2:].view(2, 2).t(), flat[1:5][::2])[choice % 3]
         )
 
+    def s_view_of_copy(self, a: str, b: str, c: str, choice: int) -> None:
+        # Nobody has the copy itself.
+        copied = self.full(a).t().reshape(-1)
+        self.put(b, (copied, copied[2:], copied.view(2, 3))[choice % 3])
+        if choice > 3:
+            with self.torch.no_grad():
+                copied.mul_(0.5)
+        if choice == 5:
+            self.seen.append(copied._base is None)
+        self.put(c, copied.view(2, 3) * 2)
+
     def s_slice_data(self, a: str, b: str, c: str, choice: int) -> None:
         k = (self.number * choice) % 4
         table = self.torch.arange(60, dtype=self.torch.float64)

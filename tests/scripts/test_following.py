@@ -999,6 +999,67 @@ def test_a_captured_function_computes_nothing_that_it_is_given(follower: Any) ->
     assert fast.tolist() == [5.0] * 4
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_gradients_of_parameters_are_followed(follower: Any, more: bool) -> None:
+    """Without retain_graph: some of the graph is used up, and that of a weight is a view whose base nobody has."""
+
+    def program() -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+        parameters, seen = list(model.parameters()), []
+        for step in range(12):
+            loss = model(torch.full((2, 4), 0.5) + step / 8).square().mean()
+            if more:
+                loss = loss + parameters[0].square().mean()
+            gradients = torch.autograd.grad(loss, parameters)
+            with torch.no_grad():
+                for p, g in zip(parameters, gradients, strict=True):
+                    p -= 0.05 * g
+            seen.append(loss.item())
+            if step == 10:
+                with pytest.raises(RuntimeError, match="a second time"):
+                    loss.backward()
+                # Somebody looks at a base in the middle of a step.
+                seen.append(torch.autograd.grad(model(torch.ones(1, 4)).sum(), parameters)[0]._base)
+        return [*seen, *[p.tolist() for p in parameters]]
+
+    found = program()
+    assert follower().counts["followed"] >= 4, follower().reasons
+    with scripts(False):
+        expected = program()
+    for one, other in zip(found, expected, strict=True):
+        assert (one.tolist() == other.tolist()) if hasattr(one, "tolist") else one == other
+
+
+def test_a_view_of_a_copy_is_followed(follower: Any) -> None:
+    def program() -> list[Any]:
+        seen, x = [], torch.arange(6.0).reshape(2, 3)
+        for _ in range(8):
+            x = x + 1
+            rows = x.t().reshape(-1)
+            more = rows.view(3, 2) * 2
+            rows += 1
+            seen += [more.tolist(), rows.tolist()]
+        return seen
+
+    found = program()
+    assert follower().counts["followed"] >= 3, follower().reasons
+    with scripts(False):
+        assert found == program()
+
+
+def test_numbers_that_decide_have_programs_of_their_own(follower: Any) -> None:
+    def program() -> list[Any]:
+        x = torch.arange(1.0, 5.0)
+        # A square is a product, and no power.
+        return [((x * 2) ** t + x).tolist() for t in [2.0, 0.7, 2.0, 1.3, 2.0, 0.3] * 4]
+
+    found = program()
+    assert follower().counts["followed"] >= 10, follower().reasons
+    with scripts(False):
+        assert found == program()
+
+
 def test_what_is_computed_of_a_loss_whose_graph_was_used_up_has_no_backward_pass(
     follower: Any,
 ) -> None:
@@ -1016,3 +1077,43 @@ def test_what_is_computed_of_a_loss_whose_graph_was_used_up_has_no_backward_pass
             with pytest.raises(RuntimeError, match="backward through the graph a second time"):
                 (w * loss.sum()).sum().backward()
     assert follower().counts["followed"] >= 5
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_a_view_of_what_nobody_has_is_followed(follower: Any, left: bool) -> None:
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        w, seen = nn.Parameter(torch.randn(4, 4)), list[Any]()
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        for i in range(12):
+            hidden = torch.broadcast_tensors(
+                (w * 2).view(2, 2, 4).transpose(0, 1).reshape(4, 4), w
+            )[0]
+            with torch.no_grad():
+                kept = hidden.detach().roll(1)
+                kept.mul_(2)
+            if left and i == 10:
+                seen.append(hidden.sum().item())
+            loss = (hidden @ w).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            seen += [loss.item(), kept.tolist(), w.tolist()]
+        return seen
+
+    followed = run()
+    assert follower().counts["followed"] >= 5
+    with scripts(False):
+        assert run() == followed
+
+
+def test_a_view_of_what_nobody_has_says_what_it_is_a_view_of(follower: Any) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    for i in range(8):
+        hidden = ((x + 1) * 2 - x) * x + x * 3
+        view = (hidden + hidden.sum()).expand(4, 2, 3)[1:]
+        if i == 7:
+            assert view._base.shape == (2, 3)
+            assert view._base[1, 2].item() == 50 + 130
+        assert view.sum().item() == 3 * 7 * 130
+    assert follower().counts["followed"] >= 3

@@ -22,7 +22,13 @@ TABLE = """## What passes
 """
 # What says that a thing is absent, as docs/differences.md does: its reasons, those of modules that PyTorch
 # programs import, and the types that a device has.
-_WORDS = (*reasons(), *(why for why, _ in ABSENT.values()), CORE, "is not available: WebGPU has")
+_WORDS = (
+    *reasons(),
+    *(why for why, _ in ABSENT.values()),
+    CORE,
+    "is not available: WebGPU has",
+    "tensors on the device are dense",
+)
 
 
 def kind(result: dict[str, Any]) -> str:

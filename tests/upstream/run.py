@@ -47,7 +47,7 @@ def ask(way: str, folder: Path, file: str, tests: list[str], jobs: int) -> dict[
         found[task[2]] = result
 
     # A worker reads the file with its first test, and ends a test by itself after LIMIT.
-    work_off([(way, file, test) for test in tests], jobs, start, 4 * LIMIT, finish)
+    work_off([(way, file, test) for test in tests], jobs, start, 15 * LIMIT, finish)
     return found
 
 

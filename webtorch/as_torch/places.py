@@ -6,12 +6,14 @@ from __future__ import annotations
 # not listed is looked for under the same name.
 SOURCES: dict[str, tuple[str, ...]] = {
     "torch": ("webtorch.as_torch.names.top", "webtorch"),
+    "torch.__future__": ("webtorch.nn.switches",),
     "torch.nn": ("webtorch.nn",),
     "torch.nn.functional": ("webtorch.nn.functional", "webtorch.as_torch.names.functional"),
     "torch.nn.attention": ("webtorch.as_torch.names.attention",),
     "torch.nn.attention.flex_attention": ("webtorch.as_torch.names.flex_attention",),
     "torch.nn.common_types": ("webtorch.as_torch.names.common",),
     "torch.nn.modules": ("webtorch.nn",),
+    "torch.nn.modules.module": ("webtorch.nn.module", "webtorch.nn.module_hooks"),
     "torch.nn.modules.utils": ("webtorch.as_torch.names.common",),
     "torch.nn.modules.batchnorm": ("webtorch.nn.norm", "webtorch.nn.lazy"),
     "torch.nn.modules.instancenorm": ("webtorch.nn.norm", "webtorch.nn.lazy"),

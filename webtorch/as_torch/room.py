@@ -54,7 +54,7 @@ class Room(ModuleType):
             # What `import *` takes: what the sources list, where they do.
             listed = [n for m in self._modules() for n in getattr(m, "__all__", None) or dir(m)]
             return sorted({n for n in listed if not n.startswith("_") and n not in _OURS})
-        if name.startswith("__") and name not in ("__version__", "__config__"):
+        if name.startswith("__") and name not in ("__version__", "__config__", "__future__"):
             raise AttributeError(name)
         if name == "torch" and self.__name__ == "torch":
             # PyTorch's module imports itself, and programs write torch.torch by mistake.

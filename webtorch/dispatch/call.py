@@ -47,11 +47,14 @@ class Callee:
     `public` is the function that users hold, None of a primitive; `op` its entry in the table, None of what is
     written with entries. `autocast` are the rules that it follows, and `writes` says that it writes to its first
     argument, which keeps its type. `parameters` are those by which its arguments are told apart when it is noted;
-    what has none is noted by the calls that it makes. `role` says what a script makes of it, and `watch`, given
+    what has none is noted by the calls that it makes. `find` answers calls that are known, while no interpreter is on,
+    and returns None for others. `role` says what a script makes of it, and `watch`, given
     the arguments, returns what an optimizer's step depends on beside them, or None where it does more than that.
     """
 
-    __slots__ = ("autocast", "name", "op", "parameters", "public", "role", "run", "watch", "writes")
+    __slots__ = (
+        "autocast", "find", "name", "op", "parameters", "public", "role", "run", "watch", "writes",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -64,8 +67,9 @@ class Callee:
         writes: bool = False,
         role: Role = "operation",
         watch: Callable[..., list[Any] | None] | None = None,
+        find: Run | None = None,
     ) -> None:
-        self.role, self.watch = role, watch
+        self.role, self.watch, self.find = role, watch, find
         self.name, self.run, self.op, self.parameters = name, run, op, parameters
         self.autocast, self.writes = autocast, writes
         self.public: Callable[..., Any] | None = None
@@ -239,13 +243,15 @@ def enter(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
 
 def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that users call, with the name, signature and documentation of `like`."""
-    run = callee.run
+    run, find = callee.run, callee.find
 
     @functools.wraps(like)
     def function(*args: object, **kwargs: object) -> Any:
         """Call the operation, or the interpreters that are on."""
         if active.count:
             return active.call(callee, args, kwargs)
+        if find is not None and (out := find(args, kwargs)) is not None:
+            return out
         try:
             return run(args, kwargs)
         except Foreign:

@@ -11,8 +11,10 @@ from webtorch.functions.pointwise import isclose
 from webtorch.ir import dtype as dt
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import contiguous_strides, expands_to, is_contiguous, numel
+from webtorch.ops.layout import suggests_channels_last
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
 from webtorch.ops.record import Example, Op, composite
+from webtorch.tensors.formats import channels_last, channels_last_3d, preserve_format
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.promotion import Operand
 from webtorch.tensors.tensor import Tensor
@@ -179,6 +181,10 @@ def resize_(
     if shape == self._shape and memory_format is None:
         return self
     strides = movement.strides_for(shape, contiguous_strides(shape), memory_format)
+    if any(stride >= 2**63 for stride in strides):
+        raise RuntimeError(f"Stride calculation overflowed (resize_ to sizes={list(shape)})")
+    if numel(shape) * self.dtype.itemsize >= 2**63:
+        raise RuntimeError(f"Storage size calculation overflowed with sizes={list(shape)}")
     storage = self._storage
     width, kind, had = self.dtype.itemsize, storage.dtype, storage.elements
     # A storage counts in elements of its own: parts of complex numbers, or what a view sees as another type.
@@ -207,7 +213,10 @@ def resize_(
 def resize_as_(
     input: Tensor, the_template: Any, *, memory_format: MemoryFormat | None = None
 ) -> Tensor:
-    """Give the tensor the shape of another."""
+    """Give the tensor the shape of another; torch.preserve_format asks for its memory format, too."""
+    if memory_format is preserve_format:
+        last = suggests_channels_last((the_template._shape, the_template._strides))
+        memory_format = {4: channels_last, 5: channels_last_3d}[the_template.ndim] if last else None
     return resize_(input, tuple(the_template._shape), memory_format=memory_format)
 
 

@@ -34,9 +34,7 @@ from webtorch.tensors import (
     primitives,
     recorders,
 )
-from webtorch.tensors.above import ask
-from webtorch.tensors.absent import MissingName
-from webtorch.tensors.base import LATE
+from webtorch.tensors.absent import Absent, pytorch_names
 from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
@@ -243,8 +241,10 @@ def _operators() -> None:
                 method
             ),
         )
-    _no_attribute.__name__ = "__getattr__"
-    Tensor.__getattr__ = _no_attribute  # type: ignore[attr-defined]
+    Tensor.__delitem__ = _no_deletion  # type: ignore[attr-defined]
+    for name in pytorch_names()["Tensor"]:
+        if not hasattr(Tensor, name):
+            setattr(Tensor, name, Absent("Tensor", name))
 
 
 def _part_property(name: str) -> property:
@@ -262,11 +262,8 @@ def _part_property(name: str) -> property:
     return property(dispatched(role="operation")(get), dispatched()(put), doc=TABLE[name].doc)
 
 
-def _no_attribute(self: Tensor, name: str) -> Any:
-    """Say what is known of a name that tensors do not have, and give one that a script has promised what it lacks."""
-    if name in LATE:
-        return ask("promised")(self, name)
-    raise MissingName(type(self), "Tensor", name)
+def _no_deletion(self: Tensor, index: object) -> None:
+    raise TypeError("Tensor does not support deleting items")
 
 
 def _is_number_like(value: Any) -> bool:

@@ -40,7 +40,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
 from webtorch.ops.primitive import as_view, cast_to, each, fill
 from webtorch.ops.primitive import empty as _empty
-from webtorch.ops.purity import warn, warn_once
+from webtorch.ops.purity import looks, warn, warn_once
 from webtorch.ops.record import composite
 from webtorch.tensors.creation import from_array, from_bytes
 from webtorch.tensors.device import DeviceLike, resolve
@@ -348,6 +348,8 @@ def tensor(
 
     Without dtype: bool, int64, the default float type, or an array's own type.
     """
+    # Other data each time: nothing comes of comparing it.
+    looks()
     wanted = None if dtype is None else chosen_dtype(dtype)
     if isinstance(data, Tensor):
         warn(_COPIED.format("torch.tensor(sourceTensor)"))
@@ -368,6 +370,7 @@ def _moved(x: Tensor, dtype: DType | None, device: DeviceLike) -> Tensor:
 )
 def as_tensor(data: Any, dtype: DType | None = None, device: DeviceLike = None) -> Tensor:
     """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
+    looks()
     wanted = None if dtype is None else chosen_dtype(dtype)
     if not isinstance(data, Tensor) and (not _is_array(data) or not _shares(data, wanted, device)):
         return made_of(data, wanted, device)

@@ -588,7 +588,11 @@ def take(input: Tensor, index: Tensor) -> Tensor:
 @composite(family="index", gradient_name="GatherBackward0", once=True)
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
-    check_index("take_along_dim", indices)
+    if indices.dtype is not int64:
+        raise DTypeError(
+            f"torch.take_along_dim(): dtype of indices should be Long but got {indices.dtype}: "
+            "use indices.long()"
+        )
     # Negative positions count from the end here, unlike in gather.
     size = input.numel() if dim is None else input._shape[normalize_dim(dim, len(input._shape))]
     indices = pointwise.where(comparison.lt(indices, 0), indices + size, indices)

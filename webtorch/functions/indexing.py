@@ -23,18 +23,21 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.view import Shape, broadcast_shapes, numel
 from webtorch.ops import comparison, elementwise
-from webtorch.ops.primitive import as_view, cast_to, fill, iota
+from webtorch.ops.primitive import as_view, cast_to, copy, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
+from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Example, Operand, composite
 from webtorch.tensors import tape
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import check_overlap
 
 FUNCTIONAL = ("nn.functional",)
+BYTES = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
 
 
 def check_index(op: str, index: Tensor) -> None:
@@ -79,17 +82,26 @@ def true_positions(flags: Any) -> Tensor:
     device = flags.device
     if not n:
         return fill((0,), 0, int64, device)
+    found, total = _places(flags)
+    found = window(found, 0, 0, int(total.item()))
+    # A few of many do not keep the memory of all.
+    return copy(found) if n > _MANY else found
+
+
+# So many positions lie in memory of their own.
+_MANY = 1 << 12
+
+
+@remembered
+def _places(flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the positions of the true elements, with room for all positions and one more, and their count."""
+    n, device = flags.numel(), flags.device
     running = _scan(cast_to(flags, int64), "sum", 0)
-    count = int(pick(running, 0, n - 1).item())
-    if count == 0:
-        return fill((0,), 0, int64, device)
-    everyone = iota(n, 0, 1, int64, device)
-    if count == n:
-        return everyone
     # Elements that do not count all go to one place past the end.
-    slot = pointwise.where(flags, running - 1, count)
-    found = _scatter(fill((count + 1,), 0, int64, device), [slot], everyone, "set", "nonzero")
-    return window(found, 0, 0, count)
+    slot = pointwise.where(flags, running - 1, n)
+    everyone, empty = iota(n, 0, 1, int64, device), fill((n + 1,), 0, int64, device)
+    found = _scatter(empty, [slot], everyone, "set", "nonzero")
+    return found, copy(pick(running, 0, n - 1))
 
 
 def unravel(positions: Any, shape: Shape) -> list[Tensor]:
@@ -112,6 +124,8 @@ def expand_masks(shape: Shape, indices: Sequence[Tensor | None]) -> list[Tensor 
         if index is None or index.dtype not in (bool_, uint8):
             out.append(index)
             continue
+        if index.dtype is uint8:
+            warn(BYTES)
         dim = len(out)
         if dim + len(index._shape) > len(shape):
             raise IndexError(f"too many indices for tensor of dimension {len(shape)}")
@@ -146,7 +160,9 @@ class Layout:
         for d, index in tensors.items():
             # Also where nothing is read, because another index is empty.
             if not shape[d] and numel(index._shape):
-                raise IndexError(f"index is out of bounds for dimension {d} with size 0")
+                raise IndexError(
+                    f"index is out of bounds for dimension with size 0 (dimension {d})"
+                )
         many = [d for d in sorted(tensors) if d not in single]
         try:
             self.index_shape = broadcast_shapes(*(tensors[d]._shape for d in many))
@@ -197,7 +213,20 @@ def take_at(
     names: Mapping[int, int] | None = None,
 ) -> Tensor:
     """Return x indexed by integer tensors, given by dimension."""
-    layout = Layout(x._shape, tensors, single, names)
+    named = None if names is None else tuple(names.items())
+    return _taken(x, tuple(tensors), tuple(single), named, *tensors.values())
+
+
+@remembered
+def _taken(
+    x: Tensor,
+    dims: tuple[int, ...],
+    single: tuple[int, ...],
+    named: tuple[tuple[int, int], ...] | None,
+    *indices: Tensor,
+) -> Tensor:
+    names = None if named is None else dict(named)
+    layout = Layout(x._shape, dict(zip(dims, indices, strict=True)), single, names)
     if 0 in layout.index_shape:
         return no_elements(x, layout.shape)
     return layout.to_result(
@@ -230,10 +259,19 @@ def put_at(
     single: Sequence[int] = (),
     accumulate: bool = False,
     names: Mapping[int, int] | None = None,
+    given: Tensor | None = None,
 ) -> None:
-    """Write `value` to x at integer tensors, given by dimension; duplicates add up with `accumulate`."""
+    """Write `value` to x at integer tensors, given by dimension; duplicates add up with `accumulate`.
+
+    given: the value as the user has it, where PyTorch does not convert it.
+    """
     layout = Layout(x._shape, tensors, single, names)
     value = put_value(value, layout.shape)
+    if given is not None and given.dtype is not x.dtype:
+        raise DTypeError(
+            f"Index put requires the source and destination dtypes match, got {x.dtype} for the "
+            f"destination and {given.dtype} for the source. Use values.to({x.dtype})."
+        )
     if 0 in layout.shape:
         # It takes part in gradients all the same.
         _write(as_view(x, (0,), (1,), x._offset), movement.reshape(value, (0,)))
@@ -290,25 +328,15 @@ def check_put(
         check_overlap(x, (value, *given), whole=False)
 
 
-def check_put_dtype(op: str, x: Tensor, values: Tensor) -> None:
-    """Raise DTypeError where PyTorch does not convert what is assigned."""
-    if values.dtype is not x.dtype:
-        raise DTypeError(
-            f"{op}: Index put requires the source and destination dtypes match, got {x.dtype} for the "
-            f"destination and {values.dtype} for the source. Use values.to({x.dtype})."
-        )
-
-
 def _put(
     op: str, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool
 ) -> Tensor:
-    check_put_dtype(op, x, values)
     expanded = expand_masks(x._shape, indices)
     tensors = {d: i for d, i in enumerate(expanded) if i is not None}
     if tensors:
-        put_at(x, tensors, values, accumulate=accumulate)
+        put_at(x, tensors, values, accumulate=accumulate, given=values)
     else:
-        raise IndexError(f"{op}: at least one index tensor is needed")
+        raise RuntimeError(f"{op}: at least one index tensor is needed")
     return x
 
 

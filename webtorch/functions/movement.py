@@ -193,10 +193,12 @@ def reshape(input: Tensor, *args: Any, shape: Sequence[int] | None = None) -> Te
     old = input._shape
     new = _inferred("reshape", input, sizes_of("reshape", args, shape, "shape"))
     strides = reshape_strides(old, input._strides, new)
-    if strides is None:
-        input = copy(input)
-        strides = contiguous_strides(new)
-    return _as_shape(input, new, strides, "View")
+    if strides is not None:
+        return _as_shape(input, new, strides, "View")
+    out = _as_shape(copy(input), new, contiguous_strides(new), "View")
+    # Nobody has the copy: PyTorch's result is no view of it.
+    out._base = None
+    return out
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.view_as")
@@ -247,8 +249,8 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
 
 @composite(family="movement")
 def ravel(input: Tensor) -> Tensor:
-    """The elements in one dimension."""
-    return reshape(input, (-1,)) if input.numel() else reshape(input, (0,))
+    """The elements in one dimension, next to each other in memory."""
+    return reshape(contiguous(input), (-1,)) if input.numel() else reshape(input, (0,))
 
 
 def squeezed_dims(shape: Shape, dim: Any) -> tuple[int, ...]:
@@ -319,6 +321,10 @@ def expanded(op: str, x: Tensor, size: Shape) -> Tensor:
                 f"non-singleton dimension {i}.  Target sizes: {list(size)}.  Tensor sizes: {list(old)}. "
                 f"{op} repeats dimensions of size 1 only; use repeat or tile to copy others"
             )
+    # A new dimension of size 1 is laid out like one that unsqueeze makes.
+    for i in range(lead - 1, -1, -1):
+        if size[i] == 1 and old:
+            strides[i] = shape[i + 1] * strides[i + 1]
     new = tuple(shape)
     return as_view(x, new, tuple(strides), x._offset, vjp=sum_to, args=(old,), name="Expand")
 

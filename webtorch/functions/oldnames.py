@@ -19,6 +19,7 @@ from webtorch.ops.purity import warn
 from webtorch.ops.record import LOWER, Example
 from webtorch.ops.record import composite as declare
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.tensor import Tensor
@@ -275,7 +276,7 @@ def slice_copy(
     input: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
 ) -> Tensor:
     """input[start:end:step] along a dim, in memory of its own."""
-    return movement.clone(_window(input, dim, start, end, step))
+    return movement.clone(_window(input, dim, start, end, step), memory_format=contiguous_format)
 
 
 @declare(family="movement", torch="")

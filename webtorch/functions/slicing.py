@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.errors import ShapeError
+from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.movement import (
     METHOD,
     become,
@@ -26,6 +26,8 @@ from webtorch.functions.movement import (
 )
 from webtorch.ir.dtype import (
     Scalar,
+    int64,
+    legacy_name,
 )
 from webtorch.ir.view import (
     Shape,
@@ -282,6 +284,16 @@ def tensor_split(
         )
     dim = normalize_dim(dim, len(input._shape))
     size = input._shape[dim]
+    if isinstance(indices_or_sections, Tensor):
+        given = indices_or_sections
+        expected = "tensor_split expected tensor_indices_or_sections to"
+        if given.dtype is not int64:
+            raise DTypeError(f"{expected} have dtype of long, but got {legacy_name(given.dtype)}")
+        if given.ndim > 1:
+            raise RuntimeError(
+                f"{expected} be a zero-dimensional or one-dimensional tensor, but got a tensor with "
+                f"{given.ndim} dims"
+            )
     if hasattr(indices_or_sections, "tolist"):
         indices_or_sections = indices_or_sections.tolist()
     if isinstance(indices_or_sections, int):

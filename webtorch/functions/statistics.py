@@ -314,7 +314,11 @@ def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     """The coordinates of flat indices into a tensor of `shape`, one tensor for each dim."""
     if indices.dtype.kind not in ("int", "uint"):
         raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
+    if not isinstance(shape, (int, list, tuple)):
+        raise TypeError(f"expected 'shape' to be int or sequence of ints, but got {type(shape)}")
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if other := [type(size) for size in sizes if not hasattr(size, "__index__")]:
+        raise TypeError(f"expected 'shape' sequence to only contain ints, but got {other[0]}")
     if any(size < 0 for size in sizes):
         raise ValueError(f"'shape' cannot have negative values, but got {sizes}")
     rest, out = cast_to(indices, int64), []

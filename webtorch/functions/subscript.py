@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from webtorch.dispatch.call import Foreign
+from webtorch.dispatch.call import Foreign, active
 from webtorch.errors import DeviceError
 from webtorch.functions import assign, creation, indexing, movement, pointwise
 from webtorch.functions.slicing import pick, slice_bounds, window
@@ -22,6 +22,7 @@ from webtorch.ops.primitive import cast_to, fill, write
 from webtorch.ops.purity import warn
 from webtorch.tensors import override
 from webtorch.tensors.host import tracing
+from webtorch.tensors.remember import Views
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import Picked, check_overlap, leave_hooks
 
@@ -33,6 +34,14 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     """Return x[index]: a view for ints, slices, None and ..., else new data. Raises IndexError as PyTorch does."""
     if type(index) is int:
         return _pick(x, 0, index)
+    if active.count:
+        return _getitem(x, index)
+    args = x, index
+    out = _views.find(args, {})
+    return _views.run(args, {}) if out is None else out
+
+
+def _getitem(x: Tensor, index: Any) -> Tensor:
     reads = not x._storage.runtime.capturing
     view, tensors, single, names = _parse(x, index, reads)
     if tensors:
@@ -56,6 +65,9 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     return movement._as_shape(x, x._shape, x._strides, "Alias") if view is x else view
 
 
+_views = Views(lambda args, _: _getitem(*args))
+
+
 def setitem(x: Tensor, index: Tensor, value: Any) -> None:
     """Do x[index] = value, in place. Raises IndexError, ShapeError or TypeError as PyTorch does."""
     if x._base is not None:
@@ -72,11 +84,13 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
     view, tensors, single, names = _parse(x, index)
     if tensors:
         # One value is converted, and so is what 0-d tensors select like ints.
-        if isinstance(given, Tensor) and given.numel() != 1 and len(tensors) > len(single):
-            indexing.check_put_dtype("setitem", x, given)
+        converted = (
+            not isinstance(given, Tensor) or given.numel() == 1 or len(tensors) == len(single)
+        )
         if not single:
             indexing.check_put(view, _items(index), value)
-        indexing.put_at(view, tensors, value, single, names=names)
+        as_it_is = None if converted else given
+        indexing.put_at(view, tensors, value, single, names=names, given=as_it_is)
         return
     extra = value.ndim - view.ndim
     if extra > 0 and all(n == 1 for n in value._shape[:extra]):
@@ -261,9 +275,7 @@ def _convert(x: Tensor, item: Any, reads: bool = False) -> Any:
         if item.dtype not in (int64, int32, bool_, uint8):
             raise IndexError(f"{_BAD_DTYPE}, got {item.dtype}")
         if item.dtype is uint8 and item.ndim:
-            warn(
-                "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
-            )
+            warn(indexing.BYTES)
         if reads and not item.ndim and not item._levels and item.dtype in (int64, int32):
             return int(item.item())
         return item if item._storage.runtime is x._storage.runtime else item.to(x.device)

@@ -65,6 +65,19 @@ KINDS = (
 )
 
 
+class Form:
+    """What nodes that are recorded alike share, so that what is found out about one serves all."""
+
+    __slots__ = ("programs",)
+
+    # Whether an error may name the user's line.
+    picks = False
+
+    def __init__(self) -> None:
+        # What a runtime knows of the programs that compute one by itself.
+        self.programs: dict[object, Any] = {}
+
+
 class Node:
     """A recorded operation. Once computed, it becomes a "buffer" node in place, and lets go of its
     sources.
@@ -75,6 +88,7 @@ class Node:
         "attrs",
         "buffer",
         "dtype",
+        "form",
         "host",
         "kind",
         "line",
@@ -93,6 +107,7 @@ class Node:
         shape: Shape,
         dtype: DType,
         line: Any = None,
+        form: Form | None = None,
     ) -> None:
         self.kind = kind
         self.srcs = srcs
@@ -101,6 +116,8 @@ class Node:
         self.shape = shape
         self.dtype = dtype
         self.line = line
+        # What it has in common with nodes that differ in their sources and scalars alone.
+        self.form = form
         self.buffer: Any = None
         # The storages that took this value, as weak references, once it is more than one (a clone
         # costs nothing until one of them is written); True if something else reads it. Its memory
@@ -157,20 +174,18 @@ def window(node: Node, shape: Shape, strides: Shape, offset: int, dtype: DType) 
 Step = tuple[str, tuple[int, ...], tuple[Any, ...], tuple[Scalar, ...], Shape, DType, bool]
 
 
-class Recorded:
+class Recorded(Form):
     """What a composite records over its tensors, in topological order; `results` numbers the steps that
-    are its results.
+    are its results. It is the form of the "call" nodes that stand for it.
     """
 
-    __slots__ = ("picks", "programs", "results", "steps")
+    __slots__ = ("picks", "results", "steps")
 
     def __init__(self, steps: tuple[Step, ...], results: tuple[int, ...]) -> None:
+        super().__init__()
         self.steps = steps
         self.results = results
-        # Whether an error may name the user's line.
         self.picks = any(s[0] in ("take", "scatter") and s[6] for s in steps)
-        # What a runtime found out about calls that it computed by themselves.
-        self.programs: dict[object, object] = {}
 
     def record(self, given: Sequence[Node], line: object, results: Mapping[int, Node]) -> None:
         """Record the steps over the sources `given`, by the user's line; some are to be the nodes
@@ -184,7 +199,7 @@ class Recorded:
                 node = Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None)
             else:
                 node.kind, node.srcs, node.attrs, node.scalars = kind, sources, attrs, scalars
-                node.line = line if lined else None
+                node.line, node.form = line if lined else None, None
             made.append(node)
 
 

@@ -33,15 +33,15 @@ def source_text(place: str) -> str:
     return linecache.getline(file, int(number)).strip() if file and number.isdigit() else ""
 
 
-def user_line() -> tuple[CodeType, int] | None:
+def user_line(inside: int = 2) -> tuple[CodeType, int] | None:
     """Return (code, instruction) of the user's innermost frame; `describe` turns it
-    into text.
+    into text. The frames nearer than `inside` are known to be the package's.
     """
     if made_again:
         line = made_again.get(get_ident())
         if line is not None:
             return line
-    frame = sys._getframe(2)
+    frame = sys._getframe(inside)
     while frame is not None:
         code = frame.f_code
         known = _internal.get(id(code))

@@ -36,27 +36,27 @@ class RemovableHandle:
         self.id = next(RemovableHandle._ids)
         bindings.modules += 1
         # Weak: a handle that a user keeps must not keep the module alive.
-        self._hooks_ref = weakref.ref(hooks)
-        self._extra_refs = [weakref.ref(one) for one in extra if isinstance(one, OrderedDict)]
+        self.hooks_dict_ref = weakref.ref(hooks)
+        self.extra_dict_ref = [weakref.ref(one) for one in extra if isinstance(one, OrderedDict)]
 
     def remove(self) -> None:
         """Unregister the hook; a second call does nothing."""
         bindings.modules += 1
-        for reference in (self._hooks_ref, *self._extra_refs):
+        for reference in (self.hooks_dict_ref, *self.extra_dict_ref):
             hooks = reference()
             if hooks is not None:
                 hooks.pop(self.id, None)
 
     def __getstate__(self) -> tuple[Any, int, list[Any]]:
         """Return the dicts themselves: a copy removes its hook from the copies of them."""
-        return self._hooks_ref(), self.id, [reference() for reference in self._extra_refs]
+        return self.hooks_dict_ref(), self.id, [reference() for reference in self.extra_dict_ref]
 
     def __setstate__(self, state: tuple[Any, int, list[Any]]) -> None:
         """Take back what `__getstate__` returned; dicts that are gone stay gone."""
         hooks, self.id, extra = state
         gone: OrderedDict[int, Any] = OrderedDict()
-        self._hooks_ref = weakref.ref(gone if hooks is None else hooks)
-        self._extra_refs = [weakref.ref(gone if one is None else one) for one in extra]
+        self.hooks_dict_ref = weakref.ref(gone if hooks is None else hooks)
+        self.extra_dict_ref = [weakref.ref(gone if one is None else one) for one in extra]
         # Ids stay unique in a process that reads handles of another one.
         RemovableHandle._ids = itertools.count(max(next(RemovableHandle._ids), self.id + 1))
 

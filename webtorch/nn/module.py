@@ -22,6 +22,7 @@ from webtorch.nn.member import public_names, remember
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.nn.state_dict import _IncompatibleKeys, _LoadHook, load_one, load_tree
+from webtorch.nn.switches import overwrites
 from webtorch.tensors.above import ask
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import bindings, tracing
@@ -32,6 +33,12 @@ __all__ = ["Module"]
 _Self = TypeVar("_Self", bound="Module")
 
 _EXTRA_STATE = "_extra_state"
+# The tables of hooks that a module has.
+HOOKS = (
+    "_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
+    "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+)  # fmt: skip
 
 
 _TENSOR_TYPES = {
@@ -96,17 +103,7 @@ class Module:
             _buffers={},
             _non_persistent_buffers_set=set(),
             _modules={},
-            _backward_pre_hooks=OrderedDict(),
-            _backward_hooks=OrderedDict(),
-            _forward_hooks=OrderedDict(),
-            _forward_hooks_with_kwargs=OrderedDict(),
-            _forward_hooks_always_called=OrderedDict(),
-            _forward_pre_hooks=OrderedDict(),
-            _forward_pre_hooks_with_kwargs=OrderedDict(),
-            _state_dict_hooks=OrderedDict(),
-            _state_dict_pre_hooks=OrderedDict(),
-            _load_state_dict_pre_hooks=OrderedDict(),
-            _load_state_dict_post_hooks=OrderedDict(),
+            **{name: OrderedDict() for name in HOOKS},
         )
         if self.call_super_init:
             super().__init__(*args, **kwargs)
@@ -336,10 +333,17 @@ class Module:
         if recurse:
             for module in self.children():
                 module._apply(fn)
-        for param in self._parameters.values():
+        for name, param in self._parameters.items():
             if param is None:
                 continue
             grad = param.grad
+            if overwrites():
+                with webtorch.no_grad():
+                    new = Parameter(fn(param), param.requires_grad)
+                    if grad is not None:
+                        new.grad = fn(grad).requires_grad_(grad.requires_grad)
+                self._parameters[name] = new
+                continue
             with webtorch.no_grad():
                 param.data = fn(param.data)
                 if grad is not None:
@@ -934,7 +938,9 @@ class Module:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take back what `__getstate__` returned."""
-        self.__dict__.update(state)
+        # A module that an older version has written may lack a table of hooks.
+        hooks: dict[str, Any] = {name: OrderedDict() for name in HOOKS if name not in state}
+        self.__dict__.update(state, **hooks)
 
 
 def _call_traced(args: Args, kwargs: Kwargs) -> Any:

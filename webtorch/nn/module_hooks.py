@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from webtorch.nn.module import Module
 
 __all__ = [
+    "register_module_backward_hook",
     "register_module_buffer_registration_hook",
     "register_module_forward_hook",
     "register_module_forward_pre_hook",
@@ -82,6 +83,11 @@ def register_module_full_backward_pre_hook(hook: Hook) -> RemovableHandle:
 def register_module_full_backward_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, grad_input, grad_output)` when a module's input gradients are known."""
     return add_hook(GLOBAL.backward, hook)
+
+
+def register_module_backward_hook(hook: Hook) -> RemovableHandle:
+    """Register a full backward hook of every module: PyTorch's old form, whose `grad_input` was incomplete."""
+    return register_module_full_backward_hook(hook)
 
 
 def register_module_parameter_registration_hook(hook: Hook) -> RemovableHandle:

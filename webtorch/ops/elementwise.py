@@ -44,8 +44,11 @@ EVERYWHERE = ("torch", "Tensor", "nn.functional")
 
 
 def plain(value: object, *equal_to: Scalar) -> bool:
-    """Whether `value` is a plain Python number (not one read when the program runs) equal to one of `equal_to`."""
-    return type(value) in (bool, int, float) and value in equal_to
+    """Whether `value` is a Python number equal to one of `equal_to`: a plain one, or one that is compared anew when the
+    program runs, but none that is only read then.
+    """
+    kind = type(value)
+    return (kind in (bool, int, float) or getattr(kind, "compared", False)) and value in equal_to
 
 
 def is_tensor(value: object) -> bool:

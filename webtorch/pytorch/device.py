@@ -267,12 +267,12 @@ class Memory:
 
     __slots__ = ("__weakref__", "dtype", "is_cut", "laid", "nbytes", "raw", "storage")
 
-    def __init__(self, nbytes: int, dtype: DType | None) -> None:
+    def __init__(self, nbytes: int, dtype: DType | None, storage: Storage | None = None) -> None:
         self.nbytes = nbytes
         # Whether it has been made smaller: tensors may then reach beyond its end.
         self.is_cut = False
         self.dtype = dtype
-        self.storage: Storage | None = None
+        self.storage = storage
         self.raw: bytes | None = None
         self.laid: Laid | None = None
 
@@ -499,30 +499,45 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
         raise RuntimeError(
             f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}"
         )
-    return _blank(nbytes, HELD[dtype], dtype, tuple(size), tuple(stride), 0)[0]
+    return Blank(nbytes, HELD[dtype], dtype, tuple(size), tuple(stride)).tensor()
 
 
-def _blank(
-    nbytes: int,
-    held: DType,
-    dtype: torch.dtype,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
-    offset: int,
-) -> tuple[torch.Tensor, Memory]:
-    """Return a new tensor and its memory, in which there is nothing yet."""
-    memory = Memory(nbytes, held)
-    storage: Any = _addressed(memory)
-    if _swap is not None and not offset and stride == contiguous_strides(size):
+class Blank:
+    """How new tensors of one kind lie in memory of their own: worked out once."""
+
+    __slots__ = ("dtype", "held", "is_plain", "laid", "nbytes", "offset", "size", "strides")
+
+    def __init__(
+        self,
+        nbytes: int,
+        held: DType,
+        dtype: torch.dtype,
+        size: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int = 0,
+        laid: bool = False,
+    ) -> None:
+        """`laid`: whether the values are row-major though the strides say another order."""
+        self.nbytes, self.held, self.dtype = nbytes, held, dtype
+        self.size, self.strides, self.offset, self.laid = size, strides, offset, laid
         # Taking memory over costs a third of `set_`, which goes through PyTorch's dispatcher.
-        x = _create(size, dtype)
-        given, storage = storage, _storage_of(x)
-        _swap(storage, given)
-    else:
-        x = _create((0,), dtype)
-        _set(CPU, x, storage, offset, size, stride)
-    storage._webgpu = memory
-    return x, memory
+        self.is_plain = _swap is not None and not offset and strides == contiguous_strides(size)
+
+    def tensor(self, inner: Storage | None = None) -> torch.Tensor:
+        """Return a new tensor, with a new storage of PyTorch's, on a webtorch storage, or on nothing yet."""
+        memory = Memory(self.nbytes, self.held, inner)
+        if self.laid and inner is not None:
+            memory.storage, memory.laid = None, Laid(inner, self.size, self.strides)
+        storage: Any = _addressed(memory)
+        if self.is_plain:
+            x = _create(self.size, self.dtype)
+            given, storage = storage, _storage_of(x)
+            _swap(storage, given)  # type: ignore[misc]
+        else:
+            x = _create((0,), self.dtype)
+            _set(CPU, x, storage, self.offset, self.size, self.strides)
+        storage._webgpu = memory
+        return x
 
 
 # ---- operands and results -----------------------------------------------------------------------
@@ -632,12 +647,7 @@ def tensor_on(
 ) -> torch.Tensor:
     """Return a new PyTorch tensor, with a new storage of PyTorch's, on a webtorch storage."""
     nbytes = inner.elements * inner.dtype.itemsize
-    x, memory = _blank(nbytes, inner.dtype, dtype, shape, strides, offset)
-    if laid:
-        memory.laid = Laid(inner, shape, strides)
-    else:
-        memory.storage = inner
-    return x
+    return Blank(nbytes, inner.dtype, dtype, shape, strides, offset, laid).tensor(inner)
 
 
 def _is_all(x: Tensor) -> bool:

@@ -15,15 +15,15 @@ from typing import Any, Literal
 import torch
 
 from webtorch.dispatch.call import active, refuse_scripts
-from webtorch.ir.graph import IN_MEMORY, Node
+from webtorch.ir.graph import IN_MEMORY, Form, Node
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
+    Blank,
     Lain,
     offset_of,
     opened,
     runtime,
-    tensor_on,
 )
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
@@ -36,7 +36,7 @@ _MOST_KINDS = 1024
 # Operators of which so many kinds could not be known, and none could, are not asked any more.
 _MOST_FAILURES = 8
 _LONGEST = 128
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _LISTS = frozenset((tuple, list, torch.Size))
 _NUMBERS = frozenset((bool, int))
 _OTHERS = frozenset((
@@ -44,6 +44,9 @@ _OTHERS = frozenset((
 ))  # fmt: skip
 _PLAIN = {k: d for k, d in TO_WEBTORCH.items() if not d.is_complex}
 _find: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
+# Kind of a node -> where a kernel finds its value.
+_PLACES = {kind: kind for kind in IN_MEMORY}
+_NEW: Any = object()
 
 _FLOATS = frozenset(k for k in _PLAIN if k.is_floating_point)
 
@@ -54,18 +57,16 @@ Lying = tuple[tuple[int, ...], bool]
 Call = Callable[[Sequence[Any], dict[str, Any]], Any]
 
 
-class _Place:
+class _Place(Blank):
     """One result of a call: what its node, its storage and its tensor are made of."""
 
-    __slots__ = ("attrs", "dtype", "elements", "kind", "laid", "shape", "size", "strides")
+    __slots__ = ("attrs", "elements", "kind", "shape")
 
     def __init__(self, result: Result, number: int, strides: tuple[int, ...], laid: bool) -> None:
-        attrs, (shape, kind), _, (size, _, _, _, dtype) = result.places[number]
-        self.attrs, self.shape, self.kind, self.size = attrs, shape, kind, size
-        self.dtype, self.strides, self.laid = TO_TORCH[dtype], strides, laid
-        self.elements = 1
-        for n in shape:
-            self.elements *= n
+        attrs, (shape, kind, elements), _, (size, _, _, _, dtype) = result.places[number]
+        self.attrs, self.shape, self.kind, self.elements = attrs, shape, kind, elements
+        nbytes = elements * kind.itemsize
+        super().__init__(nbytes, kind, TO_TORCH[dtype], size, strides, laid=laid)
 
 
 class _Free(float):
@@ -86,9 +87,13 @@ class _Free(float):
 class Plan:
     """What calls of one kind record."""
 
-    __slots__ = ("leaves", "make", "marks", "numbers", "only", "places", "results", "steps")
+    __slots__ = (
+        "form", "leaves", "make", "marks", "numbers", "only", "places", "results", "steps", "takes_all",
+    )  # fmt: skip
 
-    def __init__(self, result: Result, laid: Sequence[Lying], marks: Sequence[int]) -> None:
+    def __init__(
+        self, result: Result, laid: Sequence[Lying], marks: Sequence[int], operands: int
+    ) -> None:
         # What the caller wants to know of each result.
         self.marks = tuple(marks)
         self.leaves, self.make = result.leaves, result.kind
@@ -99,19 +104,17 @@ class Plan:
         self.numbers: list[int | None] = []
         for step in self.steps:
             self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
-        # The node itself where it is one.
-        self.only = None
+        # Whether its sources are the operands as they come.
+        self.takes_all = False
+        # The node itself where it is one, and the form of elementwise ones, whose numbers may be any.
+        self.only: Any = None
+        self.form: Form | None = None
         if len(self.steps) == 1 and self.make is None:
             kind, srcs, attrs, scalars, shape, dtype, lined = self.steps[0]
-            self.only = (
-                kind,
-                tuple([self.leaves[s] for s in srcs]),
-                attrs,
-                scalars,
-                shape,
-                dtype,
-                lined,
-            )
+            found = tuple([self.leaves[s] for s in srcs])
+            self.takes_all = found == tuple(range(operands))
+            self.only = kind, found, attrs, scalars, shape, dtype, lined
+            self.form = Form() if kind == "map" else None
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
@@ -166,15 +169,20 @@ class Plan:
         """Record a call with one result over the operands' nodes, and return its node."""
         if self.only is not None:
             kind, srcs, attrs, scalars, shape, dtype, lined = self.only
-            sources: Any = tuple([nodes[s] if type(s) is int else s for s in srcs])
+            sources: Any = tuple(
+                nodes if self.takes_all else [nodes[s] if type(s) is int else s for s in srcs]
+            )
             if numbers:
                 scalars = tuple(numbers)
-            return Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None)
+            return Node(
+                kind, sources, attrs, scalars, shape, dtype, line if lined else None, self.form
+            )
         if numbers:
             return self._all(nodes, numbers, line)[0]
         leaves: Any = tuple([nodes[s] if type(s) is int else s for s in self.leaves])
         place = self.places[0]
-        return Node("call", leaves, (*place.attrs, ()), (), place.shape, place.kind, line)
+        attrs = place.attrs
+        return Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
 
     def tensors(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Any:
         """Record a call over the operands' nodes, and return its results as new tensors."""
@@ -189,16 +197,15 @@ class Plan:
         results: list[weakref.ref[Node]] = []
         tensors: list[torch.Tensor] = []
         for place in self.places:
-            attrs = (*place.attrs, results)
-            node = Node("call", leaves, attrs, (), place.shape, place.kind, line)
+            attrs = (*place.attrs[:2], results)
+            node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
             results.append(weakref.ref(node))
             tensors.append(_tensor(place, node, home))
         return self.make(tensors)
 
 
 def _tensor(place: _Place, node: Node, home: Runtime) -> torch.Tensor:
-    storage = Storage(node, home, place.elements)
-    return tensor_on(storage, place.dtype, place.size, place.strides, 0, place.laid)
+    return place.tensor(Storage(node, home, place.elements))
 
 
 class Kinds:
@@ -228,11 +235,8 @@ class Kinds:
         the first argument as well.
         """
         home = opened.runtime
-        if active.count:
-            if active.others:
-                return None
-            # PyTorch calls each operator with tensors that are wrapped anew: no script can follow that.
-            refuse_scripts("PyTorch's operators are called")
+        if active.count and not _alone():
+            return None
         if (
             transforms.count
             or home is None
@@ -246,10 +250,11 @@ class Kinds:
         try:
             if not _kinds(args, parts, nodes, free):
                 return None
-            for name, value in kwargs.items():
-                parts.append(name)
-                if not _kinds((value,), parts, nodes, free):
-                    return None
+            if kwargs:
+                for name, value in kwargs.items():
+                    parts.append(name)
+                    if not _kinds((value,), parts, nodes, free):
+                        return None
             if out is not None and not _target(out, parts, nodes, int(inplace and args[0] is out)):
                 return None
         except AttributeError:
@@ -264,14 +269,15 @@ class Kinds:
         elif not count:
             return None
         key = tuple(parts)
-        try:
-            found = self.found[key]
-        except KeyError:
-            if len(self.found) >= _MOST_KINDS:
-                self.found.clear()
-            self.found[key] = False
-            return None
-        return key if found is False else found
+        found = self.found.get(key, _NEW)
+        if found is False:
+            return key
+        if found is not _NEW:
+            return found
+        if len(self.found) >= _MOST_KINDS:
+            self.found.clear()
+        self.found[key] = False if _are_typed(key) else None
+        return None
 
     def watch(
         self,
@@ -305,12 +311,14 @@ class Kinds:
             return tuple([tensor_of(x) for x in found]) if several else tensor_of(found)
 
         out: list[Any] = []
+        home = opened.runtime
+        assert home is not None
         try:
-            _, result = watched(run, values, options, nodes)
+            _, result = watched(run, values, options, nodes, home)
             if result is not None and all(
                 p[3][3] and not p[3][4].is_complex for p in result.places
             ):
-                plan = Plan(result, lying, marks)
+                plan = Plan(result, lying, marks, len(nodes))
         finally:
             self.found[key] = plan
             self.failures += 1 if plan is None else -(1 << 30)
@@ -324,6 +332,25 @@ class Kinds:
 def _freed(x: Any, places: Iterator[int]) -> Any:
     """Return a number as one that is free, with the next place."""
     return _Free.of(x, next(places)) if type(x) is float and x != 1.0 else x
+
+
+def _alone() -> bool:
+    """Whether no interpreter is on but a script, which then leaves alone what follows: PyTorch calls each operator
+    with tensors that are wrapped anew.
+    """
+    if active.others:
+        return False
+    refuse_scripts("PyTorch's operators are called")
+    return True
+
+
+def _are_typed(key: Key) -> bool:
+    """Whether the memory of all tensors of a kind of call holds their types."""
+    return all(
+        _PLAIN.get(part[0]) is part[4]
+        for part in key
+        if type(part) is tuple and part and type(part[0]) is torch.dtype
+    )
 
 
 def _target(out: torch.Tensor, parts: list[Any], nodes: list[Node], first: int) -> bool:
@@ -350,7 +377,7 @@ def _kinds(
     """Add to `parts` what a call records depends on; False where that is not all."""
     for x in values:
         kind = type(x)
-        if kind in _TENSORS:
+        if kind is _Tensor or kind is _Parameter:
             memory = _find(x)._webgpu
             storage = memory.storage
             if storage is None:
@@ -358,16 +385,15 @@ def _kinds(
                     return False
                 storage = memory.laid.storage
                 parts.append(memory.laid.groups)
-            dtype, node = x.dtype, storage.node
-            if memory.is_cut or _PLAIN.get(dtype) is not node.dtype:
+            if memory.is_cut:
                 return False
+            dtype, node = x.dtype, storage.node
             if free is not None and dtype not in _FLOATS:
                 free = None
-            place = node.kind
-            parts += (
-                dtype, x.shape, x.stride(), offset_of(x), node.shape,
-                place if place in IN_MEMORY else "", storage.elements,
-            )  # fmt: skip
+            parts.append((
+                dtype, x.shape, x.stride(), offset_of(x),
+                node.dtype, node.shape, _PLACES.get(node.kind),
+            ))  # fmt: skip
             nodes.append(node)
         elif kind is float:
             # Where a formula asks for a number, it is this one.

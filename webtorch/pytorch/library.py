@@ -8,7 +8,9 @@ promotion.
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -116,6 +118,39 @@ def _register_own(library: torch.library.Library) -> None:
             library.impl(f"{name}_cell", recurrent_cell(name), key)
 
 
+def _follow_forward_mode() -> None:
+    """Let `linear` be PyTorch's composition while forward mode is on: its own gradient has no such form."""
+    module: Any = importlib.import_module("torch.autograd.forward_ad")
+    enter, leave = module.enter_dual_level, module.exit_dual_level
+    compose = functools.partial(
+        torch.ops.aten.linear.default._op_dk, torch._C.DispatchKey.CompositeImplicitAutograd
+    )
+    composing: list[torch.library.Library] = []
+
+    def follow() -> None:
+        if composing and module._current_level < 0:
+            composing.pop()._destroy()
+        elif not composing and module._current_level >= 0:
+            composing.append(torch.library.Library("aten", "IMPL"))
+            composing[0].impl("linear", compose, "AutogradPrivateUse1")
+
+    @functools.wraps(enter)
+    def enter_dual_level() -> int:
+        """Enter a level."""
+        level: int = enter()
+        follow()
+        return level
+
+    @functools.wraps(leave)
+    def exit_dual_level(*, level: int | None = None) -> None:
+        """Leave a level."""
+        leave(level=level)
+        follow()
+
+    module.enter_dual_level, module.exit_dual_level = enter_dual_level, exit_dual_level
+    follow()
+
+
 def _register() -> None:
     load()
     device.runtime()
@@ -130,6 +165,7 @@ def _register() -> None:
     regions.register(functional)
     grouped.register(functional)
     patches.apply()
+    _follow_forward_mode()
     optimizer.install()
     autocast.register()
 

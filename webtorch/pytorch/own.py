@@ -298,17 +298,21 @@ def to_layout(
     non_blocking: bool = False,
     copy: bool = False,
     memory_format: torch.memory_format | None = None,
+    layout: torch.layout | None = None,
     **options: Any,
 ) -> torch.Tensor:
     """PyTorch's `to`, always blocking: else it would ask for pinned memory of the host, which is not there."""
     if (
         not copy
         and not options
+        and (layout is None or layout is x.layout)
         and (device is None or (device.type == "webgpu" and not device.index and on_device(x)))
         and (dtype is None or dtype is x.dtype)
         and memory_format in (None, torch.preserve_format)
     ):
         return x
-    options |= {"dtype": dtype, "device": device, "copy": copy, "memory_format": memory_format}
+    options |= {
+        "dtype": dtype, "layout": layout, "device": device, "copy": copy, "memory_format": memory_format,
+    }  # fmt: skip
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch.ops.aten.to.dtype_layout._op_dk(composite, x, **options)

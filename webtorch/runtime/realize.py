@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from webtorch.dispatch.call import active
 from webtorch.errors import CaptureError, OutOfMemoryError
 from webtorch.ir.dtype import DType, Scalar, float32, float64, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
@@ -125,6 +126,24 @@ class Divided:
     fits: bool = False
     # How often each came, by the hash of its key.
     times: dict[int, int] = field(default_factory=dict)
+
+
+class _Known:
+    """How the results of one call are computed by themselves."""
+
+    __slots__ = ("args", "executable", "family", "order", "runtime")
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        executable: weakref.ref[Executable],
+        order: list[int] | None,
+        args: list[Scalar] | None,
+        family: Family | None,
+    ) -> None:
+        self.runtime, self.executable, self.family = runtime, executable, family
+        # Which source is which input (None: in their order), and the numbers (None: the node's).
+        self.order, self.args = order, args
 
 
 def argument_dtypes(node: Node) -> list[DType]:
@@ -548,17 +567,71 @@ class Runtime:
                     "instead of a Python `if`."
                 )
         with self.lock:
+            if len(self.pending) == 1 and recording is None and not self.lent and self._launch():
+                return
             taken = self._take()
             try:
-                self._compute(taken)
+                if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
+                    self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
+                if taken:
+                    self._compute(taken)
             finally:
                 self.running -= 1
 
+    def _launch(self) -> bool:
+        """Compute the one value that is pending by the program that is known for others of its form. Return whether
+        there is one: an operation that is read at once pays for no more than this.
+        """
+        reference = self.pending[0]
+        owner = reference()
+        # While there is little room somebody must ask which program was used last.
+        full = len(self.programs) > _MAX_PROGRAMS // 2
+        if owner is None or full or self.debug or watch.before is not None:
+            return False
+        # Whoever gives the owner another value from here on sees that it must be computed, too.
+        self.running += 1
+        try:
+            node = owner.node
+            form, given, kind = node.form, node.srcs, node.kind
+            if form is None or form.picks or kind == "buffer" or owner.donor is not None:
+                return False
+            buffers = []
+            for s in given:
+                if s.kind != "buffer":
+                    return False
+                buffers.append(s.buffer)
+            count = len(given)
+            if count > 1 and (given[0] is given[1] if count == 2 else len({*given}) < count):
+                return False
+            known: _Known | None = form.programs.get(node.attrs[1] if kind == "call" else 0)
+            if known is None or known.runtime is not self:
+                return False
+            executable = known.executable()
+            if executable is None:
+                return False
+            if known.order is not None:
+                buffers = [buffers[n] for n in known.order]
+            self.settled[id(owner)] = reference
+            del self.pending[0]
+            try:
+                node.become_buffer(executable.run(buffers, known.args or node.scalars)[0])
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    # Stopped before it ran: the result is still wanted.
+                    self.pending.insert(0, reference)
+                raise
+        finally:
+            self.running -= 1
+        self.counters.realized += 1
+        self.counters.hits += 1
+        self.churn.found(known.family)
+        if len(self.settled) > self.most_settled:
+            self._forget_dead()
+        if active.count and listener is not None:
+            listener.ran(self, None, None)
+        return True
+
     def _compute(self, taken: list[Taken]) -> None:
-        if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
-            self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
-        if not taken:
-            return
         try:
             if watch.before is not None:
                 # Who looks at what is computed sees every operation.
@@ -605,17 +678,15 @@ class Runtime:
         """Compute what is pending, at a point where that is useful but not needed (the end of an
         optimizer step).
         """
-        if not self.capturing:
+        if self.recording is None or not self.capturing:
             self.realize()
 
     def _run(self, owners: Sequence[Value]) -> None:
         self.counters.realized += 1
-        if not self.debug:
-            one = owners[0].node.kind == "call"
-            if self._run_call(owners) if one else len(owners) == 1 and self._run_single(owners[0]):
-                if listener is not None:
-                    listener.ran(self, None, None)
-                return
+        if not self.debug and self._run_call(owners):
+            if active.count and listener is not None:
+                listener.ran(self, None, None)
+            return
         frozen = freeze(owners)
         if (
             len(frozen.order) >= FEWEST
@@ -698,11 +769,72 @@ class Runtime:
             self._run_frozen(part, executable)
         return True
 
-    def _run_single(self, owner: Value) -> bool:
-        """Compute a value that is one operation on data, with less work than a larger graph takes."""
-        found = signature(owner)
+    def _run_call(self, owners: Sequence[Value]) -> bool:
+        """Compute the results of one call on data by a program of their own, with less work than a larger graph
+        takes.
+        """
+        first = owners[0]
+        node, donor = first.node, first.donor
+        form, given = node.form, node.srcs
         # While there is little room somebody must ask which program was used last.
-        if found is None or len(self.programs) > _MAX_PROGRAMS // 2:
+        if len(self.programs) > _MAX_PROGRAMS // 2:
+            return False
+        called = node.kind == "call"
+        if len(owners) > 1 and not called:
+            return False
+        if form is None:
+            return self._run_single(first)
+        for s in given:
+            if s.kind != "buffer":
+                return not called and self._run_single(first)
+        # The form says the rest: only which sources are one and the same is still open.
+        key: Any = node.attrs[1] if called else 0
+        count = len(given)
+        if count > 1 and (given[0] is given[1] if count == 2 else len({*given}) < count):
+            key = key, tuple([given.index(s) for s in given])
+        for owner in owners[1:]:
+            other = owner.node
+            # Results of one call have one tuple of sources.
+            if other.srcs is not given or other.form is not form or donor or owner.donor:
+                return False
+            key = key, other.attrs[1]
+        if form.picks and node.line is not None:
+            code, instruction = node.line
+            key = key, code.co_filename, code.co_firstlineno, instruction
+        if donor is not None:
+            key = key, given.index(donor) if donor in given else -1, donor.dtype, donor.shape
+            given = *given, donor
+        known: _Known | None = form.programs.get(key)
+        executable = known.executable() if known is not None and known.runtime is self else None
+        if known is None or executable is None:
+            frozen = freeze(owners)
+            executable = self.program(frozen.key, frozen)
+            order = [given.index(n) for n in frozen.inputs]
+            known = form.programs[key] = _Known(
+                self,
+                weakref.ref(executable),
+                None if order == list(range(len(given))) else order,
+                frozen.args if called else None,
+                self.families.get(id(executable)),
+            )
+        else:
+            self.counters.hits += 1
+            self.churn.found(known.family)
+        if known.order is None:
+            buffers = [s.buffer for s in given]
+        else:
+            buffers = [given[n].buffer for n in known.order]
+        args = known.args or node.scalars
+        if donor is None and len(owners) == 1:
+            node.become_buffer(executable.run(buffers, args)[0])
+        else:
+            self._write_run(owners, executable, buffers, args)
+        return True
+
+    def _run_single(self, owner: Value) -> bool:
+        """Compute a value that is one operation on data or on views of data, and knows of no others like it."""
+        found = signature(owner)
+        if found is None:
             return False
         key, inputs, args = found
         known = self.single.get(key)
@@ -717,55 +849,22 @@ class Runtime:
         buffers = [n.buffer for n in inputs]
         if owner.donor is None:
             owner.node.become_buffer(executable.run(buffers, args)[0])
-            return True
-        # What writes into memory that it is given must not run twice.
-        with whole:
-            owner.node.become_buffer(executable.run(buffers, args)[0])
-            owner.donor = None
+        else:
+            self._write_run([owner], executable, buffers, args)
         return True
 
-    def _run_call(self, owners: Sequence[Value]) -> bool:
-        """Compute the results of one remembered call on data by a program of their own."""
-        node, donor = owners[0].node, owners[0].donor
-        graph, number, _ = node.attrs
-        srcs = node.srcs
-        given = list(srcs)
-        for s in given:
-            if s.kind != "buffer":
-                return False
-        if len(self.programs) > _MAX_PROGRAMS // 2:
-            return False
-        # The graph says the rest: only which sources are one and the same is still open.
-        same = None if len(set(given)) == len(given) else tuple([given.index(s) for s in given])
-        key: Any = self, same, number
-        for owner in owners[1:]:
-            other = owner.node
-            # Results of one call have one tuple of sources.
-            if other.srcs is not srcs or other.kind != "call" or donor or owner.donor:
-                return False
-            key = *key, other.attrs[1]
-        if graph.picks and node.line is not None:
-            code, instruction = node.line
-            key = *key, code.co_filename, code.co_firstlineno, instruction
-        if donor is not None:
-            key = *key, given.index(donor) if donor in given else -1, donor.dtype, donor.shape
-            given.append(donor)
-        known = graph.programs.get(key)
-        executable = known[0]() if known is not None else None
-        if executable is None:
-            frozen = freeze(owners)
-            executable = self.program(frozen.key, frozen)
-            order = [given.index(n) for n in frozen.inputs]
-            known = graph.programs[key] = weakref.ref(executable), order, frozen.args
-        else:
-            self.counters.hits += 1
-            self.churn.found(self.families.get(id(executable)))
-        buffers = [given[n].buffer for n in known[1]]
+    @staticmethod
+    def _write_run(
+        owners: Sequence[Value],
+        executable: Executable,
+        buffers: list[Any],
+        args: Sequence[Scalar],
+    ) -> None:
+        """Run a program that may write into memory that it is given, which must not happen twice."""
         with whole:
-            for owner, buffer in zip(owners, executable.run(buffers, known[2]), strict=True):
+            for owner, buffer in zip(owners, executable.run(buffers, args), strict=True):
                 owner.node.become_buffer(buffer)
                 owner.donor = None
-        return True
 
     def caches(self) -> dict[str, dict[str, int]]:
         """Return the counters of this device's caches, by name."""

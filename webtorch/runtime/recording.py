@@ -129,4 +129,4 @@ class Recording:
             # Another thread may have looked here, and not have recorded yet what it does with it.
             if there is not None and node.kind != "buffer" and node.shape == there.node.shape:
                 node.kind, node.srcs, node.scalars = "map", (self.overwritten[there],), ()
-                node.attrs = (IDENTITY, "t", node.dtype.compute)
+                node.attrs, node.form = (IDENTITY, "t", node.dtype.compute), None

@@ -25,7 +25,7 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step
-from webtorch.tensors.above import give
+from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
@@ -119,8 +119,11 @@ class Follower:
             if _listener.follower is not self:
                 return
             self.on, self.in_vain = True, 0
+        # What was computed before was not counted.
+        changes.count += 1
         # Not before: every look at an attribute takes twice the time where a class has this.
-        setattr(Storage, "__getattr__", look_at)  # noqa: B010
+        for kind in (Tensor, Storage):
+            setattr(kind, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()
         active.follow(self)
         self.run = Run(self.root)
@@ -313,7 +316,7 @@ class Follower:
         """Keep what follows out of scripts until something is computed."""
         changes.count += 1
         give_all()
-        if not self.depth and threading.get_ident() == self.thread:
+        if not self.run.refused and not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
     # ---- following
@@ -408,7 +411,9 @@ class Follower:
                 while at is not run.at:
                     # The thread that follows was about to answer a call.
                     at = run.ended = run.at
-                program = at.program if at.ready else None
+                program = at.program_for(run.given) if at.ready else None
+                if program is not None and not program.confirmed:
+                    program = None
                 if program is not None and program.open and (graph or not mine):
                     program = None
                 try:
@@ -640,7 +645,7 @@ class Follower:
     def keep(self, run: Run, program: Program) -> None:
         """Keep what the calls of a run became. The second time that it is the same it is followed from then on."""
         step = run.at
-        old = step.program
+        old = step.program_for(program.given)
         pairs = [
             (known, p)
             for s, taken in zip(step.path(), run.taken, strict=True)
@@ -650,6 +655,7 @@ class Follower:
         if old is not None and old.key() == program.key():
             program.varied |= old.varied
             program.varied |= {i for i, value in program.given.items() if old.given[i] != value}
+            program.confirmed = True
             step.program = program
         else:
             if old is not None and self.are_fixed(step, old, program):
@@ -782,6 +788,7 @@ def _forget_programs(step: Step) -> None:
     while pending:
         found = pending.pop()
         found.program, found.ready = None, False
+        found.aside.clear()
         pending += found.following
         if found.goes_on is not None:
             pending.append(found.goes_on)
@@ -789,6 +796,8 @@ def _forget_programs(step: Step) -> None:
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
     """Give a promised tensor, or a storage that is to be written, what it lacks."""
+    if name not in LATE and name != "node":
+        raise _no_attribute(holder, name)
     given = isinstance(holder, Tensor) and give_storage(holder)
     if not given:
         for follower in list(_promising):
@@ -807,7 +816,12 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
                 give_storage(holder)
             with contextlib.suppress(AttributeError):
                 return object.__getattribute__(holder, name)
-    raise AttributeError(
+    raise _no_attribute(holder, name)
+
+
+def _no_attribute(holder: Tensor | Storage, name: str) -> AttributeError:
+    """Return Python's own error."""
+    return AttributeError(
         f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
     )
 
@@ -864,7 +878,6 @@ depending.append(_forget)
 
 def begin_to_look() -> None:
     """Look for steps that come again, from now on."""
-    give(promised=look_at)
     realizing.listener = _listener
 
 

@@ -12,7 +12,7 @@ from webtorch.dispatch.call import interpreted
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again
 from webtorch.scripts.changes import changes
-from webtorch.scripts.recording import outputs_of, retains_graph, saved_storages
+from webtorch.scripts.recording import freed, outputs_of, saved_storages
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import (
     KNOWN,
@@ -184,13 +184,11 @@ def _make(run: Run, step: Step, taken: Step) -> None:
     if step.kind == "backward":
         for (j, _), p in zip(step.leaves, step.watched):
             run.externals[j]._grad = _value(p, run)
-        if not retains_graph(args, kwargs):
-            functions = graph_of([args[0]._grad_fn])
+        functions = graph_of([args[0]._grad_fn])
     elif step.kind == "gradients":
         functions = graph_of([root._grad_fn for root in outputs_of(args, kwargs)])
     out = interpreted(step.callee, args, kwargs)
-    # Those of a pass that returns gradients are used up if they do not hold what they saved any more.
-    run.used_up.update(fn for fn in functions if step.kind == "backward" or fn.saved is None)
+    run.used_up.update(freed(functions))
     _take_over(step.results, out, run)
     for j, form in step.leaves:
         leaf = run.externals[j]
@@ -241,6 +239,9 @@ def _take_over(form: Form, out: Any, run: Run) -> None:
                 setattr(t, name, getattr(out, name))
         run.made.append(t)
         run.facts.append(form)
+    elif form[0] == "view":
+        for part, o in zip(form[1], (out._base, out), strict=True):
+            _take_over(part, o, run)
     elif form[0] == "parts":
         for part, o in zip(form[1][1], out):
             _take_over(part, o, run)

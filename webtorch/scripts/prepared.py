@@ -34,6 +34,7 @@ from webtorch.scripts.script import (
     Pattern,
     Step,
     forms_in,
+    nothing,
     patterns_in,
 )
 from webtorch.tensors.tensor import Tensor
@@ -44,12 +45,8 @@ Matcher = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 Giver = Callable[[Any], Any]
 
 _NAMES: dict[str, Any] = {
-    "Tensor": Tensor,
-    "OTHER": OTHER,
-    "changes": changes,
-    "new": object.__new__,
-    "ref": weakref.ref,
-}
+    "Tensor": Tensor, "OTHER": OTHER, "changes": changes, "new": object.__new__, "nothing": nothing, "ref": weakref.ref,
+}  # fmt: skip
 # Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
 _TESTS = {
     # A slot that nobody has any more is None.
@@ -127,6 +124,10 @@ class _Text:
             return f"run.slots[{value}]()"
         if kind == "none":
             return "None"
+        if kind == "view":
+            # What it is a view of is made when somebody looks.
+            self.lines.append("run.slots.append(nothing)")
+            return self._promised(value[1], name)
         cls, parts = value
         made = "".join([f"{self.promise(part, f'{name}_{i}')}, " for i, part in enumerate(parts)])
         return (

@@ -76,7 +76,6 @@ class Note:
             if run.slot_of(args[0]) is None:
                 raise Refused("it is given a tensor from before that has a graph")
             self.functions = graph_of([args[0]._grad_fn])
-            self.retains = retains_graph(args, kwargs)
             self.leaves = _leaves(self.functions, run)
             step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
         elif step.kind == "gradients":
@@ -173,12 +172,10 @@ class Note:
                 form = ("none", 0)
             leaves.append((run.numbers[id(leaf)], form))
         step.leaves = tuple(leaves)
-        if step.kind == "gradients":
-            run.used_up.update(_freed(self.functions))
+        if step.kind == "gradients" or step.kind == "backward":
+            run.used_up.update(freed(self.functions))
         if step.kind == "backward":
             run.differentiated = True
-            if not self.retains:
-                run.used_up.update(self.functions)
         step.key = (
             step.modes, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
             step.results, step.writes, step.leaves,
@@ -272,13 +269,21 @@ def form_of(out: Any, run: Run) -> Form:
         if number is not None:
             _check_unchanged(out, run.facts[number])
             return ("slot", number)
-        f = _facts(out, run)
-        run.add_slot(out)
-        run.facts.append(f)
-        return f
+        base = out._base
+        if base is None or run.external_of(base) is not None or run.slot_of(base) is not None:
+            return _new_slot(out, run)
+        # The call has made what it gives a view of, and nobody else has that.
+        return ("view", (_new_slot(base, run), _new_slot(out, run)))
     if isinstance(out, (tuple, list)):
         return ("parts", (type(out), tuple([form_of(o, run) for o in out])))
     raise Refused(f"it gives a {type(out).__name__}")
+
+
+def _new_slot(t: Tensor, run: Run) -> Facts:
+    f = _facts(t, run)
+    run.add_slot(t)
+    run.facts.append(f)
+    return f
 
 
 def _check_unchanged(t: Tensor, f: Facts) -> None:
@@ -309,8 +314,6 @@ def _facts(t: Tensor, run: Run) -> Facts:
     base = None
     if t._base is not None:
         known, slot = run.external_of(t._base), run.slot_of(t._base)
-        if known is None and slot is None:
-            raise Refused("it gives a view of a tensor that nobody has")
         if known is None and (slot or 0) < run.first:
             raise Refused("it gives a view of what was computed before")
         base = ("external", known) if known is not None else ("slot", slot or 0)
@@ -345,17 +348,24 @@ def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
     return leaves
 
 
-def _freed(functions: Iterable[GradFn]) -> list[GradFn]:
-    """Return the functions that have been used up. Raises Refused where others read what these give."""
-    found = [fn for fn in functions if fn.saved is None]
-    if found and len(found) < sum(not isinstance(fn, AccumulateGrad) for fn in functions):
-        raise Refused("a part of a graph is used up")
-    return found
+def freed(functions: Iterable[GradFn]) -> list[GradFn]:
+    """Return the functions that have been used up: they do not hold what they saved any more."""
+    return [fn for fn in functions if fn.saved is None]
 
 
-def retains_graph(args: Args, kwargs: Kwargs) -> bool:
-    """Whether a backward pass leaves the graph as it is."""
-    return bool(args[2] if len(args) > 2 else kwargs.get("retain_graph"))
+def _left_of(starts: Iterable[GradFn], gone: Container[GradFn]) -> dict[GradFn, bool | None]:
+    """Return what backward passes have left of the graphs of functions: True, all of it; False, nothing, since each way
+    comes to a function that is gone; None, a part.
+    """
+    left: dict[GradFn, bool | None] = {}
+    # What is made later leads to what was there before.
+    for fn in sorted(graph_of(starts), key=lambda f: f.sequence):
+        ways = {left.get(e[0], True) for e in fn.edges if e is not None}
+        if fn in gone or ways == {False}:
+            left[fn] = False
+        else:
+            left[fn] = None if ways & {False, None} else True
+    return left
 
 
 def outputs_of(args: Args, kwargs: Kwargs) -> Sequence[Any]:
@@ -433,13 +443,17 @@ def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int]]:
     places: dict[Storage, int] = {}
     used: set[int] = set()
     still: set[int] = set()
+    alive = [t._grad_fn for reference in run.slots if (t := reference()) is not None]
+    left = _left_of([fn for fn in alive if fn is not None], run.used_up)
     for k, reference in enumerate(run.slots):
         t = reference()
         if t is None:
             continue
         fn = t._grad_fn
         if fn is not None:
-            (used if fn in run.used_up else still).add(k)
+            if left[fn] is None:
+                raise Refused("a part of a graph is used up")
+            (still if left[fn] else used).add(k)
         if t._base_history or t._history:
             raise Refused("a result was written in place with gradients")
         if k >= run.first:

@@ -18,9 +18,14 @@ from webtorch.tensors.made_by import MadeBy
 # Where a value is: ("external", number), ("saved", place among what the graph had saved before), ("hidden", storage),
 # ("constant", node), ("cast", what `Run.cast` finds), or ("output", place among the program's).
 Origin = tuple[str, Any]
-# What a result is, where it is no new tensor: ("external" or "slot", its number), ("none", 0), or
+# What a result is, where it is not only a new tensor: ("external" or "slot", its number), ("none", 0),
+# ("view", (what is known of the tensor that it is a view of and that nobody else has, and of it)), or
 # ("parts", (class, what its items are)).
 Form = Any
+
+
+# How many programs of the same calls are kept, by what numbers among their arguments decide.
+_MOST_ASIDE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +53,9 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "answers", "args", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs", "leaves",
-        "line", "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched",
-        "watches", "writes",
+        "answers", "args", "aside", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs",
+        "leaves", "line", "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until",
+        "watched", "watches", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -77,6 +82,8 @@ class Step:
         # What the calls up to here have become, and whether some program from here on is known well.
         self.program: Program | None = None
         self.ready = False
+        # Those where numbers decide otherwise.
+        self.aside: list[Program] = []
         # What follows from the above, made when the call is followed first (`prepared`): the comparisons of its
         # arguments and of what is watched, what promises its results, whether it does nothing else, and how many slots
         # and external tensors there are then.
@@ -91,6 +98,14 @@ class Step:
         self.known: list[Facts] | None = None
         # Where the calls stand that come after the program has run, if they need a graph of before.
         self.goes_on: Step | None = None
+
+    def program_for(self, given: Mapping[int, float]) -> Program | None:
+        """Return the program that was recorded with numbers that decide as these do."""
+        if self.program is not None and not self.program.decides(given):
+            self.aside.append(self.program)
+            self.program = next((p for p in self.aside if p.decides(given)), None)
+            self.aside = [p for p in self.aside if p is not self.program][-_MOST_ASIDE:]
+        return self.program
 
     def go_on(self) -> None:
         """Let calls follow that need a graph of before the program ran."""
@@ -137,7 +152,7 @@ STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range
 OTHER = object()
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """A reference to nothing."""
 
 
@@ -159,7 +174,7 @@ class Pattern:
         self.facts: Any = None
         self.alias = (-1, -1)
         # The tensor that was as the facts say last, and how many changes there had been then.
-        self.last: Callable[[], Any] = _nothing
+        self.last: Callable[[], Any] = nothing
         self.stamp = -1
         # How many there had been when it came again, with memory for itself.
         self.regular = -1
@@ -223,6 +238,8 @@ class Program:
     # were others at another time, and made no other difference.
     given: Given
     varied: set[int]
+    # Whether the calls have become it twice.
+    confirmed: bool = False
     # Outputs that are the memory of an input, as a rule: their places, and those of the inputs. And all others.
     kept: tuple[list[int], list[int]] = field(init=False)
     others: list[int] = field(init=False)
@@ -244,14 +261,19 @@ class Program:
         decided = self.given.decided.keys()
         return self.executable, self.inputs, self.outputs, self.draws, args, decided, graph
 
-    def holds(self, given: dict[int, float]) -> bool:
+    def holds(self, given: Mapping[int, float]) -> bool:
         """Whether the program is that of calls that are given these numbers."""
         before = self.given
         for place, value in before.items():
             if given.get(place) != value and place not in self.varied:
                 return False
+        return self.decides(given)
+
+    def decides(self, given: Mapping[int, float]) -> bool:
+        """Whether other numbers decide what these did."""
+        decided = self.given.decided
         try:
-            return all(d.holds(given) for d in before.decided.values())
+            return not decided or all(d.holds(given) for d in decided.values())
         except (ArithmeticError, LookupError, ValueError):
             # The calls in the usual way raise it.
             return False
@@ -285,6 +307,8 @@ class Number(HostScalar):
     """
 
     computed: tuple[Callable[..., float], tuple[Any, ...]] | None = None
+    # What it is equal to may decide what is called: another number in its place must decide the same.
+    compared = True
 
     def among(self, given: Mapping[int, float]) -> float:
         """Return what it is where calls are given other numbers."""
@@ -457,6 +481,8 @@ def forms_in(form: Form) -> Iterator[Facts]:
     """Iterate over the slots in what a call gives."""
     if type(form) is Facts:
         yield form
+    elif form[0] == "view":
+        yield from form[1]
     elif form[0] == "parts":
         for part in form[1][1]:
             yield from forms_in(part)

@@ -49,6 +49,22 @@ def missing_names(module: str, place: str) -> Any:
     return find
 
 
+class Absent:
+    """Stands in a class for a name of PyTorch's that webtorch does not have: whoever looks is told.
+
+    A class with `__getattr__` could tell as well, and make every look at an attribute slower, also of those that
+    are there.
+    """
+
+    __slots__ = ("name", "place")
+
+    def __init__(self, place: str, name: str) -> None:
+        self.place, self.name = place, name
+
+    def __get__(self, holder: object, owner: type[Any]) -> Any:
+        raise MissingName(owner, self.place, self.name)
+
+
 class MissingName(AttributeError):
     """A name that does not exist; says whether PyTorch has it, and the nearest one that exists.
 

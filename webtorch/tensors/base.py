@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import plays
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import format_order, is_contiguous, lies_in, numel
+from webtorch.tensors.absent import Absent
 from webtorch.tensors.device import device, device_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.made_by import MadeBy
@@ -122,6 +124,11 @@ class TensorBase(TensorMethods):
         self._retains = False
         self._accumulate: weakref.ref[Any] | None = None
         self._inference = mode.inference
+
+    def __dir__(self) -> list[str]:
+        """Return the names of what there is."""
+        cls = type(self)
+        return [n for n in object.__dir__(self) if type(getattr_static(cls, n, None)) is not Absent]
 
     @property
     @plays("fact")

@@ -34,8 +34,8 @@ from webtorch.ops.record import Autocast, Elementwise, Op, Overlap, in_old_order
 from webtorch.tensors import override
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import Operand, can_cast
-from webtorch.tensors.recorders import apply, apply_two
-from webtorch.tensors.remember import remembering
+from webtorch.tensors.recorders import apply, apply_one, apply_two
+from webtorch.tensors.remember import Memory, Views
 from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import SavedTensor, composed
@@ -98,22 +98,22 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     """Return the public function of an elementwise entry."""
     run = _elementwise_run(op)
     callee = op.callee = Callee(op.name, run, autocast=op.autocast)
-    direct = not op.refuses
+    count = len(op.tensors)
+    # What stands in each place without being looked at; internal entries are called with what is right.
+    other_too = _OPERANDS if not op.function_in or op.numbers_for != "none" else (Tensor,)
+    input_too = _OPERANDS if not op.function_in or op.numbers_for == "both" else (Tensor,)
 
-    if len(op.tensors) == 1 and not op.numbers:
+    if count == 1 and not op.numbers:
 
         def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:
-            if not active.count and out is None and direct and isinstance(input, Tensor):
-                return apply(op, (input,))
+            if not active.count and out is None and isinstance(input, Tensor):
+                return apply_one(op, input)
             return enter(callee, (input,), {} if out is None else {"out": out})
 
     elif op.tensors == ("input", "other") and not op.numbers:
-        # What stands in each place without being looked at; internal entries are called with what is right.
-        other_too = _OPERANDS if not op.function_in or op.numbers_for != "none" else (Tensor,)
-        input_too = _OPERANDS if not op.function_in or op.numbers_for == "both" else (Tensor,)
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
-            if not active.count and out is None and direct:
+            if not active.count and out is None:
                 if isinstance(input, Tensor):
                     if isinstance(other, other_too):
                         return apply_two(op, input, other)
@@ -122,8 +122,23 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
             return enter(callee, (input, other), {} if out is None else {"out": out})
 
     else:
+        defaults = tuple([op.defaults.get(n) for n in op.numbers])
+        # From so many arguments on the rest are numbers that have defaults.
+        least = count + sum(n not in op.defaults for n in op.numbers)
+        most = len(op.positional())
 
-        def function(*args: object, out: Tensor | None = None, **kwargs: object) -> Tensor:  # type: ignore[misc]
+        def function(*args: Any, out: Tensor | None = None, **kwargs: object) -> Tensor:  # type: ignore[misc]
+            given = len(args)
+            if not kwargs and least <= given <= most and not active.count and out is None:
+                for x in args[:count]:
+                    if not isinstance(x, Tensor):
+                        break
+                else:
+                    return apply(op, args[:count], args[count:] + defaults[given - count :])
+                if given == 2 == count and isinstance(args[0], Tensor) and not defaults:
+                    x, y = args
+                    if isinstance(y, other_too):
+                        return apply_two(op, x, y)
             return enter(callee, args, kwargs if out is None else {**kwargs, "out": out})
 
     function.__name__ = function.__qualname__ = op.name
@@ -168,7 +183,7 @@ def _elementwise_run(op: Elementwise) -> Run:
             _check_exact(op.name, (out,), (result,))
         return store_in(out, result, op.name)
 
-    return refuse_types(op, run) if op.refuses else run
+    return run
 
 
 def _check_numbers(op: Elementwise, input: object, other: object) -> None:
@@ -278,8 +293,14 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         return written
     public, made = bool(op.function_in), bool(op.function_in) and op.family != "movement"
     # Below a gradient rule nothing records gradients: in training, too, its forward part is remembered.
+    run: Run
+    find: Run | None = None
     if public or op.vjp is not None:
-        run = remembering(written)
+        memory = Memory(written, op.factory)
+        run, find = memory.run, memory.find
+        if op.family == "movement":
+            views = Views(run, memory, titled=bool(op.gradient_name))
+            run, find = views.run, views.find
     else:
         run = lambda args, kwargs: written(*args, **kwargs)  # noqa: E731
     if op.vjp is not None:
@@ -293,7 +314,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         run = composed(run, title, names, op.own_view or (title is None and not made), op.once)
     if op.alone is not None:
         run = _or_alone(op.alone, run)
-    op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast)
+    op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast, find=find)
     function = bind(op.callee, written)
     if op.vjp is not None:
         function.__name__ = function.__qualname__ = op.name
@@ -353,7 +374,9 @@ def bind_public(op: Op, with_out: Run) -> Callable[..., Any]:
                 _explain(op, error, args, kwargs)
             raise
 
-    callee = Callee(op.name, checked, op, parameters=op.parameters, autocast=op.autocast)
+    callee = Callee(
+        op.name, checked, op, parameters=op.parameters, autocast=op.autocast, find=op.callee.find
+    )
     return bind(callee, op.function)
 
 

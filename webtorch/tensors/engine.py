@@ -205,7 +205,9 @@ class _Backward:
                 if found is None:
                     return
                 g = found
-            _accumulate(end.variable, g, self.create_graph)
+            # Its flag may have been taken away since.
+            if end.variable._requires_grad:
+                _accumulate(end.variable, g, self.create_graph)
             if end.post_hooks:
                 _after(end, (), [g])
 

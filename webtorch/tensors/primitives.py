@@ -561,7 +561,9 @@ def _check_not_empty(
 ) -> None:
     for d, index in enumerate(indices):
         if shape[d] == 0 and index.numel():
-            raise IndexError(f"{name}: index is out of bounds for dimension {dims[d]} with size 0")
+            raise IndexError(
+                f"index is out of bounds for dimension with size 0 (dimension {dims[d]} of {name})"
+            )
 
 
 # ---- contractions

@@ -23,7 +23,7 @@ from webtorch.ir.dtype import (
     integer_limits,
     legacy_name,
 )
-from webtorch.ir.graph import Node, window
+from webtorch.ir.graph import Form, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
 from webtorch.ops import elementwise
@@ -196,7 +196,7 @@ class _Recorder:
     """How the calls of an entry with one signature are recorded: worked out at the first (`_prepare`)."""
 
     __slots__ = (
-        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "gradients", "order",
+        "attrs", "compute", "converts", "differentiable", "dtype", "elements", "form", "gradients", "order",
         "runtime", "shape", "stored", "strides",
     )  # fmt: skip
 
@@ -210,6 +210,7 @@ class _Recorder:
     ) -> None:
         letters = ["t" if isinstance(o, Tensor) else "s" for o in operands] + ["s"] * len(numbers)
         self.attrs = (op, "".join(letters), dtype.compute)
+        self.form = Form()
         # The type of the calculation, and of the result.
         self.compute = dtype
         self.dtype = bool_ if op.promotion == "bool" else dtype
@@ -249,7 +250,14 @@ class _Recorder:
         if self.converts:
             values = self._converted(operands, values)
         node = Node(
-            "map", tuple(srcs), self.attrs, tuple(values), self.stored, self.dtype, user_line()
+            "map",
+            tuple(srcs),
+            self.attrs,
+            tuple(values),
+            self.stored,
+            self.dtype,
+            user_line(),
+            self.form,
         )
         out = object.__new__(Tensor)
         out._adopt(
@@ -320,6 +328,37 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     return out
 
 
+def apply_one(op: Elementwise, x: Tensor) -> Tensor:
+    """Record an elementwise op of one operand: `apply`, written out for a tensor in order."""
+    if x._whole:
+        storage = x._storage
+        recorder = _recorders.get((op, x._shape, x.dtype, storage.runtime))
+        if recorder is not None:
+            node, shape = storage.node, recorder.shape
+            if node.shape != shape:
+                node = x._node()
+            node = Node(
+                "map",
+                (node,),
+                recorder.attrs,
+                (),
+                shape,
+                recorder.dtype,
+                user_line(3),
+                recorder.form,
+            )
+            out = object.__new__(Tensor)
+            out._adopt(
+                Storage(node, recorder.runtime, recorder.elements), shape, recorder.strides, 0, True
+            )
+            if recorder.differentiable and (
+                x._requires_grad or x._base is not None or transforms.count
+            ):
+                _follow(recorder, out, (x,), ())
+            return out
+    return apply(op, (x,))
+
+
 def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
     """Record an elementwise op of two operands: `apply`, written out for tensors in order."""
     if isinstance(x, Tensor) and x._whole:
@@ -345,14 +384,16 @@ def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
             else:
                 srcs, values = (first,), (y,)  # type: ignore[assignment]
             dtype, runtime = recorder.dtype, recorder.runtime
-            node = Node("map", srcs, recorder.attrs, values, shape, dtype, user_line())
+            node = Node(
+                "map", srcs, recorder.attrs, values, shape, dtype, user_line(), recorder.form
+            )
             out = object.__new__(Tensor)
             out._adopt(Storage(node, runtime, recorder.elements), shape, recorder.strides, 0, True)
             if recorder.differentiable and (
-                transforms.count
-                or x._requires_grad
+                x._requires_grad
                 or x._base is not None
                 or (not values and (y._requires_grad or y._base is not None))  # type: ignore[union-attr]
+                or transforms.count
             ):
                 _follow(recorder, out, (x, y), ())
             return out
@@ -391,9 +432,15 @@ def _prepare(
     """Work out what calls like this one record; None where they go another way."""
     tensors = [o for o in operands if isinstance(o, Tensor)]
     others = [o for o in operands if not isinstance(o, Tensor)]
-    if not tensors or any(type(o) is complex for o in others):
+    if not tensors:
         return None
     first = tensors[0]
+    if op.refuses and first is operands[0] and first.dtype in op.refuses:
+        raise DTypeError(
+            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(first.dtype)}'"
+        )
+    if any(type(o) is complex for o in others):
+        return None
     runtime = first._storage.runtime
     if any(t._storage.runtime is not runtime for t in tensors):
         return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any
 
 from webtorch.dispatch.call import Args, Kwargs, Run, active, inside
@@ -18,13 +19,15 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.graph import IN_MEMORY, Node, Recorded
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
-from webtorch.runtime.realize import is_seen
+from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.tensors import override
+from webtorch.tensors.device import device, resolve
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import View, noted
 
 # Kinds of calls that an operation remembers; a program that makes kinds without end starts anew.
 _MOST_KINDS = 512
@@ -37,35 +40,40 @@ _MOST_CONSTANT = 1 << 14
 # Numbers that are equal though they mean different things are told apart by their types, zeros by their signs.
 _NUMBERS = frozenset((bool, int, float, complex))
 _LISTS = frozenset((tuple, list, Size))
-_OTHERS = frozenset((str, type(None), DType, slice, type(Ellipsis)))
+_OTHERS = frozenset((str, type(None), DType, type(Ellipsis), device))
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
-# A result: the first attributes, the shape and the type of its node, the version of its storage, and how it
-# lies there.
-Place = tuple[tuple[Recorded, int], tuple[tuple[int, ...], DType], int, Geometry]
+# A result: the attributes of its node where it is the only one, the shape, type and size of that, the version of its
+# storage, and how it lies there.
+Place = tuple[tuple[Recorded, int, tuple[()]], tuple[tuple[int, ...], DType, int], int, Geometry]
 
 
 class Result:
     """What a remembered call gives: the sources of its graph, and the places of its results."""
 
-    __slots__ = ("kind", "leaves", "places")
+    __slots__ = ("kind", "leaves", "places", "runtime", "straight")
 
     def __init__(
         self,
         kind: Callable[..., Any] | None,
         leaves: list[int | Node],
         places: list[Place],
+        runtime: Runtime,
+        count: int,
     ) -> None:
+        """`count`: of the tensors among the arguments."""
         # None: one tensor; else what makes the tuple.
         self.kind = kind
         # The sources: tensors among the arguments by number, or data of the call's own.
         self.leaves = leaves
-        self.places = places
+        # Whether these are the tensors, in their order.
+        self.straight = leaves == list(range(count))
+        self.places, self.runtime = places, runtime
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that remembers what calls without gradients record."""
-    run = remembering(function)
+    run = Memory(function).run
 
     @functools.wraps(function)
     def call(*args: object, **kwargs: object) -> Any:
@@ -75,58 +83,225 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def remembering(function: Callable[..., Any]) -> Run:
-    """Return what calls a function, and remembers what calls without gradients record."""
-    # By kind of call: 0 where it was seen once, None where it cannot be remembered.
-    known: dict[tuple[Any, ...], Result | int | None] = {}
-    _FORGETTING.append(known)
-    failures = 0
+class Memory:
+    """What a function records, by the kinds of its arguments."""
 
-    def call(args: Args, kwargs: Kwargs) -> Any:
-        """Call the function, or record a node for what it is known to record."""
-        nonlocal failures
-        if failures >= _MOST_FAILURES or look.watching:
-            return function(*args, **kwargs)
+    __slots__ = ("failures", "function", "known", "makes")
+
+    def __init__(self, function: Callable[..., Any], makes: bool = False) -> None:
+        """`makes`: it is given numbers, and a device to make tensors on."""
+        self.function, self.makes = function, makes
+        # By kind of call: 0 where it was seen once, None where it cannot be remembered.
+        self.known: dict[tuple[Any, ...], Result | int | None] = {}
+        # How many could not be; far below 0 once one could.
+        self.failures = 0
+        _FORGETTING.append(self.known)
+
+    def find(self, args: Args, kwargs: Kwargs) -> Any:
+        """Record a node for what a call is known to record; None if that is not known. To be asked while no
+        interpreter is on.
+        """
+        if self.failures >= 0 or look.watching or transforms.count:
+            return None
         nodes: list[Node] = []
-        # What products of 16-bit floats give is not told by their arguments.
-        parts: list[Any] = [mode.keeps_sums]
-        if not _kinds(args, parts, nodes):
-            return function(*args, **kwargs)
-        for name, value in kwargs.items():
-            parts.append((name,))
-            if not _kinds((value,), parts, nodes):
-                return function(*args, **kwargs)
-        if (
-            not nodes
-            # Transforms and interpreters meet the calls that this one is made of.
-            or transforms.count
-            or (active.count and inside())
-        ):
-            return function(*args, **kwargs)
-        if len(nodes) > 1:
-            parts.append(tuple([nodes.index(n) for n in nodes]))
-        key = tuple(parts)
+        key = self._kind_of(args, kwargs, nodes)
+        found = self.known.get(key) if key is not None else None
+        return _again(found, nodes) if type(found) is Result else None
+
+    def run(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the function, or record a node for what it is known to record."""
+        if self.failures >= _MOST_FAILURES or look.watching:
+            return self.function(*args, **kwargs)
+        nodes: list[Node] = []
+        key = self._kind_of(args, kwargs, nodes)
+        # Transforms and interpreters meet the calls that this one is made of.
+        if key is None or transforms.count or (active.count and inside()):
+            return self.function(*args, **kwargs)
+        known = self.known
         found = known.get(key, 1)
         if type(found) is Result:
-            return _again(found, nodes, parts[0])
+            return _again(found, nodes)
         if found == 0:
             result = None
             try:
-                out, result = watched(function, args, kwargs, nodes)
+                out, result = watched(self.function, args, kwargs, nodes, key[0])
             finally:
                 known[key] = result
             if result is not None:
-                failures = -(1 << 30)
+                self.failures = -(1 << 30)
             else:
-                failures += 1
+                self.failures += 1
             return out
         if found == 1:
             if len(known) >= _MOST_KINDS:
                 known.clear()
             known[key] = 0
-        return function(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
-    return call
+    def _kind_of(self, args: Args, kwargs: Kwargs, nodes: list[Node]) -> tuple[Any, ...] | None:
+        """Return what a call records depends on, first the device, and add the values of its tensors to `nodes`; None
+        where that is not all.
+        """
+        # What products of 16-bit floats give is not told by their arguments.
+        parts: list[Any] = [None, mode.keeps_sums]
+        if not _kinds(args, parts, nodes):
+            return None
+        for name, value in kwargs.items():
+            parts.append((name,))
+            if not _kinds((value,), parts, nodes):
+                return None
+        count = len(nodes)
+        if count == 2:
+            parts.append(nodes[0] is nodes[1])
+        elif count > 2:
+            parts.append(tuple([nodes.index(n) for n in nodes]))
+        elif count == 0:
+            where = kwargs.get("device")
+            if not self.makes or not (where is None or type(where) in (str, device)):
+                return None
+            runtime = parts[0] = resolve(where)
+            if runtime.recording is not None:
+                return None
+        return tuple(parts)
+
+
+class Views:
+    """The views that a function gives of its first argument, by how that lies and by the other arguments: shapes,
+    strides and offsets are worked out once. Where it gives anything else, `memory` may know the call.
+    """
+
+    __slots__ = ("failures", "known", "memory", "run_as_usual", "titled")
+
+    def __init__(self, run: Run, memory: Memory | None = None, titled: bool = False) -> None:
+        """`titled`: its results get gradient functions of another name than views have."""
+        self.run_as_usual, self.memory, self.titled = run, memory, titled
+        # By kind of call: 0 where it was seen once, None where it gives no view.
+        self.known: dict[tuple[Any, ...], View | int | None] = {}
+        self.failures = 0
+
+    def find(self, args: Args, kwargs: Kwargs) -> Any:
+        """Return what a call is known to give; None if that is not known. To be asked while no interpreter is on."""
+        if self.failures < 0 and not kwargs and args:
+            x = args[0]
+            key = _lies(x, args)
+            found = self.known.get(key) if key is not None else None
+            if type(found) is View and (
+                found.vjp is not None or not (mode.grad and x.requires_grad)
+            ):
+                if found.dense == _ITSELF:
+                    return x
+                offset = x._offset
+                return found.of(x, offset + found.offset if found.offset else offset)
+        return self.memory.find(args, kwargs) if self.memory is not None else None
+
+    def run(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the function, and note what view it gives."""
+        if self.failures < _MOST_FAILURES and not kwargs and args and not active.count:
+            key = _lies(args[0], args)
+            if key is not None and type(args[0]._offset) is int:
+                found = self.known.get(key, 1)
+                if found == 0:
+                    return self._watched(key, args)
+                if found == 1:
+                    self._note(key)
+        return self.run_as_usual(args, kwargs)
+
+    def _note(self, key: tuple[Any, ...]) -> None:
+        """Note a call that was not seen before."""
+        known = self.known
+        if len(known) >= _MOST_KINDS:
+            if sum(found == 0 for found in known.values()) > _MOST_KINDS // 2:
+                # Each is another one, as in a loop over positions.
+                self.failures = _MOST_FAILURES
+            known.clear()
+        known[key] = 0
+
+    def _watched(self, key: tuple[Any, ...], args: Args) -> Any:
+        """Call the function, and keep what it gives if that is a view."""
+        x, me = args[0], get_ident()
+        state = _state(x)
+        before, outer = look.looked, noted.get(me)
+        views = noted[me] = []
+        self.known[key], look.looked = None, False
+        try:
+            out = self.run_as_usual(args, {})
+        finally:
+            looked, look.looked = look.looked, before or look.looked
+            del noted[me]
+            if outer is not None:
+                outer += views
+                noted[me] = outer
+        if looked or type(out) is not Tensor or _state(x) != state:
+            return out
+        found = None
+        if out is x and not views:
+            found = View((), (), 0, _ITSELF, _itself, (), "")
+        elif views and _is_chain(x, views, out):
+            view, single = views[-1][1], len(views) == 1 and not self.titled
+            found = View(
+                view.shape,
+                view.strides,
+                out._offset - x._offset,
+                view.dense,
+                view.vjp if single else None,
+                view.args,
+                view.name,
+            )
+        self.known[key] = found
+        self.failures = -(1 << 30) if found is not None else self.failures + 1
+        return out
+
+
+def _state(x: Tensor) -> tuple[Any, ...]:
+    """Return what a call changes of a tensor that it writes, or makes a view of its own storage."""
+    storage = x._storage
+    return storage, storage.node, storage.version, x._history, x._shape, x._strides, x._offset
+
+
+# Stands for the size of a view that is the tensor itself.
+_ITSELF = -2
+
+
+def _itself(g: Tensor) -> Tensor:
+    return g
+
+
+def _lies(x: Any, args: Args) -> tuple[Any, ...] | None:
+    """Return how a tensor lies, and the arguments that follow it; None where that does not say what a view is."""
+    kind = type(x)
+    if (
+        (kind is not Tensor and not (kind in override.plain and issubclass(kind, Tensor)))
+        or x._levels
+        or transforms.count
+    ):
+        return None
+    if len(args) == 1:
+        return x._shape, x._strides, x.dtype
+    parts: list[Any] = [x._shape, x._strides, x.dtype]
+    return tuple(parts) if _constants(args[1:], parts) else None
+
+
+def _constants(values: Iterable[Any], parts: list[Any]) -> bool:
+    """Add to `parts` values that are no tensors, and lists of such; False where there are others."""
+    for x in values:
+        kind = type(x)
+        if kind in _LISTS:
+            parts += (kind, len(x))
+            if len(x) > _LONGEST or not _constants(x, parts):
+                return False
+        elif not _constant(x, kind, parts):
+            return False
+    return True
+
+
+def _is_chain(x: Tensor, views: list[tuple[Tensor, View, Tensor]], out: Tensor) -> bool:
+    """Whether views are one of x, one of that, and so on to `out`, all of x's type."""
+    at = x
+    for source, view, made in views:
+        if source is not at or view.dtype is not None:
+            return False
+        at = made
+    return at is out and out.dtype is x.dtype and not out._levels
 
 
 _FORGETTING: list[dict[tuple[Any, ...], Any]] = []
@@ -142,16 +317,16 @@ depending.append(forget)
 
 
 def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
-    """Add to `parts` what a call records depends on, first the runtime; False where that is not all."""
+    """Add to `parts` what a call records depends on; False where that is not all."""
     for x in values:
         kind = type(x)
         if kind is Tensor or (kind in override.plain and issubclass(kind, Tensor)):
             storage = x._storage
             node, runtime = storage.node, storage.runtime
-            if not nodes:
-                parts.insert(0, runtime)
-            elif runtime is not parts[0]:
-                return False
+            if runtime is not parts[0]:
+                if nodes:
+                    return False
+                parts[0] = runtime
             if runtime.recording is not None or (node.host is not None and is_seen(node)):
                 return False
             needs = x._requires_grad or (x._base is not None and x.requires_grad)
@@ -167,53 +342,75 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
                 place = node.kind if node.kind in IN_MEMORY else ""
                 parts += (shape, x._strides, x._offset, x.dtype, node.shape, needs, place)
             nodes.append(node)
-        elif kind in _NUMBERS:
-            parts += (kind, x if x and kind is not complex else str(x))
-        elif kind in _OTHERS:
-            parts.append(x if kind is not slice else ("slice", x.start, x.stop, x.step))
         elif kind in _LISTS:
             parts += (kind, len(x))
             # Long lists are data.
             if len(x) > _LONGEST or not _kinds(x, parts, nodes):
                 return False
-        else:
+        elif not _constant(x, kind, parts):
             return False
     return True
 
 
-def _again(found: Result, nodes: list[Node], runtime: object) -> Any:
-    """Record a remembered call."""
-    leaves: Any = tuple([nodes[x] if type(x) is int else x for x in found.leaves])
-    line = user_line()
+def _constant(x: Any, kind: type[Any], parts: list[Any]) -> bool:
+    """Add to `parts` a value that is no tensor; False where it is of no kind that is compared."""
+    if kind in _NUMBERS:
+        parts += (kind, x if x and kind is not complex else str(x))
+    elif kind is slice:
+        ends = x.start, x.stop, x.step
+        parts += ("slice", *ends)
+        return all(type(n) is int or n is None for n in ends)
+    elif kind in _OTHERS:
+        parts.append(x)
+    else:
+        return False
+    return True
+
+
+def _again(found: Result, nodes: list[Node]) -> Any:
+    """Record a remembered call, from within `Memory.find` or `Memory.run`."""
+    leaves: tuple[Any, ...] = tuple(
+        nodes if found.straight else [nodes[x] if type(x) is int else x for x in found.leaves]
+    )
+    line = user_line(4)
     if found.kind is None:
-        return _tensor(leaves, line, runtime, found.places[0], ())
+        place = found.places[0]
+        return _tensor(leaves, line, found.runtime, place, place[0])
     results: list[weakref.ref[Node]] = []
-    return found.kind([_tensor(leaves, line, runtime, place, results) for place in found.places])
+    made = []
+    for place in found.places:
+        graph, number, _ = place[0]
+        out = _tensor(leaves, line, found.runtime, place, (graph, number, results))
+        results.append(weakref.ref(out._storage.node))
+        made.append(out)
+    return found.kind(made)
 
 
 def _tensor(
-    leaves: tuple[Node, ...], line: object, runtime: Any, place: Place, results: object
+    leaves: tuple[Any, ...], line: object, runtime: Runtime, place: Place, attrs: tuple[Any, ...]
 ) -> Tensor:
-    """Return a result, whose node joins those of the call's `results`, if it has several."""
-    attrs, (elements, kind), version, (shape, strides, offset, whole, dtype) = place
-    node = Node("call", leaves, (*attrs, results), (), elements, kind, line)
-    if type(results) is list:
-        results.append(weakref.ref(node))
-    storage = Storage(node, runtime)
+    """Return a result."""
+    _, (shape, kind, elements), version, (size, strides, offset, whole, dtype) = place
+    storage = Storage(
+        Node("call", leaves, attrs, (), shape, kind, line, attrs[0]), runtime, elements
+    )
     storage.version = version
     out = object.__new__(Tensor)
-    out._adopt(storage, shape, strides, offset, whole)
+    out._adopt(storage, size, strides, offset, whole)
     out.dtype = dtype
     return out
 
 
 def watched(
-    function: Callable[..., Any], args: Any, kwargs: dict[str, Any], nodes: list[Node]
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: dict[str, Any],
+    nodes: list[Node],
+    runtime: Runtime,
 ) -> tuple[Any, Result | None]:
     """Call a composite, and return its result with what there is to remember."""
     tensors = [x for x in override.flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
     storages = [t._storage for t in tensors]
-    runtime = storages[0].runtime
     versions = [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)]
     realized = runtime.counters.realized
     look.watching, look.looked = True, False
@@ -229,10 +426,12 @@ def watched(
             or [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)] != versions
             or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
         )
-        return out, None if touched else _result(out, nodes, storages)
+        return out, None if touched else _result(out, nodes, storages, runtime)
 
 
-def _result(out: object, nodes: list[Node], storages: list[Storage]) -> Result | None:
+def _result(
+    out: object, nodes: list[Node], storages: list[Storage], runtime: Runtime
+) -> Result | None:
     if isinstance(out, tuple):
         tensors = [t for t in out if t is not None]
         kind: Callable[..., Any] | None = getattr(type(out), "_make", tuple)
@@ -262,7 +461,7 @@ def _result(out: object, nodes: list[Node], storages: list[Storage]) -> Result |
             or t._storage.node in number
             or t._storage.node.shared
             or any(t._storage is s for s in seen)
-            or t._storage.runtime is not seen[0].runtime
+            or t._storage.runtime is not runtime
         ):
             return None
         seen.append(t._storage)
@@ -286,14 +485,14 @@ def _result(out: object, nodes: list[Node], storages: list[Storage]) -> Result |
     graph = Recorded(tuple(steps), tuple([place_of[n] for n in roots]))
     places = [
         (
-            (graph, i),
-            (n.shape, n.dtype),
+            (graph, i, ()),
+            (n.shape, n.dtype, t._storage.elements),
             t._storage.version,
             (t._shape, t._strides, t._offset, t._whole, t.dtype),
         )
         for i, (n, t) in enumerate(zip(roots, tensors, strict=True))
     ]
-    return Result(kind, leaves, places)
+    return Result(kind, leaves, places, runtime, len(nodes))
 
 
 def _with_gaps(there: tuple[bool, ...], values: list[Any]) -> tuple[Any, ...]:

@@ -144,15 +144,15 @@ class Storage:
             is_new = old.kind == "buffer"
             if is_new:
                 self.donor = None if self.shares(old) else old
-            # What is being computed holds this storage's old value and knows nothing of the new one. What
-            # reads memory that NumPy writes is computed now.
-            waits = is_new or runtime.running or runtime.lent
             if recording is None or self not in recording.public or recording.is_mine:
                 self.node = node
                 if node.shared:
                     self._join(node)
                 if node.kind == "buffer":
                     self.donor = None
+            # What is being computed holds this storage's old value and knows nothing of the new one: that is asked
+            # after it is there. What reads memory that NumPy writes is computed now.
+            waits = is_new or runtime.running or runtime.lent
             self.version += 1
         if waits or recording is not None:
             runtime.add(self)

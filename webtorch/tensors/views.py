@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 from webtorch.errors import DTypeError
@@ -32,30 +33,67 @@ def as_view(
     real x, or the reverse; the geometry is in its elements.
     """
     shape, strides = tuple(shape), tuple(strides)
-    storage = x._storage
-    whole = offset == 0 and numel(shape) == storage.elements and is_contiguous(shape, strides)
-    out = Tensor._from_storage(storage, shape, strides, offset, whole)
-    if dtype is not None or x.dtype is not out.dtype:
-        out.dtype = x.dtype if dtype is None else dtype
-        out._whole = whole and out.dtype is storage.dtype
-    if x._levels:
-        out._levels, out._whole = _scaled_levels(x, out.dtype), False
-    # A view that the user made a leaf stands for itself: writes through its views are refused.
-    leaf = x._requires_grad and x._grad_fn is None
-    base = x if x._base is None or leaf else x._base
-    out._base, out._base_history = base, base._history
-    out._counter, out._inference = x._counter, x._inference
-    if not mode.grad:
-        out._made_by = made_in_mode()
-    elif x._made_by is not None and x._base is not None:
-        out._made_by = x._made_by._replace(number=0) if x._made_by.number else x._made_by
-    if mode.grad and x.requires_grad:
-        if vjp is None:
-            source = (x._shape, x._strides, x._offset)
-            vjp = _from_view
-            args = (source, (shape, strides, offset), elements_of(x, x.dtype))
-        attach_view(out, x, name, vjp, args)
-    return out
+    dense = numel(shape) if is_contiguous(shape, strides) else -1
+    return View(shape, strides, offset, dense, vjp, args, name, dtype).of(x, offset)
+
+
+class View:
+    """How a view lies in the storage of a tensor, and what it gets of a gradient function."""
+
+    __slots__ = ("args", "dense", "dtype", "name", "offset", "shape", "strides", "vjp")
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int,
+        dense: int,
+        vjp: Callable[..., Tensor] | None,
+        args: tuple[Any, ...],
+        name: str,
+        dtype: DType | None = None,
+    ) -> None:
+        self.shape, self.strides, self.offset = shape, strides, offset
+        # How many elements it has, if these are in order and without gaps; else -1.
+        self.dense = dense
+        self.vjp, self.args, self.name, self.dtype = vjp, args, name, dtype
+
+    def of(self, x: Tensor, offset: int) -> Tensor:
+        """Return the view of x that begins at `offset`."""
+        storage, dtype = x._storage, x.dtype if self.dtype is None else self.dtype
+        out = object.__new__(Tensor)
+        whole = self.dense == storage.elements and offset == 0 and dtype is storage.dtype
+        out._adopt(storage, self.shape, self.strides, offset, whole)
+        out.dtype = dtype
+        if x._levels:
+            out._levels, out._whole = _scaled_levels(x, dtype), False
+        recorded, base = x._requires_grad, x._base
+        # A view that the user made a leaf stands for itself: writes through its views are refused.
+        if base is None or (recorded and x._grad_fn is None):
+            base = x
+        out._base, out._base_history = base, base._history
+        out._counter, out._inference = x._counter, x._inference
+        if not mode.grad:
+            out._made_by = made_in_mode()
+        else:
+            if x._made_by is not None and x._base is not None:
+                out._made_by = x._made_by._replace(number=0) if x._made_by.number else x._made_by
+            if recorded or (x._base is not None and x.requires_grad):
+                vjp, args = self.vjp, self.args
+                if vjp is None:
+                    source = (x._shape, x._strides, x._offset)
+                    vjp = _from_view
+                    args = (source, (self.shape, self.strides, offset), elements_of(x, x.dtype))
+                attach_view(out, x, self.name, vjp, args)
+        if noted:
+            views = noted.get(get_ident())
+            if views is not None:
+                views.append((x, self, out))
+        return out
+
+
+# By threads that want to know of them, the views that were made: of what, how, and the view.
+noted: dict[int, list[tuple[Tensor, View, Tensor]]] = {}
 
 
 def _scaled_levels(x: Tensor, dtype: DType) -> tuple[tuple[int, int, int], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from webtorch.dispatch.call import dispatched, settle_scripts
+from webtorch.dispatch.call import active, dispatched, settle_scripts
 from webtorch.errors import ShapeError
 from webtorch.runtime.realize import open_runtimes
 from webtorch.tensors.size import Size
@@ -97,9 +97,12 @@ def realize(*tensors: Tensor) -> None:
     """Compute what is pending, on the devices of `tensors` or on all: a hint, no value depends on
     it. Does not wait.
     """
-    settle_scripts("what is pending is computed")
-    runtimes = {t._storage.runtime for t in tensors} if tensors else open_runtimes()
-    for runtime in runtimes:
+    if active.count:
+        settle_scripts("what is pending is computed")
+    if len(tensors) == 1:
+        tensors[0]._storage.runtime.flush()
+        return
+    for runtime in {t._storage.runtime for t in tensors} if tensors else open_runtimes():
         runtime.flush()
 
 

@@ -25,6 +25,17 @@ def make_tensor(
     of bool). With `exclude_zero` zeros become the smallest positive number.
     """
     sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    if dtype.is_complex:
+        parts = make_tensor(
+            *sizes, 2, dtype=dtype.to_real(), device=device, low=low, high=high,
+            exclude_zero=exclude_zero,
+        )  # fmt: skip
+        out = webtorch.view_as_complex(parts)
+        if noncontiguous and out.numel() > 1:
+            out = webtorch.repeat_interleave(out, 2, dim=-1)[..., ::2]
+        if memory_format is not None:
+            out = out.contiguous(memory_format=memory_format)
+        return out.requires_grad_(requires_grad)
     whole = not dtype.is_floating_point
     lowest, highest = (0, 2) if dtype is webtorch.bool else (-9, 10 if whole else 9)
     if dtype.kind == "uint":

@@ -57,8 +57,10 @@ def _index_put(
             "Index put requires the source and destination dtypes match, got "
             f"{x.dtype} for the destination and {given} for the source: use values.to(x.dtype)"
         )
-    out = copy(x)
-    indexing.put_at(out, index_tensors(x, indices), values, accumulate=accumulate)
+    out, tensors = copy(x), index_tensors(x, indices)
+    if not tensors:
+        raise RuntimeError("index_put_: at least one index tensor is needed")
+    indexing.put_at(out, tensors, values, accumulate=accumulate)
     return out
 
 

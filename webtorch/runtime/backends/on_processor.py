@@ -29,8 +29,11 @@ LIMITS = Limits(
 class Count(Protocol):
     """Bytes that live buffers hold, now and at most."""
 
-    live: int
     peak: int
+
+    @property
+    def live(self) -> int:
+        """Bytes that live buffers hold now."""
 
 
 class ProcessorBackend:

@@ -47,11 +47,13 @@ from webtorch.runtime.backends.cpu import (
     gemm,
     jit,
     lapack,
+    launch,
     native_threads,
     numpy_math,
     order,
+    smallproduct,
 )
-from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, array_type
+from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, PartBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 from webtorch.runtime.backends.cpu.timing import run_timed
 from webtorch.runtime.watch import watch
@@ -68,6 +70,8 @@ _COMPILE_WORK = 6_000_000
 _CALL_COST = 4000
 # Sharing a kernel among threads pays from this much work in it: some 10 us of one thread.
 _PARALLEL_WORK = 800_000
+# Other threads run Python meanwhile from this much work on.
+_LONG_WORK = 400_000
 # Work in one part of a kernel that threads take in turns.
 _CHUNK_WORK = 500_000
 # Temporaries up to this many bytes stay with their program; larger ones come from the pool at each run.
@@ -78,6 +82,14 @@ class Runner:
     """One routine, ready to run on buffers."""
 
     routine: Routine
+    # Its machine code, for points 0 to `count`, once there is some; the sizes that this takes as arguments, and
+    # whether threads share it.
+    native: jit.Native | None = None
+    count = 0
+    sizes: tuple[int, ...] = ()
+    parallel = False
+    # Whether there may be machine code one day.
+    compiles = False
 
     def kernels(self) -> list[KernelRunner]:
         """Return the generic kernels that it runs."""
@@ -87,6 +99,17 @@ class Runner:
         """Run on bound buffers; checks that fail are noted in `status`."""
         raise NotImplementedError
 
+    @property
+    def is_one_call(self) -> bool:
+        """Whether `run` is nothing but one call of machine code, from now on."""
+        return self.native is not None and not self.parallel
+
+    def launcher(self, status: int) -> tuple[Callable[..., object], object]:
+        """Return that call as a function of addresses, arguments and sizes, and what must live as long as it does."""
+        assert self.native is not None
+        kinds = "Q" * (len(self.routine.buffers) + len(self.sizes))
+        return launch.launch(self.native, self.count, kinds, 0, False)
+
 
 class KernelRunner(Runner):
     """A generic kernel: NumPy at first, machine code once it has done enough work to pay for compiling.
@@ -94,11 +117,11 @@ class KernelRunner(Runner):
     The rule counts work and looks at no clock, so that the same program gives the same bits every time.
     """
 
+    compiles = True
+
     def __init__(self, kernel: Kernel, varying: bool = False) -> None:
         self.routine = self.kernel = kernel
         self.varying = varying
-        # The sizes that the machine code takes as arguments.
-        self.sizes: tuple[int, ...] = ()
         self.family: Family | None = None
         self.head = ""
         self.numbers: tuple[str, ...] = ()
@@ -111,7 +134,6 @@ class KernelRunner(Runner):
             self.rows = kernel.inner[0]
         self.converters = [_converter(d) for d in kernel.args]
         self.numpy: Callable[..., None] | None = None
-        self.native: jit.Native | None = None
         # Compiled before it is wanted, and kept until then.
         self.ahead: jit.Native | None = None
         per_row = max(self.points // max(self.rows, 1), 1)
@@ -164,7 +186,19 @@ class KernelRunner(Runner):
     @property
     def is_one_call(self) -> bool:
         """Whether `run` is nothing but one call of machine code, from now on."""
-        return self.native is not None and not self.parallel and not self.sizes
+        count = len(self.kernel.buffers) + len(self.kernel.args) + len(self.sizes)
+        return super().is_one_call and count <= launch.MOST
+
+    def launcher(self, status: int) -> tuple[Callable[..., object], object]:
+        """Return that call as a function, and what must live as long as it does."""
+        assert self.native is not None
+        kinds = [
+            *"Q" * len(self.kernel.buffers),
+            *["d" if d.kind == "float" else "Q" for d in self.kernel.args],
+            *"Q" * len(self.sizes),
+        ]
+        cell = status if self.kernel.checks else 0
+        return launch.launch(self.native, self.count, kinds, cell, self.work >= _LONG_WORK)
 
     def chunk(self, threads: int) -> int:
         """Return how many outer points a thread takes at a time: parts of some size, and a few for each thread."""
@@ -376,17 +410,18 @@ class ArgumentRunner(ArrayRunner):
 class ScanRunner(ArrayRunner):
     """A scan: NumPy's at first, machine code once it has done enough work to pay for compiling."""
 
+    compiles = True
+
     def __init__(self, routine: Scan) -> None:
         super().__init__(routine, contraction.scan(routine))
         self.source = scan_source(routine)
-        self.rows = routine.outer * routine.inner
+        self.count = routine.outer * routine.inner
         self.sizes = routine.length, routine.inner
         # An element waits for the one before it.
-        work = 16 * self.rows * routine.length
+        work = 16 * self.count * routine.length
         self.spent, self.step = 0, work // 4 + _CALL_COST
         self.parallel = work >= _PARALLEL_WORK
         self.multiple = 16 if routine.inner >= 16 else 1
-        self.native: jit.Native | None = None
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
@@ -398,16 +433,38 @@ class ScanRunner(ArrayRunner):
             self.native = jit.function(self.source)
         block = _SCAN_BLOCK(*[b.address for b in buffers], *self.sizes)
         threads = get_num_threads() if self.parallel else 1
-        parts = split(0, self.rows, threads, self.multiple)
+        parts = split(0, self.count, threads, self.multiple)
         if len(parts) == 1:
-            self.native.call(0, self.rows, block)
+            self.native.call(0, self.count, block)
         elif not native_threads.available() or not native_threads.run(
-            self.native.address, 0, self.rows, parts[0][1], block, threads
+            self.native.address, 0, self.count, parts[0][1], block, threads
         ):
             run_parallel([functools.partial(self.native.call, *part, block) for part in parts])
 
 
 _SCAN_BLOCK = struct.Struct("QQqq").pack
+
+
+class SmallProductRunner(ArrayRunner):
+    """A small product: NumPy's at first, machine code once there have been many of any sizes."""
+
+    compiles = True
+
+    def __init__(self, routine: Matmul, plan: smallproduct.Plan) -> None:
+        super().__init__(routine, contraction.matmul(routine))
+        self.loops, self.count, self.sizes = plan
+        self.native = self.loops.native
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        if self.native is None:
+            if not self.loops.ready():
+                super().run(buffers, args, status)
+                return
+            self.native = self.loops.native
+            assert self.native is not None
+        block = smallproduct.pack(*[b.address for b in buffers], *self.sizes, 0)
+        self.native.call(0, self.count, block)
 
 
 class BufferRunner(Runner):
@@ -453,6 +510,8 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
                 found = ProductsRunner(routine, varying)
             case Matmul() | Convolution() if routine.epilogue:
                 found = ProductRunner(routine, varying)
+            case Matmul() if (plan := smallproduct.plan(routine)) is not None:
+                found = SmallProductRunner(routine, plan)
             case Matmul() if gemm.suits(routine):
                 found = BufferRunner(routine, gemm.matmul(routine))
             case Matmul():
@@ -564,37 +623,32 @@ class CpuExecutable:
         compile_ahead([self.runners[s.routine] for s in program.steps if isinstance(s, Dispatch)])
         self.status: Array = np.zeros(2, np.int64)
         self.checks = bool(program.sites)
-        # Temporaries and argument blocks are shared by the runs of one program.
-        self.lock = threading.Lock()
         self.names, self.head = self._begin()
         # Kernels that are not machine code yet. Once all are, the steps are written anew.
         self.waiting = (
-            [k for k in self.runners if isinstance(k, KernelRunner) and not k.parallel]
-            if jit.available()
-            else []
+            [k for k in self.runners if k.compiles and not k.parallel] if jit.available() else []
         )
         self.call = self._compile()
 
     def run(
         self, inputs: Sequence[CpuBuffer], args: Sequence[Scalar], into: object = None
     ) -> list[CpuBuffer]:
-        """Run the program and return its output buffers."""
-        with self.lock:
-            listener = watch.listener
-            outputs: list[CpuBuffer] = (
-                self.call(inputs, args)
-                if listener is None
-                else run_timed(self, listener, inputs, args)
-            )
-            if self.checks and self.status[0]:
-                site, value = int(self.status[0]) - 1, int(self.status[1])
-                self.status[:] = 0
-                self.failed(self.program, site, value)
-            if self.waiting:
-                while self.waiting and self.waiting[-1].native is not None:
-                    self.waiting.pop()
-                if not self.waiting:
-                    self.call = self._compile()
+        """Run the program and return its output buffers. Whoever calls has the lock of the device: the runs of
+        one program share temporaries.
+        """
+        listener = watch.listener
+        outputs: list[CpuBuffer] = (
+            self.call(inputs, args) if listener is None else run_timed(self, listener, inputs, args)
+        )
+        if self.checks and self.status[0]:
+            site, value = int(self.status[0]) - 1, int(self.status[1])
+            self.status[:] = 0
+            self.failed(self.program, site, value)
+        if self.waiting:
+            while self.waiting and self.waiting[-1].native is not None:
+                self.waiting.pop()
+            if not self.waiting:
+                self.call = self._compile()
         return outputs
 
     def source(self) -> str:
@@ -604,7 +658,9 @@ class CpuExecutable:
     def _begin(self) -> tuple[dict[str, Any], list[str]]:
         """Return the names of the straight-line function, and its lines before the steps."""
         program = self.program
-        names: dict[str, Any] = {"new": CpuBuffer, "copy": copy, "status": self.status}
+        names: dict[str, Any] = {
+            "new": CpuBuffer, "part": PartBuffer, "copy": copy, "status": self.status
+        }  # fmt: skip
         lines = ["def run(inputs, args):"]
         if program.inputs:
             lines.append(f"    {', '.join(f'x{i}' for i in program.inputs)}, = inputs")
@@ -634,12 +690,10 @@ class CpuExecutable:
             values = [
                 f"args[{a}]" if a < given else repr(program.constants[a - given]) for a in step.args
             ]
-            if isinstance(made, KernelRunner) and made.native is not None and made.is_one_call:
-                cells = [f"x{b}.address" for b in step.buffers]
-                cells += [f"{v} & {m}" if m else v for v, m in zip(values, made.masks)]
-                cells.append(str(self.status.ctypes.data) if made.kernel.checks else "0")
-                names[f"k{number}"], names[f"p{number}"] = made.native.call, made.pack
-                lines.append(f"    k{number}(0, {made.count}, p{number}({', '.join(cells)}))")
+            if made.is_one_call:
+                names[f"k{number}"], names[f"w{number}"] = made.launcher(self.status.ctypes.data)
+                cells = [*[f"x{b}.address" for b in step.buffers], *values, *map(str, made.sizes)]
+                lines.append(f"    k{number}({', '.join(cells)})")
                 continue
             names[f"k{number}"] = made.run
             buffers = "".join(f"x{b}, " for b in step.buffers)
@@ -661,11 +715,11 @@ class CpuExecutable:
             if keep:
                 owner = CpuBuffer(uint8, piece.nbytes)
                 for i in piece.buffers:
-                    names[f"x{i}"] = CpuBuffer(buffers[i].dtype, buffers[i].elements, owner)
+                    names[f"x{i}"] = PartBuffer(buffers[i].dtype, buffers[i].elements, owner)
             else:
                 names["dbyte"] = uint8
                 lines.append(f"    s{number} = new(dbyte, {piece.nbytes})")
                 lines += [
-                    f"    x{i} = new(d{buffers[i].dtype.name}, {buffers[i].elements}, s{number})"
+                    f"    x{i} = part(d{buffers[i].dtype.name}, {buffers[i].elements}, s{number})"
                     for i in piece.buffers
                 ]

@@ -49,6 +49,12 @@ def available() -> bool:
 
 # -- LLVM ---------------------------
 
+# What code may call of the interpreter's.
+INTERPRETER = (
+    "PyLong_AsVoidPtr", "PyLong_AsUnsignedLongLongMask", "PyFloat_AsDouble", "PyErr_Occurred", "PyLong_FromLong",
+    "PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_BadArgument",
+)  # fmt: skip
+
 
 class _Engine:
     """LLVM for this processor: compiles modules to object code, and loads object code."""
@@ -92,6 +98,11 @@ class _Engine:
                 continue
             if found:
                 self.symbols[name] = found
+        # ... and these of the interpreter's (`launch`).
+        for name in INTERPRETER:
+            self.symbols[name] = (
+                ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value or 0
+            )
 
     def new_machine(self) -> object:
         """Return what writes object code; a thread needs its own."""

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,9 +47,9 @@ def array_type(dtype: DType) -> Any:
 
 
 class Block:
-    """Some bytes with a fixed address, aligned to 64."""
+    """Some bytes with a fixed address, aligned to 64. `seen`: an array of them has been made."""
 
-    __slots__ = ("address", "raw", "size", "start")
+    __slots__ = ("address", "raw", "seen", "size", "start")
 
     def __init__(self, size: int) -> None:
         self.raw: Array = np.empty(size + _ALIGNMENT, np.uint8)
@@ -56,6 +57,7 @@ class Block:
         self.start = -address % _ALIGNMENT
         self.address: int = address + self.start
         self.size = size
+        self.seen = False
 
 
 def _pool_limit() -> int:
@@ -77,28 +79,55 @@ class Memory:
     """Counts live bytes and keeps free blocks by size, at most `limit` bytes of them."""
 
     def __init__(self, limit: int | None = None) -> None:
-        self.live = 0
         self.peak = 0
-        self.pooled = 0
         self.limit = _pool_limit() if limit is None else limit
         self.free: dict[int, list[Block]] = {}
         # Sizes that were asked for lately, and how many blocks found no room since that was begun anew.
         self.wanted: set[int] = set()
         self.turned_away = 0
-        # A collection can run `give` inside `take`, on the same thread.
-        self.lock = threading.RLock()
+        self.lock = threading.Lock()
+        # Small blocks that were given back and still count as live: a lock costs more than all the rest.
+        self._returned: deque[Block] = deque()
+        self._live = 0
+        self._pooled = 0
+
+    @property
+    def live(self) -> int:
+        """Bytes that are in use."""
+        with self.lock:
+            self._settle()
+            return self._live
+
+    @property
+    def pooled(self) -> int:
+        """Bytes of free blocks."""
+        with self.lock:
+            self._settle()
+            return self._pooled
 
     def take(self, nbytes: int) -> Block:
         """Return a block of at least `nbytes` bytes. Raises OutOfMemoryError."""
         size = (nbytes + 63) & -64 or 64 if nbytes < _LARGE else _large_size(nbytes)
+        returned = self._returned
+        if returned:
+            # As a rule one was given back where another is wanted: the counts stay as they are.
+            try:
+                block = returned.pop()
+            except IndexError:
+                pass  # another thread was faster
+            else:
+                if block.size == size and not block.seen:
+                    return block
+                returned.append(block)
         with self.lock:
-            live = self.live = self.live + size
+            self._settle()
+            live = self._live = self._live + size
             if live > self.peak:
                 self.peak = live
             self.wanted.add(size)
             blocks = self.free.get(size)
             if blocks:
-                self.pooled -= size
+                self._pooled -= size
                 return blocks.pop()
         for again in (True, False):
             try:
@@ -107,25 +136,38 @@ class Memory:
                 if again:
                     self.release()
         with self.lock:
-            self.live -= size
+            self._live -= size
         raise OutOfMemoryError(
             f"cpu: cannot allocate {nbytes} bytes ({self.live} bytes are live): free tensors or work in smaller parts"
         )
 
     def give(self, block: Block) -> None:
         """Take back a block; it is used again unless somebody still sees its memory through an array."""
-        size = block.size
-        with self.lock:
-            self.live -= size
+        self._returned.append(block)
+        # A collection may come here while this thread has the lock: then whoever takes it next does this.
+        if block.size >= _LARGE and self.lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self.lock.release()
+
+    def _settle(self) -> None:
+        """Put what was given back into the pool."""
+        returned = self._returned
+        while returned:
+            block = returned.popleft()
+            size = block.size
+            self._live -= size
             # Arrays made from `raw` hold it as their base: the block's own reference and the argument make two.
             if sys.getrefcount(block.raw) <= 2 and (
-                self.pooled + size <= self.limit or self._make_room(size)
+                self._pooled + size <= self.limit or self._make_room(size)
             ):
+                block.seen = False
                 blocks = self.free.get(size)
                 if blocks is None:
                     blocks = self.free[size] = []
                 blocks.append(block)
-                self.pooled += size
+                self._pooled += size
 
     def _make_room(self, size: int) -> bool:
         """Give back free blocks of sizes that nobody asks for any more; whether `size` bytes fit then.
@@ -134,18 +176,19 @@ class Memory:
         oldest going first, each would be gone just before its turn.
         """
         for other in [s for s in self.free if s not in self.wanted]:
-            self.pooled -= other * len(self.free.pop(other))
+            self._pooled -= other * len(self.free.pop(other))
         self.turned_away += 1
         if self.turned_away >= _PATIENCE:
             self.turned_away = 0
             self.wanted.clear()
-        return self.pooled + size <= self.limit
+        return self._pooled + size <= self.limit
 
     def release(self) -> None:
         """Give every free block back to the system."""
         with self.lock:
+            self._settle()
             self.free.clear()
-            self.pooled = 0
+            self._pooled = 0
 
 
 def _large_size(nbytes: int) -> int:
@@ -155,53 +198,65 @@ def _large_size(nbytes: int) -> int:
 
 
 MEMORY = Memory()
+_take, _give = MEMORY.take, MEMORY.give
 
 
 class CpuBuffer:
     """Memory for `elements` values; `address` is where it starts, `array` a flat NumPy array of it."""
 
-    __slots__ = (
-        "__weakref__", "address", "array", "block", "dtype", "elements", "nbytes", "owner", "viewed",
-    )  # fmt: skip
-    array: Array
+    __slots__ = ("__weakref__", "_array", "address", "block", "dtype", "elements")
     block: Block
 
-    def __init__(self, dtype: DType, elements: int, owner: CpuBuffer | None = None) -> None:
+    def __init__(self, dtype: DType, elements: int) -> None:
         self.dtype = dtype
         self.elements = elements
-        nbytes = self.nbytes = elements * dtype.itemsize
-        # Whether `array` has been made.
-        self.viewed = False
-        # With an owner, this is another name for the start of the owner's memory.
-        self.owner = owner
-        block = self.block = MEMORY.take(nbytes) if owner is None else owner.block
+        self._array: Array | None = None
+        block = self.block = _take(elements * dtype.itemsize)
         self.address = block.address
 
-    def __getattr__(self, name: str) -> Array:
-        # Made at first use: compiled code needs only the address.
-        if name != "array":
-            raise AttributeError(name)
-        block = self.block
-        array: Array = block.raw[block.start : block.start + self.nbytes].view(
-            array_type(self.dtype)
-        )
-        self.array = array
-        self.viewed = True
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def array(self) -> Array:
+        """All values. Made at first use: compiled code needs only the address."""
+        array = self._array
+        if array is None:
+            block = self.block
+            block.seen = True
+            raw = block.raw[block.start : block.start + self.nbytes]
+            array = self._array = raw.view(array_type(self.dtype))
         return array
 
     def __del__(self) -> None:
         try:
             block = self.block
         except AttributeError:
-            return
-        if self.owner is None:
-            # The view must go first, or the block would look used.
-            if self.viewed:
-                del self.array
-            MEMORY.give(block)
+            return  # there was no memory
+        # The array must go first, or the block would look used.
+        self._array = None
+        _give(block)
 
     # Whether a value may be written here.
     writable = True
+
+
+class PartBuffer(CpuBuffer):
+    """Another name for the start of a buffer's memory."""
+
+    __slots__ = ("owner",)
+
+    def __init__(self, dtype: DType, elements: int, owner: CpuBuffer) -> None:
+        self.dtype = dtype
+        self.elements = elements
+        self._array = None
+        self.owner = owner
+        self.block, self.address = owner.block, owner.address
+
+    def __del__(self) -> None:
+        """The owner gives the memory back."""
 
 
 class ArrayBuffer(CpuBuffer):
@@ -211,7 +266,6 @@ class ArrayBuffer(CpuBuffer):
 
     def __init__(self, dtype: DType, array: Array) -> None:
         self.dtype = dtype
-        self.owner = None
         strides = [st // array.itemsize for st in array.strides]
         order = sorted(range(array.ndim), key=lambda d: (-strides[d], -array.shape[d]))
         dense = array.transpose(order)
@@ -220,11 +274,13 @@ class ArrayBuffer(CpuBuffer):
         else:
             reach = sum(st * (n - 1) for st, n in zip(strides, array.shape)) + 1
             flat = as_strided(array, (reach if array.size else 0,), (array.itemsize,))
-        self.array = flat
+        self._array = flat
         self.elements = flat.size
-        self.nbytes = flat.nbytes
         self.address = flat.__array_interface__["data"][0]
         self.writable = bool(array.flags.writeable)
+
+    def __del__(self) -> None:
+        """The memory is the array's."""
 
     def is_seen(self) -> bool:
         """Whether anybody else may still see the memory through an array."""

@@ -23,7 +23,7 @@ def run_timed(
     inputs: Sequence[CpuBuffer],
     args: Sequence[object],
 ) -> list[CpuBuffer]:
-    """Run a program whose lock is held, tell the listener, and return the output buffers."""
+    """Run a program, tell the listener, and return the output buffers."""
     program = executable.program
     times: list[tuple[float, float]] = []
 
