@@ -127,19 +127,13 @@ MISSING: dict[str, tuple[str, ...]] = {
     "cudnn_enable": ("layer_norm",),
     # The device's default generator draws.
     "generator": ("rrelu", "rrelu_"),
-    # One argument, indices_or_sections, as documented; split_size_or_sections likewise.
-    "sections": ("dsplit", "hsplit", "vsplit"),
-    "indices": ("dsplit", "hsplit", "vsplit"),
-    "tensor_indices_or_sections": ("tensor_split",),
-    "split_size": ("split", "split_copy"),
+    # One argument, split_size_or_sections, as documented.
+    "split_size": ("split_copy",),
     # Names that differ from overload to overload: by position.
-    "test_element": ("isin",),
-    "element": ("isin",),
     **dict.fromkeys(
         ("tensor", "tensor1", "tensor2", "scalar", "scalar1", "scalar2"), ("result_type",)
     ),
-    "other": ("result_type", "copy_", "linalg.tensorsolve"),
-    "b": ("linalg.lstsq",),
+    "other": ("result_type", "copy_"),
     "input": ("fill_", "zero_"),
     # Storages are not handed out.
     **dict.fromkeys(("storage_offset", "size", "stride"), ("set_",)),
@@ -189,6 +183,8 @@ def differences(where: str, name: str) -> list[str]:
         assert entry is not None, name
         signature = inspect.signature(_written(entry.signature))
     ours = signature.parameters
+    callee = getattr(function, "callee", None)
+    others = callee.op.other_names if callee is not None and callee.op is not None else {}
     open_names = any(p.kind is p.VAR_KEYWORD for p in ours.values())
     first = next(iter(ours), "")
     wrong = []
@@ -204,6 +200,7 @@ def differences(where: str, name: str) -> list[str]:
                 wanted = first
             elif wanted == "self":
                 wanted = "input"
+            wanted = others.get(wanted, wanted)
             excused = MISSING.get(wanted, ())
             if wanted not in ours:
                 if not open_names and name not in excused and f"{where}.{name}" not in excused:

@@ -6,6 +6,9 @@ both of its devices and with PyTorch on its "webgpu" device; what PyTorch gives 
 
 from __future__ import annotations
 
+import gzip
+import io
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -196,6 +199,213 @@ def hooks_that_return_what_does_not_fit(torch: Any, device: str) -> Any:
         for where in ("leaf", "tensor", "before", "after")
         for value in values
     ]
+
+
+@_our_program
+def numbers_given_as_tensors(torch: Any, device: str) -> Any:
+    x = torch.arange(6.0).reshape(2, 3).to(device)
+    zeros = torch.zeros(2, 2, dtype=torch.long, device=device)
+    i, F = torch.tensor(1), torch.nn.functional
+    calls = (
+        lambda: x.sum(i), lambda: x.softmax(i), lambda: x.roll(i, 0), lambda: x.topk(i).values,
+        lambda: x.narrow(i, 0, i),
+        lambda: x.movedim(0, i), lambda: x.cumsum(i), lambda: torch.eye(i * 3), lambda: torch.zeros(i, i),
+        lambda: torch.linspace(i, 3, i * 4), lambda: x.index_select(i, zeros[0]), lambda: torch.randperm(i),
+        lambda: x.std(i), lambda: F.conv1d(x[None], torch.ones(1, 2, 1, device=device), None, i, i * 0),
+        lambda: F.max_pool1d(x[None], i), lambda: F.one_hot(zeros[0], i * 3), lambda: x[None].squeeze(i * 0),
+        lambda: x[None].clone().squeeze_(i * 0), lambda: x.sum([i, i * 0]), lambda: torch.polygamma(i, x + 1),
+        lambda: F.leaky_relu(x - 3, torch.tensor(0.5)), lambda: x.as_strided([i, i * 2], [i, i]), lambda: x.diagonal(i),
+        lambda: torch.linalg.diagonal(x, offset=i), lambda: x.split_with_sizes([i, i], 0)[1], lambda: x.tril(i),
+        lambda: x.sum(torch.tensor(1.0)),
+    )  # fmt: skip
+    return [_outcome(call) for call in calls]
+
+
+@_our_program
+def other_names_of_parameters(torch: Any, device: str) -> Any:
+    x = torch.arange(8.0).reshape(2, 2, 2).to(device)
+    calls = (
+        lambda: torch.split(tensor=x, split_size_or_sections=1)[1], lambda: x.split(split_size=1)[0],
+        lambda: torch.hsplit(x, sections=2)[0], lambda: torch.vsplit(x, indices=[1])[1],
+        lambda: x.dsplit(sections=2)[0],
+        lambda: torch.tensor_split(x, tensor_indices_or_sections=torch.tensor([1]))[1],
+        lambda: torch.linalg.det(A=x.cpu()),
+        lambda: torch.isin(elements=x, test_element=2), lambda: torch.isin(element=2, test_elements=x),
+        lambda: torch.split(x, split=2),
+    )  # fmt: skip
+    return [_outcome(call) for call in calls]
+
+
+@_program
+def losses_of_floats_and_integers(torch: Any, device: str) -> Any:
+    F, found = torch.nn.functional, []
+    x, i = torch.tensor([0.5, 0.2], device=device), torch.tensor([1, 0], device=device)
+    for loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy):
+        for a, b in ((x, i), (i, x), (i, i), (x.half(), i)):
+            leaf = a.clone().requires_grad_() if a.is_floating_point() else a
+            done = _outcome(lambda f=loss, a=leaf, b=b: f(a, b))
+            if not isinstance(done, str) and leaf.requires_grad:
+                if loss in (F.mse_loss, F.l1_loss):
+                    loss(leaf, b).backward()
+                done = [done, leaf.grad]
+            # Their errors differ in type.
+            found.append("refused" if isinstance(done, str) else done)
+    return found
+
+
+@_our_program
+def old_ways(torch: Any, device: str) -> Any:
+    x = torch.ones(2, device=device)
+    y = torch.autograd.Variable(x, requires_grad=True)
+    y.sum().backward()
+    del y.grad
+    none = y.grad
+    y.sum().backward()
+    weight = torch.arange(6.0).to(device).reshape(3, 2)
+    bags = torch.tensor([0, 2, 1], device=device), torch.tensor([0, 2], device=device)
+    probabilities = torch.arange(60.0).reshape(5, 2, 6).sin().log_softmax(2).to(device)
+    labels = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device)
+    lengths = torch.tensor([5, 5]), torch.tensor([2, 2])
+    return [
+        y.requires_grad, isinstance(x, torch.autograd.Variable), none, y.grad,
+        list(x.new(torch.Size([])).shape), list(x.new(torch.Size([2, 3])).shape), list(x.new().shape), x.new([1, 2]),
+        torch.nn.functional.embedding_bag(weight, *bags),
+        torch.nn.functional.ctc_loss(probabilities, labels, *lengths),
+    ]  # fmt: skip
+
+
+@_our_program
+def gradients_that_do_not_fit(torch: Any, device: str) -> Any:
+    def put(value: Any, like: Any = None) -> Any:
+        x = torch.ones(2, device=device, requires_grad=True) if like is None else like
+        x.grad = x if value is None else value
+        return x.grad
+
+    def sentence(*args: Any) -> Any:
+        try:
+            return put(*args)
+        except (TypeError, RuntimeError) as error:
+            return str(error).partition("grad_dtype).")[0].partition(" You can")[0]
+
+    one = torch.ones(2, device=device)
+    return [
+        sentence(one.half()), sentence(one.long()), sentence(one.to(torch.complex64)), sentence(one[:1]), sentence(1),
+        sentence(None), sentence(torch.ones(2, device="meta")).replace("webgpu", "cpu"), sentence(one * 2),
+        sentence(one.half(), one), sentence(one.long(), one.long()),
+    ]  # fmt: skip
+
+
+@_program
+def diagonals_that_go_on(torch: Any, device: str) -> Any:
+    def filled(x: Any) -> Any:
+        return x.to(device).fill_diagonal_(1, wrap=True)
+
+    cube = torch.zeros(3, 3, 3)
+    return [filled(torch.zeros(7, 3)), filled(torch.zeros(3, 7).t()), filled(torch.zeros(3, 7)), filled(cube),
+            filled(torch.zeros(8, 6)[:, ::2])]  # fmt: skip
+
+
+@_program
+def complex_means_that_meet(torch: Any, device: str) -> Any:
+    x = torch.ones(3, dtype=torch.complex64, device=device)
+    i = torch.tensor([0, 1, 0], device=device)
+    values = torch.tensor([1 + 1j, 2, 3j], dtype=torch.complex64, device=device)
+    return [x.scatter_reduce(0, i, values, "mean", include_self=s) for s in (True, False)]
+
+
+@_program
+def unpooling_of_no_images(torch: Any, device: str) -> Any:
+    x = torch.ones(0, 2, 2, 2, device=device)
+    return list(torch.nn.functional.max_unpool2d(x, x.long(), 2).shape)
+
+
+@_our_program
+def lazy_modules_have_no_norms(torch: Any, device: str) -> Any:
+    utils, lazy = torch.nn.utils, torch.nn.LazyLinear
+    return [
+        _outcome(call)
+        for call in (
+            lambda: utils.weight_norm(lazy(3)), lambda: utils.spectral_norm(lazy(3)), lambda: lazy(3).share_memory(),
+        )
+    ]  # fmt: skip
+
+
+@_our_program
+def files_that_are_written_to_streams(torch: Any, device: str) -> Any:
+    raw = io.BytesIO()
+    with gzip.open(raw, "wb") as stream:
+        torch.save({"a": torch.ones(2, device=device)}, stream, pickle_module=pickle)
+    with gzip.open(io.BytesIO(raw.getvalue())) as stream:
+        found = torch.load(stream)
+    raw = io.BytesIO()
+    torch.save([found["a"], 3], raw, pickle_module=pickle)
+    raw.seek(0)
+    return torch.load(raw, pickle_module=pickle, weights_only=False)
+
+
+def _layers(torch: Any, device: str) -> dict[str, Callable[[Any], Any]]:
+    F = torch.nn.functional
+    image, weight = torch.arange(144.0).cos(), torch.arange(16.0).sin()
+    kernel = image.reshape(4, 4, 3, 3).to(device)
+    one = weight.reshape(4, 4, 1, 1).to(device)
+    deep = kernel[..., :2, :2].unsqueeze(-1).contiguous()
+    return {
+        "conv": lambda x: F.conv2d(x, kernel, stride=2), "conv 1 x 1": lambda x: F.conv2d(x, one, kernel[:, 0, 0, 0]),
+        "conv by its weight": lambda x: F.conv2d(x.contiguous(), kernel.contiguous(memory_format=torch.channels_last)),
+        "depthwise": lambda x: F.conv2d(x, kernel[:, :1], groups=4),
+        "transposed": lambda x: F.conv_transpose2d(x, kernel),
+        "avg": lambda x: F.avg_pool2d(x, 2), "max": lambda x: F.max_pool2d(x, 2, 1, 1),
+        "lp": lambda x: F.lp_pool2d(x, 2, 2),
+        "where": lambda x: F.max_pool2d(x, 2, return_indices=True)[1], "bins": lambda x: F.adaptive_avg_pool2d(x, 3),
+        "one bin": lambda x: F.adaptive_avg_pool2d(x, 1), "max bins": lambda x: F.adaptive_max_pool2d(x, 2),
+        "unpool": lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+        "cat": lambda x: torch.cat([x, x], 1),
+        "cat of two layouts": lambda x: torch.cat([x, x.contiguous()]), "group norm": lambda x: F.group_norm(x, 2),
+        "batch norm": lambda x: F.batch_norm(x, None, None, training=True),
+        "nearest": lambda x: F.interpolate(x, scale_factor=2),
+        "bilinear": lambda x: F.interpolate(x, size=(3, 5), mode="bilinear"), "pad": lambda x: F.pad(x, (1, 0, 2, 1)),
+        "reflect": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"), "shuffle": lambda x: F.pixel_shuffle(x, 2),
+        "unshuffle": lambda x: F.pixel_unshuffle(x, 2), "roll": lambda x: x.roll(1, 2), "flip": lambda x: x.flip(1),
+        "sort": lambda x: x.sort(1).values, "relu": lambda x: x.relu(), "bias": lambda x: x + one[:, :1, 0],
+        "volume": lambda x: F.conv3d(x.unsqueeze(-1).contiguous(memory_format=torch.channels_last_3d), deep),
+        "max of volume": lambda x: F.max_pool3d(
+            x.unsqueeze(-1).contiguous(memory_format=torch.channels_last_3d), (2, 2, 1)),
+    }  # fmt: skip
+
+
+@_program
+def layers_keep_channels_last(torch: Any, device: str) -> Any:
+    found = {}
+    for name, layer in _layers(torch, device).items():
+        x = torch.arange(288.0).reshape(2, 4, 6, 6).sin().to(device)
+        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        y = layer(x)
+        if y.is_floating_point():
+            (y * torch.arange(float(y.numel())).cos().reshape(y.shape).to(device)).sum().backward()
+            x.grad = x.grad * 1
+            found[name] = y.stride(), x.grad.stride(), float(x.grad.sum()) * 0.01
+        found[name + " values"] = y.stride(), float((y * y).sum()) * 0.001
+    return found
+
+
+@_program
+def leaf_gradients_lie_as_their_leaves(torch: Any, device: str) -> Any:
+    one, found = torch.ones(3, 4, device=device), []
+    layer = torch.nn.Conv2d(3, 4, 3).to(device).to(memory_format=torch.channels_last)
+    for _ in range(2):
+        layer(torch.ones(1, 3, 5, 5, device=device)).sum().backward()
+    found += [layer.weight.stride(), layer.weight.grad.stride()]
+    for leaf in (
+        one.t(),
+        one,
+        one[:, ::2],
+        one[:1].expand(3, 4),
+        one.reshape(3, 2, 2, 1)[:, :, :1],
+    ):
+        leaf = leaf.detach().requires_grad_()
+        (leaf.transpose(0, 1) * 2).sum().backward()
+        found.append(leaf.grad.stride())
+    return found
 
 
 @pytest.mark.parametrize(

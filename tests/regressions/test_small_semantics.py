@@ -195,3 +195,68 @@ def test_every_byte_mask_warns(write: bool) -> None:
     with pytest.warns(UserWarning, match="indexing with dtype torch.uint8 is now deprecated"):
         used()
     assert x.tolist() == [2.0 if write else 1.0, 1.0]
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch])
+def test_a_custom_function_may_call_its_backward_vjp(lib: Any) -> None:
+    class Twice(lib.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 2
+
+        @staticmethod
+        def vjp(ctx: Any, g: Any) -> Any:
+            return g * 2
+
+    class Both(Twice):
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 2
+
+    x = lib.ones(2, requires_grad=True)
+    Twice.apply(x).sum().backward()
+    assert x.grad.tolist() == [2.0, 2.0]
+    out = Both.apply(x).sum()
+    with pytest.raises(RuntimeError, match="Implementing both 'backward' and 'vjp'"):
+        out.backward()
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch])
+def test_backward_goes_as_far_as_edges_of_the_graph(lib: Any) -> None:
+    leaf = lib.ones(2, requires_grad=True)
+    x = leaf.clone()
+    edge = lib.autograd.graph.GradientEdge(x.grad_fn, x.output_nr)
+    lib.autograd.backward((x * 3).sum(), inputs=(edge,))
+    assert leaf.grad is None
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch])
+def test_gradients_of_what_is_not_used_have_further_gradients(lib: Any) -> None:
+    x, a = lib.tensor(0.5, requires_grad=True), lib.tensor(1.0, requires_grad=True)
+    first = lib.autograd.grad(x * a, x, create_graph=True)
+    second = lib.autograd.grad(first, x, create_graph=True, materialize_grads=True)
+    third = lib.autograd.grad(second, x, materialize_grads=True)
+    assert (second[0].item(), third[0].item(), third[0].requires_grad) == (0.0, 0.0, False)
+    clone = x.clone()
+    edge = lib.autograd.graph.get_gradient_edge(clone)
+    with pytest.raises(RuntimeError, match="materialize_grads cannot be used"):
+        lib.autograd.grad(a * 2, (edge,), materialize_grads=True)
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch])
+def test_gradients_may_start_at_edges_of_the_graph(lib: Any) -> None:
+    x = lib.tensor([1.0, 2.0], requires_grad=True)
+    middle = x.sin().sum()
+    out = middle.exp()
+    edge = lib.autograd.graph.get_gradient_edge(middle)
+    (g,) = lib.autograd.grad(out, (edge,), retain_graph=True)
+    (found,) = lib.autograd.grad(edge, (x,), grad_outputs=(g,), retain_graph=True)
+    (wanted,) = lib.autograd.grad(out, (x,))
+    assert found.tolist() == wanted.tolist()
+    vector = lib.autograd.graph.get_gradient_edge(x.sin())
+    with pytest.raises(
+        RuntimeError, match="grad can be implicitly created only for scalar outputs"
+    ):
+        lib.autograd.grad(vector, (x,))
+    with pytest.raises(RuntimeError, match="Mismatch in shape"):
+        lib.autograd.grad(vector, (x,), grad_outputs=lib.ones(3))

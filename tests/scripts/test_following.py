@@ -15,6 +15,7 @@ import pytest
 import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
+from webtorch.scripts import following
 from webtorch.scripts.following import Follower
 
 
@@ -1117,3 +1118,39 @@ def test_a_view_of_what_nobody_has_says_what_it_is_a_view_of(follower: Any) -> N
             assert view._base[1, 2].item() == 50 + 130
         assert view.sum().item() == 3 * 7 * 130
     assert follower().counts["followed"] >= 3
+
+
+def test_what_was_promised_stays_when_nobody_looks_any_more() -> None:
+    classes = (torch.Tensor, torch.zeros(1)._storage.__class__)
+    with scripts(True) as follower:
+        training = Training()
+        training.until_followed(follower)
+        for _ in range(3):
+            training.step()
+        gradients, steps = [p.grad for p in training.model.parameters()], training.count // 4
+        out, expected = training.promised(follower)
+        assert all("__getattr__" in vars(cls) for cls in classes)
+    # Attributes are as fast as before: no class has what is called where one is not there.
+    assert not any("__getattr__" in vars(cls) for cls in classes)
+    assert out.tolist() == expected.tolist()
+    with scripts(False):
+        again = Training()
+        for _ in range(steps):
+            again.step()
+        assert [g.tolist() for g in gradients] == [
+            p.grad.tolist() for p in again.model.parameters()
+        ]
+
+
+def test_a_step_has_a_bounded_number_of_branches(follower: Any) -> None:
+    x, seen = torch.arange(4.0), []
+    for i in range(60):
+        # An int that changes is compared.
+        seen.append(((x + 1) * (i + 2)).sum().item())
+    followed = follower().root.following[0].following
+    assert len(followed) <= following.MOST_BRANCHES
+    # Those that came twice stay.
+    for i in [3, 3, 3, 100, 3, 101, 3, 102, 3]:
+        seen.append(((x + 1) * (i + 2)).sum().item())
+    assert follower().counts["followed"] >= 4
+    assert seen == [10.0 * (i + 2) for i in [*range(60), 3, 3, 3, 100, 3, 101, 3, 102, 3]]

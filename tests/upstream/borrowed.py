@@ -7,9 +7,10 @@ that use such a name fail one by one, in the words that webtorch has for it.
 
 from __future__ import annotations
 
+import dis
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from importlib.metadata import distribution
 from pathlib import Path
@@ -18,13 +19,13 @@ from typing import Any
 
 import webtorch
 from webtorch.as_torch import finder, install_as_torch
-from webtorch.as_torch.names import top
-from webtorch.as_torch.room import Room, missing
+from webtorch.as_torch.names import operators, top
+from webtorch.as_torch.room import Room
 
 WHEEL = Path(str(distribution("torch").locate_file("")))
 # Files that are read from the wheel; all else is webtorch's.
 BORROWED = ("torch.testing._internal", "torch.testing._comparison", "torch.utils._import_utils",
-            "torch._utils", "functorch")  # fmt: skip
+            "torch._utils", "torch._vendor", "functorch")  # fmt: skip
 # What the machinery asks PyTorch's core, and is told.
 ANSWERS: dict[str, Any] = {
     "torch._C._get_privateuse1_backend_name": lambda: "privateuseone",
@@ -47,6 +48,13 @@ def _asks_for_all(frame: FrameType | None) -> bool:
     if frame is None:
         return False
     return frame.f_code.co_filename.startswith(str(WHEEL / "torch"))
+
+
+def _by_getattr(frame: FrameType) -> bool:
+    """Whether a name is looked up by getattr or hasattr: to learn if it is there."""
+    called = dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("CALL", "PRECALL")
+    called = called and frame.f_code.co_name != "_getattr_qual"
+    return called and not any(m in frame.f_code.co_filename for m in _BETWEEN)
 
 
 class _Absent(type):
@@ -87,6 +95,9 @@ class _Type(top.AbsentDType):
         return webtorch.dtype
 
 
+ANSWERS |= {f"torch.{name}": _Type(name) for name in ("quint4x2", "quint2x4")}
+
+
 class _Borrowed:
     """Finds the borrowed files, and stand-ins for modules that import statements name."""
 
@@ -116,23 +127,27 @@ class _Borrowed:
         """Do nothing: the module has no file."""
 
 
+def _with_stand_ins(found: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    """Return a look-up that gives who asks for all a stand-in for what is absent."""
+
+    def look(holder: Any, name: str) -> Any:
+        try:
+            return found(holder, name)
+        except (AttributeError, ImportError) as error:
+            frame = sys._getframe(1)
+            if name.startswith("__") or _by_getattr(frame) or not _asks_for_all(frame):
+                raise
+            return stand_in(f"{getattr(holder, '__name__', 'torch.ops')}.{name}", str(error))
+
+    return look
+
+
 def install() -> None:
     """Let `torch` mean webtorch, with PyTorch's own machinery for tests."""
     install_as_torch()
     sys.meta_path.insert(0, _Borrowed())
-    found = Room.__getattr__
-
-    def look(room: Room, name: str) -> Any:
-        """Look a name up; what is absent is a stand-in for who asks for all."""
-        try:
-            return found(room, name)
-        except (AttributeError, ImportError):
-            frame = sys._getframe(1)
-            if name.startswith("__") or not _asks_for_all(frame):
-                raise
-            return stand_in(f"{room.__name__}.{name}", missing(room, name, frame))
-
-    Room.__getattr__ = look
+    for owner in (Room, operators._Namespace):
+        owner.__getattr__ = _with_stand_ins(owner.__getattr__)
     absent = {n: v for n, v in vars(top).items() if isinstance(v, top.AbsentDType)}
     made = {v: _Type(v.name, v.is_floating_point, v.is_complex) for v in absent.values()}
     vars(top).update({name: made[value] for name, value in absent.items()})

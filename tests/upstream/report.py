@@ -71,7 +71,7 @@ def read() -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for way in ("pytorch", *WAYS):
         for path in sorted((CACHE / way).rglob("*.json")):
-            name = str(path.relative_to(CACHE / way).with_suffix(""))
+            name = str(path.relative_to(CACHE / way)).removesuffix(".py.json")
             found[name][way] = json.loads(path.read_text())
     return found
 
@@ -91,19 +91,23 @@ def everything(results: dict[str, dict[str, Any]], way: str) -> dict[str, Any]:
 
 def write(results: dict[str, dict[str, Any]]) -> None:
     """Write the table of docs/upstream.md."""
-    rows = [_row(f"`{name}`", ways) for name, ways in results.items() if set(WAYS) <= ways.keys()]
+    rows = [_row(f"`{name}`", ways) for name, ways in results.items()]
     rows.append(_row("all", {way: everything(results, way) for way in WAYS}))
-    head, _, _ = PAGE.read_text(encoding="utf-8").partition(TABLE)
+    head, _, _ = PAGE.read_text(encoding="utf-8").partition(TABLE.partition("\n")[0])
     PAGE.write_text(head + TABLE + "\n".join(rows) + "\n", encoding="utf-8")
 
 
 def _row(name: str, ways: dict[str, Any]) -> str:
     cells = [name]
     for way in WAYS:
-        count = Counter(map(kind, ways[way].values()))
+        count = Counter(map(kind, ways.get(way, {}).values()))
         rest = count["passed"] + count["failed"]
         share = f"{100 * count['passed'] / rest:.1f} %" if rest else "-"
-        cells += [f"{count['passed']} of {rest}", share, str(count["absent"])]
+        cells += [
+            f"{count['passed']} of {rest}" if rest else "-",
+            share,
+            str(count["absent"] or "-"),
+        ]
     return "| " + " | ".join(cells) + " |"
 
 

@@ -34,9 +34,11 @@ FILES = (
 Task = tuple[str, str, str]
 
 
-def ask(way: str, folder: Path, file: str, tests: list[str], jobs: int) -> dict[str, Any]:
-    """Run tests of a file one way: test -> result."""
-    found: dict[str, Any] = {}
+def ask(
+    way: str, folder: Path, file: str, tests: list[str], jobs: int, path: Path | None = None
+) -> dict[str, Any]:
+    """Run tests of a file one way: test -> result. Each goes to the file at `path`, if one is given."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
 
     def start() -> Worker[Task]:
         return Worker(("-m", "tests.upstream.worker", way, str(folder)), os.environ)
@@ -45,6 +47,8 @@ def ask(way: str, folder: Path, file: str, tests: list[str], jobs: int) -> dict[
         if "died" in result:
             result = {"outcome": "died", "message": result["died"]}
         found[task[2]] = result
+        if path:
+            path.write_text(json.dumps(found, indent=1))
 
     # A worker reads the file with its first test, and ends a test by itself after LIMIT.
     work_off([(way, file, test) for test in tests], jobs, start, 15 * LIMIT, finish)
@@ -56,13 +60,12 @@ def kept(
 ) -> dict[str, Any]:
     """Return what is known of the wanted tests, after running those of which nothing is."""
     path = CACHE / way / f"{file}.json"
-    found: dict[str, Any] = {}
-    if path.exists() and (way == "pytorch" or not options.again):
-        found = json.loads(path.read_text())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if options.again and way != "pytorch":
+        path.unlink(missing_ok=True)
+    found = json.loads(path.read_text()) if path.exists() else {}
     if waiting := [test for test in wanted if test not in found]:
-        found |= ask(way, folder, file, waiting, options.jobs)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found, indent=1))
+        found = ask(way, folder, file, waiting, options.jobs, path)
     return {test: found[test] for test in wanted}
 
 

@@ -45,15 +45,16 @@ class Callee:
     """What a call is of: a public function, a method, an operator or an entry.
 
     `public` is the function that users hold, None of a primitive; `op` its entry in the table, None of what is
-    written with entries. `autocast` are the rules that it follows, and `writes` says that it writes to its first
-    argument, which keeps its type. `parameters` are those by which its arguments are told apart when it is noted;
-    what has none is noted by the calls that it makes. `find` answers calls that are known, while no interpreter is on,
-    and returns None for others. `role` says what a script makes of it, and `watch`, given
+    written with entries; `like` what has the same parameters, if `public` does not say them. `autocast` are the
+    rules that it follows, and `writes` says that it writes to its first argument, which keeps its type. `parameters`
+    are those by which its arguments are told apart when it is noted; what has none is noted by the calls that it
+    makes. `find` answers calls that are known, while no interpreter is on, and returns None for others. `role` says
+    what a script makes of it, and `watch`, given
     the arguments, returns what an optimizer's step depends on beside them, or None where it does more than that.
     """
 
     __slots__ = (
-        "autocast", "find", "name", "op", "parameters", "public", "role", "run", "watch", "writes",
+        "autocast", "find", "like", "name", "op", "parameters", "public", "role", "run", "watch", "writes",
     )  # fmt: skip
 
     def __init__(
@@ -68,8 +69,9 @@ class Callee:
         role: Role = "operation",
         watch: Callable[..., list[Any] | None] | None = None,
         find: Run | None = None,
+        like: Callable[..., Any] | None = None,
     ) -> None:
-        self.role, self.watch, self.find = role, watch, find
+        self.role, self.watch, self.find, self.like = role, watch, find, like
         self.name, self.run, self.op, self.parameters = name, run, op, parameters
         self.autocast, self.writes = autocast, writes
         self.public: Callable[..., Any] | None = None
@@ -165,18 +167,15 @@ def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
 class _Active(Count):
     """How many interpreters are on, a follower of scripts among them."""
 
-    __slots__ = ("call", "follower")
+    __slots__ = ("follower",)
 
     def __init__(self) -> None:
         super().__init__()
         self.follower: Follower | None = None
-        # Hands a call to the follower, or else to the interpreters.
-        self.call = interpreted
 
     def follow(self, follower: Follower | None) -> None:
         """Let calls go to a follower first, or to none from now on."""
         self.follower = follower
-        self.call = interpreted if follower is None else follower.call
         self.add(-1 if follower is None else 1)
 
     @property
@@ -196,7 +195,28 @@ def install(name: str, interpreter: Interpreter) -> None:
 
 def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     """Hand a call to the interpreters that are on in this thread, the operation itself last."""
-    return active.call(callee, args, kwargs)
+    follower = active.follower
+    try:
+        if follower is not None:
+            return follower.call(callee, args, kwargs)
+        return interpreted(callee, args, kwargs)
+    except Exception:
+        meant = _bound_anew(callee, args, kwargs)
+        if meant is None:
+            raise
+    return call(callee, *meant)
+
+
+# A call that fails is bound anew where PyTorch takes its arguments: for each number a tensor without dims, other names
+# of parameters. All other calls pay nothing for that.
+Binder = Callable[[Callee, Args, Kwargs], tuple[Args, Kwargs] | None]
+_bound_anew: Binder = lambda callee, args, kwargs: None  # noqa: E731
+
+
+def install_binder(function: Binder) -> None:
+    """Say who returns the arguments of a call as they are meant; None where they are meant as they are."""
+    global _bound_anew
+    _bound_anew = function
 
 
 def settle_scripts(why: str) -> None:
@@ -239,6 +259,11 @@ def enter(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         return callee.run(args, kwargs)
     except Foreign:
         return meet(callee, args, kwargs)
+    except Exception:
+        meant = _bound_anew(callee, args, kwargs)
+        if meant is None:
+            raise
+    return callee.run(*meant)
 
 
 def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,13 +274,18 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
     def function(*args: object, **kwargs: object) -> Any:
         """Call the operation, or the interpreters that are on."""
         if active.count:
-            return active.call(callee, args, kwargs)
+            return call(callee, args, kwargs)
         if find is not None and (out := find(args, kwargs)) is not None:
             return out
         try:
             return run(args, kwargs)
         except Foreign:
             return meet(callee, args, kwargs)
+        except Exception:
+            meant = _bound_anew(callee, args, kwargs)
+            if meant is None:
+                raise
+        return run(*meant)
 
     callee.publish(function)
     return function
@@ -287,11 +317,16 @@ def dispatched(
         def called(*args: object, **kwargs: object) -> Any:
             """Call the function, or the interpreters that are on."""
             if active.count and (active.others or not is_fact):
-                return active.call(callee, args, kwargs)
+                return call(callee, args, kwargs)
             try:
                 return function(*args, **kwargs)
             except Foreign:
                 return meet(callee, args, kwargs)
+            except Exception:
+                meant = _bound_anew(callee, args, kwargs)
+                if meant is None:
+                    raise
+            return function(*meant[0], **meant[1])
 
         public: Callable[..., Any] = called
         if names == ["self"]:
@@ -299,7 +334,7 @@ def dispatched(
             def public(self: object) -> Any:
                 """Call the method, or the interpreters that are on."""
                 if active.count and (active.others or not is_fact):
-                    return active.call(callee, (self,), {})
+                    return call(callee, (self,), {})
                 return function(self)
 
         elif positional and len(names) == 2:
@@ -307,7 +342,7 @@ def dispatched(
             def public(self: object, other: object) -> Any:
                 """Call the method, or the interpreters that are on."""
                 if active.count:
-                    return active.call(callee, (self, other), {})
+                    return call(callee, (self, other), {})
                 try:
                     return function(self, other)
                 except Foreign:
@@ -328,5 +363,6 @@ def dispatch_methods(cls: type[Any], left_out: frozenset[str]) -> None:
         if isinstance(value, FunctionType):
             setattr(cls, name, way_in(value))
         elif isinstance(value, property):
-            get, put = [h if h is None else way_in(h) for h in (value.fget, value.fset)]
-            setattr(cls, name, property(get, put, doc=value.__doc__))  # type: ignore[arg-type]
+            parts = value.fget, value.fset, value.fdel
+            get, put, drop = [h if h is None else way_in(h) for h in parts]
+            setattr(cls, name, property(get, put, drop, doc=value.__doc__))  # type: ignore[arg-type]

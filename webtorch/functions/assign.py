@@ -151,11 +151,12 @@ def fill_diagonal_(self: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
         raise RuntimeError("dimensions must larger than 1")
     if self.ndim > 2 and len(set(self._shape)) != 1:
         raise RuntimeError("all dimensions of input must be of equal length")
-    step = sum(self._strides)
-    count = min(self._shape)
-    if wrap and self.ndim == 2 and self._shape[0] > self._shape[1]:
-        count = -(-(self._shape[0] * self._shape[1]) // (self._shape[1] + 1))
-    fill_(as_view(self, (count,), (step,), self._offset), fill_value)
+    step, (rows, columns) = sum(self._strides), self._shape[:2]
+    tall = wrap and self.ndim == 2 and rows > columns
+    for first in range(0, rows if tall else 1, columns + 1):
+        count = min(*self._shape[1:], rows - first)
+        offset = self._offset + first * self._strides[0]
+        fill_(as_view(self, (count,), (step,), offset), fill_value)
     return self
 
 

@@ -13,9 +13,9 @@ from typing import Any
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import movement
 from webtorch.functions.composite import dropout
-from webtorch.functions.contract import c_name, matmul
+from webtorch.functions.contract import matmul
 from webtorch.functions.random import default_generator
-from webtorch.ir.dtype import bool_, float32, int64
+from webtorch.ir.dtype import bool_, c_name, float32, int64
 from webtorch.ir.view import Shape
 from webtorch.ops.comparison import _where, clamp_min
 from webtorch.ops.elementwise import exp

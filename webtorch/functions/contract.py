@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import DType, Number, bool_, promote_types
+from webtorch.ir.dtype import Number, bool_, c_name, promote_types
 from webtorch.ir.view import (
     Shape,
     broadcast_shapes,
@@ -30,25 +30,6 @@ from webtorch.ops.record import (
     with_factors_first,
 )
 from webtorch.tensors.tensor import Tensor
-
-# C++ names, which PyTorch's messages use.
-_C_NAMES = {
-    "float16": "c10::Half",
-    "bfloat16": "c10::BFloat16",
-    "float32": "float",
-    "float64": "double",
-    "bool": "bool",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "int16": "short int",
-    "int32": "int",
-    "int64": "long int",
-}
-
-
-def c_name(dtype: DType) -> str:
-    """Return the C++ name of a type, as PyTorch's messages have it."""
-    return _C_NAMES.get(dtype.name, dtype.name)
 
 
 def check_tensor(op: str, name: str, position: int, value: Any) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions.contract import c_name, check_tensor
+from webtorch.functions.contract import check_tensor
 from webtorch.functions.slicing import pick, window
-from webtorch.ir.dtype import bool_
+from webtorch.ir.dtype import bool_, c_name
 from webtorch.ir.view import Shape
+from webtorch.ops.layout import channels_last_as
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, Composite, P, R, composite
@@ -305,6 +306,7 @@ _CONVOLUTION: dict[str, Any] = {
     "autocast": LOWER,
     "gradient_name": "ConvolutionBackward0",
     "gain": 1.0,
+    "layout": channels_last_as(0, 1),
 }
 
 

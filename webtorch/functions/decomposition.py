@@ -721,6 +721,7 @@ def _lstsq(a: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, ...]:
     out="cast",
     gradient_name="LinalgLstsqBackward0",
     lapack=("linalg_lstsq.out",),
+    other_names={"b": "B"},
 )
 def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None) -> Lstsq:
     """(the X that makes A X - B smallest, residuals, ranks, singular values)."""

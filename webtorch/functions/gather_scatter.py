@@ -447,7 +447,7 @@ def _scatter_reduced(
     out = _scatter_along(op, base, dim, index, src, _REDUCTIONS[reduce])
     if reduce == "mean":
         count = _times_written(x, dim, index, include_self, x.dtype)
-        out = out / count if x.dtype.kind == "float" else elementwise.floor_divide(out, count)
+        out = out / count if x.dtype.has_gradient else elementwise.floor_divide(out, count)
     return out
 
 

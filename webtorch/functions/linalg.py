@@ -443,6 +443,7 @@ def inverse(input: Tensor) -> Tensor:
     torch="linalg.tensorsolve",
     autocast=Autocast(cpu="fp32"),
     out="cast",
+    other_names={"other": "B"},
 )
 def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Tensor:
     """The X with tensordot(A, X, X.ndim) = B."""
@@ -714,6 +715,7 @@ def _det(a: Tensor) -> Tensor:
     function_in=EVERYWHERE,
     gradient_name="LinalgDetBackward0",
     lapack=("_linalg_det.result",),
+    other_names={"A": "input"},
 )
 def det(input: Tensor) -> Tensor:
     """The determinants of matrices (*, N, N)."""

@@ -266,7 +266,13 @@ def bucketize(
     return searchsorted(boundaries, input, out_int32=out_int32, right=right)
 
 
-@composite(family="index", function_in=("torch",), refuses=BOOL, aten=("isin",))
+@composite(
+    family="index",
+    function_in=("torch",),
+    refuses=BOOL,
+    aten=("isin",),
+    other_names={"element": "elements", "test_element": "test_elements"},
+)
 def isin(
     elements: Tensor | Number,
     test_elements: Tensor | Number,

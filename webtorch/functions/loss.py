@@ -85,10 +85,13 @@ def _weighted(loss: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
     return reduced(loss, reduction)
 
 
-def _check_pair(name: str, input: Tensor, target: Tensor) -> None:
-    """Check types, and warn as PyTorch does when shapes differ and will be broadcast."""
-    for x in (input, target):
-        if x.dtype.kind != "float":
+def _check_pair(name: str, input: Tensor, target: Tensor, both: bool = False) -> None:
+    """Check types, and warn as PyTorch does when shapes differ and will be broadcast. One of the two may be an integer
+    tensor, unless `both` must be floats.
+    """
+    floats = [x.dtype.kind == "float" for x in (input, target)]
+    for x, is_float in zip((input, target), floats, strict=True):
+        if not is_float and (both or not any(floats) or x.dtype.kind == "complex"):
             raise DTypeError(f"{name}: not implemented for {x.dtype}. Convert it with .float().")
     if tuple(input.shape) != tuple(target.shape):
         warn(
@@ -193,7 +196,8 @@ def huber_loss(
     weight: Tensor | None = None,
 ) -> Tensor:
     """Return the mean of d ** 2 / 2 where |d| < delta, of delta * (|d| - delta / 2) elsewhere; d = input - target."""
-    _check_pair("huber_loss", input, target)
+    # Its result is of input's type.
+    _check_pair("huber_loss", input, target, both=input.dtype.kind != "float")
     reduction = chosen_reduction(None, None, reduction)
     if delta <= 0:
         raise RuntimeError(
@@ -229,7 +233,7 @@ def binary_cross_entropy(
             f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
             f"(torch.Size({list(input.shape)})) is deprecated. Please ensure they have the same size."
         )
-    _check_pair("binary_cross_entropy", input, target)
+    _check_pair("binary_cross_entropy", input, target, both=True)
     loss = bce_error(input, target)
     return reduced(loss if weight is None else loss * weight, reduction)
 
@@ -259,7 +263,7 @@ def binary_cross_entropy_with_logits(
             f"(torch.Size({list(input.shape)}))"
         )
     target = target if target.dtype.kind == "float" else to_type(target, input.dtype)
-    _check_pair("binary_cross_entropy_with_logits", input, target)
+    _check_pair("binary_cross_entropy_with_logits", input, target, both=True)
     if pos_weight is None:
         loss = bce_logits_error(input, target)
     else:

@@ -16,6 +16,7 @@ from webtorch.functions.reduce import count_of, mean_of
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import rsqrt
+from webtorch.ops.layout import channels_last_as
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import WHOLE, Autocast, composite
 from webtorch.tensors.tensor import Tensor
@@ -202,6 +203,7 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
     gradient_name="NativeGroupNormBackward0",
+    layout=channels_last_as(0),
 )
 def group_norm(
     input: Tensor,

@@ -22,6 +22,7 @@ from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import memory_format as MemoryFormat
+from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
 
 FUNCTION = ("torch",)
@@ -78,10 +79,9 @@ def new(self: Tensor, *args: Any, device: DeviceLike = None) -> Tensor:
     """A tensor of this dtype and device: new(2, 3) uninitialised of that shape, new([1, 2]) of that data."""
     where = self.device if device is None else device
     if len(args) == 1 and isinstance(args[0], (list, tuple)):
-        sized = type(args[0]).__name__ == "Size"
-        if not sized:
+        if not isinstance(args[0], Size):
             return creation.tensor(args[0], dtype=self.dtype, device=where)
-        args = tuple(args[0])
+        return creation.empty(args[0], dtype=self.dtype, device=where)
     if len(args) == 1 and isinstance(args[0], Tensor):
         return args[0].detach().to(self.dtype)
     return creation.empty(*(args or (0,)), dtype=self.dtype, device=where)

@@ -15,6 +15,7 @@ from webtorch.functions.reduce import one_of_all
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
 from webtorch.ops import comparison, elementwise
+from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
@@ -88,7 +89,7 @@ def _sorted(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     return gather_scatter.gather_along(x, dim, order, "sort"), order
 
 
-@composite(family="index", gradient_name="SortBackward0", ties=True)
+@composite(family="index", gradient_name="SortBackward0", ties=True, layout=of_first)
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Sort:
     """(values, indices): the elements in order along `dim`, and where they were. Ties keep their order."""
     return Sort(*_sorted(input, dim, bool(descending)))

@@ -13,6 +13,7 @@ from webtorch.functions.slicing import window
 from webtorch.ir.dtype import (
     Scalar,
 )
+from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import (
     copy,
     pad_with,
@@ -59,7 +60,12 @@ def _circular(x: Tensor, dim: int, low: int, high: int, name: str) -> list[Tenso
 _EDGES = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}
 
 
-@composite(family="movement", function_in=("nn.functional",), torch="nn.functional.pad")
+@composite(
+    family="movement",
+    function_in=("nn.functional",),
+    torch="nn.functional.pad",
+    layout=channels_last_as(0),
+)
 def pad(
     input: Tensor, pad: Sequence[int], mode: str = "constant", value: Scalar | None = None
 ) -> Tensor:

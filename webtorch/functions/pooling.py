@@ -454,9 +454,10 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Compos
         torch=f"nn.functional.max_pool{rank}d_with_indices",
         doc=f"Return the maxima of max_pool{rank}d and where they were.",
         example=example,
-        layout=channels_last_as(0) if rank == 3 else None,
+        layout=channels_last_as(0),
     )(with_indices)
-    return ranked("max_pool", rank, doc, pool, function_in=EVERYWHERE, forms=_MAX, **fields)
+    fields |= {"function_in": EVERYWHERE, "forms": _MAX, "layout": channels_last_as(0)}
+    return ranked("max_pool", rank, doc, pool, **fields)
 
 
 max_pool1d = _max_pooling(
@@ -543,6 +544,7 @@ def _unpooling(rank: int, **fields: Any) -> Composite[..., Any]:
 
     doc = f"Put the values of max_pool{rank}d back where they were, zeros elsewhere."
     fields |= {"function_in": FUNCTIONAL, "refuses": NOT_FLOATS}
+    fields["layout"] = channels_last_as(0) if rank == 2 else None
     return ranked("max_unpool", rank, doc, function, **fields)
 
 
@@ -646,6 +648,7 @@ def _avg_pooling(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
         "gradient_name": f"AvgPool{rank}DBackward0",
         "once": True,
         "aten": (f"avg_pool{rank}d",),
+        "layout": channels_last_as(0) if rank == 2 else None,
     }
     return ranked("avg_pool", rank, doc, function, **fields)
 
@@ -693,7 +696,10 @@ def _lp_pooling(rank: int, shapes: str, example: Example) -> Composite[..., Any]
         return _lp_pool(f"lp_pool{rank}d", rank, input, norm_type, kernel_size, stride, ceil_mode)
 
     doc = f"Return the p-norm of each window of {shapes}."
-    return ranked("lp_pool", rank, doc, function, function_in=FUNCTIONAL, example=example)
+    layout = channels_last_as(0) if rank == 2 else None
+    return ranked(
+        "lp_pool", rank, doc, function, function_in=FUNCTIONAL, example=example, layout=layout
+    )
 
 
 lp_pool1d = _lp_pooling(1, "(N, C, L) or (C, L)", Example(((2, 3, 20),), (2.0, 3)))
@@ -794,6 +800,7 @@ adaptive_avg_pool2d = _adaptive_averaging(
     2,
     "Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size.",
     function_in=FUNCTIONAL,
+    layout=channels_last_as(0),
     gradient_name=_adaptive_name,
 )
 adaptive_avg_pool3d = _adaptive_averaging(
@@ -870,6 +877,7 @@ adaptive_max_pool2d = _adaptive_maximum(
     2,
     "Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size.",
     gradient_name="AdaptiveMaxPool2DBackward0",
+    layout=channels_last_as(0),
 )
 adaptive_max_pool3d = _adaptive_maximum(
     3,

@@ -182,7 +182,9 @@ def flipud(input: Tensor) -> Tensor:
     return flipped(input, (0,))
 
 
-@composite(family="movement", gradient_name="RollBackward0", aten=("roll",), traced=True)
+@composite(
+    family="movement", gradient_name="RollBackward0", layout=of_first, aten=("roll",), traced=True
+)
 def roll(
     input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = ()
 ) -> Tensor:

@@ -309,6 +309,7 @@ def _interpolate_name(
         "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa",
     ),
+    layout=channels_last_as(0),
 )
 def interpolate(
     input: Tensor,
@@ -556,6 +557,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     torch="nn.functional.channel_shuffle",
     aliases=("native_channel_shuffle",),
     gradient_name="ChannelShuffleBackward0",
+    layout=channels_last_as(0),
 )
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Return the channels (dimension 1) dealt out anew: one of each group after the other (Zhang et al., 2018)."""

@@ -228,7 +228,11 @@ def _split_title(input: Any, split_size_or_sections: Any, dim: int = 0) -> str:
     return "SplitWithSizesBackward0" if sizes else "SplitBackward0"
 
 
-@composite(family="movement", gradient_name=_split_title)
+@composite(
+    family="movement",
+    gradient_name=_split_title,
+    other_names={"tensor": "input", "split_size": "split_size_or_sections"},
+)
 def split(
     input: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0
 ) -> tuple[Tensor, ...]:
@@ -251,7 +255,9 @@ def split(
 @composite(family="movement", gradient_name="SplitWithSizesBackward0", traced=True)
 def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Views of parts of the sizes listed along `dim`."""
-    return _split_with_sizes(input, list(split_sizes), _splittable("split", input, dim))
+    return _split_with_sizes(
+        input, list(map(operator.index, split_sizes)), _splittable("split", input, dim)
+    )
 
 
 @composite(family="movement", gradient_name="SplitBackward0")
@@ -266,7 +272,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return _split_evenly(input, length, dim)
 
 
-@composite(family="movement")
+@composite(family="movement", other_names={"tensor_indices_or_sections": "indices_or_sections"})
 def tensor_split(
     input: Tensor,
     indices_or_sections: Any = None,
@@ -320,19 +326,22 @@ def _named_split(name: str, x: Tensor, dim: int, rank: int, parts: Any) -> tuple
     return tensor_split(x, parts, dim)
 
 
-@composite(family="movement")
+_SECTIONS = {"indices": "indices_or_sections", "sections": "indices_or_sections"}
+
+
+@composite(family="movement", other_names=_SECTIONS)
 def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 1 (0 for a 1-d tensor)."""
     return _named_split("hsplit", input, 0 if len(input._shape) == 1 else 1, 1, indices_or_sections)
 
 
-@composite(family="movement")
+@composite(family="movement", other_names=_SECTIONS)
 def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 0."""
     return _named_split("vsplit", input, 0, 2, indices_or_sections)
 
 
-@composite(family="movement")
+@composite(family="movement", other_names=_SECTIONS)
 def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 2."""
     return _named_split("dsplit", input, 2, 3, indices_or_sections)
@@ -393,7 +402,7 @@ def _from_diagonal(g: Tensor, shape: Shape, offset: int, first: int, second: int
 @composite(family="movement", traced=True)
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The view of diagonal `offset` of dimensions dim1 and dim2, as a new last dimension."""
-    shape, strides = input._shape, input._strides
+    shape, strides, offset = input._shape, input._strides, operator.index(offset)
     rank = len(shape)
     first, second = normalize_dim(dim1, rank), normalize_dim(dim2, rank)
     if first == second:
@@ -506,8 +515,8 @@ def as_strided(
     input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
     """A view of the storage with the sizes, strides and offset given (in elements)."""
-    shape, strides = tuple(size), tuple(stride)
-    offset = input._offset if storage_offset is None else storage_offset
+    shape, strides = tuple(map(operator.index, size)), tuple(map(operator.index, stride))
+    offset = input._offset if storage_offset is None else operator.index(storage_offset)
     if len(shape) != len(strides):
         raise RuntimeError("mismatch in length of strides and shape")
     if any(s < 0 for s in strides):

@@ -53,15 +53,15 @@ def save(
     such as a whole Module; only `load(weights_only=False)` reads it. PyTorch's format keeps views
     of one storage together (and saves all of it). In safetensors, tensors that share their memory and
     shape are loaded as one tensor again; they are written under each name. A file takes its path's
-    place only when it is complete. `pickle_protocol` has no effect.
+    place only when it is complete. `pickle_module` and `pickle_protocol` have no effect: what is
+    written is the same, and no pickler runs.
 
     Raises PicklingError for what does not pickle and, for safetensors, TypeError for what is no data,
     naming the place in `obj`: call `state_dict()` first.
     """
-    if pickle_module is not None or not _use_new_zipfile_serialization:
+    if not _use_new_zipfile_serialization:
         raise ValueError(
-            "save: pickle_module and the format before PyTorch 1.6 are not available: files are "
-            "written and read without Python's pickle"
+            "save: the format before PyTorch 1.6 is not available: every PyTorch since reads the other one"
         )
     if _is_safetensors(f):
         _save_safetensors(obj, f)
@@ -76,9 +76,9 @@ def _is_safetensors(f: FilePath | BinaryIO) -> bool:
 
 
 def _save_pytorch(obj: object, stream: BinaryIO) -> None:
-    # Through memory where a stream cannot go back: an archive's sizes stand before its bytes.
-    seekable = getattr(stream, "seekable", lambda: False)()
-    target = stream if seekable else io.BytesIO()
+    # Through memory where a stream may not go back, such as gzip's: an archive's sizes stand before its bytes.
+    plain = isinstance(stream, (io.BytesIO, io.BufferedWriter, io.BufferedRandom, io.FileIO))
+    target = stream if plain and stream.seekable() else io.BytesIO()
     pytorch_file.dump(obj, target)
     if isinstance(target, io.BytesIO) and target is not stream:
         stream.write(target.getvalue())
@@ -115,14 +115,12 @@ def load(
     weights_only: False makes objects of any class in a file of PyTorch's format, which runs code that
     the file names: only for files that you trust. Otherwise, also by default, only data is read, and
     classes given to `torch.serialization.add_safe_globals`.
-    mmap: False reads the file at once.
+    mmap: False reads the file at once. `pickle_module` has no effect: none is used.
 
     Raises SafetensorError (a ValueError) or CheckpointError (a pickle.UnpicklingError) for a damaged
     file or one that holds more than data, DTypeError for an element type that webtorch lacks,
     DeviceError where a device is not available here.
     """
-    if pickle_module is not None:
-        raise ValueError("load: pickle_module is not available: files are read without pickle")
     if not isinstance(f, str | os.PathLike):
         view, file = memoryview(f.read()), _stream_name(f)
     elif mmap is False:

@@ -232,6 +232,28 @@ def legacy_name(dtype: DType) -> str:
     return _LEGACY[dtype.name]
 
 
+# C++ names, which PyTorch's messages use.
+_C_NAMES = {
+    "float16": "c10::Half",
+    "bfloat16": "c10::BFloat16",
+    "float32": "float",
+    "float64": "double",
+    "bool": "bool",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+    "int16": "short int",
+    "int32": "int",
+    "int64": "long int",
+    "complex64": "c10::complex<float>",
+    "complex128": "c10::complex<double>",
+}
+
+
+def c_name(dtype: DType) -> str:
+    """Return the C++ name of a type, as PyTorch's messages have it."""
+    return _C_NAMES.get(dtype.name, dtype.name)
+
+
 # PyTorch's name of each element type that has a typed constructor, as in torch.FloatTensor.
 TYPE_NAMES: dict[DType, str] = {
     d: legacy_name(d)

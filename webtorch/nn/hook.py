@@ -195,7 +195,7 @@ def _identity_function() -> Any:
     """Return the autograd Function of the taps; made at first use, when autograd is loaded."""
     if not _identity:
 
-        class _Identity(autograd.Function):
+        class BackwardHookFunction(autograd.Function):
             """Pass tensors through; on the way back, let `receive` see and replace gradients."""
 
             @staticmethod
@@ -211,5 +211,5 @@ def _identity_function() -> Any:
                 """Return what `receive` makes of the gradients."""
                 return (None, *ctx.receive(grads))
 
-        _identity.append(_Identity)
+        _identity.append(BackwardHookFunction)
     return _identity[0]

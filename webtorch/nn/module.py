@@ -363,8 +363,10 @@ class Module:
 
     def to(self: _Self, *args: Any, **kwargs: Any) -> _Self:
         """Move to a device and/or a floating point dtype, in place: `to(device, dtype)`,
-        `to(dtype)`, `to(tensor)`. Integer parameters and buffers keep their dtype.
+        `to(dtype)`, `to(tensor)`. Integer parameters and buffers keep their dtype. `memory_format` is for
+        those of 4 and 5 dims.
         """
+        memory_format = kwargs.get("memory_format")
         device, dtype, non_blocking = _parse_to(*args, **kwargs)
         if dtype is not None and not dtype.has_gradient:
             raise TypeError(
@@ -379,6 +381,7 @@ class Module:
                 device=t.device if device is None else device,
                 dtype=wanted,
                 non_blocking=non_blocking,
+                memory_format=memory_format if t.ndim in (4, 5) else webtorch.preserve_format,
             )
 
         return self._apply(convert)
@@ -403,7 +406,9 @@ class Module:
         raise DeviceError("Module.cuda: webtorch has no CUDA device; use .to('webgpu')")
 
     def share_memory(self: _Self) -> _Self:
-        """Return the module: tensors are not shared between processes here."""
+        """Ask it of each tensor, as PyTorch does; none is shared between processes here."""
+        for tensor in (*self.parameters(), *self.buffers()):
+            tensor.share_memory_()
         return self
 
     def type(self: _Self, dst_type: Any) -> _Self:

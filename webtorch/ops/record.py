@@ -154,6 +154,8 @@ class Op:
     # The number that may also stand before the operands after the first, by position: PyTorch's order of
     # before 1.5. A composite's function meets it as `*old` (`in_old_order`).
     factor: str = ""
+    # Names that PyTorch's overloads have for parameters, and theirs here.
+    other_names: Mapping[str, str] = field(default_factory=dict)
     # Whether the result is, as PyTorch's, a view of a tensor that the operation makes: hooks on it are not met
     # by gradients of what is written to it later.
     own_view: bool = False

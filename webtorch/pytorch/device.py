@@ -395,7 +395,7 @@ def memory_of(x: torch.Tensor) -> Memory:
 
 def check_device(device: torch.device | None) -> None:
     """Raise RuntimeError for a device other than webgpu:0."""
-    if device is not None and device.index not in (None, 0):
+    if device is not None and device.index:
         raise RuntimeError(
             f"webgpu: there is no device '{device}': PyTorch sees one WebGPU adapter, 'webgpu:0'"
         )
@@ -480,6 +480,24 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
     """Return an uninitialised tensor."""
     if interrupt.flag.pressed:
         interrupt.check()
+    key = tuple(size), tuple(stride), dtype
+    blank = _blanks.get(key)
+    if blank is None:
+        blank = _blank(*key)
+        # A type that stands for another one is looked at each time.
+        if blank.dtype is dtype and blank.nbytes:
+            if len(_blanks) >= _MOST_BLANKS:
+                _blanks.clear()
+            _blanks[key] = blank
+    return blank.tensor()
+
+
+# How tensors lie that were asked for before, by their sizes, strides and types.
+_blanks: dict[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], Blank] = {}
+_MOST_BLANKS = 1024
+
+
+def _blank(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Blank:
     kind = TO_WEBTORCH.get(dtype)
     if kind is None or kind in UNSUPPORTED or opened.runtime is None:
         kind = webtorch_dtype(dtype)
@@ -499,7 +517,7 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
         raise RuntimeError(
             f"Storage size calculation overflowed with sizes={list(size)} and strides={list(stride)}"
         )
-    return Blank(nbytes, HELD[dtype], dtype, tuple(size), tuple(stride)).tensor()
+    return Blank(nbytes, HELD[dtype], dtype, size, stride)
 
 
 class Blank:
@@ -998,12 +1016,12 @@ def set_(
     return x
 
 
+_is_deterministic = torch._C._get_deterministic_algorithms
+
+
 def _fills_empty() -> bool:
     """Whether memory that nothing has been written to is to be filled with NaN or the largest number."""
-    return (
-        torch._C._get_deterministic_algorithms()
-        and torch._C._get_deterministic_fill_uninitialized_memory()
-    )
+    return _is_deterministic() and torch._C._get_deterministic_fill_uninitialized_memory()
 
 
 def _fill_empty(x: torch.Tensor) -> torch.Tensor:

@@ -88,7 +88,8 @@ class Plan:
     """What calls of one kind record."""
 
     __slots__ = (
-        "form", "leaves", "make", "marks", "numbers", "only", "places", "results", "steps", "takes_all",
+        "form", "leaves", "make", "marks", "numbers", "only", "places", "record", "results", "steps",
+        "takes_all",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +105,8 @@ class Plan:
         self.numbers: list[int | None] = []
         for step in self.steps:
             self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
+        # Records all of the nodes: made for the first call that asks for it.
+        self.record: Callable[..., list[Node]] | None = None
         # Whether its sources are the operands as they come.
         self.takes_all = False
         # The node itself where it is one, and the form of elementwise ones, whose numbers may be any.
@@ -144,17 +147,35 @@ class Plan:
 
     def _all(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> list[Node]:
         """Record each operation of a call, with its numbers, and return the nodes of the results."""
-        given: list[Any] = [nodes[s] if type(s) is int else s for s in self.leaves]
-        made: list[Node] = []
+        if self.record is None:
+            self.record = self._printed()
+        return self.record(nodes, numbers, line)
+
+    def _printed(self) -> Callable[..., list[Node]]:
+        """Return the function that a person would write to record this one kind of call: a line an operation."""
+        scope: dict[str, Any] = {"Node": Node}
+
+        def named(value: object) -> str:
+            name = f"v{len(scope)}"
+            scope[name] = value
+            return name
+
+        given = [f"nodes[{x}]" if type(x) is int else named(x) for x in self.leaves]
         places = iter(self.numbers)
-        for kind, srcs, attrs, scalars, shape, dtype, lined in self.steps:
-            sources = tuple([given[s] if s >= 0 else made[-1 - s] for s in srcs])
-            if scalars:
-                scalars = tuple([
-                    x if (n := next(places)) is None else numbers[n] for x in scalars
-                ])  # fmt: skip
-            made.append(Node(kind, sources, attrs, scalars, shape, dtype, line if lined else None))
-        return [made[n] for n in self.results]
+        lines = ["def record(nodes, numbers, line):"]
+        for i, (kind, srcs, attrs, scalars, shape, dtype, lined) in enumerate(self.steps):
+            sources = "".join([f"{given[s] if s >= 0 else f'm{-1 - s}'}, " for s in srcs])
+            free = "".join([
+                f"{named(x) if (n := next(places)) is None else f'numbers[{n}]'}, " for x in scalars
+            ])  # fmt: skip
+            rest = f"{named(shape)}, {named(dtype)}, {'line' if lined else 'None'}"
+            lines.append(
+                f"    m{i} = Node({kind!r}, ({sources}), {named(attrs)}, ({free}), {rest})"
+            )
+        lines.append(f"    return [{', '.join([f'm{n}' for n in self.results])}]")
+        exec("\n".join(lines), scope)
+        record: Callable[..., list[Node]] = scope["record"]
+        return record
 
     @staticmethod
     def _put(out: torch.Tensor, node: Node, place: _Place) -> None:
@@ -228,11 +249,12 @@ class Kinds:
         numbers: list[float],
         out: torch.Tensor | None = None,
         inplace: bool = False,
+        begun: Sequence[Any] = (),
     ) -> Plan | Key | None:
         """Return the plan of a call, or its kind if it is to be watched; None where it takes the usual way.
 
         The nodes of its tensors and its free numbers are added to the lists. `out` is written; `inplace`: it may be
-        the first argument as well.
+        the first argument as well. `begun`: what `begin` gave for other arguments, whose free numbers are there.
         """
         home = opened.runtime
         if active.count and not _alone():
@@ -245,7 +267,7 @@ class Kinds:
             or self.failures >= _MOST_FAILURES
         ):
             return None
-        parts: list[Any] = []
+        parts: list[Any] = [*begun]
         free = numbers if self.free else None
         try:
             if not _kinds(args, parts, nodes, free):
@@ -278,6 +300,13 @@ class Kinds:
             self.found.clear()
         self.found[key] = False if _are_typed(key) else None
         return None
+
+    def begin(self, values: Sequence[Any]) -> tuple[list[Any], list[float]]:
+        """Return what the kinds of several calls have in common, of numbers and the like, and their free numbers."""
+        parts: list[Any] = []
+        numbers: list[float] = []
+        _kinds(values, parts, [], numbers if self.free else None)
+        return parts, numbers
 
     def watch(
         self,

@@ -23,7 +23,7 @@ from webtorch.ops.precision import to_type, widened
 from webtorch.pytorch.aten.table import op
 from webtorch.pytorch.device import Lain, is_whole, lie, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
-from webtorch.pytorch.known import Kinds, Plan
+from webtorch.pytorch.known import Key, Kinds, Plan
 from webtorch.tensors.tensor import Tensor
 
 Kernel = Callable[..., None]
@@ -44,15 +44,41 @@ class _Update:
         self.formula = formula
         self.kinds = Kinds(free=True)
 
-    def __call__(self, row: Row, numbers: Sequence[float], flags: Flags, line: object) -> None:
-        """Record the step. Of the flags the first says to maximize, and the second that row[2] holds nothing yet."""
-        nodes: list[Node] = []
-        free: list[float] = []
-        plan = self.kinds.find((*row, flags, *numbers), {}, nodes, free)
-        if type(plan) is Plan:
-            outs: Any = [row[place] for place in plan.marks]
-            plan.write_all(outs, nodes, free, line)
-            return
+    def step(self, numbers: Sequence[float], flags: Flags, line: object) -> Callable[[Row], None]:
+        """Return what records the step of one parameter after another, with the same numbers.
+
+        Of the flags the first says to maximize, and the second that row[2] holds nothing yet.
+        """
+        kinds = self.kinds
+        are_free = kinds.free
+        begun, free = kinds.begin((flags, *numbers))
+
+        def record(row: Row) -> None:
+            nonlocal are_free, begun, free
+            if kinds.free is not are_free:
+                # They were found to be worked with.
+                are_free = kinds.free
+                begun, free = kinds.begin((flags, *numbers))
+            nodes: list[Node] = []
+            plan = kinds.find(row, {}, nodes, free, begun=begun)
+            if type(plan) is Plan:
+                outs: Any = [row[place] for place in plan.marks]
+                plan.write_all(outs, nodes, free, line)
+            else:
+                self._learn(plan, row, numbers, flags, nodes, free)
+
+        return record
+
+    def _learn(
+        self,
+        plan: Plan | Key | None,
+        row: Row,
+        numbers: Sequence[float],
+        flags: Flags,
+        nodes: list[Node],
+        free: Sequence[float],
+    ) -> None:
+        """Record a step, and keep what there is to know of it if its kind was seen before."""
         places: list[int] = []
 
         def call(values: Any, options: object) -> tuple[Lain, ...]:
@@ -164,21 +190,26 @@ def _adam(decoupled: bool) -> Kernel:
             decay = [1 - number[0] * weight_decay if decoupled and number else float(weight_decay)]
         # log(0) is -inf, and expm1 of that -1: no correction.
         logs = [math.log(b) if b else -math.inf for b in (beta1, beta2)]
+        rest = [*number, *logs]
         if flag.pressed:
             check()
         line = user_line()
+        record, last = None, None
         for i, param in enumerate(params):
             step: torch.Tensor | None = steps[i]
-            rest = [*number, *logs]
             if host:
                 # As PyTorch computes them where it goes through lists.
                 count = steps[i].item()
-                rest = [(number[0] / (1 - beta1**count)) * -1, (1 - beta2**count) ** 0.5]
+                if count != last:
+                    record, last = None, count
+                    rest = [(number[0] / (1 - beta1**count)) * -1, (1 - beta2**count) ** 0.5]
                 step = None
+            if record is None:
+                record = _ADAM.step([*fixed, *rest, *decay], flags, line)
             row = (
                 param, grads[i], averages[i], squares[i], largest[i] if amsgrad else None, step, *shared,
             )  # fmt: skip
-            _ADAM(row, [*fixed, *rest, *decay], flags, line)
+            record(row)
 
     return kernel
 
@@ -233,9 +264,9 @@ def _sgd(
     if flag.pressed:
         check()
     line = user_line()
+    record = _SGD.step(numbers, flags, line)
     for i, param in enumerate(params):
-        buffer = buffers[i] if momentum else None
-        _SGD((param, grads[i], buffer, grad_scale, found_inf, rate), numbers, flags, line)
+        record((param, grads[i], buffers[i] if momentum else None, grad_scale, found_inf, rate))
 
 
 def _adagrad_step(
@@ -278,9 +309,9 @@ def _adagrad(
     if flag.pressed:
         check()
     line = user_line()
+    record = _ADAGRAD.step(numbers, flags, line)
     for i, param in enumerate(params):
-        row = (param, grads[i], sums[i], steps[i], grad_scale, found_inf, rate)
-        _ADAGRAD(row, numbers, flags, line)
+        record((param, grads[i], sums[i], steps[i], grad_scale, found_inf, rate))
 
 
 KERNELS: dict[str, Kernel] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import threading
 from time import perf_counter
@@ -25,6 +26,7 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step
+from webtorch.tensors.absent import Absent, MissingName
 from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
@@ -44,6 +46,9 @@ _LONGER = 4
 _LONGEST = 512
 _OFTEN = 16
 _MAX_STEPS = 20_000
+# How many calls may have come after one. Another one takes the place of the oldest whose program is not known well, or
+# of the oldest of all.
+MOST_BRANCHES = 16
 # How often a run goes on after something was computed.
 _MAX_PARTS = 64
 # How many runs whose graph may still be used are remembered.
@@ -136,6 +141,10 @@ class Follower:
         self.run = Run(self.root)
         self.on = False
         active.follow(None)
+        # Nothing is promised any more, and what waited has its storage: attributes are as fast again as they were.
+        give_all()
+        for kind in (Tensor, Storage):
+            delattr(kind, "__getattr__")
         for number in self.tried:
             self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
         self.pause = self.paused = min(_LONGER * max(self.paused, _PATIENCE), _LONGEST)
@@ -575,6 +584,8 @@ class Follower:
             known = step
             # Those of optimizers that are gone go, too.
             following[:] = [s for s in following if s.can_come()]
+            if len(following) >= MOST_BRANCHES:
+                following.remove(next((s for s in following if not s.ready), following[0]))
             following.append(step)
             self.steps += 1
         run.taken.append(step)
@@ -820,7 +831,10 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
 
 
 def _no_attribute(holder: Tensor | Storage, name: str) -> AttributeError:
-    """Return Python's own error."""
+    """Return the error of a name that is not there, which a class with `__getattr__` has to tell itself."""
+    found = inspect.getattr_static(type(holder), name, None)
+    if type(found) is Absent:
+        return MissingName(type(holder), found.place, name)
     return AttributeError(
         f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
     )

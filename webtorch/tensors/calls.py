@@ -4,7 +4,10 @@ composites. Floor 4.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +22,7 @@ from webtorch.dispatch.call import (
     call,
     dispatched,
     enter,
+    install_binder,
 )
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
@@ -29,10 +33,12 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.view import numel
 from webtorch.ops import primitive
+from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap, in_old_order
 from webtorch.tensors import override
 from webtorch.tensors.modes import mode
+from webtorch.tensors.primitives import lay
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_one, apply_two
 from webtorch.tensors.remember import Memory, Views
@@ -218,6 +224,70 @@ def _operand(op: Elementwise, value: object, number: int = 0) -> Operand:
     )
 
 
+# What is taken for a number, by the type of its parameter: whole ones, alone or in a list, and others.
+_WHOLE = re.compile(r"\b(int|Any|Sizes|Dims)\b")
+_REAL = re.compile(r"\b(float|Number|Scalar)\b")
+_TENSORS = re.compile(r"\b(Tensor|Operand|Callable)\b")
+
+
+def _as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+    """Return the arguments of a call by the names that its parameters have here, with numbers in place of tensors
+    without dims that stand for these; None where neither is needed.
+    """
+    others = callee.op.other_names if callee.op is not None else {}
+    if not others.keys().isdisjoint(kwargs):
+        return args, {others.get(name, name): value for name, value in kwargs.items()}
+    given = override.flat((*args, *kwargs.values()))
+    if not any(isinstance(x, Tensor) and not x._shape for x in given):
+        return None
+    types, rest = _types_of(callee)
+    named = {**dict(zip(types, args, strict=False)), **kwargs}
+    found = {name: _number_for(types.get(name, ""), value) for name, value in named.items()}
+    more = [_number_for(rest, value) for value in args[len(types) :]]
+    if all(found[n] is v for n, v in named.items()) and all(
+        x is y for x, y in zip(more, args[len(types) :], strict=True)
+    ):
+        return None
+    by_position = [found[name] for name, _ in zip(types, args, strict=False)]
+    return (*by_position, *more), {name: found[name] for name in kwargs}
+
+
+def _types_of(callee: Callee) -> tuple[dict[str, str], str]:
+    """Return the types of a call's parameters by name, those that may be given by position first, and that of more
+    arguments.
+    """
+    op = callee.op
+    if isinstance(op, Elementwise):
+        return dict.fromkeys(op.tensors, "Tensor") | dict.fromkeys(op.numbers, "Scalar"), ""
+    like = callee.parameters or inspect.signature(callee.like or callee.public or callee.run)
+    rest = next((p for p in like.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
+    types = {
+        p.name: str(p.annotation)
+        for p in like.parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) or rest is None
+    }
+    return types, "" if rest is None else str(rest.annotation)
+
+
+def _number_for(kind: str, value: Any) -> Any:
+    """Return the number that a tensor stands for where a parameter of this type wants one, alone or in a list."""
+    if isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value):
+        found = [_number_for(kind, x) for x in value]
+        return value if all(map(operator.is_, found, value)) else tuple(found)
+    if (
+        not isinstance(value, Tensor)
+        or value._shape
+        or value.requires_grad
+        or _TENSORS.search(kind)
+    ):
+        return value
+    whole = value.dtype.kind in ("int", "uint")
+    return value.item() if (whole and _WHOLE.search(kind)) or _REAL.search(kind) else value
+
+
+install_binder(_as_meant)
+
+
 def _in_old_order(
     op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -284,6 +354,8 @@ _TENSOR_NAMES = frozenset((
 def bind_composite(op: Op) -> Callable[..., Any]:
     """Return the function of a composite: the layers that a call goes through, from within."""
     written = op.function
+    if op.layout is not None and op.layout is not of_operands:
+        written = _laid(op, op.layout, written)
     if not (op.function_in or op.vjp or op.refuses or op.gradient_name or op.autocast):
         # A part of other entries: its calls can be seen, and it is called as it is.
         parameters = inspect.signature(written) if op.written is None else op.parameters
@@ -319,6 +391,40 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     if op.vjp is not None:
         function.__name__ = function.__qualname__ = op.name
         function.__doc__ = op.doc
+    return function
+
+
+def _laid(op: Op, layout: Layout, written: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose results lie in memory as the entry's rule says. What is elementwise does so by itself."""
+
+    def lay_out(args: Args, kwargs: Kwargs, out: Any) -> None:
+        """Lay out the results that the call made."""
+        named = op.parameters.bind(*args, **kwargs).arguments if kwargs else None
+        operands = list(override.flat(args if named is None else named.values()))
+        tensors = [x for x in operands if isinstance(x, Tensor)]
+        forms = tuple([(x._shape, x._strides) for x in tensors])
+        for x in out if isinstance(out, tuple) else (out,):
+            made = x._whole and not any(x._storage is y._storage for y in tensors)
+            if made and not x._levels and not x.dtype.is_complex:
+                strides = layout(forms, x._shape)
+                if strides != x._strides:
+                    lay(x, strides)
+
+    @functools.wraps(written)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        """Call, and lay out the results where an operand is not row-major."""
+        out = written(*args, **kwargs)
+        for x in args:
+            kind = type(x)
+            if kind is list or kind is tuple:
+                if any(isinstance(y, Tensor) and not y._whole for y in x):
+                    lay_out(args, kwargs, out)
+                    break
+            elif isinstance(x, Tensor) and not x._whole:
+                lay_out(args, kwargs, out)
+                break
+        return out
+
     return function
 
 
@@ -509,7 +615,7 @@ def bind_inplace(
             return result
         return _write_and_keep(x, result, name, saved) if saved else write_result(x, result, name)
 
-    callee = Callee(name, run, autocast=autocast, writes=True)
+    callee = Callee(name, run, autocast=autocast, writes=True, like=function)
 
     def inplace(self: Tensor, *args: object, **kwargs: object) -> Tensor:
         return enter(callee, (self, *args), kwargs)

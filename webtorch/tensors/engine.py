@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.ir.lines import user_depth
+from webtorch.ir.view import contiguous_strides, numel, strides_like
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn_once
 from webtorch.tensors.above import ask
+from webtorch.tensors.device import device_of
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import in_transform, mode
 from webtorch.tensors.tape import (
@@ -27,6 +29,7 @@ from webtorch.tensors.tape import (
     GradientEdge,
     anomaly,
     gradient_edge,
+    meta_of,
 )
 
 if TYPE_CHECKING:
@@ -339,12 +342,23 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
         else:
             # A clone shares the value until one of the two is written.
             variable._grad = g.detach().clone()
+            if not (variable._whole and g._whole):
+                _lie_as(variable, variable._grad)
     elif create_graph:
         variable._grad = old + g
     else:
         old += g
     for hook in list((variable._post_accumulate or {}).values()):
         hook(variable)
+
+
+def _lie_as(variable: Tensor, grad: Tensor) -> None:
+    """Let a new gradient lie in memory as its leaf does where that has no gaps, else row-major."""
+    shape, strides = variable._shape, variable._strides
+    if strides_like(shape, strides) != strides:
+        strides = contiguous_strides(shape)
+    if grad._strides != strides and not grad._levels and not grad.dtype.is_complex:
+        ask("lay")(grad, strides)
 
 
 def backward(
@@ -382,7 +396,8 @@ def backward(
         roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets
     )
     for t, g in zip(targets or (), found, strict=False):
-        if g is not None and not t.is_leaf and not t._retains:
+        # An edge of the graph says how far to go; it keeps nothing.
+        if g is not None and type(t) is not GradientEdge and not t.is_leaf and not t._retains:
             _accumulate(t, g, create_graph)
 
 
@@ -438,8 +453,7 @@ def grad(
     )
     if materialize_grads:
         found = [
-            primitive.fill(t._shape, 0, t.dtype, t.device) if g is None else g
-            for t, g in zip(targets, found, strict=True)
+            _zeros(t, create_graph) if g is None else g for t, g in zip(targets, found, strict=True)
         ]
     elif not allow_unused and any(g is None for g in found):
         unused = next(i for i, g in enumerate(found) if g is None)
@@ -450,40 +464,55 @@ def grad(
     return tuple(found)
 
 
+def _zeros(x: Tensor | GradientEdge, create_graph: bool) -> Tensor:
+    """Return the gradient of what is not used, a leaf of further graphs."""
+    if isinstance(x, GradientEdge):
+        raise RuntimeError(
+            "materialize_grads cannot be used when the given input is a GradientEdge"
+        )
+    zeros = primitive.fill(x._shape, 0, x.dtype, x.device)
+    zeros._requires_grad = create_graph
+    return zeros
+
+
 def _listed(x: object) -> list[Any]:
     return list(x) if isinstance(x, (tuple, list)) and type(x) is not GradientEdge else [x]
 
 
-def _cotangents(roots: list[Tensor], given: list[Tensor | None]) -> list[Tensor]:
+def _cotangents(roots: list[Tensor | GradientEdge], given: list[Tensor | None]) -> list[Tensor]:
     if len(given) != len(roots):
         raise RuntimeError(
             f"Mismatch in number of outputs: got {len(roots)} outputs and {len(given)} gradients"
         )
     out: list[Tensor] = []
     for i, (root, g) in enumerate(zip(roots, given, strict=True)):
-        if not root.requires_grad:
+        if isinstance(root, GradientEdge):
+            shape, dtype, runtime, _ = meta_of(root[:2])
+            place = device_of(runtime)
+        elif not root.requires_grad:
             raise RuntimeError(
                 f"element {i} of tensors does not require grad and does not have a grad_fn"
             )
+        else:
+            shape, dtype, place = root._shape, root.dtype, root.device
         if g is None:
-            if root.numel() != 1:
+            if numel(shape) != 1:
                 raise RuntimeError("grad can be implicitly created only for scalar outputs")
-            if root.dtype.is_complex:
+            if dtype.is_complex:
                 raise RuntimeError(
-                    "grad can be implicitly created only for real scalar outputs but got "
-                    f"{root.dtype}"
+                    f"grad can be implicitly created only for real scalar outputs but got {dtype}"
                 )
-            g = primitive.fill(root._shape, 1, root.dtype, root.device)
-        elif g._shape != root._shape:
+            g = primitive.fill(shape, 1, dtype, place)
+        elif g._shape != shape:
             raise RuntimeError(
                 f"Mismatch in shape: grad_output[{i}] has a shape of torch.Size({list(g._shape)}) "
-                f"and output[{i}] has a shape of torch.Size({list(root._shape)})."
+                f"and output[{i}] has a shape of torch.Size({list(shape)})."
             )
-        elif g.dtype.is_complex is not root.dtype.is_complex:
+        elif g.dtype.is_complex is not dtype.is_complex:
             raise RuntimeError(
                 "For complex Tensors, both grad_output and output are required to have the same dtype. "
                 f"Mismatch in dtype: grad_output[{i}] has a dtype of {g.dtype} and output[{i}] has a "
-                f"dtype of {root.dtype}."
+                f"dtype of {dtype}."
             )
         out.append(g)
     return out

@@ -93,6 +93,9 @@ class Function:
             "autograd.Function to use it with backward mode AD."
         )
 
+    # The other name that `backward` may be given by.
+    vjp = backward
+
     # Whether vmap may use the operations of forward and backward, in place of a rule of its own.
     generate_vmap_rule = False
 
@@ -368,7 +371,13 @@ def _back(gs: Cotangents, _saved: Sequence[SavedTensor], static: _Static) -> lis
             fill(r[0], 0, r[1], r[2]) if g is None and r is not None else g
             for g, r in zip(cotangents, results, strict=True)
         ]
-    found = cls.backward(ctx, *cotangents)
+    if cls.backward is not Function.backward and cls.vjp is not Function.vjp:
+        raise RuntimeError(
+            "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only "
+            "implement one of them."
+        )
+    rule = cls.backward if cls.vjp is Function.vjp else cls.vjp
+    found = rule(ctx, *cotangents)
     found = found if isinstance(found, tuple) else (found,)
     if len(found) < count or any(f is not None for f in found[count:]):
         raise RuntimeError(

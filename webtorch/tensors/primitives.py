@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
-from webtorch.ir.graph import IN_MEMORY, Node, window
+from webtorch.ir.graph import IN_MEMORY, Form, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import (
@@ -34,6 +35,7 @@ from webtorch.tensors.batching import (
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.host import random_words
 from webtorch.tensors.modes import mode, no_grad, unrecorded
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     SavedTensor,
     attach,
@@ -289,9 +291,19 @@ def philox(
     # Numbers of their own for each example of a vmap that asks for them.
     levels = tuple([(v.number, v.size) for v in mode.vmaps if v.randomness == "different"])
     full = (*sizes_of(levels), *shape)
-    node = Node("map", (), (op, "puuuu", dtype.compute), words, full, dtype, user_line())
-    out = Tensor._from_node(node, resolve(device))
+    runtime = resolve(device)
+    attrs, form = _drawn(op, full, dtype, runtime)
+    node = Node("map", (), attrs, words, full, dtype, user_line(), form)
+    out = Tensor._from_node(node, runtime)
     return logical(out, levels) if levels else out
+
+
+@functools.lru_cache(maxsize=4096)
+def _drawn(
+    op: Elementwise, shape: tuple[int, ...], dtype: DType, runtime: Runtime
+) -> tuple[tuple[Any, ...], Form]:
+    """Return the attributes and the form of random numbers."""
+    return (op, "puuuu", dtype.compute), Form()
 
 
 def draw(formula: object, parameters: Sequence[Tensor], seed: int, offset: int) -> Tensor:
@@ -336,6 +348,21 @@ def _identity(x: Tensor, dtype: DType) -> Tensor:
     if (out._shape, out._strides) == (x._shape, strides):
         return out
     return Tensor._from_storage(out._storage, x._shape, strides, 0, whole)
+
+
+def lay(x: Tensor, strides: Shape) -> None:
+    """Let a new tensor lie in memory with other strides, which leave no gaps. Its graph stays as it is."""
+    x._base = None
+    order = memory_order(x._shape, strides)
+    assert order is not None
+    source = ordered_node(x, x._shape, x._strides, order)
+    shape = tuple([x._shape[d] for d in order])
+    if source is not x._storage.node:
+        # Else the strides of dims of one element differ only: they are free.
+        attrs = (IDENTITY, "t", x.dtype.compute)
+        node = Node("map", (source,), attrs, (), shape, x.dtype, user_line())
+        x._storage = x._counter = Storage(node, x._storage.runtime)
+    x._strides, x._offset, x._whole = strides, 0, is_contiguous(x._shape, strides)
 
 
 def cast_to(x: Tensor, dtype: DType) -> Tensor:
@@ -789,4 +816,4 @@ for entry, function in (
     entry.function = function
 
 
-give(record=record, strided_gradient=strided_gradient)
+give(lay=lay, record=record, strided_gradient=strided_gradient)

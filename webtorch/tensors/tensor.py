@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.dispatch.call import plays
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
-from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64, legacy_name
+from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, c_name, int64, legacy_name
 from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
@@ -297,19 +297,34 @@ class Tensor(TensorBase):
                     "assigned grad expected to be a Tensor or None but got grad of type "
                     f"{type(value).__name__}"
                 )
-            if value._shape != self._shape:
+            if value is self:
+                raise RuntimeError("can't assign Variable as its own grad")
+            start = "attempting to assign a gradient"
+            if value.dtype is not self.dtype:
                 raise RuntimeError(
-                    f"assigned grad has data of a different size: expected {list(self._shape)}, "
-                    f"got {list(value._shape)}"
+                    f"{start} with dtype '{c_name(value.dtype)}' to a tensor with grad_dtype "
+                    f"'{legacy_name(self.dtype)}'. The gradient must match the tensor's grad_dtype (defaults to the "
+                    "tensor's dtype)."
                 )
             if value._storage.runtime is not self._storage.runtime:
                 raise RuntimeError(
-                    f"assigned grad has data located on a different device: {value.device}, "
-                    f"expected {self.device}"
+                    f"{start} with device type '{value.device.type}' to a tensor with device type "
+                    f"'{self.device.type}'. Please ensure that the gradient and the tensor are on the same device"
+                )
+            if value._shape != self._shape:
+                raise RuntimeError(
+                    f"{start} of size '{list(value._shape)}' to a tensor of size '{list(self._shape)}'. Please ensure "
+                    "that the gradient and the tensor are the same size"
                 )
         if tracing.active:
             tracing.touch_grad(self, reads=False)
         self._grad = value
+
+    @grad.deleter
+    @plays("gradient")
+    def grad(self) -> None:
+        """Set the gradient to None."""
+        self.grad = None
 
     @property
     def data(self) -> Tensor:
@@ -470,12 +485,22 @@ class Tensor(TensorBase):
         """
         if self._levels:
             self._refuse_reading()
-        whole = self if self._whole else _materialize(self)
-        if not numel(self._shape):
+        count = numel(self._shape)
+        if not count:
             return b""
         if tracing.active:
             self._note_reading()
-        return whole._storage.runtime.backend.download(whole._storage.realize().buffer)
+        storage = self._storage
+        backend: Any = storage.runtime.backend
+        if self._whole:
+            return backend.download(storage.realize().buffer)
+        if (
+            backend.reads_parts
+            and self.dtype is storage.dtype
+            and is_contiguous(self._shape, self._strides)
+        ):
+            return backend.download(storage.realize().buffer, self._offset, count)
+        return backend.download(_materialize(self)._storage.realize().buffer)
 
     _to_bytes = _contents
 

@@ -15,6 +15,7 @@ from typing import Any
 from webtorch_autoload.device import NAME, hide, libraries, module, state
 
 
+@functools.cache
 def _engine() -> ModuleType:
     """Return the part that holds the engine, importing it and registering its kernels at the first call."""
     return importlib.import_module("webtorch.pytorch.library")

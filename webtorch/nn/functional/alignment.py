@@ -170,7 +170,7 @@ def ctc_loss(
     if not log_probs.is_floating_point():
         raise NotImplementedError(f'"ctc_loss" not implemented for {log_probs.dtype}')
     if targets.is_floating_point():
-        raise RuntimeError("targets must be an integral type")
+        targets = targets.long()
     batched = log_probs.dim() == 3
     x = log_probs if batched else log_probs.unsqueeze(1)
     steps, batch, classes = x.shape

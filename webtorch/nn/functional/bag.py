@@ -7,6 +7,7 @@ import math
 from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional.table import table
+from webtorch.ops.purity import warn
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["embedding_bag"]
@@ -34,7 +35,12 @@ def embedding_bag(
     empty bags give zeros. Gradients are dense, also with `sparse`.
     """
     if weight.dtype in (webtorch.int64, webtorch.int32) and input.is_floating_point():
-        raise ValueError("embedding_bag: the arguments are (input, weight): they are swapped")
+        warn(
+            "Argument order of nn.functional.embedding_bag was changed. "
+            "Usage `embedding_bag(weight, input, ...)` is deprecated, "
+            "and should now be `embedding_bag(input, weight, ...)`."
+        )
+        input, weight = weight, input
     if per_sample_weights is not None and input.size() != per_sample_weights.size():
         raise ValueError(
             f"embedding_bag: If per_sample_weights ({per_sample_weights.size()}) is not None, then "

@@ -8,7 +8,7 @@ from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.nn.conv import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from webtorch.nn.module import Module
-from webtorch.nn.parameter import Parameter
+from webtorch.nn.parameter import Parameter, is_lazy
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["remove_spectral_norm", "spectral_norm"]
@@ -72,6 +72,11 @@ def spectral_norm(
     weight = module._parameters[name]
     if weight is None:
         raise ValueError(f"`SpectralNorm` cannot be applied as parameter `{name}` is None")
+    if is_lazy(weight):
+        raise ValueError(
+            "The module passed to `SpectralNorm` can't have uninitialized parameters. Make sure to run the dummy "
+            "forward before applying spectral normalization"
+        )
     matrix = made.as_matrix(weight.detach())
     del module._parameters[name]
     module.register_parameter(f"{name}_orig", weight)

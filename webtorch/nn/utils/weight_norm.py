@@ -7,7 +7,7 @@ from typing import Any
 
 from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
-from webtorch.nn.parameter import Parameter
+from webtorch.nn.parameter import Parameter, is_lazy
 from webtorch.nn.utils.parametrizations import norm_except_dim
 
 __all__ = ["remove_weight_norm", "weight_norm"]
@@ -44,6 +44,11 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
             )
     made = WeightNorm(name, -1 if dim is None else dim)
     weight = getattr(module, name)
+    if is_lazy(weight):
+        raise ValueError(
+            "The module passed to `WeightNorm` can't have uninitialized parameters. Make sure to run the dummy "
+            "forward before applying weight normalization"
+        )
     del module._parameters[name]
     length = norm_except_dim(weight.detach(), made.dim)
     module.register_parameter(f"{name}_g", Parameter(length))

@@ -156,7 +156,8 @@ def _unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], rank: int) -
     """Return zeros with each value at its position in the last `rank` dims."""
     lead, sizes = x._shape[: x.ndim - rank], tuple(output_size)
     zeros = fill((*lead, numel(sizes)), 0, x.dtype, x.device)
-    flat = op.scatter(zeros, len(lead), indices.reshape((*lead, -1)), x.reshape((*lead, -1)))
+    window = (*lead, numel(x._shape[x.ndim - rank :]))
+    flat = op.scatter(zeros, len(lead), indices.reshape(window), x.reshape(window))
     return flat.reshape((*lead, *sizes))
 
 
