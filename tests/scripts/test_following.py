@@ -1155,3 +1155,8 @@ def test_a_step_has_a_bounded_number_of_branches(follower: Any) -> None:
         seen.append(((x + 1) * (i + 2)).sum().item())
     assert follower().counts["followed"] >= 4
     assert seen == [10.0 * (i + 2) for i in [*range(60), 3, 3, 3, 100, 3, 101, 3, 102, 3]]
+
+
+def test_names_that_tensors_lack_are_explained_while_scripts_look() -> None:
+    with pytest.raises(AttributeError, match="PyTorch has it, webtorch does not"):
+        following.look_at(torch.ones(2), "to_sparse")

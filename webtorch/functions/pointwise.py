@@ -50,6 +50,7 @@ from webtorch.ops.elementwise import (
     _div,
     _div_floor,
     _div_trunc,
+    _half_power,
     _logit,
     _logit_clamped,
     _pow,
@@ -246,7 +247,7 @@ def pow(input: Any, exponent: Operand) -> Tensor:
                 f"tensor. Convert it with .float()."
             )
     elif plain(exponent, 0.5):
-        return sqrt(input)
+        return sqrt(input) if input.dtype.is_complex else _half_power(input)
     elif plain(exponent, -0.5):
         return rsqrt(input)
     elif plain(exponent, -1):
@@ -337,7 +338,7 @@ def isclose(
     if input.dtype is bool_:
         input, other = input.to(float32), other.to(float32)
     close = eq(input, other)
-    if equal_nan and input.dtype.kind == "float":
+    if equal_nan and input.dtype.has_gradient:
         close = close | (isnan(input) & isnan(other))
     if rtol == 0 and atol == 0:
         return close
