@@ -557,6 +557,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 @composite(
     dtypes=FLOATS,
     torch="nn.functional.softshrink",
+    overlap="whole",
     function_in=FUNCTIONAL,
     samples=(((), {}), ((1.0,), {})),
     takes_out=True,
@@ -666,6 +667,7 @@ def mvlgamma(input: Tensor, p: int) -> Tensor:
     refuses=NOT_FLOATS,
     out="cast",
     also=("special.gammainc",),
+    overlap="whole",
     aten=("igamma",),
 )
 def igamma(input: Tensor, other: Tensor) -> Tensor:
@@ -681,6 +683,7 @@ def igamma(input: Tensor, other: Tensor) -> Tensor:
     refuses=NOT_FLOATS,
     out="cast",
     also=("special.gammaincc",),
+    overlap="whole",
     aten=("igammac",),
 )
 def igammac(input: Tensor, other: Tensor) -> Tensor:
