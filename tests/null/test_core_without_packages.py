@@ -71,6 +71,7 @@ class NullBackend:
     limits = Limits(128 << 20, 6, 256, 65535, 16384, False, True)
     unsupported = frozenset(d for d in ALL if not d.webgpu)
     programs = []
+    reads_parts = False
 
     def description(self):
         return "nothing"

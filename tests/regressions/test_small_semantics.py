@@ -18,6 +18,7 @@ import webtorch
 from webtorch.nn import switches
 
 EXPRESSIONS = [
+    "torch.isclose(*[torch.tensor([complex('nan'), complex('inf'), complex(1, float('nan'))])] * 2, equal_nan=True)",
     "torch.ones(10)[::2].ravel().stride()", "torch.ones(3).expand(2, 1, 3).stride()",
     "torch.ones(3).expand(1, 1, 3).stride()", "torch.ones(()).expand(1, 1).stride()",
     "torch.tensor_split(torch.ones(4), torch.tensor(1.5))", "torch.tensor_split(torch.ones(4), torch.tensor([[1]]))",

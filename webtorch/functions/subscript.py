@@ -34,6 +34,15 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     """Return x[index]: a view for ints, slices, None and ..., else new data. Raises IndexError as PyTorch does."""
     if type(index) is int:
         return _pick(x, 0, index)
+    if (
+        type(index) is Tensor
+        and index.dtype is int64
+        and index._shape
+        and x._shape
+        and index._storage.runtime is x._storage.runtime
+    ):
+        # One tensor of positions, as most are.
+        return indexing.take_at(x, {0: index}, (), {0: 0})
     if active.count:
         return _getitem(x, index)
     args = x, index

@@ -52,6 +52,8 @@ class Backend(Protocol):
     index: int
     limits: Limits
     unsupported: frozenset[DType]
+    # Whether `download` takes the first element and the count of a part.
+    reads_parts: bool
 
     def description(self) -> str:
         """Return the device's name for people, such as "NVIDIA H200 (Vulkan)"."""

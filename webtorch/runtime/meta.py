@@ -47,6 +47,7 @@ class _Nothing:
 
 class _MetaBackend:
     name = "meta"
+    reads_parts = False
     index = 0
     limits = COMMON_GPU
     unsupported: frozenset[object] = frozenset()

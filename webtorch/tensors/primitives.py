@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
-from webtorch.ir.graph import IN_MEMORY, Node, window
+from webtorch.ir.graph import IN_MEMORY, Form, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import (
@@ -290,9 +291,19 @@ def philox(
     # Numbers of their own for each example of a vmap that asks for them.
     levels = tuple([(v.number, v.size) for v in mode.vmaps if v.randomness == "different"])
     full = (*sizes_of(levels), *shape)
-    node = Node("map", (), (op, "puuuu", dtype.compute), words, full, dtype, user_line())
-    out = Tensor._from_node(node, resolve(device))
+    runtime = resolve(device)
+    attrs, form = _drawn(op, full, dtype, runtime)
+    node = Node("map", (), attrs, words, full, dtype, user_line(), form)
+    out = Tensor._from_node(node, runtime)
     return logical(out, levels) if levels else out
+
+
+@functools.lru_cache(maxsize=4096)
+def _drawn(
+    op: Elementwise, shape: tuple[int, ...], dtype: DType, runtime: Runtime
+) -> tuple[tuple[Any, ...], Form]:
+    """Return the attributes and the form of random numbers."""
+    return (op, "puuuu", dtype.compute), Form()
 
 
 def draw(formula: object, parameters: Sequence[Tensor], seed: int, offset: int) -> Tensor:

@@ -485,12 +485,22 @@ class Tensor(TensorBase):
         """
         if self._levels:
             self._refuse_reading()
-        whole = self if self._whole else _materialize(self)
-        if not numel(self._shape):
+        count = numel(self._shape)
+        if not count:
             return b""
         if tracing.active:
             self._note_reading()
-        return whole._storage.runtime.backend.download(whole._storage.realize().buffer)
+        storage = self._storage
+        backend: Any = storage.runtime.backend
+        if self._whole:
+            return backend.download(storage.realize().buffer)
+        if (
+            backend.reads_parts
+            and self.dtype is storage.dtype
+            and is_contiguous(self._shape, self._strides)
+        ):
+            return backend.download(storage.realize().buffer, self._offset, count)
+        return backend.download(_materialize(self)._storage.realize().buffer)
 
     _to_bytes = _contents
 

@@ -42,15 +42,16 @@ class ProcessorBackend:
     name = "cpu"
     unsupported: frozenset[DType] = frozenset()
     limits = LIMITS
+    reads_parts = True
 
     def __init__(self, index: int, memory: Count) -> None:
         self.index = index
         self.memory = memory
         self.failure: IndexOutOfRangeError | DeviceCheckError | None = None
 
-    def download(self, buffer: Any) -> memoryview:
-        """Return a copy of the contents. Raises IndexOutOfRangeError when a kernel since the last
-        read met a bad index.
+    def download(self, buffer: Any, first: int = 0, count: int | None = None) -> memoryview:
+        """Return a copy of the contents, or of `count` elements from `first` on. Raises IndexOutOfRangeError
+        when a kernel since the last read met a bad index.
         """
         raise NotImplementedError
 

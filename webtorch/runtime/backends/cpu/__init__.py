@@ -50,10 +50,11 @@ class CpuBackend(ProcessorBackend):
             buffer.array.view(np.uint8)[:] = np.frombuffer(data, np.uint8, buffer.nbytes)
         return buffer
 
-    def download(self, buffer: CpuBuffer) -> memoryview:
-        """Return a copy of the contents. Raises what `synchronize` raises."""
+    def download(self, buffer: CpuBuffer, first: int = 0, count: int | None = None) -> memoryview:
+        """Return a copy of the contents, or of `count` elements from `first` on. Raises what `synchronize` raises."""
         self.synchronize()
-        return memoryview(buffer.array.view(np.uint8).copy().data)
+        array = buffer.array if count is None else buffer.array[first : first + count]
+        return memoryview(array.view(np.uint8).copy().data)
 
     def adopt(self, array: Array, dtype: DType) -> ArrayBuffer:
         """Return the memory of a NumPy array as a buffer."""

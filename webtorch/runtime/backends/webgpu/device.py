@@ -139,6 +139,7 @@ class WebGPUBackend:
     """One WebGPU device. Every method may be called from any thread."""
 
     name = "webgpu"
+    reads_parts = False
     unsupported: frozenset[DType] = frozenset(d for d in (*ALL, *COMPLEX) if not d.webgpu)
 
     def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:
