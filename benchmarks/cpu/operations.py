@@ -34,7 +34,7 @@ SLOW = 5.0
 # Below this PyTorch's call as a whole is what one of ours costs in Python, in seconds.
 _A_CALL = 12e-6
 CALL = (
-    "the call, not the kernel: PyTorch's takes under 12 us as a whole, and one of ours 10 to 50, most of it Python "
+    "the call, not the kernel: PyTorch's takes under 12 us as a whole, and one of ours 5 to 30, most of it Python "
     "from the arguments to the launch. A compiled step pays none of it"
 )
 # Reasons by the beginnings of names; the first that fits. What has none and is not `CALL` is not known.

@@ -453,3 +453,16 @@ def test_a_part_of_what_is_overwritten_is_refused_as_an_operand_where_pytorch_do
         message = error(functools.partial(OVERLAPS[name], lib, x))
         said.append(x.tolist() if message is None else message)
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1, 2, 3, 1.7])
+def test_a_power_may_be_written_before_its_backward_pass(exponent: float) -> None:
+    def program(t: Any) -> Any:
+        x = tensor(t, [0.3, 2.0])
+        y = x**exponent
+        total = y.sum()
+        y.detach().zero_()
+        total.backward()
+        return x.grad, error(lambda: t.autograd.grad((x.exp() ** exponent).sum(), x))
+
+    same(program)

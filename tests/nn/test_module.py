@@ -228,6 +228,50 @@ def test_paths_find_submodules_parameters_and_buffers() -> None:
     assert isinstance(module.body[2], nn.Tanh)
 
 
+def _names_looked_for(lib: Any, make: Any) -> list[Any]:
+    class Base(lib.Module):  # type: ignore[misc]
+        def __init__(self, module: bool = False) -> None:
+            super().__init__()
+            self.part = lib.Linear(2, 2) if module else lib.Parameter(make.ones(2))
+            self.register_buffer("kept", make.zeros(1))
+
+    class Asked(Base):
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            return f"asked for {name}" if name == "part" else found
+
+    class Beside:
+        part = kept = "of the class"
+
+    class After(Base, Beside):
+        def __init__(self) -> None:
+            lib.Module.__init__(self)
+
+    one, other = Base(), Base(module=True)
+    for m in (one, other) * 3:
+        assert m.part is (m._modules if m is other else m._parameters)["part"]
+        assert m.kept is m._buffers["kept"]
+    asked, after = Asked(), After()
+    seen: list[Any] = [sorted({*vars(one)} & {"part", "kept"}), hasattr(Base, "part")]
+    seen += [asked.part, after.part, after.kept, tuple(asked.kept.shape)]
+    one._parameters["part"] = lib.Parameter(make.zeros(1))
+    seen.append(tuple(one.part.shape))
+    one.__dict__["part"] = "in the module"
+    seen.append(one.part)
+    del one.__dict__["part"], one.part
+    seen += [hasattr(one, "part"), [n for n in dir(one) if n in ("part", "kept")]]
+    one.part = 3
+    seen += [one.part, "part" in vars(one), hasattr(deepcopy(one), "kept")]
+    with pytest.raises(AttributeError) as error:
+        Base.part.anything
+    Base.part = property(lambda self: "of a property")
+    return [*seen, str(error.value), other.part]
+
+
+def test_a_name_is_found_as_in_pytorch_however_often_it_was_looked_for() -> None:
+    assert _names_looked_for(nn, webtorch) == _names_looked_for(ref, torch)
+
+
 @pytest.mark.covers("I4")
 def test_train_and_eval_reach_everything_below() -> None:
     module = net(nn)

@@ -343,6 +343,36 @@ def files_that_are_written_to_streams(torch: Any, device: str) -> Any:
     return torch.load(raw, pickle_module=pickle, weights_only=False)
 
 
+@_our_program
+def results_that_overlap_operands(torch: Any, device: str) -> Any:
+    def buffer(count: int) -> Any:
+        return torch.arange(float(count)).to(device)
+
+    def moved(call: Callable[[Any, Any], Any], shape: tuple[int, ...]) -> Any:
+        count = int(np.prod(shape))
+        memory = buffer(count + 1)
+        x, out = memory[:count].reshape(shape), memory[1:].reshape(shape)
+        return _outcome(lambda: call(x, out)), _outcome(lambda: call(x, x))
+
+    square = torch.eye(3, device=device)
+    vector = torch.ones(3, device=device)
+    batch = square.expand(2, 3, 3)
+    calls = {
+        "addmm": (lambda x, out: torch.addmm(x, square, square, out=out), (3, 3)),
+        "addmv": (lambda x, out: torch.addmv(x, square, vector, out=out), (3,)),
+        "addbmm": (lambda x, out: torch.addbmm(x, batch, batch, out=out), (3, 3)),
+        "baddbmm": (lambda x, out: torch.baddbmm(x, batch, batch, out=out), (2, 3, 3)),
+        "cross": (lambda x, out: torch.cross(x, square, dim=1, out=out), (3, 3)),
+        "linalg.cross": (lambda x, out: torch.linalg.cross(x, square, out=out), (3, 3)),
+        "frexp": (lambda x, out: torch.frexp(x, out=(out, vector.int()))[0], (3,)),
+        "maximum": (lambda x, out: torch.max(x, vector, out=out), (3,)),
+        "minimum": (lambda x, out: torch.min(x, vector, out=out), (3,)),
+        "conj": (lambda x, out: torch.conj_physical(x, out=out), (3,)),
+        "add": (lambda x, out: torch.add(x, 1, out=out), (3,)),
+    }
+    return {name: moved(call, shape) for name, (call, shape) in calls.items()}
+
+
 def _layers(torch: Any, device: str) -> dict[str, Callable[[Any], Any]]:
     F = torch.nn.functional
     image, weight = torch.arange(144.0).cos(), torch.arange(16.0).sin()

@@ -247,7 +247,8 @@ def test_memory_does_not_grow(follower: Any) -> None:
         training.count = next(step) % 50
         training.step()
 
-    for _ in range(20):
+    # Kernels become machine code on the way.
+    for _ in range(300):
         again()
     gc.collect()
     before = len(gc.get_objects())
@@ -318,6 +319,91 @@ def test_values_that_two_tensors_share_are_told_apart_later(follower: Any) -> No
         assert out == 33.0 if i < 6 else 63.0
         total += out
     assert follower().counts["followed"] > 1
+
+
+@pytest.mark.parametrize("shares", ["the tensor", "its memory", "its value"])
+def test_tensors_that_came_again_and_again_are_told_from_new_ones(
+    shares: str, follower: Any
+) -> None:
+    a, b, total = torch.ones(3), torch.full((3,), 2.0), torch.zeros(3)
+    for i in range(24):
+        x = torch.full((3,), float(i))
+        torch.realize(x)
+        first = a
+        if i >= 12 and i % 3 == 0:
+            # What stood for itself is what comes later, or lies there.
+            x = {"the tensor": b, "its memory": b.view(3), "its value": b.clone()}[shares]
+        elif i >= 12 and i % 3 == 1:
+            first = b
+        with torch.no_grad():
+            total.zero_()
+            total.add_(x * 2)
+            total.add_(first * 3)
+            total.add_(b)
+            b.add_(1)
+            total.add_(x + first)
+        was = b.tolist()[0] - 1
+        given = {b: was}.get(x, was) if i >= 12 and i % 3 == 0 else float(i)
+        one = was if first is b else 1.0
+        now = given + (x is b or (shares == "its memory" and i >= 12 and i % 3 == 0))
+        last = one + (first is b)
+        assert total.tolist() == [given * 2 + one * 3 + was + now + last] * 3, i
+    assert follower().counts["followed"] > 4
+
+
+def test_one_tensor_in_two_places_is_told_from_two_that_came_again(follower: Any) -> None:
+    a, b = torch.full((3,), 5.0), torch.full((3,), 2.0)
+    for i in range(60):
+        # Each comes first in one script, and second in the other.
+        if i % 2:
+            assert (b * 3 - a * 2).sum().item() == -12.0
+            continue
+        first = b if 24 <= i < 36 or i in (50, 56) else a
+        out = (first * 2 + b) * b
+        assert out.sum().item() == (36.0 if first is b else 72.0), i
+    assert follower().counts["followed"] > 30
+
+
+def _read_in_threads(gradient: Any) -> list[Any]:
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(gradient * 2)) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    # One storage for all, or they could be written apart.
+    gradient.mul_(2)
+    assert [t.tolist() for t in found] == [gradient.tolist()] * 4
+    return (gradient / 2).tolist()
+
+
+_LOOKS: dict[str, Any] = {
+    "read": lambda g: g.tolist(),
+    "write": lambda g: (g.mul_(2) / 2).tolist(),
+    "capture": lambda g: torch.compile(lambda: g * 1)().tolist(),
+    "threads": _read_in_threads,
+    "part": lambda g: [g[i].tolist() for i in range(len(g))],
+    "copy": lambda g: copy.deepcopy(g).tolist(),
+    "graph": lambda g: g.tolist() if g.grad_fn is None and g._base is None and g.is_leaf else [],
+}
+
+
+@pytest.mark.parametrize("look", _LOOKS.values(), ids=_LOOKS)
+def test_gradients_that_nobody_looked_at_are_there_later(look: Any, follower: Any) -> None:
+    found: list[Any] = []
+    for reads in (True, False):
+        training = Training()
+        for _ in range(12):
+            training.step()
+        kept: list[Any] = []
+        for _ in range(4):
+            training.step()
+            gradient = training.model[0].weight.grad
+            kept.append(gradient.tolist() if reads else gradient)
+        found.append(torch.tensor(kept if reads else [look(g) for g in kept]))
+    # Kernels become machine code on the way.
+    assert torch.allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
+    assert follower().counts["followed"] > 8
 
 
 def test_a_write_that_computes_nothing_is_done(follower: Any) -> None:

@@ -20,13 +20,13 @@ class set_detect_anomaly:
 
     def __init__(self, mode: bool, check_nan: bool = True) -> None:
         self._before = anomaly.enabled, anomaly.check_nan
-        anomaly.enabled, anomaly.check_nan = bool(mode), bool(check_nan)
+        anomaly.turn(bool(mode), bool(check_nan))
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        anomaly.enabled, anomaly.check_nan = self._before
+        anomaly.turn(*self._before)
 
 
 class detect_anomaly:
@@ -43,10 +43,10 @@ class detect_anomaly:
 
     def __enter__(self) -> None:
         self._before.append((anomaly.enabled, anomaly.check_nan))
-        anomaly.enabled, anomaly.check_nan = True, self.check_nan
+        anomaly.turn(True, self.check_nan)
 
     def __exit__(self, *error: object) -> None:
-        anomaly.enabled, anomaly.check_nan = self._before.pop()
+        anomaly.turn(*self._before.pop())
 
 
 def is_anomaly_enabled() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
+from webtorch.dispatch.call import looking
 from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import will_run
@@ -37,6 +38,7 @@ class saved_tensors_hooks:
         if mode.hooks_disabled is not None:
             raise RuntimeError(mode.hooks_disabled)
         mode.saved_hooks = (*mode.saved_hooks, (self.pack_hook, self.unpack_hook))
+        looking.add(1)
 
     def __exit__(
         self,
@@ -45,6 +47,7 @@ class saved_tensors_hooks:
         trace: TracebackType | None,
     ) -> None:
         mode.saved_hooks = mode.saved_hooks[:-1]
+        looking.add(-1)
 
 
 class save_on_cpu(saved_tensors_hooks):
@@ -90,10 +93,12 @@ def allow_mutation_on_saved_tensors() -> Generator[_AllowMutationOnSavedContext,
     if mode.mutation_allowed:
         raise RuntimeError("allow_mutation_on_saved_tensors contexts cannot be nested")
     mode.mutation_allowed = True
+    looking.add(1)
     try:
         yield _AllowMutationOnSavedContext()
     finally:
         mode.mutation_allowed = False
+        looking.add(-1)
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:

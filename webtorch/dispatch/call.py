@@ -102,18 +102,27 @@ class Interpreter(Protocol):
 
 
 class Count:
-    """How many of something are on, in all threads: cheaper to ask than what is the thread's own."""
+    """How many of something are on, in all threads: cheaper to ask than what is the thread's own. They count `among`
+    others, too.
+    """
 
-    __slots__ = ("_lock", "count")
+    __slots__ = ("_lock", "among", "count")
 
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, among: Count | None = None) -> None:
+        self.count, self.among = 0, among
         self._lock = threading.Lock()
 
     def add(self, number: int) -> None:
         """Count some that come, or that go."""
         with self._lock:
             self.count += number
+        if self.among is not None:
+            self.among.add(number)
+
+
+# How many contexts are open in which somebody other than an interpreter looks at each operation: a capture, a
+# transform, hooks of saved tensors, a check of each result. No script may answer a call in one.
+looking = Count()
 
 
 class Follower(Protocol):
@@ -140,6 +149,21 @@ class Follower(Protocol):
         """Return what was drawn, as numbers that remember it while calls are recorded."""
 
 
+# The interpreters, outermost first.
+ORDER = ("override", "autocast", "listen")
+_interpreters: dict[str, Interpreter] = {}
+_inwards: list[Interpreter] = []
+
+
+def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Hand a call to the interpreters that are on, which no script has answered."""
+    run = callee.run
+    for interpreter in _inwards:
+        if interpreter.on:
+            run = functools.partial(interpreter.call, callee, run)
+    return run(args, kwargs)
+
+
 class _Active(Count):
     """How many interpreters are on, a follower of scripts among them."""
 
@@ -149,12 +173,18 @@ class _Active(Count):
         super().__init__()
         self.follower: Follower | None = None
 
+    def follow(self, follower: Follower | None) -> None:
+        """Let calls go to a follower first, or to none from now on."""
+        self.follower = follower
+        self.add(-1 if follower is None else 1)
+
+    @property
+    def others(self) -> bool:
+        """Whether an interpreter is on beside a follower."""
+        return self.count > (self.follower is not None)
+
 
 active = _Active()
-# The interpreters, outermost first.
-ORDER = ("override", "autocast", "listen")
-_interpreters: dict[str, Interpreter] = {}
-_inwards: list[Interpreter] = []
 
 
 def install(name: str, interpreter: Interpreter) -> None:
@@ -199,15 +229,6 @@ def refuse_scripts(why: str) -> None:
     """Keep what the running thread does now out of scripts, until something is computed."""
     if active.follower is not None:
         active.follower.refuse(why)
-
-
-def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
-    """Hand a call to the interpreters that are on, which no script has answered."""
-    run = callee.run
-    for interpreter in _inwards:
-        if interpreter.on:
-            run = functools.partial(interpreter.call, callee, run)
-    return run(args, kwargs)
 
 
 def inside() -> bool:
@@ -290,10 +311,12 @@ def dispatched(
             role=getattr(function, "role", role),
         )
         names = list(parameters.parameters)
+        # A script has no part in it.
+        is_fact = callee.role == "fact"
 
         def called(*args: object, **kwargs: object) -> Any:
             """Call the function, or the interpreters that are on."""
-            if active.count:
+            if active.count and (active.others or not is_fact):
                 return call(callee, args, kwargs)
             try:
                 return function(*args, **kwargs)
@@ -310,7 +333,9 @@ def dispatched(
 
             def public(self: object) -> Any:
                 """Call the method, or the interpreters that are on."""
-                return call(callee, (self,), {}) if active.count else function(self)
+                if active.count and (active.others or not is_fact):
+                    return call(callee, (self,), {})
+                return function(self)
 
         elif positional and len(names) == 2:
 

@@ -122,7 +122,9 @@ def conj(input: Tensor) -> Tensor:
     return conjugate(input)
 
 
-@composite(family="movement", inplace=True, inplace_functions=("torch.conj_physical_",))
+@composite(
+    family="movement", inplace=True, inplace_functions=("torch.conj_physical_",), overlap="whole"
+)
 def conj_physical(input: Tensor) -> Tensor:
     """The conjugate; a copy of real numbers."""
     return conjugate(input) if input.dtype.is_complex else movement.clone(input)

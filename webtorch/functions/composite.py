@@ -265,7 +265,13 @@ def feature_alpha_dropout(
 # -- distances --------------------------------------------------------------------------------------------------------
 
 
-@composite(torch="nn.functional.normalize", function_in=FUNCTIONAL, dtypes=FLOATS, out="cast")
+@composite(
+    torch="nn.functional.normalize",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    out="cast",
+    overlap="whole",
+)
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """Return input / max(norm, eps), with the p-norm along `dim`."""
     return input / clamp_min(vector_norm(input, p, dim, True), eps)

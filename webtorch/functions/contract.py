@@ -575,6 +575,7 @@ def _combine(
     gradient_name="AddmmBackward0",
     direct=("addmm",),
     aten=("addmm",),
+    overlap="whole",
 )
 def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
@@ -593,6 +594,7 @@ def addmm(
     inplace_functions=("torch.addmv_",),
     gradient_name="AddmvBackward0",
     aten=("addmv",),
+    overlap="whole",
 )
 def addmv(
     input: Tensor, mat: Tensor, vec: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
@@ -610,6 +612,7 @@ def addmv(
     autocast=LOWER,
     gradient_name="BaddbmmBackward0",
     aten=("baddbmm",),
+    overlap="whole",
 )
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
@@ -629,6 +632,7 @@ def baddbmm(
     autocast=LOWER,
     gradient_name="AddbmmBackward0",
     aten=("addbmm",),
+    overlap="whole",
 )
 def addbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1

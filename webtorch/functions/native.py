@@ -185,7 +185,7 @@ def nextafter(input: Tensor, other: Tensor) -> Tensor:
     return entries.get(dtype, nextafter_wide)(input, other)
 
 
-@composite(family="index", gradient_name="FrexpBackward0", aten=("frexp",))
+@composite(family="index", gradient_name="FrexpBackward0", aten=("frexp",), overlap="whole")
 def frexp(input: Tensor) -> Frexp:
     """(mantissa, exponent) with input = mantissa * 2 ** exponent and 0.5 <= |mantissa| < 1."""
     if input.dtype.kind != "float":

@@ -50,6 +50,7 @@ from webtorch.ops.elementwise import (
     _div,
     _div_floor,
     _div_trunc,
+    _half_power,
     _logit,
     _logit_clamped,
     _pow,
@@ -246,7 +247,7 @@ def pow(input: Any, exponent: Operand) -> Tensor:
                 f"tensor. Convert it with .float()."
             )
     elif plain(exponent, 0.5):
-        return sqrt(input)
+        return sqrt(input) if input.dtype.is_complex else _half_power(input)
     elif plain(exponent, -0.5):
         return rsqrt(input)
     elif plain(exponent, -1):
@@ -556,6 +557,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 @composite(
     dtypes=FLOATS,
     torch="nn.functional.softshrink",
+    overlap="whole",
     function_in=FUNCTIONAL,
     samples=(((), {}), ((1.0,), {})),
     takes_out=True,
@@ -665,6 +667,7 @@ def mvlgamma(input: Tensor, p: int) -> Tensor:
     refuses=NOT_FLOATS,
     out="cast",
     also=("special.gammainc",),
+    overlap="whole",
     aten=("igamma",),
 )
 def igamma(input: Tensor, other: Tensor) -> Tensor:
@@ -680,6 +683,7 @@ def igamma(input: Tensor, other: Tensor) -> Tensor:
     refuses=NOT_FLOATS,
     out="cast",
     also=("special.gammaincc",),
+    overlap="whole",
     aten=("igammac",),
 )
 def igammac(input: Tensor, other: Tensor) -> Tensor:

@@ -127,6 +127,7 @@ def chain_matmul(*matrices: Any) -> Tensor:
     function_in=("linalg",),
     torch="linalg.cross",
     gradient_name="LinalgCrossBackward0",
+    overlap="none",
 )
 def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Return the vector products along `dim`, which must have size 3."""
@@ -148,7 +149,10 @@ def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
 
 
 @composite(
-    family="contract", autocast=Autocast(gpu="promote"), gradient_name="LinalgCrossBackward0"
+    family="contract",
+    autocast=Autocast(gpu="promote"),
+    gradient_name="LinalgCrossBackward0",
+    overlap="none",
 )
 def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     """Return the vector products along `dim`; None stands for the first dimension of size 3."""

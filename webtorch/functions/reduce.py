@@ -604,6 +604,7 @@ def _out_of_extreme(
         "(input: Tensor, dim: int, keepdim: bool = False) -> Max",
         "(input: Tensor, other: Tensor) -> Tensor",
     ),
+    overlap="whole",
 )
 def max(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, other: Tensor | None = None
@@ -623,6 +624,7 @@ def max(
         "(input: Tensor, dim: int, keepdim: bool = False) -> Min",
         "(input: Tensor, other: Tensor) -> Tensor",
     ),
+    overlap="whole",
 )
 def min(
     input: Tensor, dim: int | None = None, keepdim: bool = False, *, other: Tensor | None = None

@@ -487,6 +487,7 @@ def _histogram(
     autocast=Autocast(gpu="fp32"),
     gradient_name="RenormBackward0",
     aten=("renorm",),
+    overlap="whole",
 )
 @computed_wide
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:

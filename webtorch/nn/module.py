@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, call, enter
+from webtorch.dispatch.call import Args, Callee, Kwargs, call
 from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
+from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle
+from webtorch.nn.member import public_names, remember
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.nn.state_dict import _IncompatibleKeys, _LoadHook, load_one, load_tree
@@ -180,17 +182,11 @@ class Module:
 
     def __getattr__(self, name: str) -> Any:
         """Look `name` up among parameters, buffers and submodules."""
-        # Each call of a module comes here for its parameters and submodules: no loop.
-        find = self.__dict__.get
-        table = find("_parameters")
-        if table is not None and name in table:
-            return table[name]
-        table = find("_modules")
-        if table is not None and name in table:
-            return table[name]
-        table = find("_buffers")
-        if table is not None and name in table:
-            return table[name]
+        for place in ("_parameters", "_modules", "_buffers"):
+            table = self.__dict__.get(place)
+            if table is not None and name in table:
+                remember(type(self), name, place, Module.__getattr__)
+                return table[name]
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -259,7 +255,7 @@ class Module:
     def __dir__(self) -> list[str]:
         """List class attributes, own attributes, parameters, submodules and buffers."""
         names = [
-            *dir(type(self)), *self.__dict__, *self._parameters, *self._modules, *self._buffers,
+            *public_names(type(self)), *self.__dict__, *self._parameters, *self._modules, *self._buffers,
         ]  # fmt: skip
         # Sequential's children are called "0", "1", ...: no attribute access can spell those.
         return sorted(name for name in names if not name[0].isdigit())
@@ -964,39 +960,6 @@ def _call_traced(args: Args, kwargs: Kwargs) -> Any:
 
 # What the call of a module is of, for those who note in which module an operation is called.
 CALL_OF_MODULE = Callee("module", _call_traced)
-
-
-def _forget(args: Args, kwargs: Kwargs) -> None:
-    for param in args[0]:
-        param._grad = None
-
-
-_FORGET = Callee("zero_grad", _forget, role="gradient")
-
-
-def clear_grads(params: Iterable[Tensor], set_to_none: bool) -> None:
-    """Forget the gradients of parameters, or detach them and fill them with zeros."""
-    params = list(params)
-    if set_to_none:
-        # One call for all of them, where nobody sees each.
-        seen = tracing.active or active.count > (active.follower is not None)
-        kinds: set[Any] = {*map(type, params)}
-        if not seen and all(kind.grad is Tensor.grad for kind in kinds):
-            enter(_FORGET, (params, None), {})
-            return
-        for param in params:
-            param.grad = None
-        return
-    for param in params:
-        grad = param.grad
-        if grad is None:
-            continue
-        if grad.grad_fn is not None:
-            grad.detach_()
-        else:
-            grad.requires_grad_(False)
-        with webtorch.no_grad():
-            grad.zero_()
 
 
 def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:

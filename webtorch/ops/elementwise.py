@@ -450,6 +450,17 @@ sqrt = elementwise(
     direct=("sqrt",),
     doc="The square root.",
 )
+# Its gradient reads the operand, as that of a power: the result may be written.
+_half_power = elementwise(
+    "_half_power",
+    lambda x: ex.sqrt(x),
+    promotion="float",
+    torch="",
+    function_in=(),
+    domain=(0.01, 9.0),
+    autocast=Autocast(gpu="fp32"),
+    doc="input to the power 0.5.",
+)
 rsqrt = elementwise(
     "rsqrt",
     lambda x: ex.rsqrt(x),

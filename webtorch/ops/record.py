@@ -77,7 +77,7 @@ Rule = Callable[..., Any]
 # and bool or uint8; "kind", "cast", and complex if the result is, else real.
 OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask", "kind"]
 # What memory an `out=` may share with the operands: "any"; "whole", that of an operand, but no part of it;
-# "first", that of the first one, and no part of others; "none".
+# "first", that of the first one as a whole, and no part of others; "none".
 Overlap = Literal["any", "whole", "first", "none"]
 
 

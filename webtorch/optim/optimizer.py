@@ -22,8 +22,9 @@ from weakref import WeakKeyDictionary
 from webtorch.dispatch.call import Callee, enter
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import is_internal, user_depth
+from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import Hook, RemovableHandle
-from webtorch.nn.module import clear_grads, typename
+from webtorch.nn.module import typename
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.host import Varying, bindings, host_scalar, make_before, tracing

@@ -367,7 +367,7 @@ def _alone() -> bool:
     """Whether no interpreter is on but a script, which then leaves alone what follows: PyTorch calls each operator
     with tensors that are wrapped anew.
     """
-    if active.count > 1 or active.follower is None:
+    if active.others:
         return False
     refuse_scripts("PyTorch's operators are called")
     return True

@@ -9,7 +9,7 @@ from typing import Any
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
-from webtorch.scripts.late import give_all, give_value, wait
+from webtorch.scripts.late import forget_dead, give_value, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
@@ -54,7 +54,7 @@ def compute(run: Run, last: Step, program: Program) -> bool:
                     run.count_writes(last, 1)
                     counted = True
                 buffers = program.executable.run(inputs, args)
-                give_all()
+                forget_dead()
                 fresh, nodes = _settle(run, program, facts, inputs, buffers, holders)
         except BaseException as error:
             for generator, offset in places:

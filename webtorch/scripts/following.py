@@ -9,7 +9,7 @@ import threading
 from time import perf_counter
 from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, watched
+from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, looking, watched
 from webtorch.ir.graph import Node
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
@@ -25,7 +25,7 @@ from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import NEW, NUMBER, VARYING, Facts, Program, Step
+from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step
 from webtorch.tensors.absent import Absent, MissingName
 from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
@@ -108,7 +108,7 @@ class Follower:
             self.tried.add(number)
             if not self.depth:
                 self.read()
-        elif frozen is not None and len(frozen.order) >= _FEWEST:
+        elif frozen is not None and len(frozen.order) >= _FEWEST and runtime.debug < 4:
             count = self.seen[number] = self.seen.get(number, 0) + 1
             self.pause -= 1
             # One that comes again and again does not wait for a pause that others have caused.
@@ -130,8 +130,7 @@ class Follower:
         for kind in (Tensor, Storage):
             setattr(kind, "__getattr__", look_at)  # noqa: B010
         self.tried.clear()
-        active.add(1)
-        active.follower = self
+        active.follow(self)
         self.run = Run(self.root)
         self.computed.clear()
 
@@ -141,8 +140,7 @@ class Follower:
         self.run.end()
         self.run = Run(self.root)
         self.on = False
-        active.follower = None
-        active.add(-1)
+        active.follow(None)
         # Nothing is promised any more, and what waited has its storage: attributes are as fast again as they were.
         give_all()
         for kind in (Tensor, Storage):
@@ -185,21 +183,16 @@ class Follower:
             for step in at.following:
                 if step.callee is callee and step.ready:
                     out = self.answer(run, step, args, kwargs)
-                    if out is _OTHER and self.compute_given(run, args, kwargs):
+                    if out is OTHER and self.compute_given(run, args, kwargs):
                         out = self.answer(run, step, args, kwargs)
-                    if out is not _OTHER:
+                    if out is not OTHER:
                         return out
             if run.at is not at:
                 # Comparing has looked at what was promised, and something was computed.
                 return self.call(callee, args, kwargs)
         role = callee.role
-        if role == "parts":
+        if role == "parts" or role == "fact":
             return interpreted(callee, args, kwargs)
-        if role == "fact":
-            # Nobody else is on, as a rule.
-            return (
-                callee.run(args, kwargs) if active.count == 1 else interpreted(callee, args, kwargs)
-            )
         if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -323,15 +316,10 @@ class Follower:
         return self.record(run, callee, args, kwargs, beside=True)
 
     def is_looked_at(self) -> bool:
-        """Whether somebody else sees operations, so that none may be left out."""
-        runtime = self.run.runtime
-        return (
-            (active.count > 1 and watched())
-            or tracing.active
-            or looks_at_each()
-            or watch.before is not None
-            or (runtime is not None and runtime.debug >= 4)
-        )
+        """Whether somebody else sees operations in this thread, so that none may be left out."""
+        if active.count > 1 and watched():
+            return True
+        return looking.count > 0 and (tracing.active or looks_at_each() or watch.before is not None)
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
@@ -343,31 +331,37 @@ class Follower:
     # ---- following
 
     def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
-        """Answer a call if it is that of a step, else return _OTHER."""
+        """Answer a call if it is that of a step, else return OTHER."""
         at = run.at
         modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
-        if step.modes != modes or self.is_looked_at():
-            return _OTHER
+        if step.modes != modes or ((looking.count or active.count > 1) and self.is_looked_at()):
+            return OTHER
         if not run.promised and self.changes != changes.count:
             # Tensors may have been changed after that was counted, too.
             changes.count += 1
             self.changes = changes.count
-        if (
-            not (step.matches or prepare(step))(run, args, kwargs)
-            or not (step.kind == "operation" or run.watches(step, args))
-            or run.at is not at
-        ):
-            run.forget_externals(run.at.until[1])
-            return _OTHER
+        matches = step.matches or prepare(step)
         if step.plain and run.promised:
             # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
-            out = step.gives(run)  # type: ignore[misc]
-            run.at = step
-            return out if run.ended is None else self.ended(run, at, step, out)
+            out = step.answers(run, args, kwargs)  # type: ignore[misc]
+            if out is not OTHER:
+                run.at = step
+                return out if run.ended is None else self.ended(run, at, step, out)
+        elif (
+            matches(run, args, kwargs)
+            and (step.kind == "operation" or run.watches(step, args))
+            and run.at is at
+        ):
+            return self.follow_safely(run, step)
+        run.forget_externals(run.at.until[1])
+        return OTHER
+
+    def follow_safely(self, run: Run, step: Step) -> Any:
+        """Answer a call that matched, while no other thread ends the run's promises."""
         with self.lock:
             # Unless another thread has ended the run's promises meanwhile.
             followed = self.run is run and not run.taken
-            out = self.follow(run, step) if followed else _OTHER
+            out = self.follow(run, step) if followed else OTHER
         if not followed:
             run.forget_externals(run.at.until[1])
         elif step.kind == "step":
@@ -376,14 +370,14 @@ class Follower:
         return out
 
     def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
-        """Return what a step gave where another thread has looked at what was promised, _OTHER if that was before."""
+        """Return what a step gave where another thread has looked at what was promised, OTHER if that was before."""
         with self.lock:
             if run.ended is step:
                 return out
             run.at = at
             run.forget_slots(at.until[0])
             run.forget_externals(at.until[1])
-            return _OTHER
+            return OTHER
 
     def follow(self, run: Run, step: Step) -> Any:
         """Answer a call that matched."""
@@ -655,6 +649,7 @@ class Follower:
         """Go on recording after something was computed."""
         assert run.at.goes_on is not None
         run.go_on(run.at.goes_on, program, saved)
+        run.number_externals()
         begin(run)
         self.computed.clear()
 
@@ -740,8 +735,6 @@ class Follower:
         return drawn, counter
 
 
-# Instead of a result: a call is not that of a step.
-_OTHER = object()
 # What a promised tensor that has its value may still lack.
 _GRAPH = ("_grad_fn", "_output_nr")
 # Followers that have promised something.

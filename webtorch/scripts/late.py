@@ -24,12 +24,23 @@ Late = tuple[Any, Shape, int, Runtime]
 _late_of = TensorBase._late.__get__
 _lock = threading.RLock()
 _waiting: list[weakref.ref[Tensor]] = []
+# From how many on these are looked through.
+_most = 1024
 
 
 def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
     """Let a tensor wait for its storage."""
     t._late = late
     _waiting.append(reference)
+
+
+def forget_dead() -> None:
+    """Forget those that nobody has any more, when they may be most."""
+    global _most
+    if len(_waiting) > _most:
+        with _lock:
+            _waiting[:] = [reference for reference in _waiting if reference() is not None]
+            _most = max(1024, 2 * len(_waiting))
 
 
 def give_storage(t: Tensor) -> bool:

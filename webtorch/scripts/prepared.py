@@ -11,16 +11,18 @@ import weakref
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import is_, is_not
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
+from webtorch.ir.view import Shape
 from webtorch.scripts.changes import changes
-from webtorch.scripts.run import CHECKED
+from webtorch.scripts.run import CHECKED, regular
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
     NUMBER,
     OBJECT,
+    OTHER,
     PRIOR,
     SEQUENCE,
     SLOT,
@@ -42,8 +44,8 @@ Matcher = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
 # What a step gives.
 Giver = Callable[[Any], Any]
 
-_NAMES = {
-    "Tensor": Tensor, "changes": changes, "new": object.__new__, "nothing": nothing, "ref": weakref.ref,
+_NAMES: dict[str, Any] = {
+    "Tensor": Tensor, "OTHER": OTHER, "changes": changes, "new": object.__new__, "nothing": nothing, "ref": weakref.ref,
 }  # fmt: skip
 # Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
 _TESTS = {
@@ -63,8 +65,10 @@ _SINGLE = (type(None), bool, type(Ellipsis), type)
 class _Text:
     """Python that is printed, with the values that it names."""
 
-    def __init__(self) -> None:
+    def __init__(self, otherwise: str = "False") -> None:
         self.lines: list[str] = []
+        # What is returned where a value differs.
+        self.otherwise = otherwise
         self.values: dict[str, Any] = {}
 
     def name(self, value: Any) -> str:
@@ -80,7 +84,7 @@ class _Text:
         if p.form == SEQUENCE:
             kind = self.name(p.value)
             self.lines.append(
-                f"if type({x}) is not {kind} or len({x}) != {len(p.parts)}: return False"
+                f"if type({x}) is not {kind} or len({x}) != {len(p.parts)}: return {self.otherwise}"
             )
             for i, part in enumerate(p.parts):
                 self.lines.append(f"{x}_{i} = {x}[{i}]")
@@ -89,10 +93,11 @@ class _Text:
         if p.form == NEW:
             known = self.name(p)
             self.lines += [
-                f"if {known}.regular == stamp and {known}.last() is {x} and {x} is not None:",
+                f"if {known}.regular == stamp and {known}.last() is {x} and {x} is not None and not ("
+                f"{known}.also and run.is_elsewhere({known}, {x})):",
                 f"  externals.append({x})",
                 *([f"  assert run.is_as_before({known}, {x})"] if CHECKED else ()),
-                f"elif not run.is_like({known}, {x}): return False",
+                f"elif not run.is_like({known}, {x}): return {self.otherwise}",
                 "elif run.careful: stamp = -2",
             ]
             return
@@ -106,7 +111,7 @@ class _Text:
             names["P"] = self.name(p)
         if "{V}" in test:
             names["V"] = self.name(p.value)
-        self.lines.append(f"if {test.format(**names)}: return False")
+        self.lines.append(f"if {test.format(**names)}: return {self.otherwise}")
 
     def promise(self, form: Form, name: str) -> str:
         """Print how a result is made, and return what it is called."""
@@ -135,8 +140,8 @@ class _Text:
         """Print how a tensor is made of which all is known but its value and its place in a graph."""
         self.lines += [
             f"{t} = new(Tensor)",
-            f"{t}._shape = {self.name(f.shape)}",
-            f"{t}._strides = {self.name(f.strides)}",
+            f"{t}._shape = {self.name(_one(f.shape))}",
+            f"{t}._strides = {self.name(_one(f.strides))}",
             f"{t}._whole = {f.whole}",
             f"{t}.dtype = {self.name(f.dtype)}",
             f"{t}._requires_grad = {f.requires_grad}",
@@ -157,18 +162,24 @@ class _Text:
         return t
 
     def function(self, parameters: str) -> Any:
-        """Return the function of these lines."""
-        lines = [f"def made({parameters}):", *(f"  {line}" for line in self.lines), "return made"]
-        body = "\n".join([f"  {line}" for line in lines])
-        names: dict[str, Any] = dict(_NAMES)
-        exec(_compiled(f"def make({', '.join(self.values)}):\n{body}"), names)
-        return names["make"](*self.values.values())
+        """Return the function of these lines. The values are its defaults, which lie together in memory."""
+        head = ", ".join([parameters, *self.values])
+        body = "\n".join([f"  {line}" for line in self.lines])
+        code = _compiled(f"def made({head}):\n{body}")
+        return FunctionType(code, _NAMES, "made", tuple(self.values.values()))
 
 
 @functools.lru_cache(4096)
 def _compiled(text: str) -> CodeType:
-    """Return the code of a text: calls that are alike differ in their values alone."""
-    return compile(text, "<script>", "exec")
+    """Return the code of a function: calls that are alike differ in their values alone."""
+    module = compile(text, "<script>", "exec")
+    return next(part for part in module.co_consts if isinstance(part, CodeType))
+
+
+@functools.lru_cache(4096)
+def _one(shape: Shape) -> Shape:
+    """Return the one tuple of these numbers: what many calls use stays near the processor."""
+    return shape
 
 
 def prepare(step: Step) -> Matcher:
@@ -186,6 +197,8 @@ def prepare(step: Step) -> Matcher:
     # A backward pass gives gradients.
     promised = ("parts", (tuple, tuple(forms[1:]))) if step.kind == "backward" else step.results
     step.gives = giver(promised)
+    if step.plain:
+        step.answers = _answers(step)
     return made
 
 
@@ -196,9 +209,30 @@ def matcher(
     numbers, also where the rest differs.
     """
     text = _Text()
+    _compare_all(text, patterns, names, named)
+    text.lines.append("return True")
+    made: Matcher = text.function("run, args, kwargs")
+    return made
+
+
+def _answers(step: Step) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """Return the comparison of arguments that returns what the call gives, or OTHER."""
+    text = _Text("OTHER")
+    _compare_all(text, step.args, step.names, step.kwargs)
+    # Comparing may have looked at what was promised, and something was computed.
+    text.lines.append(f"if run.at is not {text.name(step.parent)}: return OTHER")
+    text.lines.append(f"return {text.promise(step.results, 't')}")
+    made: Callable[..., Any] = text.function("run, args, kwargs")
+    return made
+
+
+def _compare_all(
+    text: _Text, patterns: Sequence[Pattern], names: Sequence[str], named: Sequence[Pattern]
+) -> None:
+    """Print the comparison of arguments."""
     forms = {p.form for p in patterns_in([*patterns, *named])}
     text.lines.append(
-        f"if len(args) != {len(patterns)} or len(kwargs) != {len(names)}: return False"
+        f"if len(args) != {len(patterns)} or len(kwargs) != {len(names)}: return {text.otherwise}"
     )
     if SLOT in forms:
         text.lines.append("slots = run.slots")
@@ -211,11 +245,10 @@ def matcher(
     for i, p in enumerate(patterns):
         text.compare(p, f"a{i}")
     for i, (name, p) in enumerate(zip(names, named, strict=True)):
-        text.lines += [f"if {name!r} not in kwargs: return False", f"k{i} = kwargs[{name!r}]"]
+        text.lines += [
+            f"if {name!r} not in kwargs: return {text.otherwise}", f"k{i} = kwargs[{name!r}]",
+        ]  # fmt: skip
         text.compare(p, f"k{i}")
-    text.lines.append("return True")
-    made: Matcher = text.function("run, args, kwargs")
-    return made
 
 
 class _Watch:
@@ -240,10 +273,18 @@ class _Watch:
         # The tensors of the last time, and how many changes there had been then.
         self.last: list[Callable[[], Any]] = []
         self.stamp = -1
+        # How many of those that came again had been found elsewhere then, and which of these are.
+        self.elsewhere = -1
+        self.twice: list[tuple[Pattern, int]] = []
 
     def __call__(self, run: Any, values: Any, named: dict[str, Any]) -> bool:
         """Whether the values are what the patterns say."""
-        if self.stamp == changes.count and not run.careful and len(values) == self.count:
+        if (
+            self.stamp == changes.count
+            and self.elsewhere == regular.again_elsewhere
+            and not run.careful
+            and len(values) == self.count
+        ):
             count = len(run.externals)
             if self._are_same(run, values):
                 return True
@@ -252,6 +293,8 @@ class _Watch:
             return False
         if self.in_order and all(p.regular == changes.count for p in self.patterns):
             self.last, self.stamp = [p.last for p in self.patterns], changes.count
+            self.elsewhere = regular.again_elsewhere
+            self.twice = [(p, i) for i, p in zip(self.new, self.patterns, strict=True) if p.also]
         return True
 
     def _are_same(self, run: Any, values: Sequence[Any]) -> bool:
@@ -260,6 +303,8 @@ class _Watch:
         if not _are([reference() for reference in self.last], new):
             return False
         externals += new
+        if any(run.is_elsewhere(p, values[i]) for p, i in self.twice):
+            return False
         if CHECKED:
             assert all(map(run.is_as_before, self.patterns, new))
         return (

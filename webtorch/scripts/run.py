@@ -60,24 +60,39 @@ _MANY = 16
 
 
 class _Regular:
-    """Storages of external tensors that come again and again, each of another one; by id. They hold while nothing
-    changes tensors.
+    """Storages of external tensors that come again and again, each of another one; by id, with the patterns that they
+    are for. They hold while nothing changes tensors.
     """
 
     def __init__(self) -> None:
         self.stamp = -1
-        self.homes: dict[int, weakref.ref[Storage]] = {}
+        self.homes: dict[int, tuple[weakref.ref[Storage], list[Pattern]]] = {}
+        # How often one that had come again was found in another place.
+        self.again_elsewhere = 0
 
-    def has(self, storage: Storage) -> bool:
-        """Whether a storage is one of these."""
+    def patterns(self, storage: Storage) -> list[Pattern]:
+        """Return the patterns that a storage is for."""
         if self.stamp != changes.count:
             self.stamp = changes.count
             self.homes.clear()
         found = self.homes.get(id(storage))
-        return found is not None and found() is storage
+        if found is None or found[0]() is not storage:
+            return []
+        return [q for q in found[1] if q.regular == self.stamp and q.last() is not None]
+
+    def add(self, p: Pattern, storage: Storage, known: list[Pattern]) -> None:
+        """Note a tensor that comes again, which is known for other patterns."""
+        self.homes[id(storage)] = weakref.ref(storage), [*known, p]
+        p.regular, p.also = self.stamp, ()
+        for q in known:
+            # Of two places on one way, the later one must not be given what the earlier one was.
+            first, second = (p, q) if p.number < q.number else (q, p)
+            if first.number != second.number and first.number not in second.also:
+                second.also = (*second.also, first.number)
+                self.again_elsewhere += 1
 
 
-_regular = _Regular()
+regular = _Regular()
 
 
 class Run:
@@ -298,7 +313,6 @@ class Run:
         self.differentiated = False
         self.undo.clear()
         self.values, self.nodes = [], {}
-        self.number_externals()
 
     @property
     def is_complete(self) -> bool:
@@ -354,27 +368,40 @@ class Run:
             return False
         externals, others = self.externals, self.others
         externals.append(t)
-        if len(others) > _MANY or _regular.has(storage) or (node.shared and storage.shares(node)):
+        known = regular.patterns(storage)
+        # Memory that others have, too, cannot be told by the tensors that are known.
+        if (
+            len(others) > _MANY
+            or any(q.last() is not t for q in known)
+            or (node.shared and storage.shares(node))
+        ):
             self.careful = True
+        first = number
+        if not self.careful:
+            if any(externals[k] is t for k in others) or not self.is_apart(known, t):
+                return False
+            first = min((k for k in others if externals[k]._storage is storage), default=number)
+            if again and (first, first) == p.alias == (number, number):
+                regular.add(p, storage, [q for q in known if q is not p])
+                return True
+            others.append(number)
+            self.careful = bool(known)
         if self.careful:
             self.number_externals()
             return (
                 self.numbers[id(t)] == number
                 and (self.storages[storage], self.nodes[id(node)]) == p.alias
             )
-        # It is none of those that come again, nor is its memory.
-        first = number
-        for k in reversed(others):
-            if externals[k] is t:
-                return False
-            if externals[k]._storage is storage:
-                first = k
-        if again and (first, first) == p.alias == (number, number):
-            _regular.homes[id(storage)] = weakref.ref(storage)
-            p.regular = changes.count
-        else:
-            others.append(number)
         return (first, first) == p.alias
+
+    def is_apart(self, known: list[Pattern], t: Tensor) -> bool:
+        """Whether a tensor, the last one, is none that was met for one of its patterns."""
+        last = len(self.externals) - 1
+        return all(q.number >= last or self.externals[q.number] is not t for q in known)
+
+    def is_elsewhere(self, p: Pattern, t: Tensor) -> bool:
+        """Whether a tensor that came again was met in another place as well."""
+        return any(self.externals[k] is t for k in p.also)
 
     def is_as_before(self, p: Pattern, t: Tensor) -> bool:
         """Whether a value that need not be compared would be found to be what it is: for tests."""
@@ -397,10 +424,11 @@ class Run:
 
     def is_prior(self, p: Pattern, t: Any) -> bool:
         """Whether a value is the slot of a pattern, which was computed and is seen first since; it gets its number."""
-        if t is None or self.slots[p.value]() is not t or self.external_of(t) is not None:
+        externals, others = self.externals, self.others
+        if t is None or self.slots[p.value]() is not t or any(externals[k] is t for k in others):
             return False
-        self.others.append(len(self.externals))
-        self.add_external(t)
+        others.append(len(externals))
+        externals.append(t)
         return True
 
     def watches(self, step: Step, args: tuple[Any, ...]) -> bool:

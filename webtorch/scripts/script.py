@@ -53,9 +53,9 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "args", "aside", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs", "leaves", "line",
-        "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until", "watched", "watches",
-        "writes",
+        "answers", "args", "aside", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs",
+        "leaves", "line", "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until",
+        "watched", "watches", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -90,6 +90,8 @@ class Step:
         self.matches: Callable[[Any, Args, Kwargs], bool] | None = None
         self.watches: Callable[[Any, Any, Kwargs], bool] | None = None
         self.gives: Callable[[Any], Any] | None = None
+        # Both at once, of a call that is `plain`: what it gives, or OTHER.
+        self.answers: Callable[[Any, Args, Kwargs], Any] | None = None
         self.plain = False
         self.until = (0, 0)
         # What is known of all slots up to here, once that was asked.
@@ -146,6 +148,10 @@ def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
 STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range(10)
 
 
+# Instead of a result: a call is not that of a step.
+OTHER = object()
+
+
 def nothing() -> None:
     """A reference to nothing."""
 
@@ -157,17 +163,8 @@ class Pattern:
     """
 
     __slots__ = (
-        "alias",
-        "facts",
-        "form",
-        "last",
-        "loose",
-        "number",
-        "parts",
-        "regular",
-        "stamp",
-        "value",
-    )
+        "alias", "also", "facts", "form", "last", "loose", "number", "parts", "regular", "stamp", "value",
+    )  # fmt: skip
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
         self.form, self.value, self.number = form, value, number
@@ -181,6 +178,8 @@ class Pattern:
         self.stamp = -1
         # How many there had been when it came again, with memory for itself.
         self.regular = -1
+        # The numbers that it has in other places, which may be on the way here.
+        self.also: tuple[int, ...] = ()
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
         self.loose: bool | None = None

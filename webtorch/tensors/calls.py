@@ -545,6 +545,8 @@ def accept_out(op: Op) -> Run:
             check_places(place)
             if op.overlap != "any":
                 check_overlap(place, override.flat(read), op.overlap == "whole")
+            if op.overlap == "first":
+                check_overlap(place, args[:1], whole=True)
         rule = op.out(*args, **kwargs) if callable(op.out) else op.out
         if rule in ("into", "stated"):
             check_stated(op.name, kwargs.get("dtype"), out)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from webtorch.dispatch.call import looking
 from webtorch.ir.dtype import Scalar
 
 
@@ -435,12 +436,18 @@ class _Tracing(threading.local):
     active: bool = False
 
     def __init__(self) -> None:
-        self.begin()
-        self.active = False
+        self._clear()
 
     def begin(self) -> None:
         """Start to note what a capture meets."""
-        self.active = True
+        self._clear()
+        self._turn(True)
+
+    def _turn(self, on: bool) -> None:
+        looking.add(on - self.active)
+        self.active = on
+
+    def _clear(self) -> None:
         # Gradient functions with smaller numbers were there before.
         self.first = 0
         # Tensors whose `.grad` the capture looked at or changed -> (tensor, the `.grad` before,
@@ -505,8 +512,8 @@ class _Tracing(threading.local):
 
     def end(self) -> None:
         """Stop, and forget what was noted."""
-        self.begin()
-        self.active = False
+        self._turn(False)
+        self._clear()
 
     def touch_grad(self, tensor: Any, reads: bool = True) -> None:
         """Note that the running capture is about to read or change the `.grad` of `tensor`, unless it

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from webtorch.dispatch.call import Count
+from webtorch.dispatch.call import Count, looking
 
 if TYPE_CHECKING:
     from webtorch.tensors.tape import GradFn, SavedTensor
@@ -49,7 +49,7 @@ mode = _Mode()
 
 # How many transforms are open, in all threads: vmaps, levels of forward mode, differentiations of webtorch.func.
 # Asked before every operation: cheaper than a look at `mode`, which says what they are in this one.
-transforms = Count()
+transforms = Count(looking)
 
 
 class _ModeContext(contextlib.ContextDecorator):

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from webtorch.dispatch.call import looking
 from webtorch.errors import NonFiniteError
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import source_text
@@ -52,6 +53,7 @@ class check_numerics(contextlib.ContextDecorator):
             runtime.flush()
         self._before.append(watch.before)
         watch.before = self._check
+        looking.add(1)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -61,6 +63,7 @@ class check_numerics(contextlib.ContextDecorator):
                     runtime.flush()
         finally:
             watch.before = self._before.pop()
+            looking.add(-1)
 
     def _recreate_cm(self) -> check_numerics:
         return type(self)(self.nan, self.inf)

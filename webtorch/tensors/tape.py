@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from webtorch.dispatch.call import Args, Kwargs, Run
+from webtorch.dispatch.call import Args, Kwargs, Run, looking
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import legacy_name
 from webtorch.ir.lines import is_internal, user_depth
@@ -58,6 +58,11 @@ class _Anomaly:
     def __init__(self) -> None:
         # The function whose rule is running: what it records has it as its cause.
         self.running: GradFn | None = None
+
+    def turn(self, enabled: bool, check_nan: bool) -> None:
+        """Turn it on or off."""
+        looking.add(enabled - self.enabled)
+        self.enabled, self.check_nan = enabled, check_nan
 
     def note(self, fn: GradFn) -> None:
         """Keep the user's lines that led to the call that is being recorded."""
