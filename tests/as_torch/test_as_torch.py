@@ -158,7 +158,7 @@ import torch.nn.utils.parametrize, torch.nn.utils.clip_grad, torch.testing, torc
 from torch.autograd import Function, Variable
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.loss import _Loss
-from torch.nn.modules.module import _IncompatibleKeys
+from torch.nn.modules.module import _IncompatibleKeys, register_module_backward_hook, register_module_forward_hook
 from torch.nn.parameter import Parameter
 from torch.optim.lr_scheduler import LambdaLR, _LRScheduler
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -203,6 +203,7 @@ assert torch.nn.functional.marker == 1
 for name in ("torch.sparse", "torch.mtia"):
     assert importlib.util.find_spec(name) is None
 assert not hasattr(torch, "no_such_name")
+assert torch.__future__.get_overwrite_module_params_on_conversion() is False
 import torch.nn.parallel.replicate
 from torch.nn.parallel.scatter_gather import scatter_kwargs
 # A function and the module it is in have one name.

@@ -21,6 +21,8 @@ import webtorch
 from webtorch.as_torch import finder, install_as_torch
 from webtorch.as_torch.names import operators, top
 from webtorch.as_torch.room import Room
+from webtorch.nn.module_hooks import GLOBAL
+from webtorch.tensors.host import bindings
 
 WHEEL = Path(str(distribution("torch").locate_file("")))
 # Files that are read from the wheel; all else is webtorch's.
@@ -151,3 +153,10 @@ def install() -> None:
     absent = {n: v for n, v in vars(top).items() if isinstance(v, top.AbsentDType)}
     made = {v: _Type(v.name, v.is_floating_point, v.is_complex) for v in absent.values()}
     vars(top).update({name: made[value] for name, value in absent.items()})
+
+
+def forget_hooks() -> None:
+    """Take away the hooks of all modules that a test has left; PyTorch's file does so by private names."""
+    for table in vars(GLOBAL).values():
+        table.clear()
+    bindings.modules += 1

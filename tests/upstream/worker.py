@@ -178,6 +178,8 @@ def main() -> None:
         try:
             module = read(way, folder, file)
             result = run(module, test) if test else {"tests": names(way, module)}
+            if way == "torch":
+                sys.modules["tests.upstream.borrowed"].forget_hooks()
         except BaseException as error:
             traceback.print_exc()
             result = {"outcome": "failed", "message": f"{type(error).__name__}: {error}"[:LONGEST]}

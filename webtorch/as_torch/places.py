@@ -103,7 +103,6 @@ for _name in (
     "distance",
     "dropout",
     "loss",
-    "module",
     "pooling",
     "rnn",
 ):
