@@ -445,24 +445,15 @@ class ScanRunner(ArrayRunner):
 _SCAN_BLOCK = struct.Struct("QQqq").pack
 
 
-class SmallProductRunner(ArrayRunner):
-    """A small product: NumPy's at first, machine code once there have been many of any sizes."""
-
-    compiles = True
+class SmallProductRunner(Runner):
+    """A small product, by machine code for all sizes."""
 
     def __init__(self, routine: Matmul, plan: smallproduct.Plan) -> None:
-        super().__init__(routine, contraction.matmul(routine))
-        self.loops, self.count, self.sizes = plan
-        self.native = self.loops.native
+        self.routine = routine
+        self.native, self.count, self.sizes = plan
 
     def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
         """Run on bound buffers."""
-        if self.native is None:
-            if not self.loops.ready():
-                super().run(buffers, args, status)
-                return
-            self.native = self.loops.native
-            assert self.native is not None
         block = smallproduct.pack(*[b.address for b in buffers], *self.sizes, 0)
         self.native.call(0, self.count, block)
 

@@ -6,10 +6,11 @@ are compiled once for each type: along rows of the right side where these lie in
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 
-from webtorch.ir.dtype import float32, float64
+from webtorch.ir.dtype import DType, float32, float64
 from webtorch.ir.kernel import Matmul
 from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.contraction import simplified
@@ -18,8 +19,6 @@ from webtorch.runtime.backends.cpu.contraction import simplified
 _MOST_TERMS = 1 << 16
 # Longer sums would be less exact than BLAS's.
 _LONGEST_SUM = 2048
-# After so many small products the loops are compiled.
-_COMPILE_AFTER = 150
 
 _SIZES = (
     "m: int, n: int, k: int, lb: int, lm: int, lk: int, lo: int, rb: int, rk: int, rn: int, ro: int"
@@ -69,34 +68,14 @@ _ALONG_THE_SUM = (
 )
 
 
-class Loops:
-    """The loops of one kind: how often they were asked for, and their machine code once that pays."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.asked = 0
-        self.native: jit.Native | None = None
-
-    def ready(self) -> bool:
-        """Count a product; whether there is machine code for it."""
-        if self.native is None:
-            self.asked += 1
-            if self.asked < _COMPILE_AFTER:
-                return False
-            self.native = jit.function(self.source)
-        return True
-
-
-_LOOPS = {
-    (dtype, text): Loops(text.replace("TYPE", dtype.name))
-    for dtype in (float32, float64)
-    for text in (_ALONG_ROWS, _ALONG_THE_SUM)
-}
-
-
-# The loops of a product, how many rows its batch has, and the sizes.
-Plan = tuple[Loops, int, tuple[int, ...]]
+# The machine code of a product, how many rows its batch has, and the sizes.
+Plan = tuple[jit.Native, int, tuple[int, ...]]
 pack = struct.Struct("QQQ" + "q" * 11 + "Q").pack
+
+
+@functools.cache
+def _loops(text: str, dtype: DType) -> jit.Native:
+    return jit.function(text.replace("TYPE", dtype.name))
 
 
 def plan(routine: Matmul) -> Plan | None:
@@ -125,4 +104,4 @@ def plan(routine: Matmul) -> Plan | None:
         m, routine.n, routine.k, lb, left[-2], left[-1], routine.left_offset,
         rb, right[-2], right[-1], routine.right_offset,
     )  # fmt: skip
-    return _LOOPS[dtype, text], count * m, sizes
+    return _loops(text, dtype), count * m, sizes
