@@ -448,6 +448,8 @@ _SCAN_BLOCK = struct.Struct("QQqq").pack
 class SmallProductRunner(Runner):
     """A small product, by machine code for all sizes."""
 
+    native: jit.Native
+
     def __init__(self, routine: Matmul, plan: smallproduct.Plan) -> None:
         self.routine = routine
         self.native, self.count, self.sizes = plan
