@@ -163,7 +163,9 @@ def test_named_results_are_read_back_together(device: str, monkeypatch: pytest.M
         backend = resolve(device).backend
         reads: list[int] = []
         download = backend.download
-        monkeypatch.setattr(backend, "download", lambda b: (reads.append(1), download(b))[1])
+        monkeypatch.setattr(
+            backend, "download", lambda *args: (reads.append(1), download(*args))[1]
+        )
         for factor in (1, 2):
             everything(x * factor)
             reads.clear()
