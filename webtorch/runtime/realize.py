@@ -807,16 +807,8 @@ class Runtime:
         known: _Known | None = form.programs.get(key)
         executable = known.executable() if known is not None and known.runtime is self else None
         if known is None or executable is None:
-            frozen = freeze(owners)
-            executable = self.program(frozen.key, frozen)
-            order = [given.index(n) for n in frozen.inputs]
-            known = form.programs[key] = _Known(
-                self,
-                weakref.ref(executable),
-                None if order == list(range(len(given))) else order,
-                frozen.args if called else None,
-                self.families.get(id(executable)),
-            )
+            known, executable = self._program_of_call(owners, given, called)
+            form.programs[key] = known
         else:
             self.counters.hits += 1
             self.churn.found(known.family)
@@ -830,6 +822,22 @@ class Runtime:
         else:
             self._write_run(owners, executable, buffers, args)
         return True
+
+    def _program_of_call(
+        self, owners: Sequence[Value], given: Sequence[Node], called: bool
+    ) -> tuple[_Known, Executable]:
+        """Return the program of a call on data, and what others of its form are to know of it."""
+        frozen = freeze(owners)
+        executable = self.program(frozen.key, frozen)
+        order = [given.index(n) for n in frozen.inputs]
+        known = _Known(
+            self,
+            weakref.ref(executable),
+            None if order == list(range(len(given))) else order,
+            frozen.args if called else None,
+            self.families.get(id(executable)),
+        )
+        return known, executable
 
     def _run_single(self, owner: Value) -> bool:
         """Compute a value that is one operation on data or on views of data, and knows of no others like it."""
