@@ -201,9 +201,7 @@ def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
             return follower.call(callee, args, kwargs)
         return interpreted(callee, args, kwargs)
     except Exception:
-        meant = _bound_anew(callee, args, kwargs)
-        if meant is None:
-            raise
+        meant = _meant(callee, args, kwargs)
     return call(callee, *meant)
 
 
@@ -217,6 +215,16 @@ def install_binder(function: Binder) -> None:
     """Say who returns the arguments of a call as they are meant; None where they are meant as they are."""
     global _bound_anew
     _bound_anew = function
+
+
+def _meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """Return the arguments of the call that has just failed as they are meant. Raises its error again if they are meant
+    as they are.
+    """
+    found = _bound_anew(callee, args, kwargs)
+    if found is None:
+        raise
+    return found
 
 
 def settle_scripts(why: str) -> None:
@@ -260,9 +268,7 @@ def enter(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     except Foreign:
         return meet(callee, args, kwargs)
     except Exception:
-        meant = _bound_anew(callee, args, kwargs)
-        if meant is None:
-            raise
+        meant = _meant(callee, args, kwargs)
     return callee.run(*meant)
 
 
@@ -282,9 +288,7 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
         except Foreign:
             return meet(callee, args, kwargs)
         except Exception:
-            meant = _bound_anew(callee, args, kwargs)
-            if meant is None:
-                raise
+            meant = _meant(callee, args, kwargs)
         return run(*meant)
 
     callee.publish(function)
@@ -323,9 +327,7 @@ def dispatched(
             except Foreign:
                 return meet(callee, args, kwargs)
             except Exception:
-                meant = _bound_anew(callee, args, kwargs)
-                if meant is None:
-                    raise
+                meant = _meant(callee, args, kwargs)
             return function(*meant[0], **meant[1])
 
         public: Callable[..., Any] = called

@@ -15,7 +15,7 @@ def numel(shape: Shape) -> int:
     """Return the number of elements of `shape` (1 for a 0-d shape)."""
     count = 1
     for size in shape:
-        if not isinstance(size, int):
+        if type(size) is not int and not isinstance(size, int):
             raise TypeError(f"a size must be an int, not {type(size).__name__}")
         count *= size
     return count

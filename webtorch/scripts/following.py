@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import threading
 from time import perf_counter
@@ -26,7 +25,6 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step
-from webtorch.tensors.absent import Absent, MissingName
 from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
@@ -828,15 +826,7 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
                 give_storage(holder)
             with contextlib.suppress(AttributeError):
                 return object.__getattribute__(holder, name)
-    raise _no_attribute(holder, name)
-
-
-def _no_attribute(holder: Tensor | Storage, name: str) -> AttributeError:
-    """Return the error of a name that is not there, which a class with `__getattr__` has to tell itself."""
-    found = inspect.getattr_static(type(holder), name, None)
-    if type(found) is Absent:
-        return MissingName(type(holder), found.place, name)
-    return AttributeError(
+    raise AttributeError(
         f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
     )
 
