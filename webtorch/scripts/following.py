@@ -199,7 +199,9 @@ class Follower:
         role = callee.role
         if role == "parts" or role == "fact":
             return interpreted(callee, args, kwargs)
-        if role == "gradient" and not (run.differentiated and len(args) == 2):
+        if role == "gradient" and not (
+            len(args) == 2 and (run.differentiated or self.is_part(args[1]))
+        ):
             # It calls nothing itself.
             return (
                 callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)

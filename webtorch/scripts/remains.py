@@ -12,7 +12,7 @@ from typing import Any
 from webtorch.tensors.engine import graph_of
 from webtorch.tensors.tape import AccumulateGrad, GradFn, gradient_edge
 
-# A function as data: its place after those that it leads to, as ("leaf", what `number` says), ("gone", title) or
+# A function as data: its place after those that it leads to, as ("leaf", what `number` says), ("gone", title, metas) or
 # ("function", title, rule, static, metas, edges); an edge is None or (place, number of the output).
 Part = tuple[Any, ...]
 
@@ -48,7 +48,7 @@ def parts_of(
     places: dict[GradFn, int] = {}
     for fn in _oldest_first(starts):
         if left[fn] is False:
-            part: Part = "gone", fn.title
+            part: Part = "gone", fn.title, tuple(fn.metas)
         elif isinstance(fn, AccumulateGrad):
             leaf = number(fn)
             if leaf is None:
@@ -76,7 +76,9 @@ def made_anew(parts: tuple[Part, ...], leaf: Callable[[int], Any]) -> list[GradF
     made: list[GradFn] = []
     for kind, *facts in parts[:-1]:
         if kind == "gone":
-            made.append(GradFn(facts[0], (), None))
+            gone = GradFn(facts[0], (), None)
+            gone.metas = facts[1]
+            made.append(gone)
         elif kind == "leaf":
             edge = gradient_edge(leaf(facts[0]))
             assert edge is not None
