@@ -1,16 +1,39 @@
-"""Steps of blocked methods: systems of a small triangle, and products that update a part of a matrix. Floor 2.
-
-Where an operand lies is text: a function from the texts of its indices to that of the element.
-"""
+"""Steps of blocked methods: systems of a small triangle, and products that update a part of a matrix. Floor 2."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from webtorch.lower.templates.matrices.shader import Writer
 from webtorch.lower.wgsl_shader import WgslPass
 
-At = Callable[[str, str], str]
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Where a part of a matrix lies: the text of its element in row $i and column $j."""
+
+    text: str
+
+    def __call__(self, i: str, j: str) -> str:
+        """Return the text of an element."""
+        return self.text.replace("$i", f"({i})").replace("$j", f"({j})")
+
+    def from_(self, i: str, j: str) -> Part:
+        """Return the part that begins at an element."""
+        return Part(self(f"{i} + $i", f"{j} + $j"))
+
+    @property
+    def adjoint(self) -> Part:
+        """The conjugate transpose."""
+        return Part(f"conj({self.transpose.text})")
+
+    @property
+    def transpose(self) -> Part:
+        """The transpose."""
+        return Part(self("$k", "$i").replace("$k", "$j"))
+
+
 # Columns of a block. A triangle of that many is solved by one invocation for each column of the right side.
 BLOCK = 32
 # A workgroup's tile of a product: invocations along rows and columns, each of which has four by four elements.
@@ -19,9 +42,9 @@ _ROWS, _COLUMNS, _OWN = 4, 16, 4
 
 def substitution(
     w: Writer,
-    a: At,
-    x: At,
-    given: At,
+    a: Part,
+    x: Part,
+    given: Part,
     width: int,
     columns: int,
     unit: bool,
@@ -48,9 +71,9 @@ def substitution(
 
 def product(
     w: Writer,
-    left: At,
-    right: At,
-    out: At,
+    left: Part,
+    right: Part,
+    out: Part,
     rows: int,
     columns: int,
     depth: int,

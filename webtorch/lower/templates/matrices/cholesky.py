@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from webtorch.ir.kernel import Host
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.matrices.blocks import BLOCK, At, product, substitution
+from webtorch.lower.templates.matrices.blocks import BLOCK, Part, product, substitution
 from webtorch.lower.templates.matrices.shader import Writer
 from webtorch.lower.wgsl_shader import WgslPass
 
@@ -81,10 +81,7 @@ def cholesky(r: Host, limits: Limits) -> list[WgslPass]:
         )
     ]
 
-    def at(row: str, column: str) -> str:
-        """Return the text of an element, counted from the block's corner."""
-        return f"{out}[b * {n * n}u + (at.begin + {row}) * {n}u + at.begin + {column}]"
-
+    block = Part(f"{out}[b * {n * n}u + (at.begin + $i) * {n}u + at.begin + $j]")
     for begin in range(0, n, BLOCK):
         width = min(BLOCK, n - begin)
         passes.append(_diagonal(w, n, BLOCK, False, begin))
@@ -93,15 +90,13 @@ def cholesky(r: Host, limits: Limits) -> list[WgslPass]:
             break
         numbers = {"begin": begin}
         # Rows below solve x L^H = a, each by itself.
-        below: At = lambda k, c: at(f"at.width + {c}", k)
-        factor: At = lambda i, k: f"conj({at(i, k)})"
-        passes.append(substitution(w, factor, below, below, width, rest, False, numbers))
-        left: At = lambda i, k: at(f"at.depth + {i}", k)
-        right: At = lambda k, j: f"conj({at(f'at.depth + {j}', k)})"
-        corner: At = lambda i, j: at(f"at.depth + {i}", f"at.depth + {j}")
+        rows = block.from_("at.width", "0u").transpose
+        factor = Part(f"conj({block.text})")
+        passes.append(substitution(w, factor, rows, rows, width, rest, False, numbers))
+        below, corner = block.from_("at.depth", "0u"), block.from_("at.depth", "at.depth")
         passes.append(
             product(
-                w, left, right, corner, rest, rest, width, numbers,
+                w, below, below.adjoint, corner, rest, rest, width, numbers,
                 only="$j <= $i", skip="j0 > i0 + 15u",
             )
         )  # fmt: skip

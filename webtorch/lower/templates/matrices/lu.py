@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from webtorch.ir.kernel import Host
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.matrices.blocks import BLOCK, At, product
+from webtorch.lower.templates.matrices.blocks import BLOCK, Part, product
 from webtorch.lower.templates.matrices.shader import Writer
 from webtorch.lower.wgsl_shader import WgslPass
 
@@ -28,7 +28,7 @@ class _LU:
         """Return the pass that factors whole matrices in workgroup memory."""
         m, n = self.m, self.n
         size = self.w.width(64 if m * n <= 16 * 16 else 128 if m * n <= 32 * 32 else 256)
-        at: At = lambda i, j: f"tile[({i}) * {n}u + {j}]"
+        at = Part(f"tile[$i * {n}u + $j]")
         wait = "workgroupBarrier();"
         body = f"""
 let base = group * {m * n}u;
@@ -54,7 +54,7 @@ for (var e = lid; e < {m * n}u; e = e + {size}u) {{
         width = min(BLOCK, self.k - begin)
         rows = m - begin
         size = self.w.width(256)
-        at: At = lambda i, j: f"{self.out}[base + ({i}) * {n}u + {j}]"
+        at = Part(f"{self.out}[base + $i * {n}u + $j]")
         wait = "storageBarrier();\nworkgroupBarrier();"
         body = f"""
 let base = group * {m * n}u + at.begin * {n + 1}u;
@@ -65,7 +65,7 @@ let base = group * {m * n}u + at.begin * {n + 1}u;
     def columns(
         self,
         size: int,
-        at: At,
+        at: Part,
         wait: str,
         width: str,
         steps: str,
@@ -177,20 +177,16 @@ if (lid == 0u && ({begin} == 0u || (failed != 0u && re({self.out}[{self.info_at}
             return [self.small()]
         passes = [w.elements(f"{out}[id] = b0[id];", w.count * m * n)]
 
-        def at(row: str, column: str) -> str:
-            """Return the text of an element, counted from the block's corner."""
-            return f"{out}[b * {m * n}u + (at.begin + {row}) * {n}u + at.begin + {column}]"
-
+        block = Part(f"{out}[b * {m * n}u + (at.begin + $i) * {n}u + at.begin + $j]")
+        below, right = block.from_("at.depth", "0u"), block.from_("0u", "at.depth")
+        corner = block.from_("at.depth", "at.depth")
         for begin in range(0, self.k, BLOCK):
             width = min(BLOCK, self.k - begin)
             passes += [self.panel(begin), self.beside(begin, width)]
             rows, columns = m - begin - width, n - begin - width
             if rows and columns:
-                left: At = lambda i, k: at(f"at.depth + {i}", k)
-                right: At = lambda k, j: at(k, f"at.depth + {j}")
-                corner: At = lambda i, j: at(f"at.depth + {i}", f"at.depth + {j}")
                 numbers = {"begin": begin}
-                passes.append(product(w, left, right, corner, rows, columns, width, numbers))
+                passes.append(product(w, below, right, corner, rows, columns, width, numbers))
         return passes
 
 

@@ -132,11 +132,9 @@ class Writer:
             head.append("if (group >= at.groups) { return; }")
         elif grid[0] * grid[1] * grid[2] != groups:
             head.append(f"if (group >= {groups}u) {{ return; }}")
-        lines, bindings, slots = (
-            ["alias num = " + ("vec2<f32>;" if self.complex else "f32;")],
-            [],
-            [],
-        )
+        lines = ["alias num = " + ("vec2<f32>;" if self.complex else "f32;")]
+        bindings: list[Binding] = []
+        slots: list[int] = []
         last = len(self.r.buffers) - 1
         for number in range(last + 1):
             if re.search(rf"\bb{number}\[", body):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from webtorch.ir.kernel import Host
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.matrices.blocks import BLOCK, At, product, substitution
+from webtorch.lower.templates.matrices.blocks import BLOCK, Part, product, substitution
 from webtorch.lower.templates.matrices.shader import Writer
 from webtorch.lower.wgsl_shader import WgslPass
 
@@ -18,31 +18,24 @@ def solve_triangular(r: Host, limits: Limits) -> list[WgslPass]:
     upper, unit = r.params
     n, columns = w.shapes[1][1:]
 
-    def row(i: str) -> str:
-        """Counted from the end, an upper triangle is a lower one."""
-        return f"({n - 1}u - ({i}))" if upper else f"({i})"
-
-    def a(i: str, k: str) -> str:
-        """Return the text of an element of the triangle, counted from the block's corner."""
-        return f"b0[b * {n * n}u + {row(f'at.begin + {i}')} * {n}u + {row(f'at.begin + {k}')}]"
-
-    def x(i: str, c: str) -> str:
-        """Return the text of an element of the solution."""
-        return f"b2[b * {n * columns}u + {row(f'at.begin + {i}')} * {columns}u + {c}]"
-
+    # Counted from the end, an upper triangle is a lower one.
+    row, column = (
+        f"({n - 1}u - at.begin - {i})" if upper else f"(at.begin + {i})" for i in ("$i", "$j")
+    )
+    a = Part(f"b0[b * {n * n}u + {row} * {n}u + {column}]")
+    x = Part(f"b2[b * {n * columns}u + {row} * {columns}u + $j]")
     if n <= _SMALL:
-        given: At = lambda i, c: x(i, c).replace("b2[", "b1[")
+        given = Part(x.text.replace("b2[", "b1["))
         return [substitution(w, a, x, given, n, columns, bool(unit), {"begin": 0})]
     passes = [w.elements("b2[id] = b1[id];", w.count * n * columns)]
+    below, rest_of_x = a.from_("at.depth", "0u"), x.from_("at.depth", "0u")
     for begin in range(0, n, BLOCK):
         width = min(BLOCK, n - begin)
         numbers = {"begin": begin}
         passes.append(substitution(w, a, x, x, width, columns, bool(unit), numbers))
         rest = n - begin - width
         if rest:
-            left: At = lambda i, k: a(f"at.depth + {i}", k)
-            below: At = lambda i, j: x(f"at.depth + {i}", j)
-            passes.append(product(w, left, x, below, rest, columns, width, numbers))
+            passes.append(product(w, below, x, rest_of_x, rest, columns, width, numbers))
     return passes
 
 
