@@ -21,7 +21,7 @@ def _check_with(error_type: type[Exception], cond: bool, message: Message) -> No
         raise TypeError(f"cond must be a bool, but got {type(cond)}")
     if cond:
         return
-    assert issubclass(error_type, Exception) and not issubclass(error_type, Warning), (
+    assert not issubclass(error_type, Warning), (
         f"error_type must be a subclass of Exception but not Warning, got {error_type}"
     )
     if message is None:
