@@ -211,7 +211,9 @@ def main() -> int:
         else range(given.seed, given.seed + given.seeds)
     )
     cases: Any = itertools.chain(
-        () if given.programs else ({"model": m, "seed": 0, "mode": n} for m in MODELS for n in modes),
+        ()
+        if given.programs
+        else ({"model": m, "seed": 0, "mode": n} for m in MODELS for n in modes),
         () if given.models else ({"seed": s, "mode": n} for s in seeds for n in modes),
     )
     for case in cases:
