@@ -27,7 +27,7 @@ from webtorch.tensors.host import bindings
 WHEEL = Path(str(distribution("torch").locate_file("")))
 # Files that are read from the wheel; all else is webtorch's.
 BORROWED = ("torch.testing._internal", "torch.testing._comparison", "torch.utils._import_utils",
-            "torch._utils", "torch._vendor", "functorch")  # fmt: skip
+            "torch.testing._utils", "torch._utils", "torch._vendor", "functorch")  # fmt: skip
 # What the machinery asks PyTorch's core, and is told.
 ANSWERS: dict[str, Any] = {
     "torch._C._get_privateuse1_backend_name": lambda: "privateuseone",

@@ -630,6 +630,11 @@ def cosine_embedding_loss(
             "cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported: "
             f"got {list(target.shape)}"
         )
+    if not input1.ndim == input2.ndim == target.ndim + 1:
+        raise ShapeError(
+            f"{target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found inputs with sizes "
+            f"{list(input1.shape)} and {list(input2.shape)}."
+        )
     # The small number belongs under the root: that makes gradients at zero vectors.
     dim = target.ndim
     lengths = [(x * x).sum(dim) + 1e-12 for x in (input1, input2)]
