@@ -16,7 +16,7 @@ from webtorch.scripts.remains import Part, made_anew
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Number, Origin, Program, Step
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import Edge, GradFn, set_history
+from webtorch.tensors.tape import Edge, GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
 
@@ -119,7 +119,7 @@ def _hand_out(
     for k in _open_before(run) - program.open:
         t = run.slots[k]()
         if t is not None:
-            _use_up(t, facts[k], rest.get(k))
+            _use_up(run, program, t, k, facts[k], rest.get(k))
     if program.open:
         run.handed.update(fresh.values())
     views = []
@@ -129,7 +129,7 @@ def _hand_out(
         for k, t in holders[place]:
             give_value(t, storage)
             if k not in program.open:
-                _use_up(t, facts[k], rest.get(k))
+                _use_up(run, program, t, k, facts[k], rest.get(k))
             if facts[k].base is not None:
                 views.append((k, t))
     for k, t in views:
@@ -291,7 +291,7 @@ def _base(
     storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
     give_value(found, storage)
     if number not in program.open:
-        _use_up(found, f, rest.get(number))
+        _use_up(run, program, found, number, f, rest.get(number))
     if run.slots[-1]() is found:
         run.slots.pop()
     run.slots[number] = weakref.ref(found)
@@ -299,13 +299,14 @@ def _base(
     return found
 
 
-def _use_up(t: Tensor, f: Facts, rest: Edge | None) -> None:
-    # A backward pass from here raises as after a usual step.
+def _use_up(run: Run, program: Program, t: Tensor, k: int, f: Facts, rest: Edge | None) -> None:
+    # A backward pass that comes here on its way to the leaves raises as after a usual step.
     t._grad_fn, t._output_nr = None, 0
     if rest is not None:
         t._grad_fn, t._output_nr = rest
     elif f.title:
-        set_history(t, GradFn(f.title, (), None))
+        leaves = [run.externals[j] for j in program.used.get(k, ())]
+        set_history(t, GradFn(f.title, tuple(map(gradient_edge, leaves)), None))
 
 
 def _rest(run: Run, slots: tuple[tuple[int, int], ...], parts: tuple[Part, ...]) -> dict[int, Edge]:

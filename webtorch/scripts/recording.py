@@ -407,7 +407,7 @@ def program_of(
         count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
         draws.append((g, counted, count - counted))
         run.counted[id(g)] = count
-    graph = frozenset(used), frozenset(still), origins, rest
+    graph = used, frozenset(still), origins, rest
     program = Program(
         runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
     )  # fmt: skip
@@ -422,12 +422,15 @@ def _argument(a: Any, run: Run) -> Any:
     return Reading(a) if isinstance(a, HostScalar) else a
 
 
-def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int], Rest | None]:
+def _places(
+    run: Run,
+) -> tuple[dict[Storage, int], dict[int, tuple[int, ...]], set[int], Rest | None]:
     """Return the storages of the results since something was computed that are alive, by what `Facts.storage` calls
-    them, the slots whose graph a backward pass has used up, or not, and what is left where it is used up in part.
+    them, the slots whose graph a backward pass has used up, with the leaves that it reaches, or not, and what is left
+    where it is used up in part.
     """
     places: dict[Storage, int] = {}
-    used: set[int] = set()
+    used: dict[int, tuple[int, ...]] = {}
     still: set[int] = set()
     alive = [t._grad_fn for reference in run.slots if (t := reference()) is not None]
     left = left_of([fn for fn in alive if fn is not None], run.used_up)
@@ -438,7 +441,10 @@ def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int], Rest | No
             continue
         fn = t._grad_fn
         if fn is not None:
-            (still if left[fn] else used).add(k)
+            if left[fn]:
+                still.add(k)
+            else:
+                used[k] = _leaves_of(fn, run)
             if left[fn] is None:
                 partly[k] = t
         if t._base_history or t._history:
@@ -459,6 +465,12 @@ def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int], Rest | No
         raise Refused("a part of a graph is used up")
     outputs = [t._output_nr for t in partly.values()]
     return places, used, still, (tuple(zip(partly, outputs, strict=True)), parts)
+
+
+def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
+    """Return the leaves from outside that a graph reaches."""
+    reached = [f.variable for f in graph_of([fn]) if isinstance(f, AccumulateGrad)]
+    return tuple([number for t in reached if (number := run.external_of(t)) is not None])
 
 
 def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:

@@ -231,8 +231,9 @@ class Program:
     draws: list[tuple[Any, int, int]]
     # The storages of slots that are computed.
     made: frozenset[int]
-    # Slots with a gradient function: which a backward pass has used up, and which it may run yet.
-    used: frozenset[int]
+    # Slots with a gradient function: which a backward pass has used up, each with the leaves that its graph reaches;
+    # and which it may run yet.
+    used: dict[int, tuple[int, ...]]
     open: frozenset[int]
     # Where the values are that the open graph has saved, in its order.
     saved: list[Origin]
