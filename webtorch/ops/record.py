@@ -71,6 +71,20 @@ WHOLE = Autocast("whole", "whole")
 
 # A gradient rule, written with public operations.
 Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """The gradient rule of what computes its results again and differentiates that: for what costs less than to keep
+    what it is made of, and for what is linear, whose results are not needed and never computed. Within one program
+    the compiler finds what was computed before. Operands that it is linear in are `unread`: of these it needs no more
+    than shape and type.
+    """
+
+    unread: tuple[str, ...] = ()
+
+
+ANEW = Anew()
 # What an `out=` may be: "exact", of the type of the result; "cast", of any type that PyTorch's rules let it be
 # cast to; "truncate", the same, and floats are cut off for integers; "into", the operation computes in its
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
@@ -125,9 +139,7 @@ class Op:
     # not differentiable or, for an elementwise op, derived from the formula. Of a composite, also a tuple of rules,
     # one for each parameter up to the last tensor (None where there is no cotangent): only those of operands that
     # need gradients are called, only what these read is saved, and cotangents of broadcast operands are summed.
-    # "anew": the operands are saved, and the function is computed again and differentiated: for what costs less than
-    # to keep what it is made of. Within one program the compiler finds what was computed before.
-    vjp: Rule | tuple[Rule | None, ...] | Literal["anew"] | None = None
+    vjp: Rule | tuple[Rule | None, ...] | Anew | None = None
     differentiable: bool = True
     autocast: Autocast | None = None
     dtypes: tuple[DType, ...] = ALL
