@@ -139,12 +139,16 @@ def _kept(input: Tensor, p: float, features: bool) -> Tensor:
     return ge(TABLE["rand_like"](input, dtype=float32), p)
 
 
+def _dropped_rule(g: Tensor, _out: Any, _input: Any, kept: Tensor, scale: float) -> Tensor:
+    return _dropped(g, kept, scale)
+
+
 @composite(
     name="_dropped",
     function_in=(),
     torch="",
     gradient_name="MulBackward0",
-    vjp=(lambda g, _out, _input, kept, scale: _dropped(g, kept, scale),),
+    vjp=(_dropped_rule,),
 )
 def _dropped(input: Tensor, kept: Tensor, scale: float) -> Tensor:
     return _where(kept, input * scale, 0.0)

@@ -38,10 +38,8 @@ def with_rule(op: Op, inner: Run) -> Run:
     """Return the call of a composite that carries its own gradient rule: `inner` records no gradient."""
     assert op.vjp is not None
     signature = inspect.signature(op.function)
-    names = tuple(signature.parameters)
-    named = [n for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
-    most = len(names) - len(named)
-    place, anew, rule = _by_place(signature), isinstance(op.vjp, Anew), _Rule(op, names)
+    place, by_names = _by_place(signature, op.function), _by_names(signature)
+    anew, rule = isinstance(op.vjp, Anew), _Rule(op, signature)
 
     def run(args: Args, kwargs: dict[str, Any]) -> Any:
         """Call, and give the results their gradient function and tangents."""
@@ -53,7 +51,7 @@ def with_rule(op: Op, inner: Run) -> Run:
             return inner(args, kwargs)
         args = place(args, kwargs)
         with unrecorded():
-            out = inner(args[:most], dict(zip(named, args[most:], strict=True)))
+            out = inner(*by_names(args))
         results = out[: op.outputs] if isinstance(out, tuple) else (out,)
         if recorded:
             rule.attach(args, results)
@@ -74,7 +72,9 @@ def _one_requires_grad(values: Iterable[Any]) -> bool:
     return False
 
 
-def _by_place(signature: inspect.Signature) -> Callable[[Args, dict[str, Any]], Args]:
+def _by_place(
+    signature: inspect.Signature, function: Callable[..., Any]
+) -> Callable[[Args, dict[str, Any]], Args]:
     """Return what puts the arguments of a call in the order of the parameters, with the defaults."""
     parameters = signature.parameters.values()
     defaults = tuple([p.default for p in parameters])
@@ -85,20 +85,34 @@ def _by_place(signature: inspect.Signature) -> Callable[[Args, dict[str, Any]], 
         """Return all arguments by position, those that have only names last."""
         if not kwargs and required <= len(args) <= most:
             return args + defaults[len(args) :]
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            # Python says it in the words of a call.
+            function(*args, **kwargs)
+            raise
         bound.apply_defaults()
         return (*bound.args, *bound.kwargs.values())
 
     return place
 
 
+def _by_names(signature: inspect.Signature) -> Callable[[Args], tuple[Args, dict[str, Any]]]:
+    """Return what gives those parameters their names again that have only names."""
+    named = [n for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
+    most = len(signature.parameters) - len(named)
+    if not named:
+        return lambda args: (args, {})
+    return lambda args: (args[:most], dict(zip(named, args[most:], strict=True)))
+
+
 class _Rule:
     """The gradient rule of an entry, or its rules for single operands, and what is saved for them."""
 
-    __slots__ = ("chosen", "function", "is_real", "many", "names", "op", "title")
+    __slots__ = ("chosen", "function", "is_real", "many", "op", "signature", "title")
 
-    def __init__(self, op: Op, names: tuple[str, ...]) -> None:
-        self.op, self.function, self.names = op, op.function, names
+    def __init__(self, op: Op, signature: inspect.Signature) -> None:
+        self.op, self.function, self.signature = op, op.function, signature
         self.many = op.outputs > 1
         # Whether it means another one for complex numbers.
         self.is_real = not (op.complex_rule or isinstance(op.vjp, Anew))
@@ -109,7 +123,7 @@ class _Rule:
     def _choose(self, needs: tuple[int, ...]) -> _Chosen:
         found = self.chosen.get(needs)
         if found is None:
-            found = self.chosen[needs] = _Chosen(self.op, self.function, self.names, needs)
+            found = self.chosen[needs] = _Chosen(self.op, self.function, self.signature, needs)
         return found
 
     def attach(self, args: Args, results: Sequence[Tensor]) -> None:
@@ -195,14 +209,20 @@ class _Chosen:
     __slots__ = ("again", "anew", "reads", "reads_out", "rule")
 
     def __init__(
-        self, op: Op, function: Callable[..., Any], names: tuple[str, ...], needs: tuple[int, ...]
+        self,
+        op: Op,
+        function: Callable[..., Any],
+        signature: inspect.Signature,
+        needs: tuple[int, ...],
     ) -> None:
-        vjp = op.vjp
+        vjp, names = op.vjp, tuple(signature.parameters)
         self.anew = isinstance(vjp, Anew)
         if isinstance(vjp, Anew):
             used = set(names).difference(vjp.unread)
             unread = tuple([names.index(n) for n in vjp.unread])
-            self.rule = functools.partial(_anew, function, needs, unread, op.outputs)
+            self.rule = functools.partial(
+                _anew, function, _by_names(signature), needs, unread, op.outputs
+            )
         elif isinstance(vjp, tuple):
             parts = [(i, vjp[i] if i < len(vjp) else None) for i in needs]
             read = [used_arguments(r, ("g", "out", *names)) for _, r in parts if r is not None]
@@ -243,6 +263,7 @@ def _each(
 
 def _anew(
     function: Callable[..., Any],
+    by_names: Callable[[Args], tuple[Args, dict[str, Any]]],
     needs: tuple[int, ...],
     unread: tuple[int, ...],
     outputs: int,
@@ -267,7 +288,8 @@ def _anew(
             else:
                 given[i] = given[i].detach()
                 given[i]._requires_grad = True
-        out = function(*given)
+        args, kwargs = by_names(tuple(given))
+        out = function(*args, **kwargs)
         results = out[:outputs] if isinstance(out, tuple) else (out,)
         reached = [(r, c) for r, c in zip(results, gs, strict=True) if c is not None]
         found = run_backward(
