@@ -148,6 +148,8 @@ class Device:
                     value = np.array([args[number]]).astype(NUMPY[dtype.name])
                     data[offset : offset + 4] = value.tobytes()
                 bound.append(self.buffer(bytes(data)))
+            if p.numbers:
+                bound.append(self.buffer(np.array(p.numbers, np.int32).tobytes()))
             if p.has_status:
                 bound.append(status)
             assert len(bound) == len(p.bindings)

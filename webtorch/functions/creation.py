@@ -117,6 +117,29 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "__array_interface__") or hasattr(value, "__array__")
 
 
+def _is_buffer(value: Any) -> bool:
+    """Whether an object lends its memory: bytes, an array of Python's, a view of memory."""
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
+class Capsule:
+    """A DLPack capsule, as an array that can be read once."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        # DLPack's number of ordinary memory.
+        return 1, 0
+
+
 def _is_sequence(value: Any) -> bool:
     return (
         hasattr(value, "__len__")
@@ -402,6 +425,12 @@ def asarray(
 ) -> Tensor:
     """A tensor of `obj`, on its memory where that can be (tensors, NumPy arrays) unless copy=True."""
     wanted = None if dtype is None else chosen_dtype(dtype)
+    if type(obj).__name__ == "PyCapsule":
+        import numpy
+
+        obj = numpy.from_dlpack(Capsule(obj))
+    elif not isinstance(obj, (Tensor, str)) and not _is_array(obj) and _is_buffer(obj):
+        obj = frombuffer(obj, dtype=chosen_dtype(wanted))
     if not isinstance(obj, Tensor):
         if _is_array(obj) and not copy and _shares(obj, wanted, device):
             return finish(_on_array(obj), requires_grad)

@@ -1,7 +1,8 @@
 """Systems of equations, inverses, determinants and triangular factors.
 
-The factorisations themselves are LAPACK's, one opaque node each (`primitive.host`), on the CPU; what is
-made of them, and every derivative, is written with other operations, so second derivatives follow.
+The factorisations themselves are one opaque node each (`primitive.host`): LAPACK's on the CPU, kernels by the same
+methods on WebGPU (lower/templates/matrices). What LAPACK has as one function and WebGPU has no kernel for is made of
+these (factors.py). All else, and every derivative, is written with other operations, so second derivatives follow.
 Numbers beside the matrices (pivots, info) come back as numbers of the matrices' type.
 
 In a compiled function nothing can be read, so a singular matrix raises nothing there: its results are
@@ -10,7 +11,7 @@ NaN, as those of the `_ex` forms.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, LinAlgError, ShapeError
@@ -164,13 +165,23 @@ def check_same_type(name: str, a: Tensor, b: Tensor) -> None:
         )
 
 
+# What devices without LAPACK compute by other functions of whole arrays (factors.py).
+COMPOSED: dict[str, Callable[..., tuple[Tensor, ...]]] = {}
+
+
+def composed(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
+    """Declare what a function of whole arrays, of the same name, is made of where LAPACK is not."""
+    COMPOSED[function.__name__] = function
+    return function
+
+
 def call(
     name: str,
     inputs: Sequence[Tensor],
     params: tuple[Any, ...],
     shapes: Sequence[tuple[int, ...]],
 ) -> tuple[Tensor, ...]:
-    """Run a host function on stacks of matrices with the same batch dims; `shapes` are those of the
+    """Run a function of whole arrays on stacks of matrices with the same batch dims; `shapes` are those of the
     results for one matrix. Where there are no elements the results are zeros.
     """
     batch = inputs[0]._shape[:-2]
@@ -181,6 +192,9 @@ def call(
     types = [first.dtype.to_real() if i in real else first.dtype for i in range(len(full))]
     if not all(x.numel() for x in inputs):
         return tuple(fill(s, 0, t, first.device) for s, t in zip(full, types, strict=True))
+    made = None if first.is_cpu or first.is_meta else COMPOSED.get(name)
+    if made is not None:
+        return made(*inputs, *params)
     flat = [x.contiguous().reshape((count, *x._shape[-2:])) for x in inputs]
     if not first.dtype.is_complex:
         found = host(name, flat, params, [(count, *s) for s in shapes])
@@ -578,7 +592,7 @@ def lu(input: Tensor, pivot: bool = True, get_infos: bool = False) -> tuple[Tens
     return found.LU, found.pivots, found.info
 
 
-def _permutation(pivots: Tensor, rows: int) -> Tensor:
+def permutation_of(pivots: Tensor, rows: int) -> Tensor:
     """Return which row of the matrix each row of L U is, int64."""
     batch, k = pivots._shape[:-1], pivots._shape[-1]
     if not k:
@@ -590,7 +604,7 @@ def _permutation(pivots: Tensor, rows: int) -> Tensor:
 
 def _permutation_matrix(pivots: Tensor, rows: int) -> Tensor:
     """Return P with A = P L U, in float32 unless pivots are wider."""
-    perm = _permutation(pivots, rows)
+    perm = permutation_of(pivots, rows)
     where_ = iota(rows, 0, 1, int64, perm.device).unsqueeze(-1)
     dtype = pivots.dtype if pivots.dtype.is_floating_point else float32
     return cast_to(perm.unsqueeze(-2) == where_, dtype)

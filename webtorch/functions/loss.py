@@ -15,7 +15,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import gather_scatter
 from webtorch.functions.composite import log_softmax, pairwise_distance
 from webtorch.functions.reduce import mean, positions, sum
-from webtorch.ir.dtype import FLOATS, int64
+from webtorch.ir.dtype import FLOATS, int64, legacy_name
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.comparison import _where, clamp_min, eq, ne
@@ -228,7 +228,7 @@ def huber_loss(
         raise RuntimeError(
             f"huber_loss does not support non-positive values for delta. Got {delta}."
         )
-    return _weighted(huber_error(input, target, delta), weight, reduction)
+    return _weighted(to_type(huber_error(input, target, delta), input.dtype), weight, reduction)
 
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
@@ -258,6 +258,11 @@ def binary_cross_entropy(
         raise ValueError(
             f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
             f"(torch.Size({list(input.shape)})) is deprecated. Please ensure they have the same size."
+        )
+    if target.dtype is not input.dtype:
+        raise RuntimeError(
+            f"Found dtype {legacy_name(target.dtype)} but expected {legacy_name(input.dtype)}: binary_cross_entropy "
+            "takes a target of its input's type"
         )
     _check_pair("binary_cross_entropy", input, target, both=True)
     loss = bce_error(input, target)
@@ -322,6 +327,11 @@ def kl_div(
             "'batchmean' divides only by the batch size, and aligns with the KL div math definition."
             "'mean' will be changed to behave the same as 'batchmean' in the next major release.",
         )
+    if (
+        "float" not in (input.dtype.kind, target.dtype.kind)
+        or input.dtype.kind != target.dtype.kind
+    ):
+        raise RuntimeError("kl_div: Integral inputs not supported.")
     if log_target:
         loss = exp(target) * (target - input)
     else:
@@ -674,6 +684,11 @@ def cosine_embedding_loss(
             "cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported: "
             f"got {list(target.shape)}"
         )
+    if not input1.ndim == input2.ndim == target.ndim + 1:
+        raise ShapeError(
+            f"{target.ndim}D target tensor expects {target.ndim + 1}D input tensors, but found inputs with sizes "
+            f"{list(input1.shape)} and {list(input2.shape)}."
+        )
     # The small number belongs under the root: that makes gradients at zero vectors.
     dim = target.ndim
     lengths = [(x * x).sum(dim) + 1e-12 for x in (input1, input2)]
@@ -738,5 +753,6 @@ def soft_margin_loss(
             f"soft_margin_loss: output with shape {list(input.shape)} doesn't match the broadcast shape "
             f"{list(broadcast_shapes(tuple(input.shape), tuple(target.shape)))}"
         )
-    loss = soft_margin(input, target)
+    # Its result is of input's type.
+    loss = to_type(soft_margin(input, target), input.dtype)
     return reduced(loss, chosen_reduction(size_average, reduce, reduction))

@@ -7,6 +7,7 @@ the input: within one program the compiler finds the forward pass's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from webtorch.ops.layout import channels_last_as
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
 from webtorch.tensors.tensor import Tensor
+
+ONE_VALUE = "Expected more than 1 value per channel when training, got input size {}"
 
 # The distance from 1 to the next number: rms_norm's default eps.
 EPSILON: dict[DType, float] = {
@@ -231,6 +234,9 @@ def group_norm(
     _check_channels("group_norm", channels, weight=weight, bias=bias)
     if 0 in input.shape:
         return input.clone()
+    size = [samples * channels // num_groups, num_groups, *input.shape[2:]]
+    if math.prod(size) == num_groups:
+        raise ValueError(ONE_VALUE.format(size))
     groups = widened(input).reshape((samples, num_groups, -1))
     unit = normalized(groups, (2,), eps).reshape(input.shape)
     return _affine(
@@ -335,9 +341,7 @@ def batch_norm(
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
         dims = (0, *range(2, rank))
         if count_of(input.shape, dims) == 1:
-            raise ValueError(
-                f"Expected more than 1 value per channel when training, got input size torch.Size({list(input.shape)})"
-            )
+            raise ValueError(ONE_VALUE.format(f"torch.Size({list(input.shape)})"))
         if 0 in input.shape:
             return input.clone()
         out = _channels_normalized(input, weight, bias, dims, eps)

@@ -28,7 +28,6 @@ from webtorch.ops.activation import (
     _prelu,
     _softshrink,
     leaky_relu,
-    put_back,
 )
 from webtorch.ops.comparison import (
     _clamp,
@@ -341,13 +340,21 @@ def isclose(
     return close | (isfinite(distance) & le(distance, abs(other) * float(rtol) + float(atol)))
 
 
+# What PyTorch says of a mask that is no bool tensor.
+_MASK_RULES = {
+    "where": "where expected condition to be a boolean tensor, but got a tensor with dtype {}",
+    "masked_fill": "masked_fill_ only supports boolean masks, but got mask with dtype {}",
+    "masked_scatter": "masked_scatter_ only supports boolean masks, but got mask with dtype {}",
+    "masked_select": "masked_select: expected BoolTensor for mask, but got {}",
+}
+
+
 def check_mask(name: str, mask: Tensor) -> None:
     """Raise PyTorch's error when a condition is not a bool tensor."""
     if not is_tensor(mask) or mask.dtype is not bool_:
         found = mask.dtype if is_tensor(mask) else type(mask).__name__
         raise DTypeError(
-            f"{name} expected condition to be a boolean tensor, but got a tensor with dtype {found}: "
-            f"compare first, as in {name}(x != 0, ...)."
+            f"{_MASK_RULES[name].format(found)}: compare first, as in {name}(x != 0, ...)."
         )
 
 
@@ -494,12 +501,14 @@ def rrelu(
         raise RuntimeError(
             f"rrelu: lower must be less than or equal to upper: got {lower} and {upper}."
         )
+    if not (training or inplace):
+        return leaky_relu(input, (lower + upper) / 2)
+    slope: Operand = (lower + upper) / 2
     if training:
         slope = input.new_empty(input.shape).uniform_(lower, upper)
-        result = _prelu(input, slope)
-    else:
-        result = leaky_relu(input, (lower + upper) / 2)
-    return put_back(input, result, inplace)
+    # A product with what is kept: an input that is overwritten need not live until the backward pass.
+    factor = _where(input.detach() > 0, 1.0, slope)
+    return input.mul_(factor) if inplace else input * factor
 
 
 @composite(

@@ -237,17 +237,21 @@ def lay_out(
     first = len(memory.pieces)
     scratch: list[int] = []
     steps: list[Pass | Move] = []
-    rendered: dict[int, list[tuple[WgslPass, tuple[int, ...]]]] = {}
+    rendered: dict[int, list[tuple[WgslPass, tuple[int, ...], tuple[int, ...]]]] = {}
 
-    def parts_of(number: int) -> list[tuple[WgslPass, tuple[int, ...]]]:
-        """Return a routine's shaders, each with the numbers of its own scratch buffers."""
-        out = []
-        for one in render(program.routines[number]):
-            numbers = tuple(range(len(types), len(types) + len(one.sizes)))
-            types.extend([int32] * len(numbers))
-            constants.extend(one.sizes)
-            out.append((one.shader, numbers))
-        return out
+    def passed(values: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers of new arguments with these values."""
+        numbers = tuple(range(len(types), len(types) + len(values)))
+        types.extend([int32] * len(numbers))
+        constants.extend(values)
+        return numbers
+
+    def parts_of(number: int) -> list[tuple[WgslPass, tuple[int, ...], tuple[int, ...]]]:
+        """Return a routine's shaders, each with the arguments that are its own numbers and its sizes."""
+        return [
+            (one.shader, passed(one.shader.numbers), passed(one.sizes))
+            for one in render(program.routines[number])
+        ]
 
     def bound(buffer: int) -> tuple[int, int]:
         """Return the place of a buffer in memory, and how many bytes are bound."""
@@ -262,7 +266,7 @@ def lay_out(
             continue
         if step.routine not in rendered:
             rendered[step.routine] = parts_of(step.routine)
-        for part, (shader, sizes) in enumerate(rendered[step.routine]):
+        for part, (shader, own, sizes) in enumerate(rendered[step.routine]):
             if not 1 <= min(shader.grid) <= max(shader.grid) <= max_workgroups_per_dim:
                 raise KernelError(
                     f"compile {program.routines[step.routine].name}: the grid {shader.grid} has a side outside "
@@ -280,7 +284,7 @@ def lay_out(
                     part,
                     shader,
                     tuple(bindings),
-                    uniforms.arguments(shader, step),
+                    uniforms.arguments(shader, step) or uniforms.sizes(own),
                     uniforms.sizes(sizes),
                 )
             )

@@ -9,7 +9,7 @@ by `wgsl_shader`.
 
 from __future__ import annotations
 
-from webtorch.errors import DeviceError, OutOfMemoryError
+from webtorch.errors import OutOfMemoryError
 from webtorch.ir.kernel import (
     Attention,
     Convolution,
@@ -23,7 +23,7 @@ from webtorch.ir.kernel import (
     Sort,
 )
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates import attention, conv, matmul, scan, sort
+from webtorch.lower.templates import attention, conv, matmul, matrices, scan, sort
 from webtorch.lower.wgsl_kernel import render_kernel, render_several
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 
@@ -64,7 +64,4 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
         case Sort():
             return sort.render(routine, limits)
         case Host():
-            raise DeviceError(
-                f"{routine.function}: no WebGPU kernel computes this; move the tensors to the CPU "
-                "with x.cpu()"
-            )
+            return matrices.render(routine, limits)

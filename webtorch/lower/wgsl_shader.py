@@ -59,6 +59,9 @@ class WgslPass:
     bindings: tuple[Binding, ...] = ()
     trusted_indices: bool = False
     trusted_loops: bool = False
+    # Integers that the source takes from a uniform, in place of arguments: where in a matrix a step of a blocked
+    # method works, so that all its steps are one shader.
+    numbers: tuple[int, ...] = ()
 
 
 def fold_grid(groups: int, limits: Limits) -> tuple[int, int, int]:

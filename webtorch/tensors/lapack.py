@@ -7,6 +7,7 @@ from typing import Any
 
 from webtorch.errors import DeviceError
 from webtorch.ir.view import contiguous_strides, numel
+from webtorch.lower.templates.matrices import has_kernel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import runtime_for
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
@@ -62,7 +63,8 @@ def host(
     home = first._storage.runtime
     if home.kind == "meta":
         return tuple(primitive.empty(s, first.dtype, first.device) for s in shapes)
-    if home.kind != "cpu":
+    here = home.kind == "cpu" or has_kernel(name)
+    if not here:
         if not _settings.host_kernels:
             title = name.removeprefix("_").removeprefix("complex ")
             raise DeviceError(
@@ -74,7 +76,7 @@ def host(
         inputs = [_transfer(t.detach(), cpu) for t in inputs]
     sizes = [numel(s) for s in shapes]
     with unrecorded():
-        if len(shapes) == 1 and sizes[0] and home.kind == "cpu":
+        if len(shapes) == 1 and sizes[0] and here:
             return (record("host", inputs, (name, params), (), shapes[0], first.dtype),)
         if sum(sizes):
             flat = record("host", inputs, (name, params), (), (sum(sizes),), first.dtype)
@@ -85,7 +87,7 @@ def host(
             # Each result has memory of its own, so that writing to one leaves the others alone.
             found.append(copy(as_view(flat, shape, contiguous_strides(shape), at)))
             at += size
-        if home.kind != "cpu":
+        if not here:
             found = [_transfer(t, home) for t in found]
     return tuple(found)
 

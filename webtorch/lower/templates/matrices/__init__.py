@@ -1,0 +1,42 @@
+"""Factorisations of matrices as WGSL: the functions of `Host` that WebGPU has kernels for. Floor 2; imports floor 0
+and the shader's frame.
+
+Methods are LAPACK's, by blocks of columns: a workgroup factors a block for each matrix, and products of one dispatch
+bring the rest of all matrices up to date. Small matrices are one block, in workgroup memory, so a batch of them is one
+dispatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from webtorch.errors import DeviceError
+from webtorch.ir.kernel import Host
+from webtorch.ir.limits import Limits
+from webtorch.lower.templates.matrices.cholesky import cholesky
+from webtorch.lower.templates.matrices.lu import lu_factor
+from webtorch.lower.templates.matrices.triangle import permutation, solve_triangular
+from webtorch.lower.wgsl_shader import WgslPass
+
+FUNCTIONS: dict[str, Callable[[Host, Limits], list[WgslPass]]] = {
+    "cholesky": cholesky,
+    "lu_factor": lu_factor,
+    "permutation": permutation,
+    "solve_triangular": solve_triangular,
+}
+
+
+def has_kernel(function: str) -> bool:
+    """Whether WebGPU computes a function of whole arrays, of real or "complex " numbers."""
+    return function.removeprefix("complex ") in FUNCTIONS
+
+
+def render(routine: Host, limits: Limits) -> list[WgslPass]:
+    """Return the dispatches of a function of whole arrays. Raises DeviceError where there is no kernel."""
+    found = FUNCTIONS.get(routine.function.removeprefix("complex "))
+    if found is None:
+        raise DeviceError(
+            f"{routine.function}: no WebGPU kernel computes this; move the tensors to the CPU "
+            "with x.cpu()"
+        )
+    return found(routine, limits)
