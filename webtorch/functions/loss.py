@@ -8,6 +8,7 @@ and its gradient needs no scatter.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
@@ -34,6 +35,7 @@ from webtorch.ops.precision import computed_wide, to_type, widened
 from webtorch.ops.primitive import cast_to, fill, in_memory, take
 from webtorch.ops.purity import warn
 from webtorch.ops.record import (
+    ANEW,
     BOOL,
     FP32,
     NOT_FLOATS,
@@ -85,6 +87,23 @@ def _weighted(loss: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
     return reduced(loss, reduction)
 
 
+def _last_part(each: str, other: str = "", flag: str = "") -> Callable[..., str]:
+    """Return the `gradient_name` of what PyTorch makes of other functions: that of the reduction, and without one
+    `each`, or `other` where the argument `flag` is given.
+    """
+
+    def title(*args: object, **kwargs: object) -> str:
+        """Return the name for a call."""
+        weighted = kwargs.get("weight") is not None
+        reduction = next((a for a in (*args, *kwargs.values()) if isinstance(a, str)), "mean")
+        if reduction == "none":
+            return "MulBackward0" if weighted else other if kwargs.get(flag) else each
+        mean = "DivBackward0" if weighted or reduction == "batchmean" else "MeanBackward0"
+        return "SumBackward0" if reduction == "sum" else mean
+
+    return title
+
+
 def _check_pair(name: str, input: Tensor, target: Tensor, both: bool = False) -> None:
     """Check types, and warn as PyTorch does when shapes differ and will be broadcast. One of the two may be an integer
     tensor, unless `both` must be floats.
@@ -111,6 +130,7 @@ def _check_pair(name: str, input: Tensor, target: Tensor, both: bool = False) ->
     samples=_REDUCTIONS,
     autocast=FP32,
     gradient_name="MseLossBackward0",
+    vjp=ANEW,
     out="cast",
 )
 def mse_loss(
@@ -133,6 +153,9 @@ def mse_loss(
     dtypes=FLOATS,
     samples=_REDUCTIONS,
     autocast=FP32,
+    gradient_name=_last_part("AbsBackward0"),
+    vjp=ANEW,
+    saves_values=True,
 )
 def l1_loss(
     input: Tensor,
@@ -159,6 +182,7 @@ def l1_loss(
     samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
     autocast=FP32,
     gradient_name="SmoothL1LossBackward0",
+    vjp=ANEW,
     out="cast",
 )
 def smooth_l1_loss(
@@ -185,6 +209,7 @@ def smooth_l1_loss(
     samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
     autocast=FP32,
     gradient_name="HuberLossBackward0",
+    vjp=ANEW,
     layout=of_operands,
     out="cast",
 )
@@ -217,6 +242,7 @@ def huber_loss(
     samples=_REDUCTIONS,
     autocast=Autocast("fp32", "refuse"),
     gradient_name="BinaryCrossEntropyBackward0",
+    vjp=ANEW,
 )
 def binary_cross_entropy(
     input: Tensor,
@@ -250,6 +276,7 @@ def binary_cross_entropy(
     samples=_REDUCTIONS,
     autocast=FP32,
     gradient_name="BinaryCrossEntropyWithLogitsBackward0",
+    vjp=ANEW,
 )
 def binary_cross_entropy_with_logits(
     input: Tensor,
@@ -282,6 +309,8 @@ def binary_cross_entropy_with_logits(
     dtypes=FLOATS,
     autocast=FP32,
     refuses=NOT_FLOATS,
+    gradient_name=_last_part("SubBackward0", "MulBackward0", "log_target"),
+    vjp=ANEW,
 )
 def kl_div(
     input: Tensor,
@@ -312,7 +341,13 @@ def kl_div(
     return reduced(loss, chosen_reduction(size_average, reduce, reduction))
 
 
-@composite(torch="nn.functional.gaussian_nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(
+    torch="nn.functional.gaussian_nll_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    gradient_name=_last_part("MulBackward0", "AddBackward0", "full"),
+    vjp=ANEW,
+)
 def gaussian_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -353,6 +388,8 @@ def gaussian_nll_loss(
     dtypes=FLOATS,
     autocast=FP32,
     refuses=BOOL,
+    gradient_name=_last_part("SubBackward0", "AddBackward0", "full"),
+    vjp=ANEW,
 )
 def poisson_nll_loss(
     input: Tensor,
@@ -482,7 +519,7 @@ def _nll_name(input: Tensor, target: Tensor | None = None, *_: Any, **__: Any) -
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
-    vjp="anew",
+    vjp=ANEW,
     operators=("nll_loss2d", "nll_loss_nd"),
 )
 def nll_loss(
@@ -514,7 +551,7 @@ def nll_loss(
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
-    vjp="anew",
+    vjp=ANEW,
     saves_values=True,
     operators=("cross_entropy_loss",),
 )
@@ -583,6 +620,9 @@ def _soft_cross_entropy(
     dtypes=FLOATS,
     autocast=FP32,
     refuses=BOOL,
+    gradient_name=_last_part("AddBackward0"),
+    vjp=ANEW,
+    saves_values=True,
 )
 def hinge_embedding_loss(
     input: Tensor,
@@ -603,6 +643,8 @@ def hinge_embedding_loss(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    gradient_name=_last_part("ClampMinBackward0"),
+    vjp=ANEW,
 )
 def margin_ranking_loss(
     input1: Tensor,
@@ -623,6 +665,8 @@ def margin_ranking_loss(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    gradient_name=_last_part("AddBackward0"),
+    vjp=ANEW,
 )
 @computed_wide
 def cosine_embedding_loss(
@@ -659,6 +703,9 @@ def cosine_embedding_loss(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    gradient_name=_last_part("ClampMinBackward0"),
+    vjp=ANEW,
+    saves_values=True,
 )
 @computed_wide
 def triplet_margin_loss(
@@ -691,6 +738,7 @@ def triplet_margin_loss(
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name="SoftMarginLossBackward0",
+    vjp=ANEW,
 )
 def soft_margin_loss(
     input: Tensor,
