@@ -585,6 +585,37 @@ def offsets_and_weights_of_bags_are_checked(torch: Any, device: str) -> Any:
     ]
 
 
+@_our_program
+def tensors_in_lists_are_numbers(torch: Any, device: str) -> Any:
+    one, two = torch.tensor([1.0], device=device), torch.tensor([[2.0]], device=device)
+    return [
+        torch.tensor([one, two]), torch.tensor([[one], [two]]), torch.as_tensor((one,)), torch.tensor([one, 2]),
+        torch.tensor([3, one]), _outcome(lambda: torch.tensor([torch.ones(2, device=device)])),
+    ]  # fmt: skip
+
+
+@_our_program
+def the_modulus_is_put_where_out_lies(torch: Any, device: str) -> Any:
+    x = torch.tensor([3 + 4j, 1j], device=device)
+    return torch.abs(x, out=torch.empty_like(x)), torch.abs(x, out=torch.empty(2, device=device))
+
+
+@_our_program
+def tangents_follow_layouts(torch: Any, device: str) -> Any:
+    forward_ad, F = torch.autograd.forward_ad, torch.nn.functional
+    x = torch.arange(32.0).sin().reshape(1, 2, 4, 4).to(device)
+    found = []
+    for layer in (
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.interpolate(x, scale_factor=2),
+        lambda x: F.pad(x, (1, 1)),
+    ):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.contiguous(memory_format=torch.channels_last), x.cos())
+            found += forward_ad.unpack_dual(layer(dual))
+    return [y if y is None else y.sum((2, 3)) for y in found]
+
+
 @pytest.mark.parametrize(
     ("program", "face"),
     [pytest.param(p, f, id=f"{p.__name__}-{f}") for p, faces in _FACES.items() for f in faces],

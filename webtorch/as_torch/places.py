@@ -68,6 +68,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._tensor": ("webtorch",),
     "torch._tensor_str": ("webtorch.as_torch.names.tensor_str",),
     "torch.serialization": ("webtorch.as_torch.names.serialization",),
+    "torch._VF": ("webtorch",),
     "torch.torch_version": ("webtorch.version",),
     "torch.__config__": ("webtorch.as_torch.names.config",),
     "torch._custom_ops": ("webtorch.as_torch.names.library",),

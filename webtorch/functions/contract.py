@@ -453,13 +453,15 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
     check_tensor("linear", "weight", 2, weight)
     inputs, weights = input._shape, weight._shape
-    if len(weights) > 2 or not weights:
+    if not inputs or not weights:
         raise ShapeError(
-            f"linear: weight must be (out, in) or (in), got shape {weights}. Flatten "
-            f"it, "
-            "or use matmul."
+            f"both arguments to linear need to be at least 1D, but they are {len(inputs)}D and {len(weights)}D"
         )
-    if not inputs or inputs[-1] != weights[-1]:
+    if len(weights) > 2:
+        raise ShapeError(
+            f"linear: weight must be (out, in) or (in), got shape {weights}. Flatten it, or use matmul."
+        )
+    if inputs[-1] != weights[-1]:
         raise ShapeError(
             f"linear: cannot multiply input {inputs} by weight {weights}: mat1 and "
             f"mat2 "

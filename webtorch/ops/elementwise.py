@@ -329,7 +329,7 @@ abs = elementwise(
     lambda x: x if x.dtype.kind == "uint" else ex.unary("abs", x),
     aliases=("absolute",),
     dtypes=NUMERIC,
-    out="exact",
+    out=lambda input: "cast" if input.dtype.is_complex else "exact",
     inplace_functions=("torch.abs_",),
     foreach=True,
     operator="abs",
