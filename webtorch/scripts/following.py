@@ -10,10 +10,12 @@ from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, looking, watched
 from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Frozen, Runtime
+from webtorch.runtime.frozen import Frozen
+from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.watch import watch
 from webtorch.scripts.account import Account
 from webtorch.scripts.changes import changes, made_as_usual, tensors_in
@@ -24,7 +26,7 @@ from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, program_of
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step
+from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
@@ -52,8 +54,13 @@ _MAX_PARTS = 64
 # How many runs whose graph may still be used are remembered.
 _MAX_UNFINISHED = 4
 
+# Kinds of steps that depend on nothing but their arguments.
+_ALONE = frozenset({"operation", "gradient"})
+# Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
+_PASSES = frozenset({"backward", "gradients"})
+_MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
-_STEPS = frozenset({"operation", "backward", "gradients", "step"})
+_STEPS = frozenset({"operation", "backward", "gradients", "gradient", "step"})
 
 
 class Follower:
@@ -74,6 +81,8 @@ class Follower:
         self.depth = 0
         # Whether another thread ends the run's promises just now.
         self.elsewhere = False
+        # How many backward passes stood in no script since an optimizer's step.
+        self.stray = 0
         # What was computed since the run began: None where that was no whole program.
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
         # How often programs have run, by id, and how often they must before calls are looked at (again).
@@ -191,6 +200,13 @@ class Follower:
         role = callee.role
         if role == "parts" or role == "fact":
             return interpreted(callee, args, kwargs)
+        if role == "gradient" and not (
+            len(args) == 2 and (run.differentiated or self.is_part(args[1]))
+        ):
+            # It calls nothing itself.
+            return (
+                callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
+            )
         if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -203,13 +219,6 @@ class Follower:
             if run.promised and run.slot_of(args[0]) is not None and run.externals:
                 args = (run.externals[0], *args[1:])
             return interpreted(callee, args, kwargs)
-        elif role == "gradient":
-            if len(args) == 2 and run.differentiated:
-                self.give_up("a gradient is set after backward()")
-            # It calls nothing itself.
-            return (
-                callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
-            )
         if role != "reader":
             self.give_up(f"{callee.name} is called")
             run = self.run
@@ -219,8 +228,11 @@ class Follower:
         return out
 
     def is_part(self, value: Any) -> bool:
-        """Whether an argument is a tensor that the run gave, or has one."""
-        return any(self.run.slot_of(t) is not None for t in tensors_in((value,)))
+        """Whether an argument is a tensor that the run gave, or promises to write, or has one."""
+        run = self.run
+        return any(
+            run.slot_of(t) is not None or t._storage in run.undo for t in tensors_in((value,))
+        )
 
     def drop_unfinished(self) -> None:
         """Let go of the last runs, but for where they ended."""
@@ -268,12 +280,37 @@ class Follower:
         self.give_up(why)
         run = self.run
         out = self.inside(callee, args, kwargs)
+        if callee.role in _PASSES:
+            self.stray += 1
+            if self.stray > _MANY_STRAY:
+                # With no optimizer's step the calls from here on begin a script: what they are given is computed.
+                self.compute_all()
         if self.computed and self.run is run:
             self.begin()
         return out
 
+    def compute_all(self) -> None:
+        """Compute all that is pending."""
+        self.depth += 1
+        try:
+            for runtime in open_runtimes():
+                runtime.realize()
+        finally:
+            self.depth -= 1
+
+    def comes_again(self, run: Run, callee: Callee) -> bool:
+        """Whether a call is how a run began that has gone on after something was computed, and has used up the graph
+        since: nothing else would end it where steps are written by hand.
+        """
+        if self.stray <= _MANY_STRAY or run.program is None or not run.differentiated:
+            return False
+        first = run.at.path()[0]
+        return first.callee is callee and first.line == user_line()
+
     def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call of an operation."""
+        if callee.role == "step":
+            self.stray = 0
         if self.unfinished:
             self.learn((*args, *kwargs.values()))
             run = self.run
@@ -281,10 +318,16 @@ class Follower:
             return self.usual(callee, args, kwargs, run.refused)
         if self.is_looked_at():
             return self.usual(callee, args, kwargs, "somebody looks at each operation")
-        if run.promised and run.is_complete and not run.at.following:
+        again = self.comes_again(run, callee)
+        if run.promised and run.is_complete and (again or not run.at.following):
             # All has been called that the script has.
             self.resolve(run)
             return self.call(callee, args, kwargs)
+        if again and run.taken:
+            self.compute_all()
+            if self.computed:
+                self.read()
+                return self.call(callee, args, kwargs)
         self.wait()
         run = self.run
         if callee.role == "operation" and not any(map(self.is_part, (*args, *kwargs.values()))):
@@ -347,19 +390,19 @@ class Follower:
                 return out if run.ended is None else self.ended(run, at, step, out)
         elif (
             matches(run, args, kwargs)
-            and (step.kind == "operation" or run.watches(step, args))
+            and (step.kind in _ALONE or run.watches(step, args))
             and run.at is at
         ):
-            return self.follow_safely(run, step)
+            return self.follow_safely(run, step, args)
         run.forget_externals(run.at.until[1])
         return OTHER
 
-    def follow_safely(self, run: Run, step: Step) -> Any:
+    def follow_safely(self, run: Run, step: Step, args: Args) -> Any:
         """Answer a call that matched, while no other thread ends the run's promises."""
         with self.lock:
             # Unless another thread has ended the run's promises meanwhile.
             followed = self.run is run and not run.taken
-            out = self.follow(run, step) if followed else OTHER
+            out = self.follow(run, step, args) if followed else OTHER
         if not followed:
             run.forget_externals(run.at.until[1])
         elif step.kind == "step":
@@ -377,7 +420,7 @@ class Follower:
             run.forget_externals(at.until[1])
             return OTHER
 
-    def follow(self, run: Run, step: Step) -> Any:
+    def follow(self, run: Run, step: Step, args: Args) -> Any:
         """Answer a call that matched."""
         if not run.promised:
             self._promise(run)
@@ -391,12 +434,16 @@ class Follower:
                     del storage.node
         given = step.gives(run)  # type: ignore[misc]
         if step.kind == "operation" or step.kind == "gradients":
+            run.differentiated |= step.kind == "gradients"
             return given
         if step.kind == "backward":
             run.differentiated = True
             for (j, form), grad in zip(step.leaves, given, strict=True):
                 if type(form) is Facts:
                     run.externals[j]._grad = grad
+        elif step.kind == "gradient":
+            for t in leaves_of(args):
+                t._grad = args[1]
         return None
 
     def resolve(self, run: Run, graph: bool = False) -> None:

@@ -28,6 +28,7 @@ from webtorch.scripts.script import (
     Given,
     Pattern,
     Step,
+    patterns_in,
     split,
 )
 from webtorch.tensors import autocast
@@ -108,6 +109,13 @@ def _without_values(run: Run, steps: list[Step]) -> Iterator[None]:
         outside = {t._storage for t in run.externals if run.slot_of(t) is None}
         values = [(s, s.node, s.donor) for s in outside]
         leaves = {j for step in steps for j, _ in step.leaves}
+        leaves |= {
+            p.number
+            for step in steps
+            if step.kind == "gradient"
+            for p in patterns_in(step.args)
+            if p.form in (NEW, KNOWN, PRIOR)
+        }
         gradients = [(run.externals[j], run.externals[j]._grad) for j in leaves]
         generators = [(g, g._seed, g._offset) for g, *_ in run.drawn.values()]
         empty: dict[Node, Node] = {}

@@ -12,8 +12,10 @@ from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
+from webtorch.runtime.frozen import Frozen, Taken
+from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.scripts.late import give_all
+from webtorch.scripts.remains import left_of, parts_of
 from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
 from webtorch.scripts.script import (
     KNOWN,
@@ -34,6 +36,7 @@ from webtorch.scripts.script import (
     Pattern,
     Program,
     Reading,
+    Rest,
     Step,
     argument_key,
     forms_in,
@@ -174,7 +177,6 @@ class Note:
         step.leaves = tuple(leaves)
         if step.kind == "gradients" or step.kind == "backward":
             run.used_up.update(freed(self.functions))
-        if step.kind == "backward":
             run.differentiated = True
         step.key = (
             step.modes, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
@@ -353,21 +355,6 @@ def freed(functions: Iterable[GradFn]) -> list[GradFn]:
     return [fn for fn in functions if fn.saved is None]
 
 
-def _left_of(starts: Iterable[GradFn], gone: Container[GradFn]) -> dict[GradFn, bool | None]:
-    """Return what backward passes have left of the graphs of functions: True, all of it; False, nothing, since each way
-    comes to a function that is gone; None, a part.
-    """
-    left: dict[GradFn, bool | None] = {}
-    # What is made later leads to what was there before.
-    for fn in sorted(graph_of(starts), key=lambda f: f.sequence):
-        ways = {left.get(e[0], True) for e in fn.edges if e is not None}
-        if fn in gone or ways == {False}:
-            left[fn] = False
-        else:
-            left[fn] = None if ways & {False, None} else True
-    return left
-
-
 def outputs_of(args: Args, kwargs: Kwargs) -> Sequence[Any]:
     """Return what gradients are taken of, from the arguments of autograd.grad()."""
     outputs = args[0] if args else kwargs.get("outputs", ())
@@ -384,7 +371,7 @@ def program_of(
         raise Refused("it computes on two devices")
     if any(storage.version != version for storage, version in run.versions.items()):
         raise Refused("a tensor from outside was written by what is no call")
-    places, used, still = _places(run)
+    places, used, still, rest = _places(run)
     saved = saved_storages(
         [t._grad_fn for k in sorted(still) if (t := run.slots[k]()) is not None], run
     )
@@ -421,7 +408,7 @@ def program_of(
         count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
         draws.append((g, counted, count - counted))
         run.counted[id(g)] = count
-    graph = frozenset(used), frozenset(still), origins
+    graph = used, frozenset(still), origins, rest
     program = Program(
         runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
     )  # fmt: skip
@@ -436,29 +423,55 @@ def _argument(a: Any, run: Run) -> Any:
     return Reading(a) if isinstance(a, HostScalar) else a
 
 
-def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int]]:
+def _places(
+    run: Run,
+) -> tuple[dict[Storage, int], dict[int, tuple[int, ...]], set[int], Rest | None]:
     """Return the storages of the results since something was computed that are alive, by what `Facts.storage` calls
-    them, and the slots whose graph a backward pass has used up, or not.
+    them, the slots whose graph a backward pass has used up, with the leaves that it reaches, or not, and what is left
+    where it is used up in part.
     """
     places: dict[Storage, int] = {}
-    used: set[int] = set()
+    used: dict[int, tuple[int, ...]] = {}
     still: set[int] = set()
     alive = [t._grad_fn for reference in run.slots if (t := reference()) is not None]
-    left = _left_of([fn for fn in alive if fn is not None], run.used_up)
+    left = left_of([fn for fn in alive if fn is not None], run.used_up)
+    partly: dict[int, Tensor] = {}
     for k, reference in enumerate(run.slots):
         t = reference()
         if t is None:
             continue
         fn = t._grad_fn
         if fn is not None:
+            if left[fn]:
+                still.add(k)
+            else:
+                used[k] = _leaves_of(fn, run)
             if left[fn] is None:
-                raise Refused("a part of a graph is used up")
-            (still if left[fn] else used).add(k)
+                partly[k] = t
         if t._base_history or t._history:
             raise Refused("a result was written in place with gradients")
         if k >= run.first:
             places[t._storage] = run.facts[k].storage
-    return places, used, still
+    if not partly:
+        return places, used, still, None
+
+    def number(end: AccumulateGrad) -> int | None:
+        """Return which external tensor a leaf is."""
+        leaf = end.variable
+        return None if run.slot_of(leaf) is not None else run.external_of(leaf)
+
+    functions = [t._grad_fn for t in partly.values() if t._grad_fn is not None]
+    parts = parts_of(functions, left, number)
+    if parts is None:
+        raise Refused("a part of a graph is used up")
+    outputs = [t._output_nr for t in partly.values()]
+    return places, used, still, (tuple(zip(partly, outputs, strict=True)), parts)
+
+
+def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
+    """Return the leaves from outside that a graph reaches."""
+    reached = [f.variable for f in graph_of([fn]) if isinstance(f, AccumulateGrad)]
+    return tuple([number for t in reached if (number := run.external_of(t)) is not None])
 
 
 def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:

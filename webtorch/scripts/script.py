@@ -23,6 +23,8 @@ Origin = tuple[str, Any]
 # ("parts", (class, what its items are)).
 Form = Any
 
+# Slots whose graph is used up in part, each with the number of its function's output; and the functions (`remains`).
+Rest = tuple[tuple[tuple[int, int], ...], tuple[Any, ...]]
 
 # How many programs of the same calls are kept, by what numbers among their arguments decide.
 _MOST_ASIDE = 4
@@ -229,11 +231,14 @@ class Program:
     draws: list[tuple[Any, int, int]]
     # The storages of slots that are computed.
     made: frozenset[int]
-    # Slots with a gradient function: which a backward pass has used up, and which it may run yet.
-    used: frozenset[int]
+    # Slots with a gradient function: which a backward pass has used up, each with the leaves that its graph reaches;
+    # and which it may run yet.
+    used: dict[int, tuple[int, ...]]
     open: frozenset[int]
     # Where the values are that the open graph has saved, in its order.
     saved: list[Origin]
+    # Of which of those that are used up a part is left.
+    rest: Rest | None
     # The numbers that calls were given when it was recorded, by place; what was decided by them; and which of them
     # were others at another time, and made no other difference.
     given: Given
@@ -257,7 +262,7 @@ class Program:
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
         args = tuple([argument_key(a) for a in self.args])
-        graph = self.used, self.open, self.saved
+        graph = self.used, self.open, self.saved, self.rest
         decided = self.given.decided.keys()
         return self.executable, self.inputs, self.outputs, self.draws, args, decided, graph
 
@@ -475,6 +480,11 @@ def patterns_in(patterns: Iterable[Pattern]) -> Iterator[Pattern]:
     for p in patterns:
         yield p
         yield from patterns_in(p.parts)
+
+
+def leaves_of(args: Args) -> list[Any]:
+    """Return the tensors whose gradients a call sets, of its arguments."""
+    return args[0] if isinstance(args[0], list) else [args[0]]
 
 
 def forms_in(form: Form) -> Iterator[Facts]:
