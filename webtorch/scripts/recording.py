@@ -12,7 +12,8 @@ from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
+from webtorch.runtime.frozen import Frozen, Taken
+from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.scripts.late import give_all
 from webtorch.scripts.remains import left_of, parts_of
 from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
