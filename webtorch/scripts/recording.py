@@ -400,9 +400,9 @@ def program_of(
         raise Refused("a tensor from outside was written by what is no call")
     places, used, still, partly = _places(run)
     still |= partly
-    saved = saved_storages(
-        [t._grad_fn for k in sorted(still) if (t := run.slots[k]()) is not None], run
-    )
+    starts = [t._grad_fn for k in sorted(still) if (t := run.slots[k]()) is not None]
+    _check_graph(starts, run)
+    saved = saved_storages(starts, run)
     outputs = _outputs(run, frozen, places, set(saved))
     made = frozenset([place for kind, place, *_ in outputs if kind == "slot"])
     if any(place >= 0 and place not in made for place in places.values()):
@@ -476,10 +476,13 @@ def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int], set[int]]
 
 
 def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
-    """Return the storages from calls of a run that a graph has saved, in an order that depends on the graph alone.
-    Raises Refused where it is not made of plain calls.
-    """
-    found: dict[Storage, None] = {}
+    """Return the storages from calls of a run that a graph has saved, in an order that depends on the graph alone."""
+    saved = [s.storage for fn in graph_of(starts) for s in fn.saved or ()]
+    return list(dict.fromkeys([storage for storage in saved if not run.is_outside(storage)]))
+
+
+def _check_graph(starts: Iterable[GradFn | None], run: Run) -> None:
+    """Raise Refused where a graph is not made of plain calls."""
     for fn in graph_of(starts):
         if fn.is_watched or hasattr(fn, "ctx"):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
@@ -492,9 +495,6 @@ def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
         for s in fn.saved or ():
             if type(s) is not SavedTensor or s.packed is not None or s.present is not None:
                 raise Refused("a result has a graph that saves more than tensors")
-            if not run.is_outside(s.storage):
-                found[s.storage] = None
-    return list(found)
 
 
 def _has_tensor(static: Any) -> bool:
