@@ -696,7 +696,8 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     names = {n for n, *_ in loop.events}
     others = {"write-between", "keep-loss"} | ({"critic"} if loop.autocast else set())
     if loop.autocast == "around" and loop.cached:
-        others |= {"evaluate-read"}
+        # PyTorch evaluates with what it cast of parameters before they were written.
+        others |= {"evaluate", "evaluate-graph", "evaluate-read"}
     if loop.dropout or names & others:
         # PyTorch draws other numbers, saves other tensors, and rounds otherwise.
         return "", counts
