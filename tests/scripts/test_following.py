@@ -753,6 +753,32 @@ def test_a_loss_that_is_read_may_be_passed_backward_later_or_twice(follower: Any
         torch.testing.assert_close(found, plain[0].weight.grad)
 
 
+def test_a_result_of_a_followed_run_has_a_graph_that_is_used_up(follower: Any) -> None:
+    def run() -> list[str]:
+        p, q = (nn.Parameter(torch.linspace(0, k, 6).reshape(2, 3)) for k in (1, 2))
+        v, outcomes = torch.ones(2, 3), []
+        x = v * 2
+        for _ in range(9):
+            # The gradients that are asked for are reached through the graph of `x`.
+            try:
+                torch.autograd.grad(((p * x).tanh() + q).sum(), [p, q])
+                outcomes.append("")
+            except RuntimeError as error:
+                outcomes.append(str(error)[:45])
+            with torch.no_grad():
+                v.mul_(0.9)
+            v.sum().item()
+            x = (p * v + 0.1).tanh()
+            (g,) = torch.autograd.grad((q * x).square().sum(), [p])
+            g.sum().item()
+        return outcomes
+
+    found = run()
+    assert found[1:] == ["Trying to backward through the graph a second"] * 8
+    with scripts(False):
+        assert run() == found
+
+
 def test_losses_that_are_only_read_do_not_pile_up(follower: Any) -> None:
     training = Reading("cpu", nn.GELU())
     training.until_followed(follower)

@@ -1,6 +1,7 @@
 """Run PyTorch's own test files on webtorch: `make upstream FILES=folder`, docs/upstream.md.
 
-    python -m tests.upstream.run FOLDER [--only test_indexing,nn/] [--way device] [--jobs 1] [--again]
+    python -m tests.upstream.run FOLDER [--only test_indexing,nn/] [--way device] [--jobs 1]
+        [--every 1] [--again]
 
 Each test runs with real PyTorch on the CPU; those that pass run on PyTorch's "webgpu" device, where they are
 made for each device, and with webtorch under the name `torch`. Results are kept in .cache/upstream, one file
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="beginnings of file names, separated by commas")
     parser.add_argument("--way", choices=report.WAYS, help="one way only")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--every", type=int, default=1, help="a sample: every so many tests")
     parser.add_argument("--again", action="store_true", help="forget what is kept of these files")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -92,7 +94,7 @@ def main() -> None:
         if "tests" not in listed:
             print(f"{file}: PyTorch itself cannot read it: {listed['message']}")
             continue
-        known = kept("pytorch", folder, file, listed["tests"], options)
+        known = kept("pytorch", folder, file, listed["tests"][:: options.every], options)
         passing = [test for test, result in known.items() if result["outcome"] == "passed"]
         results[name] = {"pytorch": known}
         for way in [options.way] if options.way else report.WAYS:

@@ -7,6 +7,7 @@ compiled step with a scaler is one program.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable
@@ -173,6 +174,17 @@ class GradScaler:
             raise RuntimeError("step() has already been called since the last update().")
         takes_back = hasattr(optimizer, "_can_take_back") and optimizer._can_take_back()
         fused = not takes_back and getattr(optimizer, "_step_supports_amp_scaling", False)
+        if fused and "grad_scaler" in inspect.signature(optimizer.step).parameters:
+            warnings.warn(
+                "GradScaler is going to stop passing itself as a keyword argument to the passed optimizer. In "
+                "the near future GradScaler registers `grad_scale: Tensor` and `found_inf: Tensor` to the passed "
+                "optimizer and let the optimizer use them directly.",
+                FutureWarning,
+                stacklevel=user_depth(),
+            )
+            result = optimizer.step(*args, **kwargs, grad_scaler=self)
+            state.stage = OptState.STEPPED
+            return result
         unscaled = state.stage is OptState.UNSCALED
         if fused and not unscaled:
             state.found_inf = self._unscaled(optimizer, None, allow_float16=True)

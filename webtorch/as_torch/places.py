@@ -5,7 +5,7 @@ from __future__ import annotations
 # PyTorch's module -> webtorch's modules, in which a name is looked up in this order. A module that is
 # not listed is looked for under the same name.
 SOURCES: dict[str, tuple[str, ...]] = {
-    "torch": ("webtorch.as_torch.names.top", "webtorch"),
+    "torch": ("webtorch.as_torch.names.top", "webtorch.as_torch.names.checks", "webtorch"),
     "torch.__future__": ("webtorch.nn.switches",),
     "torch.nn": ("webtorch.nn",),
     "torch.nn.functional": ("webtorch.nn.functional", "webtorch.as_torch.names.functional"),
@@ -68,6 +68,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._tensor": ("webtorch",),
     "torch._tensor_str": ("webtorch.as_torch.names.tensor_str",),
     "torch.serialization": ("webtorch.as_torch.names.serialization",),
+    "torch._VF": ("webtorch",),
     "torch.torch_version": ("webtorch.version",),
     "torch.__config__": ("webtorch.as_torch.names.config",),
     "torch._custom_ops": ("webtorch.as_torch.names.library",),
@@ -77,6 +78,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._subclasses": ("webtorch.as_torch.names.compiler_parts",),
     "torch._subclasses.fake_tensor": ("webtorch.as_torch.names.compiler_parts",),
     "torch.fx.experimental.proxy_tensor": ("webtorch.as_torch.names.compiler_parts",),
+    "torch.utils._mode_utils": ("webtorch.as_torch.names.compiler_parts",),
     "torch.utils._python_dispatch": ("webtorch.as_torch.names.compiler_parts",),
     "torch.utils._foreach_utils": ("webtorch.as_torch.names.foreach",),
     "torch.utils.model_zoo": ("webtorch.as_torch.names.hub",),
@@ -116,11 +118,16 @@ HIDDEN = frozenset(
 )
 # What to say of names that PyTorch programs ask for in vain.
 CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
+COMPILER = "it belongs to PyTorch's own compiler"
 _SPARSE = "tensors are dense and strided here; sparse layouts are not available"
 WORDS: dict[str, dict[str, str]] = {
     "torch": {
         "classes": CORE,
         "sparse": _SPARSE,
+        "_refs": COMPILER,
+        "_prims": COMPILER,
+        "_prims_common": COMPILER,
+        "_decomp": COMPILER,
         "export": "torch.export is not available; webtorch.web.export writes a compiled step",
         "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",
     },

@@ -29,7 +29,10 @@ METHOD: tuple[str, ...] = ("Tensor",)
 
 def _conversion(name: str, dtype: DType) -> Op:
     def convert(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
-        return cast_to(input, dtype)
+        out = cast_to(input, dtype)
+        if memory_format is None or memory_format is preserve_format:
+            return out
+        return out.contiguous(memory_format=memory_format)
 
     convert.__name__ = name
     convert.__doc__ = f"The tensor as {dtype}."

@@ -117,12 +117,35 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "__array_interface__") or hasattr(value, "__array__")
 
 
+def _is_buffer(value: Any) -> bool:
+    """Whether an object lends its memory: bytes, an array of Python's, a view of memory."""
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
+class Capsule:
+    """A DLPack capsule, as an array that can be read once."""
+
+    def __init__(self, capsule: Any) -> None:
+        self.capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        # DLPack's number of ordinary memory.
+        return 1, 0
+
+
 def _is_sequence(value: Any) -> bool:
     return (
         hasattr(value, "__len__")
         and hasattr(value, "__getitem__")
-        and not isinstance(value, (str, bytes, dict, set))
-        and not (isinstance(value, Tensor) and not value._shape)
+        # Tensors in a list are numbers.
+        and not isinstance(value, (str, bytes, dict, set, Tensor))
         and not (_is_array(value) and not getattr(value, "shape", None))
     )
 
@@ -243,6 +266,10 @@ def _leaf(value: Any) -> tuple[Any, DType]:
             "are numbers"
         )
     if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                "only one element tensors can be converted to Python scalars: stack them, or cat them"
+            )
         return value.item(), value.dtype
     if hasattr(value, "dtype") and hasattr(value, "item"):
         return value.item(), _array_dtype(value)
@@ -306,7 +333,7 @@ def made_of(data: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
     if _is_array(data):
         return _from_array(data, dtype, device)
     shape = _shape_of(data)
-    if len(shape) > 1 and _is_array(data[0]):
+    if len(shape) > 1 and _is_array(data[0]) and not isinstance(data[0], Tensor):
         warn_once(
             "Creating a tensor from a list of numpy.ndarrays is extremely slow. Please consider converting "
             "the list to a single numpy.ndarray with numpy.array() before converting to a tensor."
@@ -402,6 +429,12 @@ def asarray(
 ) -> Tensor:
     """A tensor of `obj`, on its memory where that can be (tensors, NumPy arrays) unless copy=True."""
     wanted = None if dtype is None else chosen_dtype(dtype)
+    if type(obj).__name__ == "PyCapsule":
+        import numpy
+
+        obj = numpy.from_dlpack(Capsule(obj))
+    elif not isinstance(obj, (Tensor, str)) and not _is_array(obj) and _is_buffer(obj):
+        obj = frombuffer(obj, dtype=chosen_dtype(wanted))
     if not isinstance(obj, Tensor):
         if _is_array(obj) and not copy and _shares(obj, wanted, device):
             return finish(_on_array(obj), requires_grad)

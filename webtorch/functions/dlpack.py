@@ -13,19 +13,6 @@ from webtorch.tensors.tensor import Tensor
 CPU = 1
 
 
-class _Capsule:
-    """What `to_dlpack` returned, as an array that can be read once."""
-
-    def __init__(self, capsule: Any) -> None:
-        self.capsule = capsule
-
-    def __dlpack__(self, **options: Any) -> Tensor:
-        return self.capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return CPU, 0
-
-
 def from_dlpack(ext_tensor: Any, *, device: DeviceLike = None, copy: bool | None = None) -> Tensor:
     """Return a CPU tensor that shares the memory of another library's array; with `copy`, a copy.
 
@@ -35,7 +22,7 @@ def from_dlpack(ext_tensor: Any, *, device: DeviceLike = None, copy: bool | None
     import numpy
 
     if type(ext_tensor).__name__ == "PyCapsule":
-        ext_tensor = _Capsule(ext_tensor)
+        ext_tensor = creation.Capsule(ext_tensor)
     if not hasattr(ext_tensor, "__dlpack__"):
         raise TypeError(f"from_dlpack: {type(ext_tensor).__name__} has no __dlpack__")
     kind, index = ext_tensor.__dlpack_device__()

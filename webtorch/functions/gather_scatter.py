@@ -40,7 +40,7 @@ from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
-from webtorch.ops.record import BOOL, Autocast, composite
+from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
@@ -617,13 +617,6 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
 # -- masks -----------------------------------------------------------------------------------------
 
 
-def _check_mask(op: str, mask: Tensor) -> None:
-    if mask.dtype is not bool_:
-        raise DTypeError(
-            f"{op}: expected BoolTensor for mask, got {mask.dtype}. Compare first, as in mask != 0."
-        )
-
-
 @composite(
     family="index",
     overlap="none",
@@ -632,7 +625,7 @@ def _check_mask(op: str, mask: Tensor) -> None:
 )
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where mask is true, in one dimension. Reads their count from the device."""
-    _check_mask("masked_select", mask)
+    pointwise.check_mask("masked_select", mask)
     shape = broadcast_shapes(input._shape, mask._shape)
     positions = true_positions(flattened(expanded_to(mask, shape)))
     flat = flattened(expanded_to(input, shape))
@@ -646,7 +639,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 )
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """A copy of input in which the elements where mask is true are replaced by those of `source`, in order."""
-    _check_mask("masked_scatter", mask)
+    pointwise.check_mask("masked_scatter", mask)
     if source.dtype is not input.dtype:
         raise DTypeError(
             "masked_scatter: expected self and source to have same dtypes but got "
@@ -667,12 +660,19 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return pointwise.where(mask, movement.reshape(values, shape), input)
 
 
+def _one_matrix(input: Tensor, *, as_tuple: bool = False) -> OutRule:
+    if as_tuple:
+        raise RuntimeError("nonzero does not support the out kwarg when as_tuple is True")
+    return "exact"
+
+
 @composite(
     family="index",
     forms=(
         "(input: Tensor, *, as_tuple: Literal[False] = False) -> Tensor",
         "(input: Tensor, *, as_tuple: Literal[True]) -> tuple[Tensor, ...]",
     ),
+    out=_one_matrix,
 )
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     """The positions of nonzero elements: (count, ndim), or a tuple of ndim vectors. Reads the count from the device."""

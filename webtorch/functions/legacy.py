@@ -18,6 +18,14 @@ class _Typed(type):
 
     dtype: DType
 
+    def __new__(cls, name: str, bases: tuple[type[Any], ...], names: dict[str, Any]) -> _Typed:
+        """Make the class of one dtype. Raises TypeError for classes that inherit from one."""
+        if bases:
+            raise TypeError(
+                f"type 'torch.{bases[0].__name__}' is not an acceptable base type: inherit from torch.Tensor"
+            )
+        return super().__new__(cls, name, bases, names)
+
     def __call__(cls, *args: Any, device: DeviceLike = None) -> Tensor:
         if len(args) == 1 and not isinstance(args[0], (int, Size)):
             data = args[0]

@@ -11,7 +11,7 @@ from webtorch.functions import convolution, creation, indexing, movement, pointw
 from webtorch.functions.assign import METHOD
 from webtorch.functions.composite import alpha_dropout, dropout, feature_alpha_dropout
 from webtorch.functions.creation import TORCH
-from webtorch.functions.factory import chosen_dtype, finish
+from webtorch.functions.factory import chosen_dtype
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops.primitive import as_view, write
@@ -166,7 +166,7 @@ def _range(
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     where = device if out is None else out.device
     places = ranges.arange(count, dtype=wanted, device=where)
-    return finish(places * step + start, requires_grad, out, "range")
+    return ranges.filled(places * step + start, requires_grad, out, "range")
 
 
 # -- functions of torch that work in place ------------------------------------------------------------------

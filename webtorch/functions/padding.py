@@ -94,6 +94,12 @@ def pad(
                 f"Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now: {mode} of "
                 f"{len(counts) // 2} dimensions needs one or two dimensions more, and the input has {rank}"
             )
+    dims = len(counts) // 2
+    if mode in ("reflect", "replicate") and 0 in input._shape[rank - dims - 1 :]:
+        raise RuntimeError(
+            f"Expected {dims + 1}D or {dims + 2}D (batch mode) tensor with possibly 0 batch size and other non-zero "
+            f"dimensions for input, but got: {list(input._shape)} ({mode})"
+        )
     if mode in ("reflect", "replicate") and input.dtype.kind == "bool":
         raise DTypeError(f"\"{mode}_pad\" not implemented for 'Bool': use .to(torch.uint8)")
     if mode == "replicate" or (mode == "reflect" and len(counts) < 6):

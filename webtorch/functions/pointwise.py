@@ -28,7 +28,6 @@ from webtorch.ops.activation import (
     _prelu,
     _softshrink,
     leaky_relu,
-    put_back,
 )
 from webtorch.ops.comparison import (
     _clamp,
@@ -72,7 +71,7 @@ from webtorch.ops.gamma import _igamma, _igammac, _polygamma, _zeta
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, paired, pairs
 from webtorch.ops.purity import warn_once
-from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite, in_old_order
+from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite
 from webtorch.ops.special import SPECIAL, _trigamma, digamma, lgamma
 from webtorch.tensors.promotion import Operand
 from webtorch.tensors.tensor import Tensor
@@ -105,7 +104,7 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
 
 @composite(
     inplace=True,
-    factor="alpha",
+    overloads=("Tensor input, Number alpha, Operand other",),
     out="cast",
     foreach=True,
     alone=_add,
@@ -115,10 +114,8 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
     aten=("add",),
     overlap="whole",
 )
-def add(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
+def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return input + alpha * other; of bools, or."""
-    if old:
-        (input, other), alpha = in_old_order(add, (input, other, *old), alpha != 1)
     if alpha is not True and plain(alpha, 1):
         return _add(input, other)
     _check_alpha("add", alpha, input, other)
@@ -127,7 +124,7 @@ def add(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
 
 @composite(
     inplace=True,
-    factor="alpha",
+    overloads=("Tensor input, Number alpha, Operand other",),
     dtypes=NUMERIC,
     out="cast",
     foreach=True,
@@ -138,10 +135,8 @@ def add(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     aten=("sub",),
     overlap="whole",
 )
-def sub(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
+def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return input - alpha * other."""
-    if old:
-        (input, other), alpha = in_old_order(sub, (input, other, *old), alpha != 1)
     check_subtraction("sub", input, other)
     if alpha is not True and plain(alpha, 1):
         return _sub(input, other)
@@ -156,15 +151,14 @@ def subtract(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
 
 
 @composite(
-    function_in=("torch",), factor="alpha", dtypes=NUMERIC, layout=of_operands, aten=("rsub",)
+    function_in=("torch",),
+    overloads=("Tensor input, Number other, Number alpha",),
+    dtypes=NUMERIC,
+    layout=of_operands,
+    aten=("rsub",),
 )
-def rsub(input: Tensor, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
+def rsub(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return other - alpha * input."""
-    if old:
-        # Of numbers, PyTorch takes alpha by position.
-        if len(old) > 1 or alpha != 1 or is_tensor(other):
-            raise TypeError(f"rsub() takes 2 positional arguments but {2 + len(old)} were given")
-        alpha = old[0]
     if not is_tensor(input):
         raise TypeError(
             f"rsub(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"
@@ -346,13 +340,21 @@ def isclose(
     return close | (isfinite(distance) & le(distance, abs(other) * float(rtol) + float(atol)))
 
 
+# What PyTorch says of a mask that is no bool tensor.
+_MASK_RULES = {
+    "where": "where expected condition to be a boolean tensor, but got a tensor with dtype {}",
+    "masked_fill": "masked_fill_ only supports boolean masks, but got mask with dtype {}",
+    "masked_scatter": "masked_scatter_ only supports boolean masks, but got mask with dtype {}",
+    "masked_select": "masked_select: expected BoolTensor for mask, but got {}",
+}
+
+
 def check_mask(name: str, mask: Tensor) -> None:
     """Raise PyTorch's error when a condition is not a bool tensor."""
     if not is_tensor(mask) or mask.dtype is not bool_:
         found = mask.dtype if is_tensor(mask) else type(mask).__name__
         raise DTypeError(
-            f"{name} expected condition to be a boolean tensor, but got a tensor with dtype {found}: "
-            f"compare first, as in {name}(x != 0, ...)."
+            f"{_MASK_RULES[name].format(found)}: compare first, as in {name}(x != 0, ...)."
         )
 
 
@@ -499,12 +501,14 @@ def rrelu(
         raise RuntimeError(
             f"rrelu: lower must be less than or equal to upper: got {lower} and {upper}."
         )
+    if not (training or inplace):
+        return leaky_relu(input, (lower + upper) / 2)
+    slope: Operand = (lower + upper) / 2
     if training:
         slope = input.new_empty(input.shape).uniform_(lower, upper)
-        result = _prelu(input, slope)
-    else:
-        result = leaky_relu(input, (lower + upper) / 2)
-    return put_back(input, result, inplace)
+    # A product with what is kept: an input that is overwritten need not live until the backward pass.
+    factor = _where(input.detach() > 0, 1.0, slope)
+    return input.mul_(factor) if inplace else input * factor
 
 
 @composite(

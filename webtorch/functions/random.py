@@ -31,7 +31,7 @@ from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
-    bool_,
+    c_name,
     float32,
     float64,
     int32,
@@ -59,6 +59,7 @@ from webtorch.tensors.device import DeviceLike, device_of, resolve
 from webtorch.tensors.device import device as device_type
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.host import reads, tracing
+from webtorch.tensors.limits import finfo
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
 
@@ -403,19 +404,36 @@ def _integers(
         raise RuntimeError(
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
         )
-    if dtype.kind in ("int", "uint"):
-        least, most = integer_limits(dtype)
-        if low < least or high - 1 > most:
-            raise RuntimeError(f"from and to - 1 must fit {dtype}: got from={low} and to={high}")
+    least, most = _integers_of(dtype)
+    for name, number in (("from", low), ("to - 1", high - 1)):
+        if not least <= number <= most:
+            raise RuntimeError(
+                f"{name} is out of bounds for {c_name(dtype)}: got from={low} and to={high}, of {least} to {most}"
+            )
     span = high - low
     bits = _draw(shape, int64, device, generator, "bits")
     if span > 2**31:
-        # Two draws make 62 bits. Only the CPU holds such numbers.
+        # Two draws make 62 bits, and one more makes 64. Only the CPU holds such numbers.
         bits = bits * 2**31 + _draw(shape, int64, device, generator, "bits")
-        if span > 2**62:
-            bits, span = comparison.bitwise_xor(bits, bits * 2), 2**63
+    if span > 2**62:
+        bits = bits * 4 + comparison.bitwise_and(_draw(shape, int64, device, generator, "bits"), 3)
+    if span > 2**63:
+        # All numbers of the type; those at the end of a shorter range begin again.
+        last = high - 1 - low - 2**63
+        wrapped = pointwise.where(bits > last, bits - last - 1 + low, bits + (low + 2**63))
+        return cast_to(wrapped, dtype)
+    if span > 2**62:
+        bits = comparison.bitwise_and(bits, 2**63 - 1)
     value = bits if span in (2**31, 2**62, 2**63) else elementwise.remainder(bits, span)
     return cast_to(value + low if low else value, dtype)
+
+
+def _integers_of(dtype: DType) -> tuple[int, int]:
+    """Return the least and the greatest integer that a type holds."""
+    if dtype.kind in ("bool", "int", "uint"):
+        return integer_limits(dtype)
+    limits = finfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
 @composite(family="random", function_in=TORCH, factory=True, drawn=True)
@@ -752,14 +770,6 @@ def random_(input: Tensor, *args: int, generator: Generator | None = None, **bou
             high = integer_limits(input.dtype)[1] + 1
             if input.dtype is int64 and not input.is_cpu:
                 high = 2**31
-    if input.dtype is bool_:
-        if low >= high:
-            raise RuntimeError(
-                f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
-            )
-        if low < 0 or high > 2:
-            raise RuntimeError(f"from and to - 1 must fit {bool_}: got from={low} and to={high}")
-        return _fill_in(input, _integers(input._shape, low, high, int64, input.device, generator))
     return _fill_in(input, _integers(input._shape, low, high, input.dtype, input.device, generator))
 
 

@@ -18,8 +18,10 @@ from webtorch.ir.dtype import (
     Number,
     Scalar,
     bool_,
+    c_name,
     int64,
     integer_limits,
+    legacy_name,
 )
 from webtorch.ops import comparison
 from webtorch.ops.primitive import cast_to, fill, iota, join
@@ -28,6 +30,13 @@ from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
+
+
+def filled(result: Tensor, requires_grad: bool, out: Tensor | None, name: str) -> Tensor:
+    """Finish; an `out=` of as many elements keeps its shape, and takes them in order."""
+    if out is not None and out.numel() == result.numel():
+        result = movement.reshape(result, out._shape)
+    return finish(result, requires_grad, out, name)
 
 
 def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
@@ -107,7 +116,7 @@ def arange(
             # Numbers past the end of a narrow type begin again at its other end.
             counted = int64
     result = cast_to(iota(count, first, stride, counted, where), wanted)
-    return finish(result, requires_grad, out, "arange")
+    return filled(result, requires_grad, out, "arange")
 
 
 def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: DeviceLike) -> Tensor:
@@ -162,21 +171,32 @@ def linspace(
     _check_steps("linspace", steps)
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     first, last, count = number_of(start), number_of(end), int(number_of(steps))
-    if dtype is None and out is None and (isinstance(first, complex) or isinstance(last, complex)):
-        wanted = wanted.to_complex()
+    wanted = _of_ends("linspace", wanted, dtype is None and out is None, (first, last))
     if wanted.is_complex:
         result = _complex_steps(complex(first), complex(last), count, wanted, device)
-        return finish(result, requires_grad, out, "linspace")
+        return filled(result, requires_grad, out, "linspace")
     if wanted.kind != "float" and count > 1:
         # Rounding to the right integer needs the exact quotient, which float32 does not hold.
-        return finish(
+        return filled(
             made_of(_integer_steps(int(first), int(last), count), wanted, device),
             requires_grad,
             out,
             "linspace",
         )
     result = cast_to(_steps(first, last, count, _compute_dtype(wanted), device), wanted)
-    return finish(result, requires_grad, out, "linspace")
+    return filled(result, requires_grad, out, "linspace")
+
+
+def _of_ends(name: str, dtype: DType, free: bool, ends: tuple[Any, ...]) -> DType:
+    """Return the type of the steps between `ends`: complex where one is and nothing else is asked for (`free`)."""
+    if dtype.is_complex or not any(isinstance(v, complex) for v in ends):
+        return dtype
+    if not free:
+        raise RuntimeError(
+            f"torch.{name}(): inferred dtype {c_name(get_default_dtype().to_complex())} can't be safely cast to passed "
+            f"dtype {legacy_name(dtype)}"
+        )
+    return dtype.to_complex()
 
 
 def _integer_steps(start: int, end: int, steps: int) -> list[int]:
@@ -221,11 +241,10 @@ def logspace(
     _check_steps("logspace", steps)
     wanted = chosen_dtype(dtype, None if out is None else out.dtype)
     first, last, count = number_of(start), number_of(end), int(number_of(steps))
-    if dtype is None and out is None and any(isinstance(v, complex) for v in (first, last, base)):
-        wanted = wanted.to_complex()
+    wanted = _of_ends("logspace", wanted, dtype is None and out is None, (first, last, base))
     if wanted.is_complex:
         exponents = _complex_steps(complex(first), complex(last), count, wanted, device)
-        return finish(pointwise.pow(complex(base), exponents), requires_grad, out, "logspace")
+        return filled(pointwise.pow(complex(base), exponents), requires_grad, out, "logspace")
     if wanted.kind != "float":
         low, high = integer_limits(wanted)
         start, stop = (_wrapped(int(v), wanted) for v in (first, last))
@@ -235,12 +254,12 @@ def logspace(
             _wrapped(int(p), wanted) if -(2**31) < p < 2**31 or low < p < high else 0
             for p in powers
         ]
-        return finish(made_of(numbers, wanted, device), requires_grad, out, "logspace")
+        return filled(made_of(numbers, wanted, device), requires_grad, out, "logspace")
     if wanted.itemsize == 2:
         # PyTorch takes the ends in the type of the result.
         first, last = wanted.from_bytes(wanted.to_bytes([float(first), float(last)]))
     result = pointwise.pow(float(base), _steps(first, last, count, _compute_dtype(wanted), device))
-    return finish(cast_to(result, wanted), requires_grad, out, "logspace")
+    return filled(cast_to(result, wanted), requires_grad, out, "logspace")
 
 
 @composite(family="creation", function_in=TORCH, factory=True)

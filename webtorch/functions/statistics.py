@@ -73,14 +73,32 @@ def diff(
         raise ShapeError("diff expects input to be at least one-dimensional")
     if n < 0:
         raise RuntimeError(f"order must be non-negative but got {n}")
+    d = normalize_dim(dim, input.ndim)
+    for more in (prepend, append):
+        if more is not None:
+            _check_beside(input, more, d)
     parts = [p for p in (prepend, input, append) if p is not None and n]
     x = joining.cat(parts, dim) if len(parts) > 1 else input
-    d = normalize_dim(dim, x.ndim)
     for _ in range(min(n, x._shape[d])):
         size = x._shape[d] - 1
         after, before = slicing.narrow(x, d, 1, size), slicing.narrow(x, d, 0, size)
         x = after ^ before if x.dtype.kind == "bool" else after - before
     return x.clone() if x is input else x
+
+
+def _check_beside(x: Tensor, more: Tensor, d: int) -> None:
+    """Raise ShapeError if what is put before or after `x` along a dim has another shape beside it."""
+    if more.ndim != x.ndim:
+        raise ShapeError(
+            "diff expects prepend or append to be the same dimension as input, but got "
+            f"{more.ndim} and {x.ndim} dims"
+        )
+    for k, (size, other) in enumerate(zip(x._shape, more._shape, strict=True)):
+        if k != d and size != other:
+            raise ShapeError(
+                "diff expects the shape of tensor to prepend or append to match that of input except along the "
+                f"differencing dimension; input.size({k}) = {size}, but got tensor.size({k}) = {other}"
+            )
 
 
 def _uneven_slopes(x: Tensor, places: Tensor, d: int) -> Tensor:
@@ -150,13 +168,13 @@ def gradient(
         raise RuntimeError(f"dim {dims[0]} appears multiple times in the list of dims")
     if spacing is None:
         spacing = 1
-    if isinstance(spacing, (int, float)):
+    if isinstance(spacing, (int, float, complex)):
         spacings: list[Any] = [spacing] * len(dims)
     else:
         spacings = list(spacing) if isinstance(spacing, (list, tuple)) else [spacing]
         if len(spacings) != len(dims):
             raise RuntimeError(
-                f"{name} expected spacing to be unspecified, a scalar or a list of length equal to "
+                f"{name} expected spacing to be unspecified, a scalar, or a list of length equal to "
                 f"'self.dim() = {input.ndim}', since dim argument was not given, but got a list of "
                 f"length {len(spacings)}"
             )

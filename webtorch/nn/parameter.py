@@ -132,10 +132,29 @@ _NO_SHAPE = (
 )
 
 
+# What a tensor without a shape can be asked, and cast and moved by.
+_WITHOUT_SHAPE = frozenset((
+    "__get__", "__set__", "__delete__", "__hash__", "char", "copy_", "cpu", "cuda", "detach", "double", "float",
+    "get_device", "half", "int", "is_complex", "is_floating_point", "long", "requires_grad_", "short", "size", "to",
+))  # fmt: skip
+
+
 class _Uninitialized(Tensor):
     """A tensor whose shape is not known yet; `materialize` gives it one and its final class."""
 
     _becomes: ClassVar[Any]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call what needs no shape. Raises ValueError for all else."""
+        if func.__name__ in _WITHOUT_SHAPE:
+            return super().__torch_function__(func, types, args, kwargs)
+        raise ValueError(
+            f"Attempted to use an uninitialized parameter in {func}. This error happens when you are using a "
+            f"`LazyModule` or explicitly manipulating `torch.nn.parameter.{cls.__name__}` objects. When using "
+            "LazyModules Call `forward` with a dummy batch to initialize the parameters before calling torch "
+            "functions"
+        )
 
     def materialize(
         self, shape: Any, device: DeviceLike = None, dtype: DType | None = None
@@ -143,7 +162,7 @@ class _Uninitialized(Tensor):
         """Take uninitialised memory of `shape`, on the device and of the dtype given first."""
         device = self.device if device is None else device
         dtype = self.dtype if dtype is None else dtype
-        self.data = webtorch.empty(tuple(shape), device=device, dtype=dtype)
+        self.data = webtorch.empty(shape, device=device, dtype=dtype)
         self.__class__ = self._becomes
 
     @property

@@ -16,7 +16,7 @@ from typing import Any, SupportsFloat
 from webtorch.ir.lines import user_depth
 from webtorch.optim.optimizer import Optimizer, StateDict
 from webtorch.optim.scheduler_base import (
-    EPOCH_WARNING,
+    EPOCH_DEPRECATION_WARNING,
     LRScheduler,
     Rate,
     Rates,
@@ -579,7 +579,7 @@ class ReduceLROnPlateau(LRScheduler):
         if epoch is None:
             epoch = self.last_epoch + 1
         else:
-            warnings.warn(EPOCH_WARNING, UserWarning, stacklevel=user_depth())
+            warnings.warn(EPOCH_DEPRECATION_WARNING, UserWarning, stacklevel=user_depth())
         self.last_epoch = epoch
         if self._is_better(current, self.best):
             self.best = current
@@ -688,8 +688,10 @@ class CyclicLR(LRScheduler):
 
     def scale_fn(self, x: float) -> float:
         """Return the height of a cycle, or of an iteration."""
-        if self._scale_fn_custom is not None:
-            return self._scale_fn_custom(x)
+        return (self._scale_fn_custom or self._scale_fn_ref)(x)
+
+    def _scale_fn_ref(self, x: float) -> float:
+        """Return the height by the mode."""
         if self.mode == "triangular":
             return 1.0
         if self.mode == "triangular2":

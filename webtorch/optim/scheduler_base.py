@@ -22,11 +22,15 @@ Rate = float | Tensor
 # One for all groups, or one for each.
 Rates = Rate | list[float] | list[Tensor] | tuple[Rate, ...]
 
-EPOCH_WARNING = (
+_ORDER_PAGE = (
+    "See more details at https://pytorch.org/docs/stable/optim.html#how-to-adjust-learning-rate"
+)
+EPOCH_DEPRECATION_WARNING = (
     "The epoch parameter in `scheduler.step()` was not necessary and is being deprecated where "
     "possible. Please use `scheduler.step()` to step the scheduler. During the deprecation, if "
     "epoch is different from None, the closed form is used instead of the new chainable form, "
-    "where available."
+    "where available. Please open an issue if you are unable to replicate your use case: "
+    "https://github.com/pytorch/pytorch/issues/new/choose."
 )
 
 
@@ -190,7 +194,7 @@ class LRScheduler:
                 warnings.warn(
                     "Seems like `optimizer.step()` has been overridden after learning rate "
                     "scheduler initialization. Please, make sure to call `optimizer.step()` "
-                    "before `lr_scheduler.step()`.",
+                    f"before `lr_scheduler.step()`. {_ORDER_PAGE}",
                     UserWarning,
                     stacklevel=user_depth(),
                 )
@@ -199,13 +203,14 @@ class LRScheduler:
                     "Detected call of `lr_scheduler.step()` before `optimizer.step()`. In PyTorch "
                     "1.1.0 and later, you should call them in the opposite order: "
                     "`optimizer.step()` before `lr_scheduler.step()`.  Failure to do this will "
-                    "result in PyTorch skipping the first value of the learning rate schedule.",
+                    "result in PyTorch skipping the first value of the learning rate schedule. "
+                    f"{_ORDER_PAGE}",
                     UserWarning,
                     stacklevel=user_depth(),
                 )
         self._step_count += 1
         if epoch is not None:
-            warnings.warn(EPOCH_WARNING, UserWarning, stacklevel=user_depth())
+            warnings.warn(EPOCH_DEPRECATION_WARNING, UserWarning, stacklevel=user_depth())
         self._update_lr(epoch)
 
     def _update_lr(self, epoch: float | None = None) -> None:

@@ -15,7 +15,7 @@ from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Number, Origin, Program, Step
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn, set_history
+from webtorch.tensors.tape import GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
 
@@ -117,7 +117,7 @@ def _hand_out(
     for k in _open_before(run) - program.open:
         t = run.slots[k]()
         if t is not None:
-            _use_up(t, facts[k])
+            _use_up(t, facts[k], run, program.used.get(k, ()))
     if program.open:
         run.handed.update(fresh.values())
     views = []
@@ -127,7 +127,7 @@ def _hand_out(
         for k, t in holders[place]:
             give_value(t, storage)
             if k not in program.open:
-                _use_up(t, facts[k])
+                _use_up(t, facts[k], run, program.used.get(k, ()))
             if facts[k].base is not None:
                 views.append((k, t))
     for k, t in views:
@@ -284,7 +284,7 @@ def _base(
     storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
     give_value(found, storage)
     if number not in program.open:
-        _use_up(found, f)
+        _use_up(found, f, run, program.used.get(number, ()))
     if run.slots[-1]() is found:
         run.slots.pop()
     run.slots[number] = weakref.ref(found)
@@ -292,8 +292,9 @@ def _base(
     return found
 
 
-def _use_up(t: Tensor, f: Facts) -> None:
-    # A backward pass from here raises as after a usual step.
+def _use_up(t: Tensor, f: Facts, run: Run, leaves: tuple[int, ...]) -> None:
+    # A backward pass that comes here on its way to the leaves raises as after a usual step.
     t._grad_fn, t._output_nr = None, 0
     if f.title:
-        set_history(t, GradFn(f.title, (), None))
+        edges = [gradient_edge(run.externals[j]) for j in leaves]
+        set_history(t, GradFn(f.title, tuple(edges), None))

@@ -15,7 +15,8 @@ from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Frozen, Runtime, open_runtimes
+from webtorch.runtime.frozen import Frozen
+from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.watch import watch
 from webtorch.scripts.account import Account
 from webtorch.scripts.changes import changes, made_as_usual, tensors_in

@@ -13,7 +13,8 @@ from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Frozen, Runtime, Taken, open_runtimes
+from webtorch.runtime.frozen import Frozen, Taken
+from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.scripts.changes import history_of
 from webtorch.scripts.late import give_all
 from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
@@ -436,7 +437,7 @@ def program_of(
         count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
         draws.append((g, counted, count - counted))
         run.counted[id(g)] = count
-    graph = frozenset(used), frozenset(still), frozenset(partly), origins
+    graph = used, frozenset(still), frozenset(partly), origins
     program = Program(
         runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
     )  # fmt: skip
@@ -451,12 +452,14 @@ def _argument(a: Any, run: Run) -> Any:
     return Reading(a) if isinstance(a, HostScalar) else a
 
 
-def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int], set[int]]:
+def _places(
+    run: Run,
+) -> tuple[dict[Storage, int], dict[int, tuple[int, ...]], set[int], set[int]]:
     """Return the storages of the results since something was computed that are alive, by what `Facts.storage` calls
-    them, and the slots whose graph a backward pass has used up, or not, or in part.
+    them, and the slots whose graph a backward pass has used up, with the leaves that it reaches, or not, or in part.
     """
     places: dict[Storage, int] = {}
-    used: set[int] = set()
+    used: dict[int, tuple[int, ...]] = {}
     still: set[int] = set()
     alive = [t._grad_fn for reference in run.slots if (t := reference()) is not None]
     left = _left_of([fn for fn in alive if fn is not None], run.used_up)
@@ -467,12 +470,21 @@ def _places(run: Run) -> tuple[dict[Storage, int], set[int], set[int], set[int]]
             continue
         fn = t._grad_fn
         if fn is not None:
-            (partly if left[fn] is None else still if left[fn] else used).add(k)
+            if left[fn] is False:
+                used[k] = _leaves_of(fn, run)
+            else:
+                (still if left[fn] else partly).add(k)
         if t._base_history or t._history:
             raise Refused("a result was written in place with gradients")
         if k >= run.first:
             places[t._storage] = run.facts[k].storage
     return places, used, still, partly
+
+
+def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
+    """Return the leaves from outside that a graph reaches."""
+    reached = [f.variable for f in graph_of([fn]) if isinstance(f, AccumulateGrad)]
+    return tuple([number for t in reached if (number := run.external_of(t)) is not None])
 
 
 def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:

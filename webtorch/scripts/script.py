@@ -234,9 +234,9 @@ class Program:
     draws: list[tuple[Any, int, int]]
     # The storages of slots that are computed.
     made: frozenset[int]
-    # Slots with a gradient function: which a backward pass has used up, which it may run yet, and of these the ones of
-    # which it has used up a part.
-    used: frozenset[int]
+    # Slots with a gradient function: which a backward pass has used up, each with the leaves that its graph reaches;
+    # which it may run yet, and of these the ones of which it has used up a part.
+    used: dict[int, tuple[int, ...]]
     open: frozenset[int]
     partly: frozenset[int]
     # Where the values are that the open graph has saved, in its order.

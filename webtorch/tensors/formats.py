@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar, Self
 
-class _Named(str):
-    """A constant that is known by its name."""
 
-    __slots__ = ()
+class _Named:
+    """A constant that is known by its name: there is one of each."""
+
+    __slots__ = ("name",)
+
+    name: str
+    _made: ClassVar[dict[tuple[type, str], Any]] = {}
+
+    def __new__(cls, name: str) -> Self:
+        """Return the constant of a name."""
+        if (cls, name) not in cls._made:
+            made = super().__new__(cls)
+            made.name = name
+            cls._made[cls, name] = made
+        found: Self = cls._made[cls, name]
+        return found
 
     def __repr__(self) -> str:
-        return str(self)
+        return self.name
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (self.name,)
 
 
 class layout(_Named):

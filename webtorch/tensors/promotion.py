@@ -14,6 +14,7 @@ from webtorch.ir.dtype import (
     kind_of_scalar,
     promote_types,
 )
+from webtorch.tensors.above import give
 from webtorch.tensors.tensor import Tensor
 
 Operand = Tensor | Number
@@ -80,3 +81,6 @@ def can_cast(from_: DType, to: DType) -> bool:
     """Return whether PyTorch allows writing results of one dtype to a tensor of another."""
     order = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
     return order[from_.kind] <= order[to.kind]
+
+
+give(get_default_dtype=get_default_dtype)

@@ -769,6 +769,8 @@ class Tensor(TensorBase):
                 if dtype.removeprefix("torch.") == f"{name}Tensor":
                     return self.to(found)
             raise ValueError(f"invalid type: {dtype!r}; pass a dtype such as torch.float32")
+        if dtype is Tensor:
+            return self.to(ask("get_default_dtype")())
         return self.to(getattr(dtype, "dtype", dtype))
 
     def pin_memory(self, device: object = None) -> Tensor:
@@ -940,7 +942,7 @@ def _parse_to(
         elif a is not None and not isinstance(a, bool):
             raise TypeError(
                 f"to() received an invalid combination of arguments - got {type(a).__name__}, but "
-                "expected a dtype, device or Tensor"
+                f"expected a dtype, device or Tensor: {a!r}"
             )
     if other is not None:
         target, dtype = other.device, other.dtype

@@ -46,6 +46,10 @@ def return_and_correct_aliasing(func: Any, args: Any, kwargs: Any, out: Any) -> 
     return out
 
 
+# A block in which no `__torch_dispatch__` is asked, as none ever is.
+no_dispatch = contextlib.nullcontext
+
+
 class FakeTensor:
     """A class that no object is an instance of."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
@@ -13,6 +14,8 @@ from webtorch.tensors.tensor import Tensor as TensorBase
 _TensorBase = TensorBase
 # As `__torch_dispatch__` of a class, it says that the class replaces no kernel.
 _disabled_torch_dispatch_impl = _disabled_torch_function_impl
+# Blocks in which PyTorch's dispatcher asks no Python kernels and no transforms: nobody is asked here.
+_DisableTorchDispatch = _DisableFuncTorch = contextlib.nullcontext
 
 
 def _log_api_usage_once(event: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from webtorch import webgpu
 from webtorch.as_torch.names.foreach import NAMES, foreach
 from webtorch.functions import public as webtorch
+from webtorch.tensors.absent import why_missing
 from webtorch.tensors.formats import layout
 from webtorch.version import __version__ as __version__
 
@@ -20,6 +21,13 @@ class AbsentDType:
 
     def __repr__(self) -> str:
         return f"torch.{self.name}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"torch.{self.name}: {why_missing('', self.name)}", name=name, obj=None
+        )
 
 
 complex32 = chalf = AbsentDType("complex32", complex=True)
