@@ -92,7 +92,9 @@ def test_hooks_on_what_a_transform_differentiates(device: str) -> None:
 
 
 @pytest.mark.parametrize("norm", ["BatchNorm1d", "InstanceNorm1d"])
-def test_running_statistics_move_twice_in_a_checkpoint(device: str, norm: str) -> None:
+def test_running_statistics_move_in_a_checkpoint_as_often_as_in_pytorch(
+    device: str, norm: str
+) -> None:
     def story(t: Any, tensor: Callable[..., Any]) -> Any:
         from torch.utils.checkpoint import checkpoint
 

@@ -388,9 +388,9 @@ def instance_norm(
     )  # fmt: skip
     if 0 in input.shape:
         return input.clone()
+    out = _channels_normalized(input, weight, bias, dims, eps)
     if running_mean is not None or running_var is not None:
-        # Before the result, as in `batch_norm`.
         statistics = _batch_statistics(widened(input.detach()), dims)
         mean, variance = (mean_of(s, (0,), True) for s in statistics)
         _update_running(running_mean, running_var, mean, variance, momentum)
-    return _channels_normalized(input, weight, bias, dims, eps)
+    return out
