@@ -680,6 +680,8 @@ def addr(
     """Return beta * input + alpha * (vec1 outer vec2)."""
     dtype = promote_types(input.dtype, promote_types(vec1.dtype, vec2.dtype))
     for name, factor in (("beta", beta), ("alpha", alpha)):
+        if isinstance(factor, bool) and dtype is not bool_:
+            raise RuntimeError(f"Boolean {name} only supported for Boolean results.")
         if isinstance(factor, float) and dtype.kind not in ("float", "complex"):
             raise DTypeError(
                 f"addr: For integral input tensors, argument {name} must not be a floating point "
