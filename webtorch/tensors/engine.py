@@ -467,10 +467,6 @@ def grad(
             _zeros(t, create_graph) if g is None else g for t, g in zip(targets, found, strict=True)
         ]
     elif not allow_unused and any(g is None for g in found):
-        starts = [e[0] for t in roots if (e := gradient_edge(t)) is not None]
-        if any(_is_gone(fn, ()) for fn in graph_of(starts)):
-            # Nobody knows what a function led to of which nothing is left.
-            raise RuntimeError(FREED)
         unused = next(i for i, g in enumerate(found) if g is None)
         raise RuntimeError(
             f"The differentiated Tensor at index {unused} appears to not have been used in the graph. "
