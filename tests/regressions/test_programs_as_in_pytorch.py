@@ -686,6 +686,26 @@ def optimizers_of_odd_states(torch: Any, device: str) -> Any:
     )
 
 
+@_our_program
+def the_function_of_a_result_is_its_context(torch: Any, device: str) -> Any:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            ctx.note = 5
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * len(ctx.saved_variables) * 2
+
+    x = torch.ones(2, device=device, requires_grad=True)
+    fn = Twice.apply(x).grad_fn
+    found = [fn.saved_tensors, fn.note, fn.needs_input_grad, hasattr(fn, "other"), fn.name()]
+    Twice.apply(x).sum().backward()
+    return found, x.grad
+
+
 @pytest.mark.parametrize(
     ("program", "face"),
     [pytest.param(p, f, id=f"{p.__name__}-{f}") for p, faces in _FACES.items() for f in faces],
