@@ -440,7 +440,7 @@ def leaf_gradients_lie_as_their_leaves(torch: Any, device: str) -> Any:
     return found
 
 
-@_our_program
+@_program
 def ranges_keep_the_shape_of_their_out(torch: Any, device: str) -> Any:
     found = []
     for make in (
