@@ -227,7 +227,7 @@ def _power_name(input: Tensor, exponent: Any) -> str:
     aten=("pow",),
     overlap="whole",
 )
-def pow(input: Any, exponent: Operand) -> Tensor:
+def pow(input: Operand, exponent: Operand) -> Tensor:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
     _check_one_tensor("pow", input, exponent)
     if is_tensor(exponent) or not is_tensor(input):
@@ -254,7 +254,7 @@ def pow(input: Any, exponent: Operand) -> Tensor:
 
 
 @composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), aten=("float_power",), overlap="whole")
-def float_power(input: Any, exponent: Any) -> Tensor:
+def float_power(input: Operand, exponent: Operand) -> Tensor:
     """Return input to the power exponent, computed in float64."""
     _check_one_tensor("float_power", input, exponent)
     if any(
