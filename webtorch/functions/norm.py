@@ -344,11 +344,11 @@ def batch_norm(
             raise ValueError(ONE_VALUE.format(f"torch.Size({list(input.shape)})"))
         if 0 in input.shape:
             return input.clone()
-        out = _channels_normalized(input, weight, bias, dims, eps)
         if running_mean is not None or running_var is not None:
+            # Before the result is saved for: a checkpoint computes anew up to there, and both times move them.
             statistics = _batch_statistics(widened(input.detach()), dims)
             _update_running(running_mean, running_var, *statistics, momentum)
-        return out
+        return _channels_normalized(input, weight, bias, dims, eps)
     if running_mean is None or running_var is None:
         raise RuntimeError(
             "batch_norm: Expected running_mean and running_var to be defined when training=False"

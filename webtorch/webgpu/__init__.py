@@ -11,6 +11,7 @@ from webtorch.runtime.realize import open_runtimes, runtime_for
 from webtorch.tensors.device import device, set_default_device
 from webtorch.tensors.lapack import allow_host_kernels as allow_host_kernels
 from webtorch.tensors.tensor import Tensor
+from webtorch.webgpu.shader import compile_shader as compile_shader
 
 
 def _module() -> Any:
