@@ -13,8 +13,8 @@ import webtorch
 from webtorch.errors import KernelError, OutOfMemoryError
 from webtorch.runtime import parts, realize
 from webtorch.runtime.churn import Churn
+from webtorch.runtime.frozen import freeze
 from webtorch.runtime.parts import Held, cut
-from webtorch.runtime.realize import freeze
 
 
 @pytest.fixture

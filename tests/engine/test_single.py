@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import webtorch
-from webtorch.runtime.realize import freeze, signature, to_graph
+from webtorch.runtime.frozen import freeze, signature, to_graph
 
 Call = Callable[[Any, Any], Any]
 CALLS: list[Call] = [

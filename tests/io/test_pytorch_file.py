@@ -396,12 +396,6 @@ def test_entries_that_share_bytes_are_refused(tmp_path: Path) -> None:
         webtorch.load(path)
 
 
-def test_the_old_format_says_how_to_convert(tmp_path: Path) -> None:
-    torch.save({"a": torch.ones(1)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(CheckpointError, match=r"before PyTorch 1\.6.*writes it anew"):
-        webtorch.load(tmp_path / "a.pt")
-
-
 def test_what_a_file_cannot_hold_is_refused_with_the_fix(tmp_path: Path) -> None:
     for value, fix in (
         (webtorch.nn.Linear(1, 1), r"save its state_dict\(\)"),

@@ -177,7 +177,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--seeds", type=int, default=None, help="how many seeds")
     parser.add_argument("--mode", action="append", help="this mode only; may be repeated")
-    parser.add_argument("--models", action="store_true", help="the fixed models only")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--models", action="store_true", help="the fixed models only")
+    only.add_argument("--programs", action="store_true", help="the random programs only")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.worker:
@@ -209,7 +211,9 @@ def main() -> int:
         else range(given.seed, given.seed + given.seeds)
     )
     cases: Any = itertools.chain(
-        ({"model": name, "seed": 0, "mode": n} for name in MODELS for n in modes),
+        ()
+        if given.programs
+        else ({"model": m, "seed": 0, "mode": n} for m in MODELS for n in modes),
         () if given.models else ({"seed": s, "mode": n} for s in seeds for n in modes),
     )
     for case in cases:

@@ -11,6 +11,7 @@ import io
 import pickle
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -533,6 +534,86 @@ def old_types_and_checks(torch: Any, device: str) -> Any:
         _outcome(lambda: torch.nonzero(yes, as_tuple=True, out=torch.empty(0, dtype=torch.int64))),
         _outcome(lambda: torch.nn.functional.pad(torch.ones(2, 0, 4), (1, 1), mode="reflect")),
     ]
+
+
+@_our_program
+def running_logsumexp_of_complex_infinities(torch: Any, device: str) -> Any:
+    x = torch.tensor(
+        [complex(-INF, 2), 1.5 + 2j, 2 + 0.5j, complex(INF, 0), complex(INF, 1), complex(NAN, 1)]
+    )
+    return torch.logcumsumexp(x.to(device), 0)[1:]
+
+
+@_program
+def farthest_coordinates_share_no_gradient(torch: Any, device: str) -> Any:
+    x = torch.tensor([[0.0, 0], [1, 1], [3, 3], [7, 3]], device=device, requires_grad=True)
+    torch.nn.functional.pdist(x, p=INF).sum().backward()
+    y = x.detach().clone().requires_grad_()
+    torch.cdist(y, x.detach() + torch.tensor([1.0, -1], device=device), p=INF).sum().backward()
+    return x.grad, y.grad
+
+
+@_our_program
+def losses_of_other_types_of_targets(torch: Any, device: str) -> Any:
+    x = torch.full((2, 3), 0.3, device=device)
+    found, F = [], torch.nn.functional
+    for kind in (torch.int64, torch.bool, torch.float16):
+        target = torch.tensor([[1, 0, 1], [0, 1, 1]], device=device).to(kind)
+        for loss in (
+            F.soft_margin_loss,
+            F.hinge_embedding_loss,
+            F.kl_div,
+            F.binary_cross_entropy,
+            F.huber_loss,
+        ):
+            found.append((kind, loss.__name__, _outcome(partial(loss, x, target))))
+    return [(str(k), n, f) for k, n, f in found if (str(k), n) != ("torch.float16", "kl_div")]
+
+
+@_our_program
+def offsets_and_weights_of_bags_are_checked(torch: Any, device: str) -> Any:
+    bag = torch.nn.EmbeddingBag(5, 2, mode="sum").to(device)
+    x = torch.tensor([1, 2, 3], device=device)
+
+    def sum_is_large(offsets: list[int], weights: Any) -> Any:
+        return bag(x, torch.tensor(offsets, device=device), weights).sum().item() > 99
+
+    return [
+        _outcome(partial(sum_is_large, offsets, weights))
+        for offsets in ([1, 2], [0, 9], [0, 2])
+        for weights in (None, torch.ones(3, device=device), torch.ones(3, device=device).half())
+    ]
+
+
+@_our_program
+def tensors_in_lists_are_numbers(torch: Any, device: str) -> Any:
+    one, two = torch.tensor([1.0], device=device), torch.tensor([[2.0]], device=device)
+    return [
+        torch.tensor([one, two]), torch.tensor([[one], [two]]), torch.as_tensor((one,)), torch.tensor([one, 2]),
+        torch.tensor([3, one]), _outcome(lambda: torch.tensor([torch.ones(2, device=device)])),
+    ]  # fmt: skip
+
+
+@_our_program
+def the_modulus_is_put_where_out_lies(torch: Any, device: str) -> Any:
+    x = torch.tensor([3 + 4j, 1j], device=device)
+    return torch.abs(x, out=torch.empty_like(x)), torch.abs(x, out=torch.empty(2, device=device))
+
+
+@_our_program
+def tangents_follow_layouts(torch: Any, device: str) -> Any:
+    forward_ad, F = torch.autograd.forward_ad, torch.nn.functional
+    x = torch.arange(32.0).sin().reshape(1, 2, 4, 4).to(device)
+    found = []
+    for layer in (
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.interpolate(x, scale_factor=2),
+        lambda x: F.pad(x, (1, 1)),
+    ):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x.contiguous(memory_format=torch.channels_last), x.cos())
+            found += forward_ad.unpack_dual(layer(dual))
+    return [y if y is None else y.sum((2, 3)) for y in found]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.conformance.pool import ROOT
 from webtorch.as_torch.absent import ABSENT
-from webtorch.as_torch.places import CORE
+from webtorch.as_torch.places import COMPILER, CORE
 from webtorch.tensors.absent import reasons
 
 WAYS = ("device", "torch")
@@ -26,6 +26,7 @@ _WORDS = (
     *reasons(),
     *(why for why, _ in ABSENT.values()),
     CORE,
+    COMPILER,
     "is not available: WebGPU has",
     "tensors on the device are dense",
 )

@@ -68,6 +68,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._tensor": ("webtorch",),
     "torch._tensor_str": ("webtorch.as_torch.names.tensor_str",),
     "torch.serialization": ("webtorch.as_torch.names.serialization",),
+    "torch._VF": ("webtorch",),
     "torch.torch_version": ("webtorch.version",),
     "torch.__config__": ("webtorch.as_torch.names.config",),
     "torch._custom_ops": ("webtorch.as_torch.names.library",),
@@ -116,11 +117,16 @@ HIDDEN = frozenset(
 )
 # What to say of names that PyTorch programs ask for in vain.
 CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
+COMPILER = "it belongs to PyTorch's own compiler"
 _SPARSE = "tensors are dense and strided here; sparse layouts are not available"
 WORDS: dict[str, dict[str, str]] = {
     "torch": {
         "classes": CORE,
         "sparse": _SPARSE,
+        "_refs": COMPILER,
+        "_prims": COMPILER,
+        "_prims_common": COMPILER,
+        "_decomp": COMPILER,
         "export": "torch.export is not available; webtorch.web.export writes a compiled step",
         "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",
     },

@@ -58,7 +58,8 @@ from webtorch.ir.lines import is_internal
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
 from webtorch.runtime.backend import Executable
-from webtorch.runtime.realize import Frozen, Runtime, freeze, open_runtimes, to_graph
+from webtorch.runtime.frozen import Frozen, freeze, to_graph
+from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.recording import Owner, Recording, one_at_a_time
 from webtorch.tensors.device import resolve
 from webtorch.tensors.host import (

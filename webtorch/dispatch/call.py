@@ -24,10 +24,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 # What a call is to a script (`webtorch.scripts`): an operation; made of calls that stand there themselves; a fact of a
-# tensor that does not change, a flag of autograd, or the device; a look at values, or at a gradient; a backward pass,
-# or one that returns gradients; an optimizer's step; or something that ends it.
+# tensor that does not change, a flag of autograd, or the device; a look at values, or at a gradient; one that says
+# whether gradients are recorded; a backward pass, or one that returns gradients; an optimizer's step; or something that
+# ends it.
 Role = Literal[
-    "operation", "parts", "fact", "flag", "place", "reader", "gradient", "backward", "gradients", "step", "other"
+    "operation", "parts", "fact", "flag", "place", "reader", "gradient", "mark", "backward", "gradients", "step",
+    "other",
 ]  # fmt: skip
 
 

@@ -49,6 +49,10 @@ class KernelError(WebtorchError):
     """
 
 
+class ShaderError(SyntaxError, WebtorchError):
+    """A shader that the user wrote was refused: the compiler's message, with the lines around its place."""
+
+
 class CacheChurnWarning(UserWarning):
     """A cache of compiled work makes new entries in a loop and never uses them again; names what
     changes from one to the next and what to do.

@@ -139,6 +139,21 @@ def _kept(input: Tensor, p: float, features: bool) -> Tensor:
     return ge(TABLE["rand_like"](input, dtype=float32), p)
 
 
+def _dropped_rule(g: Tensor, _out: Any, _input: Any, kept: Tensor, scale: float) -> Tensor:
+    return _dropped(g, kept, scale)
+
+
+@composite(
+    name="_dropped",
+    function_in=(),
+    torch="",
+    gradient_name="MulBackward0",
+    vjp=(_dropped_rule,),
+)
+def _dropped(input: Tensor, kept: Tensor, scale: float) -> Tensor:
+    return _where(kept, input * scale, 0.0)
+
+
 def _dropout(
     input: Tensor, p: float, training: bool, inplace: bool, features: bool = False
 ) -> Tensor:
@@ -147,14 +162,13 @@ def _dropout(
         return input
     # The mask is a function of seed and offset: the backward pass may make it again instead of keeping it.
     scale = 1.0 / (1.0 - p) if p < 1 else 0.0
-    return put_back(input, _where(_kept(input, p, features), input * scale, 0.0), inplace)
+    return put_back(input, _dropped(input, _kept(input, p, features), scale), inplace)
 
 
 @composite(
     torch="nn.functional.dropout",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
-    gradient_name="MulBackward0",
     drawn=True,
 )
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:

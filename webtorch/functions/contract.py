@@ -24,10 +24,10 @@ from webtorch.ops.precision import computed_wide, is_short, to_type, widened
 from webtorch.ops.primitive import as_view, cast_to, conjugate, fill, matmul3, unrounded
 from webtorch.ops.record import (
     LOWER,
+    Anew,
     Autocast,
     OutRule,
     composite,
-    with_factors_first,
 )
 from webtorch.tensors.tensor import Tensor
 
@@ -453,13 +453,15 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""
     check_tensor("linear", "weight", 2, weight)
     inputs, weights = input._shape, weight._shape
-    if len(weights) > 2 or not weights:
+    if not inputs or not weights:
         raise ShapeError(
-            f"linear: weight must be (out, in) or (in), got shape {weights}. Flatten "
-            f"it, "
-            "or use matmul."
+            f"both arguments to linear need to be at least 1D, but they are {len(inputs)}D and {len(weights)}D"
         )
-    if not inputs or inputs[-1] != weights[-1]:
+    if len(weights) > 2:
+        raise ShapeError(
+            f"linear: weight must be (out, in) or (in), got shape {weights}. Flatten it, or use matmul."
+        )
+    if inputs[-1] != weights[-1]:
         raise ShapeError(
             f"linear: cannot multiply input {inputs} by weight {weights}: mat1 and "
             f"mat2 "
@@ -567,81 +569,82 @@ def _combine(
     return to_type((input if beta == 1 else input * beta) + result, dtype)
 
 
+def _factors_first(left: str, right: str) -> tuple[str, ...]:
+    """Return the old overloads of a product that is added to something: a method's factors stand behind its tensor."""
+    return tuple(
+        f"{start}, {factor}Tensor {left}, Tensor {right}"
+        for start in ("Number beta, Tensor input", "Tensor input, Number beta")
+        for factor in ("Number alpha, ", "")
+    )
+
+
 @composite(
-    factor="alpha",
+    overloads=_factors_first("mat1", "mat2"),
     family="contract",
     inplace=True,
     autocast=LOWER,
     gradient_name="AddmmBackward0",
+    vjp=Anew(unread=("input",), factors=("mat1", "mat2")),
     direct=("addmm",),
     aten=("addmm",),
     overlap="whole",
 )
 def addmm(
-    input: Tensor, mat1: Tensor, mat2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1
 ) -> Tensor:
     """Return beta * input + alpha * (mat1 @ mat2) for matrices."""
-    if old:
-        input, mat1, mat2, beta, alpha = with_factors_first(addmm, (input, mat1, mat2, *old))
     return _combine("addmm", input, mm, mat1, mat2, beta, alpha)
 
 
 @composite(
-    factor="alpha",
+    overloads=_factors_first("mat", "vec"),
     family="contract",
     inplace=True,
     autocast=Autocast(gpu="lower"),
     inplace_functions=("torch.addmv_",),
     gradient_name="AddmvBackward0",
+    vjp=Anew(unread=("input",), factors=("mat", "vec")),
     aten=("addmv",),
     overlap="whole",
 )
 def addmv(
-    input: Tensor, mat: Tensor, vec: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+    input: Tensor, mat: Tensor, vec: Tensor, *, beta: Number = 1, alpha: Number = 1
 ) -> Tensor:
     """Return beta * input + alpha * (mat @ vec)."""
-    if old:
-        input, mat, vec, beta, alpha = with_factors_first(addmv, (input, mat, vec, *old))
     return _combine("addmv", input, mv, mat, vec, beta, alpha)
 
 
 @composite(
-    factor="alpha",
+    overloads=_factors_first("batch1", "batch2"),
     family="contract",
     inplace=True,
     autocast=LOWER,
     gradient_name="BaddbmmBackward0",
+    vjp=Anew(unread=("input",), factors=("batch1", "batch2")),
     aten=("baddbmm",),
     overlap="whole",
 )
 def baddbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1
 ) -> Tensor:
     """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
-    if old:
-        input, batch1, batch2, beta, alpha = with_factors_first(
-            baddbmm, (input, batch1, batch2, *old)
-        )
     return _combine("baddbmm", input, bmm, batch1, batch2, beta, alpha)
 
 
 @composite(
-    factor="alpha",
+    overloads=_factors_first("batch1", "batch2"),
     family="contract",
     inplace=True,
     autocast=LOWER,
     gradient_name="AddbmmBackward0",
+    vjp=Anew(unread=("input",), factors=("batch1", "batch2")),
     aten=("addbmm",),
     overlap="whole",
 )
 def addbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1
 ) -> Tensor:
     """Return beta * input + alpha * (the sum over the batch of batch1 @ batch2)."""
-    if old:
-        input, batch1, batch2, beta, alpha = with_factors_first(
-            addbmm, (input, batch1, batch2, *old)
-        )
     for i, x in enumerate((batch1, batch2)):
         if x.ndim != 3:
             raise ShapeError(f"addbmm: batch{i + 1} must be a 3D tensor, got {tuple(x.shape)}")
@@ -661,23 +664,24 @@ def addbmm(
 
 
 @composite(
-    factor="alpha",
+    overloads=_factors_first("vec1", "vec2"),
     family="contract",
     inplace=True,
     autocast=Autocast(gpu="lower"),
     out="cast",
     gradient_name="AddrBackward0",
+    vjp=Anew(unread=("input",), factors=("vec1", "vec2")),
     aten=("addr",),
     overlap="whole",
 )
 def addr(
-    input: Tensor, vec1: Tensor, vec2: Tensor, *old: Any, beta: Number = 1, alpha: Number = 1
+    input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Number = 1, alpha: Number = 1
 ) -> Tensor:
     """Return beta * input + alpha * (vec1 outer vec2)."""
-    if old:
-        input, vec1, vec2, beta, alpha = with_factors_first(addr, (input, vec1, vec2, *old))
     dtype = promote_types(input.dtype, promote_types(vec1.dtype, vec2.dtype))
     for name, factor in (("beta", beta), ("alpha", alpha)):
+        if isinstance(factor, bool) and dtype is not bool_:
+            raise RuntimeError(f"Boolean {name} only supported for Boolean results.")
         if isinstance(factor, float) and dtype.kind not in ("float", "complex"):
             raise DTypeError(
                 f"addr: For integral input tensors, argument {name} must not be a floating point "

@@ -18,7 +18,7 @@ from webtorch.ir.view import Shape
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
-from webtorch.ops.record import LOWER, NARROW_INTEGERS, Composite, P, R, composite
+from webtorch.ops.record import LOWER, NARROW_INTEGERS, Anew, Composite, P, R, composite
 from webtorch.tensors.tape import attach, zeros_of
 from webtorch.tensors.tensor import Tensor
 
@@ -305,6 +305,7 @@ _CONVOLUTION: dict[str, Any] = {
     "function_in": EVERYWHERE,
     "autocast": LOWER,
     "gradient_name": "ConvolutionBackward0",
+    "vjp": Anew(unread=("bias",)),
     "gain": 1.0,
     "layout": channels_last_as(0, 1),
 }

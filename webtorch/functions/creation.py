@@ -144,8 +144,8 @@ def _is_sequence(value: Any) -> bool:
     return (
         hasattr(value, "__len__")
         and hasattr(value, "__getitem__")
-        and not isinstance(value, (str, bytes, dict, set))
-        and not (isinstance(value, Tensor) and not value._shape)
+        # Tensors in a list are numbers.
+        and not isinstance(value, (str, bytes, dict, set, Tensor))
         and not (_is_array(value) and not getattr(value, "shape", None))
     )
 
@@ -266,6 +266,10 @@ def _leaf(value: Any) -> tuple[Any, DType]:
             "are numbers"
         )
     if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                "only one element tensors can be converted to Python scalars: stack them, or cat them"
+            )
         return value.item(), value.dtype
     if hasattr(value, "dtype") and hasattr(value, "item"):
         return value.item(), _array_dtype(value)
@@ -329,7 +333,7 @@ def made_of(data: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
     if _is_array(data):
         return _from_array(data, dtype, device)
     shape = _shape_of(data)
-    if len(shape) > 1 and _is_array(data[0]):
+    if len(shape) > 1 and _is_array(data[0]) and not isinstance(data[0], Tensor):
         warn_once(
             "Creating a tensor from a list of numpy.ndarrays is extremely slow. Please consider converting "
             "the list to a single numpy.ndarray with numpy.array() before converting to a tensor."

@@ -8,13 +8,14 @@ and its gradient needs no scatter.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import gather_scatter
 from webtorch.functions.composite import log_softmax, pairwise_distance
 from webtorch.functions.reduce import mean, positions, sum
-from webtorch.ir.dtype import FLOATS, int64
+from webtorch.ir.dtype import FLOATS, int64, legacy_name
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.comparison import _where, clamp_min, eq, ne
@@ -34,6 +35,7 @@ from webtorch.ops.precision import computed_wide, to_type, widened
 from webtorch.ops.primitive import cast_to, fill, in_memory, take
 from webtorch.ops.purity import warn
 from webtorch.ops.record import (
+    ANEW,
     BOOL,
     FP32,
     NOT_FLOATS,
@@ -85,6 +87,23 @@ def _weighted(loss: Tensor, weight: Tensor | None, reduction: str) -> Tensor:
     return reduced(loss, reduction)
 
 
+def _last_part(each: str, other: str = "", flag: str = "") -> Callable[..., str]:
+    """Return the `gradient_name` of what PyTorch makes of other functions: that of the reduction, and without one
+    `each`, or `other` where the argument `flag` is given.
+    """
+
+    def title(*args: object, **kwargs: object) -> str:
+        """Return the name for a call."""
+        weighted = kwargs.get("weight") is not None
+        reduction = next((a for a in (*args, *kwargs.values()) if isinstance(a, str)), "mean")
+        if reduction == "none":
+            return "MulBackward0" if weighted else other if kwargs.get(flag) else each
+        mean = "DivBackward0" if weighted or reduction == "batchmean" else "MeanBackward0"
+        return "SumBackward0" if reduction == "sum" else mean
+
+    return title
+
+
 def _check_pair(name: str, input: Tensor, target: Tensor, both: bool = False) -> None:
     """Check types, and warn as PyTorch does when shapes differ and will be broadcast. One of the two may be an integer
     tensor, unless `both` must be floats.
@@ -111,6 +130,7 @@ def _check_pair(name: str, input: Tensor, target: Tensor, both: bool = False) ->
     samples=_REDUCTIONS,
     autocast=FP32,
     gradient_name="MseLossBackward0",
+    vjp=ANEW,
     out="cast",
 )
 def mse_loss(
@@ -133,6 +153,9 @@ def mse_loss(
     dtypes=FLOATS,
     samples=_REDUCTIONS,
     autocast=FP32,
+    gradient_name=_last_part("AbsBackward0"),
+    vjp=ANEW,
+    saves_values=True,
 )
 def l1_loss(
     input: Tensor,
@@ -159,6 +182,7 @@ def l1_loss(
     samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
     autocast=FP32,
     gradient_name="SmoothL1LossBackward0",
+    vjp=ANEW,
     out="cast",
 )
 def smooth_l1_loss(
@@ -185,6 +209,7 @@ def smooth_l1_loss(
     samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
     autocast=FP32,
     gradient_name="HuberLossBackward0",
+    vjp=ANEW,
     layout=of_operands,
     out="cast",
 )
@@ -203,7 +228,7 @@ def huber_loss(
         raise RuntimeError(
             f"huber_loss does not support non-positive values for delta. Got {delta}."
         )
-    return _weighted(huber_error(input, target, delta), weight, reduction)
+    return _weighted(to_type(huber_error(input, target, delta), input.dtype), weight, reduction)
 
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
@@ -217,6 +242,7 @@ def huber_loss(
     samples=_REDUCTIONS,
     autocast=Autocast("fp32", "refuse"),
     gradient_name="BinaryCrossEntropyBackward0",
+    vjp=ANEW,
 )
 def binary_cross_entropy(
     input: Tensor,
@@ -233,6 +259,11 @@ def binary_cross_entropy(
             f"Using a target size (torch.Size({list(target.shape)})) that is different to the input size "
             f"(torch.Size({list(input.shape)})) is deprecated. Please ensure they have the same size."
         )
+    if target.dtype is not input.dtype:
+        raise RuntimeError(
+            f"Found dtype {legacy_name(target.dtype)} but expected {legacy_name(input.dtype)}: binary_cross_entropy "
+            "takes a target of its input's type"
+        )
     _check_pair("binary_cross_entropy", input, target, both=True)
     loss = bce_error(input, target)
     return reduced(loss if weight is None else loss * weight, reduction)
@@ -245,6 +276,7 @@ def binary_cross_entropy(
     samples=_REDUCTIONS,
     autocast=FP32,
     gradient_name="BinaryCrossEntropyWithLogitsBackward0",
+    vjp=ANEW,
 )
 def binary_cross_entropy_with_logits(
     input: Tensor,
@@ -277,6 +309,8 @@ def binary_cross_entropy_with_logits(
     dtypes=FLOATS,
     autocast=FP32,
     refuses=NOT_FLOATS,
+    gradient_name=_last_part("SubBackward0", "MulBackward0", "log_target"),
+    vjp=ANEW,
 )
 def kl_div(
     input: Tensor,
@@ -293,6 +327,11 @@ def kl_div(
             "'batchmean' divides only by the batch size, and aligns with the KL div math definition."
             "'mean' will be changed to behave the same as 'batchmean' in the next major release.",
         )
+    if (
+        "float" not in (input.dtype.kind, target.dtype.kind)
+        or input.dtype.kind != target.dtype.kind
+    ):
+        raise RuntimeError("kl_div: Integral inputs not supported.")
     if log_target:
         loss = exp(target) * (target - input)
     else:
@@ -302,7 +341,13 @@ def kl_div(
     return reduced(loss, chosen_reduction(size_average, reduce, reduction))
 
 
-@composite(torch="nn.functional.gaussian_nll_loss", function_in=FUNCTIONAL, dtypes=FLOATS)
+@composite(
+    torch="nn.functional.gaussian_nll_loss",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    gradient_name=_last_part("MulBackward0", "AddBackward0", "full"),
+    vjp=ANEW,
+)
 def gaussian_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -343,6 +388,8 @@ def gaussian_nll_loss(
     dtypes=FLOATS,
     autocast=FP32,
     refuses=BOOL,
+    gradient_name=_last_part("SubBackward0", "AddBackward0", "full"),
+    vjp=ANEW,
 )
 def poisson_nll_loss(
     input: Tensor,
@@ -472,7 +519,7 @@ def _nll_name(input: Tensor, target: Tensor | None = None, *_: Any, **__: Any) -
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
-    vjp="anew",
+    vjp=ANEW,
     operators=("nll_loss2d", "nll_loss_nd"),
 )
 def nll_loss(
@@ -504,7 +551,7 @@ def nll_loss(
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name=_nll_name,
-    vjp="anew",
+    vjp=ANEW,
     saves_values=True,
     operators=("cross_entropy_loss",),
 )
@@ -573,6 +620,9 @@ def _soft_cross_entropy(
     dtypes=FLOATS,
     autocast=FP32,
     refuses=BOOL,
+    gradient_name=_last_part("AddBackward0"),
+    vjp=ANEW,
+    saves_values=True,
 )
 def hinge_embedding_loss(
     input: Tensor,
@@ -593,6 +643,8 @@ def hinge_embedding_loss(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    gradient_name=_last_part("ClampMinBackward0"),
+    vjp=ANEW,
 )
 def margin_ranking_loss(
     input1: Tensor,
@@ -613,6 +665,8 @@ def margin_ranking_loss(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    gradient_name=_last_part("AddBackward0"),
+    vjp=ANEW,
 )
 @computed_wide
 def cosine_embedding_loss(
@@ -649,6 +703,9 @@ def cosine_embedding_loss(
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
+    gradient_name=_last_part("ClampMinBackward0"),
+    vjp=ANEW,
+    saves_values=True,
 )
 @computed_wide
 def triplet_margin_loss(
@@ -681,6 +738,7 @@ def triplet_margin_loss(
     dtypes=FLOATS,
     autocast=FP32,
     gradient_name="SoftMarginLossBackward0",
+    vjp=ANEW,
 )
 def soft_margin_loss(
     input: Tensor,
@@ -695,5 +753,6 @@ def soft_margin_loss(
             f"soft_margin_loss: output with shape {list(input.shape)} doesn't match the broadcast shape "
             f"{list(broadcast_shapes(tuple(input.shape), tuple(target.shape)))}"
         )
-    loss = soft_margin(input, target)
+    # Its result is of input's type.
+    loss = to_type(soft_margin(input, target), input.dtype)
     return reduced(loss, chosen_reduction(size_average, reduce, reduction))

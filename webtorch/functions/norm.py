@@ -19,7 +19,7 @@ from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import rsqrt
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.precision import to_type, widened
-from webtorch.ops.record import WHOLE, Autocast, composite
+from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
 from webtorch.tensors.tensor import Tensor
 
 ONE_VALUE = "Expected more than 1 value per channel when training, got input size {}"
@@ -170,6 +170,7 @@ def layer_norm(
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
     gradient_name="FusedRmsNormBackward0",
+    vjp=ANEW,
 )
 def rms_norm(
     input: Tensor,
@@ -206,6 +207,7 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
     gradient_name="NativeGroupNormBackward0",
+    vjp=Anew(unread=("bias",)),
     layout=channels_last_as(0),
 )
 def group_norm(
@@ -240,6 +242,30 @@ def group_norm(
     return _affine(
         unit, _per_channel(weight, input.ndim), _per_channel(bias, input.ndim), input.dtype
     )
+
+
+@composite(name="_channels_normalized", function_in=(), torch="", vjp=Anew(unread=("bias",)))
+def _channels_normalized(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, dims: tuple[int, ...], eps: float
+) -> Tensor:
+    """Return input (N, C, ...) with mean 0 and variance 1 over `dims`, times weight, plus bias."""
+    unit, rank = normalized(widened(input), dims, eps), input.ndim
+    return _affine(unit, _per_channel(weight, rank), _per_channel(bias, rank), input.dtype)
+
+
+# What the next batch writes to the running statistics is not what this one was normalised by.
+@composite(name="_channels_scaled", function_in=(), torch="", vjp=ANEW, saves_values=True)
+def _channels_scaled(
+    input: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """Return input (N, C, ...) normalised by a mean and a variance of each channel, times weight, plus bias."""
+    m, v, w, b = (_per_channel(x, input.ndim) for x in (mean, variance, weight, bias))
+    return _affine((widened(input) - m) * rsqrt(widened(v) + eps), w, b, input.dtype)
 
 
 def _update_running(
@@ -310,7 +336,6 @@ def batch_norm(
         "batch_norm", channels,
         running_mean=running_mean, running_var=running_var, weight=weight, bias=bias,
     )  # fmt: skip
-    x = widened(input)
     if training:
         if eps <= 0:
             raise ValueError(f"batch_norm eps must be positive during training, but got {eps}")
@@ -319,19 +344,16 @@ def batch_norm(
             raise ValueError(ONE_VALUE.format(f"torch.Size({list(input.shape)})"))
         if 0 in input.shape:
             return input.clone()
-        unit = normalized(x, dims, eps)
         if running_mean is not None or running_var is not None:
-            _update_running(
-                running_mean, running_var, *_batch_statistics(x.detach(), dims), momentum
-            )
-    else:
-        if running_mean is None or running_var is None:
-            raise RuntimeError(
-                "batch_norm: Expected running_mean and running_var to be defined when training=False"
-            )
-        mean, variance = _per_channel(running_mean, rank), _per_channel(running_var, rank)
-        unit = (x - mean) * rsqrt(widened(variance) + eps)
-    return _affine(unit, _per_channel(weight, rank), _per_channel(bias, rank), input.dtype)
+            # Before the result is saved for: a checkpoint computes anew up to there, and both times move them.
+            statistics = _batch_statistics(widened(input.detach()), dims)
+            _update_running(running_mean, running_var, *statistics, momentum)
+        return _channels_normalized(input, weight, bias, dims, eps)
+    if running_mean is None or running_var is None:
+        raise RuntimeError(
+            "batch_norm: Expected running_mean and running_var to be defined when training=False"
+        )
+    return _channels_scaled(input, running_mean, running_var, weight, bias, eps)
 
 
 @composite(
@@ -366,9 +388,9 @@ def instance_norm(
     )  # fmt: skip
     if 0 in input.shape:
         return input.clone()
-    x = widened(input)
-    unit = normalized(x, dims, eps)
+    out = _channels_normalized(input, weight, bias, dims, eps)
     if running_mean is not None or running_var is not None:
-        mean, variance = (mean_of(s, (0,), True) for s in _batch_statistics(x.detach(), dims))
+        statistics = _batch_statistics(widened(input.detach()), dims)
+        mean, variance = (mean_of(s, (0,), True) for s in statistics)
         _update_running(running_mean, running_var, mean, variance, momentum)
-    return _affine(unit, _per_channel(weight, rank), _per_channel(bias, rank), input.dtype)
+    return out

@@ -71,7 +71,7 @@ from webtorch.ops.gamma import _igamma, _igammac, _polygamma, _zeta
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, paired, pairs
 from webtorch.ops.purity import warn_once
-from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite, in_old_order
+from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite
 from webtorch.ops.special import SPECIAL, _trigamma, digamma, lgamma
 from webtorch.tensors.promotion import Operand
 from webtorch.tensors.tensor import Tensor
@@ -104,7 +104,7 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
 
 @composite(
     inplace=True,
-    factor="alpha",
+    overloads=("Tensor input, Number alpha, Operand other",),
     out="cast",
     foreach=True,
     alone=_add,
@@ -114,10 +114,8 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
     aten=("add",),
     overlap="whole",
 )
-def add(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
+def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return input + alpha * other; of bools, or."""
-    if old:
-        (input, other), alpha = in_old_order(add, (input, other, *old), alpha != 1)
     if alpha is not True and plain(alpha, 1):
         return _add(input, other)
     _check_alpha("add", alpha, input, other)
@@ -126,7 +124,7 @@ def add(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
 
 @composite(
     inplace=True,
-    factor="alpha",
+    overloads=("Tensor input, Number alpha, Operand other",),
     dtypes=NUMERIC,
     out="cast",
     foreach=True,
@@ -137,10 +135,8 @@ def add(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
     aten=("sub",),
     overlap="whole",
 )
-def sub(input: Operand, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
+def sub(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return input - alpha * other."""
-    if old:
-        (input, other), alpha = in_old_order(sub, (input, other, *old), alpha != 1)
     check_subtraction("sub", input, other)
     if alpha is not True and plain(alpha, 1):
         return _sub(input, other)
@@ -155,15 +151,14 @@ def subtract(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
 
 
 @composite(
-    function_in=("torch",), factor="alpha", dtypes=NUMERIC, layout=of_operands, aten=("rsub",)
+    function_in=("torch",),
+    overloads=("Tensor input, Number other, Number alpha",),
+    dtypes=NUMERIC,
+    layout=of_operands,
+    aten=("rsub",),
 )
-def rsub(input: Tensor, other: Operand, *old: Any, alpha: Scalar = 1) -> Tensor:
+def rsub(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     """Return other - alpha * input."""
-    if old:
-        # Of numbers, PyTorch takes alpha by position.
-        if len(old) > 1 or alpha != 1 or is_tensor(other):
-            raise TypeError(f"rsub() takes 2 positional arguments but {2 + len(old)} were given")
-        alpha = old[0]
     if not is_tensor(input):
         raise TypeError(
             f"rsub(): argument 'input' (position 1) must be Tensor, not {type(input).__name__}"

@@ -21,8 +21,10 @@ from webtorch.ir.view import numel
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
 from webtorch.ops.record import (
+    ANEW,
     NARROW_INTEGERS,
     NOT_FLOATS,
+    Anew,
     Autocast,
     Composite,
     Example,
@@ -35,6 +37,8 @@ from webtorch.tensors.tensor import Tensor
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
+# The gradient of what is a sum of its elements.
+_LINEAR = Anew(unread=("input",))
 # PyTorch's CPU has these in three dimensions, and some in two, for float32 alone.
 _WIDE_ON_CPU = Autocast(cpu="fp32")
 
@@ -421,6 +425,11 @@ def _positions(pool: Pool, chosen: Any) -> Tensor:
     return total.contiguous()
 
 
+def _named(name: str, rank: int, rest: str = "") -> str:
+    """Return PyTorch's name for the gradient of pooling, which has one dimension as two of which one is 1."""
+    return "SqueezeBackward1" if rank == 1 else f"{name}{rank}D{rest}Backward0"
+
+
 def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Composite[..., Any]:
     """Declare max pooling of a rank, and the form that always gives indices."""
 
@@ -447,6 +456,7 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Compos
     ) -> tuple[Tensor, Tensor]:
         return pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
+    title = _named("MaxPool", rank, "WithIndices")
     with_indices.__name__ = with_indices.__qualname__ = f"max_pool{rank}d_with_indices"
     composite(
         family="contract",
@@ -455,8 +465,16 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Compos
         doc=f"Return the maxima of max_pool{rank}d and where they were.",
         example=example,
         layout=channels_last_as(0),
+        gradient_name=title,
+        vjp=ANEW,
     )(with_indices)
-    fields |= {"function_in": EVERYWHERE, "forms": _MAX, "layout": channels_last_as(0)}
+    fields |= {
+        "function_in": EVERYWHERE,
+        "forms": _MAX,
+        "layout": channels_last_as(0),
+        "gradient_name": title,
+        "vjp": ANEW,
+    }
     return ranked("max_pool", rank, doc, pool, **fields)
 
 
@@ -470,14 +488,12 @@ max_pool2d = _max_pooling(
     "Return the maximum of each window of (N, C, H, W) or (C, H, W).\n\n"
     "`return_indices` adds where in its plane it was.",
     Example(((2, 3, 9, 8),), (3, 2)),
-    gradient_name="MaxPool2DWithIndicesBackward0",
 )
 max_pool3d = _max_pooling(
     3,
     "Return the maximum of each window of (N, C, D, H, W) or (C, D, H, W); `return_indices` adds where it was.",
     Example(((1, 2, 6, 7, 5),), (2,)),
     autocast=_WIDE_ON_CPU,
-    gradient_name="MaxPool3DWithIndicesBackward0",
 )
 
 
@@ -612,6 +628,7 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
     refuses=NARROW_INTEGERS,
     gradient_name="SqueezeBackward1",
     once=True,
+    vjp=_LINEAR,
     aten=("avg_pool1d",),
 )
 def avg_pool1d(
@@ -647,6 +664,7 @@ def _avg_pooling(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
         "takes_out": True,
         "gradient_name": f"AvgPool{rank}DBackward0",
         "once": True,
+        "vjp": _LINEAR,
         "aten": (f"avg_pool{rank}d",),
         "layout": channels_last_as(0) if rank == 2 else None,
     }
@@ -783,12 +801,13 @@ def _adaptive_averaging(rank: int, doc: str, **fields: Any) -> Composite[..., An
     def function(input: Tensor, output_size: Any) -> Tensor:
         return _adaptive_avg(f"adaptive_avg_pool{rank}d", rank, input, output_size)
 
-    return ranked("adaptive_avg_pool", rank, doc, function, refuses=NOT_FLOATS, **fields)
+    def name(input: Tensor, output_size: Any) -> str:
+        sizes = (output_size,) if isinstance(output_size, int | None) else output_size
+        alone = rank > 1 and set(sizes) == {1}
+        return "MeanBackward1" if alone else _named("AdaptiveAvgPool", rank)
 
-
-def _adaptive_name(input: Tensor, output_size: Any) -> str:
-    alone = output_size in (1, (1, 1), [1, 1])
-    return "MeanBackward1" if alone else "AdaptiveAvgPool2DBackward0"
+    fields |= {"refuses": NOT_FLOATS, "gradient_name": name, "vjp": _LINEAR}
+    return ranked("adaptive_avg_pool", rank, doc, function, **fields)
 
 
 adaptive_avg_pool1d = _adaptive_averaging(
@@ -801,7 +820,6 @@ adaptive_avg_pool2d = _adaptive_averaging(
     "Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size.",
     function_in=FUNCTIONAL,
     layout=channels_last_as(0),
-    gradient_name=_adaptive_name,
 )
 adaptive_avg_pool3d = _adaptive_averaging(
     3,
@@ -866,6 +884,7 @@ def _adaptive_maximum(rank: int, doc: str, **fields: Any) -> Composite[..., Any]
         return _adaptive_max(name, rank, input, output_size, return_indices)
 
     fields |= {"function_in": FUNCTIONAL, "refuses": NOT_FLOATS, "forms": _ADAPTIVE_MAX}
+    fields |= {"gradient_name": _named("AdaptiveMaxPool", rank), "vjp": ANEW}
     return ranked("adaptive_max_pool", rank, doc, function, **fields)
 
 
@@ -876,14 +895,12 @@ adaptive_max_pool1d = _adaptive_maximum(
 adaptive_max_pool2d = _adaptive_maximum(
     2,
     "Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size.",
-    gradient_name="AdaptiveMaxPool2DBackward0",
     layout=channels_last_as(0),
 )
 adaptive_max_pool3d = _adaptive_maximum(
     3,
     "Return the maxima of `output_size` bins of (N, C, D, H, W) or (C, D, H, W); None keeps a size.",
     autocast=_WIDE_ON_CPU,
-    gradient_name="AdaptiveMaxPool3DBackward0",
 )
 
 

@@ -16,6 +16,7 @@ from webtorch.ir.view import (
     broadcast_shapes,
     normalize_dim,
 )
+from webtorch.ops.comparison import _where
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.primitive import conjugate
 from webtorch.ops.purity import warn_once
@@ -232,6 +233,17 @@ def matrix_power(input: Tensor, n: int) -> Tensor:
         square = matmul(square, square)
 
 
+@composite(
+    name="_farthest",
+    function_in=(),
+    torch="",
+    # Each of several that are equally far has the whole gradient.
+    vjp=lambda g, out, x: (_where(x.abs() == out.unsqueeze(-1), x.sign() * g.unsqueeze(-1), 0.0),),
+)
+def _farthest(difference: Tensor) -> Tensor:
+    return difference.abs().amax(-1)
+
+
 @composite(family="contract", function_in=("torch",), autocast=FP32, gradient_name="CdistBackward0")
 @computed_wide
 def cdist(
@@ -267,7 +279,7 @@ def cdist(
     if p == 1:
         return difference.abs().sum(-1)
     if math.isinf(p):
-        return difference.abs().amax(-1)
+        return _farthest(difference)
     if p == 2:
         total = (difference * difference).sum(-1)
     elif p > 1:

@@ -22,7 +22,7 @@ from webtorch.ops.grid import CORNERS, clipped, neighbour, unnormalised
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import cast_to, fill, iota, take
 from webtorch.ops.purity import warn
-from webtorch.ops.record import NOT_FLOATS, Autocast, Example, composite
+from webtorch.ops.record import NOT_FLOATS, Anew, Autocast, Example, composite
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.modes import no_grad
@@ -295,6 +295,7 @@ def _interpolate_name(
     torch="nn.functional.interpolate",
     autocast=Autocast(gpu="fp32"),
     gradient_name=_interpolate_name,
+    vjp=Anew(unread=("input",)),
     operators=(
         "upsample_nearest1d",
         "upsample_nearest2d",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any
 
 from webtorch.utils import _pytree as pytree
@@ -13,7 +14,7 @@ def tree_flatten_spec(tree: Any, spec: pytree.TreeSpec) -> list[Any]:
         return [tree]
     if spec.type is dict:
         parts = [tree[k] for k in spec.context]
-    elif issubclass(spec.type, (list, tuple)):
+    elif spec.type in (list, tuple, namedtuple):
         parts = [tree[i] for i in range(spec.num_children)]
     else:
         leaves, found = pytree.tree_flatten(tree)

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.functions import public as webtorch
-from webtorch.io import pytorch_file, safetensors, tree
+from webtorch.io import old_file, pytorch_file, safetensors, tree
 from webtorch.io.safetensors import FilePath, RawTensor
 from webtorch.io.tree import Leaf, TensorRef
 from webtorch.ir import dtype as dtypes
@@ -60,10 +60,11 @@ def save(
     naming the place in `obj`: call `state_dict()` first.
     """
     if not _use_new_zipfile_serialization:
-        raise ValueError(
-            "save: the format before PyTorch 1.6 is not available: every PyTorch since reads the other one"
-        )
-    if _is_safetensors(f):
+        if isinstance(f, str | os.PathLike):
+            safetensors.replace_file(f, lambda stream: old_file.dump(obj, stream))
+        else:
+            old_file.dump(obj, f)
+    elif _is_safetensors(f):
         _save_safetensors(obj, f)
     elif isinstance(f, str | os.PathLike):
         safetensors.replace_file(f, lambda stream: _save_pytorch(obj, stream))
@@ -129,12 +130,16 @@ def load(
             view = memoryview(stream.read())
     else:
         view, file = safetensors.map_file(f), os.fspath(f)
-    opening = bytes(view[: len(pytorch_file.LEGACY)])
+    opening = bytes(view[: len(old_file.MAGIC)])
+    place = partial(_place_storage, map_location, file)
     if opening.startswith(pytorch_file.ZIP):
-        place = partial(_place_storage, map_location, file)
         return pytorch_file.load(view, file, place, trusted=weights_only is False)
-    if opening == pytorch_file.LEGACY:
-        pytorch_file.refuse_legacy(file)
+    if opening == old_file.MAGIC:
+        old = old_file.OldArchive(view, file)
+        if not isinstance(f, str | os.PathLike) and old.end < len(view):
+            # Another one may follow.
+            f.seek(old.end - len(view), os.SEEK_CUR)
+        return pytorch_file.load_from(old, place, trusted=weights_only is False)
     # Tensors copy their bytes out of the file, so that their alignment in it does not matter.
     header = safetensors.parse_header(view, name=file, allow_misaligned=True)
     records = safetensors.records(view, header, name=file)

@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, BinaryIO, NoReturn, Protocol, cast
 
 from webtorch.errors import DTypeError
 from webtorch.functions import public as webtorch
@@ -32,19 +32,17 @@ from webtorch.tensors.tensor import Tensor
 Place = Callable[[int, DType, memoryview, str], Tensor]
 
 ZIP = b"PK\x03\x04"
-# The first bytes of what torch.save wrote before PyTorch 1.6: a pickled magic number.
-LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ALIGNMENT = 64
 _DEVICES = "webtorch/devices.json"
 _MAX_ENTRIES = 1_000_000
 _MAX_PICKLE_BYTES = 1 << 30
-_STORAGES = {
+STORAGES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
     "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
     "ComplexFloat": "complex64", "ComplexDouble": "complex128",
 }  # fmt: skip
-_STORAGE_OF = {name: kind for kind, name in _STORAGES.items()}
-_DTYPES = {d.name: d for d in (*dtypes.ALL, *dtypes.COMPLEX)}
+_STORAGE_OF = {name: kind for kind, name in STORAGES.items()}
+DTYPES = {d.name: d for d in (*dtypes.ALL, *dtypes.COMPLEX)}
 # PyTorch's types that have no counterpart, by name, so that an error can say which it is.
 _ABSENT = (
     "complex32", "uint16", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
@@ -54,6 +52,21 @@ _ABSENT = (
 
 class CheckpointError(pickle.UnpicklingError, RuntimeError):
     """A file that is no archive of `torch.save`, is damaged, or holds more than data."""
+
+
+class Source(Protocol):
+    """What is read: the parts of a file by name, and how to say that one is damaged."""
+
+    file: str
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise CheckpointError about this file."""
+
+    def bytes_of(self, name: str) -> memoryview:
+        """Return the bytes of a part. Raises CheckpointError where there is none."""
+
+    def text_of(self, name: str) -> str | None:
+        """Return a small text, or None where there is none."""
 
 
 class Entry:
@@ -80,12 +93,12 @@ class Archive:
         self.entries: dict[str, Entry] = {}
         for info in found:
             if info.filename in self.entries:
-                self.refuse(f"two entries are called {_short(info.filename)}")
+                self.refuse(f"two entries are called {short(info.filename)}")
             self.entries[info.filename] = self._entry(info)
         end = 0
         for entry in sorted(self.entries.values(), key=lambda e: (e.begin, e.end)):
             if entry.begin < end and entry.begin != entry.end:
-                self.refuse(f"the bytes of {_short(entry.name)} are another entry's too")
+                self.refuse(f"the bytes of {short(entry.name)} are another entry's too")
             end = max(end, entry.end)
         roots = [n for n in self.entries if n.endswith("/data.pkl") and n.count("/") == 1]
         if len(roots) != 1:
@@ -103,25 +116,25 @@ class Archive:
     def _entry(self, info: zipfile.ZipInfo) -> Entry:
         name, at, size = info.filename, info.header_offset, len(self.view)
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            self.refuse(f"{_short(name)} is compressed, torch.save compresses nothing")
+            self.refuse(f"{short(name)} is compressed, torch.save compresses nothing")
         if info.flag_bits & 1:
-            self.refuse(f"{_short(name)} is encrypted")
+            self.refuse(f"{short(name)} is encrypted")
         if at < 0 or at + 30 > size or bytes(self.view[at : at + 4]) != ZIP:
-            self.refuse(f"{_short(name)} is not where the archive's directory says")
+            self.refuse(f"{short(name)} is not where the archive's directory says")
         name_size, extra_size = struct.unpack_from("<HH", self.view, at + 26)
         begin = at + 30 + name_size + extra_size
         if begin + info.file_size > size:
-            self.refuse(f"{_short(name)} ends behind the end of the file; was it cut short?")
+            self.refuse(f"{short(name)} ends behind the end of the file; was it cut short?")
         return Entry(name, begin, begin + info.file_size, info.CRC)
 
     def bytes_of(self, name: str) -> memoryview:
         """Return the bytes of an entry, its name without the archive's own. Checks them."""
         entry = self.entries.get(self.prefix + name)
         if entry is None:
-            self.refuse(f"there is no {_short(name)} in it")
+            self.refuse(f"there is no {short(name)} in it")
         data = self.view[entry.begin : entry.end]
         if zlib.crc32(data) != entry.checksum:
-            self.refuse(f"the bytes of {_short(name)} are damaged: their checksum differs")
+            self.refuse(f"the bytes of {short(name)} are damaged: their checksum differs")
         return data
 
     def text_of(self, name: str) -> str | None:
@@ -175,7 +188,7 @@ class _Stored:
 
 
 class _Reader:
-    def __init__(self, archive: Archive, place: Place) -> None:
+    def __init__(self, archive: Source, place: Place) -> None:
         self.archive, self.place = archive, place
         self.flat: dict[tuple[str, DType], Tensor] = {}
         self.devices: dict[str, str] = {}
@@ -189,7 +202,7 @@ class _Reader:
         archive = self.archive
         order = archive.text_of("byteorder")
         if order not in (None, "little"):
-            archive.refuse(f"its numbers are {_short(order)}-endian, only little is read")
+            archive.refuse(f"its numbers are {short(order)}-endian, only little is read")
         try:
             devices = json.loads(archive.text_of(_DEVICES) or "{}")
         except ValueError:
@@ -224,9 +237,9 @@ class _Reader:
             "torch.device": self.device,
         }
         out: dict[str, object] = {name: Call(name, f) for name, f in calls.items()}
-        out |= {f"torch.{name}": dtype for name, dtype in _DTYPES.items()}
+        out |= {f"torch.{name}": dtype for name, dtype in DTYPES.items()}
         out |= {f"torch.{name}": Name(f"torch.{name}") for name in _ABSENT}
-        for kind in (*_STORAGES, "QInt8", "QUInt8", "QInt32"):
+        for kind in (*STORAGES, "QInt8", "QUInt8", "QInt32"):
             for where in ("torch", "torch.cuda"):
                 out[f"{where}.{kind}Storage"] = Name(f"torch.{kind}Storage")
         for name in (
@@ -236,21 +249,29 @@ class _Reader:
             out[name] = Name(name)
         return out
 
-    def storage(self, persistent_id: object) -> _Stored:
-        """Return the storage that a persistent id of the pickle names; its bytes are not read yet."""
+    def storage(self, persistent_id: object) -> object:
+        """Return the storage that a persistent id of the pickle names; its bytes are not read yet.
+
+        In files from before PyTorch 1.6 a class of modules is one too, with its source.
+        """
         match persistent_id:
-            case ("storage", Name(text=kind), str(key), str(device), int(elements)):
+            # Files from before PyTorch 1.6 have one more: where a storage lies in another one, None since 0.4.
+            case ("storage", Name(text=kind), str(key), str(device), int(elements), *views) if (
+                views in ([], [None])
+            ):
                 pass
+            case ("module", kind, *_):
+                return kind
             case _:
-                self.archive.refuse(f"it names a storage as {_short(persistent_id)}")
+                self.archive.refuse(f"it names a storage as {short(persistent_id)}")
         if elements < 0 or isinstance(elements, bool):
-            self.archive.refuse(f"the storage {_short(key)} has {elements} elements")
+            self.archive.refuse(f"the storage {short(key)} has {elements} elements")
         device = self.devices.get(key, device)
         kind = kind.rpartition(".")[2].removesuffix("Storage")
         if kind in ("Untyped", "Typed"):
             return _Stored(key, None, device, elements)
-        name = _STORAGES.get(kind)
-        return _Stored(key, _DTYPES[name] if name else kind.lower(), device, elements)
+        name = STORAGES.get(kind)
+        return _Stored(key, DTYPES[name] if name else kind.lower(), device, elements)
 
     def view(
         self, stored: object, dtype: object, offset: Any, shape: Any, strides: Any, grad: object
@@ -258,15 +279,15 @@ class _Reader:
         """Return the tensor that sees a storage in one way."""
         refuse = self.archive.refuse
         if not isinstance(stored, _Stored):
-            refuse(f"a tensor is made of {_short(stored)}, not of a storage")
+            refuse(f"a tensor is made of {short(stored)}, not of a storage")
         if not isinstance(dtype, DType):
             raise DTypeError(
                 f"load: {self.archive.file}: a tensor in it is {dtype}, which webtorch does not have"
             )
         if not (_counts(shape) and _counts(strides) and _counts((offset,))):
-            refuse(f"a tensor has shape {_short(shape)}, strides {_short(strides)} at {offset!r}")
+            refuse(f"a tensor has shape {short(shape)}, strides {short(strides)} at {offset!r}")
         if len(shape) != len(strides) or len(shape) > 64 or numel(shape) >= 2**63:
-            refuse(f"a tensor has shape {_short(shape)} and strides {_short(strides)}")
+            refuse(f"a tensor has shape {short(shape)} and strides {short(strides)}")
         whole = self.memory(stored, dtype)
         elements = whole.numel()
         if numel(shape) and extent(tuple(shape), tuple(strides), offset)[1] >= elements:
@@ -289,14 +310,14 @@ class _Reader:
             return found
         if any(k == stored.key for k, _ in self.flat):
             self.archive.refuse(
-                f"the storage {_short(stored.key)} is used with two element types, which webtorch "
+                f"the storage {short(stored.key)} is used with two element types, which webtorch "
                 "cannot share"
             )
         data = self.archive.bytes_of(f"data/{stored.key}")
         width = 1 if stored.dtype is None else dtype.itemsize
         if len(data) != stored.elements * width or len(data) % dtype.itemsize:
             self.archive.refuse(
-                f"the storage {_short(stored.key)} should have {stored.elements * width} bytes, the "
+                f"the storage {short(stored.key)} should have {stored.elements * width} bytes, the "
                 f"file has {len(data)}"
             )
         made = self.place(len(data) // dtype.itemsize, dtype, data, stored.device)
@@ -331,16 +352,16 @@ class _Reader:
     def meta_tensor(self, dtype: Any, shape: Any, strides: Any, grad: object) -> Tensor:
         """Stand for `torch._utils._rebuild_meta_tensor_no_storage`: a tensor on "meta", without values."""
         if not (isinstance(dtype, DType) and _counts(shape) and _counts(strides)):
-            self.archive.refuse(f"a tensor without values has shape {_short(shape)} of {dtype}")
+            self.archive.refuse(f"a tensor without values has shape {short(shape)} of {dtype}")
         if len(shape) != len(strides) or len(shape) > 64 or numel(shape) >= 2**63:
-            self.archive.refuse(f"a tensor has shape {_short(shape)} and strides {_short(strides)}")
+            self.archive.refuse(f"a tensor has shape {short(shape)} and strides {short(strides)}")
         made = webtorch.empty_strided(shape, strides, dtype=dtype, device="meta")
         return made.requires_grad_() if grad is True else made
 
     def parameter(self, data: object, grad: object, hooks: object) -> Parameter:
         """Stand for `torch._utils._rebuild_parameter`; its hooks are dropped."""
         if not isinstance(data, Tensor):
-            self.archive.refuse(f"a parameter is made of {_short(data)}")
+            self.archive.refuse(f"a parameter is made of {short(data)}")
         return Parameter(data, bool(grad))
 
     def parameter_with_state(
@@ -354,7 +375,7 @@ class _Reader:
     def from_type(self, make: object, kind: object, args: object, state: object) -> Tensor:
         """Stand for `torch._tensor._rebuild_from_type_v2`: a tensor of a class, with attributes."""
         if not isinstance(make, Call) or not isinstance(args, tuple):
-            self.archive.refuse(f"a tensor is made by {_short(make)}")
+            self.archive.refuse(f"a tensor is made by {short(make)}")
         made = make.function(*args)
         if not isinstance(made, Tensor):
             self.archive.refuse(f"{make.text} makes no tensor")
@@ -371,13 +392,13 @@ class _Reader:
             state = state[0]
         for name, value in (state or {}).items():
             if not isinstance(name, str) or name.startswith("__") or hasattr(Tensor, name):
-                self.archive.refuse(f"a tensor has an attribute {_short(name)}")
+                self.archive.refuse(f"a tensor has an attribute {short(name)}")
             tensor.__dict__[name] = value
 
     def size(self, sizes: Any) -> Size:
         """Stand for `torch.Size`."""
         if not _counts(sizes):
-            self.archive.refuse(f"a size is {_short(sizes)}")
+            self.archive.refuse(f"a size is {short(sizes)}")
         return Size(sizes)
 
     def device(self, *args: Any) -> webtorch.device:
@@ -385,7 +406,7 @@ class _Reader:
         try:
             return webtorch.device(*args)
         except RuntimeError as error:
-            self.archive.refuse(f"it names the device {_short(args)}: {error}")
+            self.archive.refuse(f"it names the device {short(args)}: {error}")
 
     def build(self, target: object, state: object) -> bool:
         """Set an OrderedDict's attributes (PyTorch keeps a state_dict's versions there), or the state
@@ -407,22 +428,19 @@ def load(view: memoryview, file: str, place: Place, trusted: bool) -> object:
     Raises CheckpointError for a file that is damaged or holds more than data, DTypeError for an
     element type that webtorch does not have.
     """
-    return _Reader(Archive(view, file), place).load(trusted)
+    return load_from(Archive(view, file), place, trusted)
 
 
-def refuse_legacy(file: str) -> NoReturn:
-    """Raise for a file that PyTorch wrote before 1.6."""
-    raise CheckpointError(
-        f"load: {file}: it is in the format of torch.save before PyTorch 1.6, which is not read here. "
-        'In PyTorch, torch.save(torch.load(file, map_location="cpu"), file) writes it anew.'
-    )
+def load_from(archive: Source, place: Place, trusted: bool) -> object:
+    """Return what the parts of a file hold, as `load` does."""
+    return _Reader(archive, place).load(trusted)
 
 
 def _counts(values: object) -> bool:
     return isinstance(values, tuple) and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     text = (
         repr(value) if isinstance(value, str | int | Name | tuple | None) else type(value).__name__
     )
@@ -436,12 +454,16 @@ def _short(value: object) -> str:
 _OURS = tuple([kind.__reduce_ex__ for kind in (Tensor, Parameter, Buffer)])
 
 
-class _Saver:
-    def __init__(self) -> None:
+class Saver:
+    """Writes what PyTorch's kinds of values are in a pickle, and gathers their storages. `views`: as before 1.6."""
+
+    def __init__(self, views: bool = False) -> None:
+        self.views = views
         # By identity; the storages are kept so that no other gets their id.
         self.keys: dict[int, str] = {}
         self.storages: list[Storage] = []
         self.types: dict[int, DType] = {}
+        self.widths: dict[int, int] = {}
 
     def special(self, value: object) -> Callable[[Writer], None] | None:
         """Return the function that writes a value of PyTorch's kinds, None for others."""
@@ -531,8 +553,13 @@ class _Saver:
         w.text(key)
         # PyTorch has no such device as ours; where a storage was is in an entry of its own.
         w.text("cpu")
-        w.integer(storage.nbytes // (dtype.itemsize if kind else 1))
-        w.out += b"tQ"
+        width = self.widths.setdefault(id(storage), dtype.itemsize if kind else 1)
+        w.integer(storage.nbytes // width)
+        w.out += b"NtQ" if self.views else b"tQ"
+
+    def width_of(self, storage: Storage) -> int:
+        """Return the size of the elements in which a storage's length is counted."""
+        return self.widths[id(storage)]
 
 
 class _Global:
@@ -552,9 +579,16 @@ class _Reference:
         self.storage, self.dtype = storage, dtype
 
 
+def storage_bytes(storage: Storage) -> memoryview:
+    """Return the bytes of a storage."""
+    nbytes = storage.elements * storage.dtype.itemsize
+    flat = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
+    return memoryview(flat._to_bytes()).cast("B")[:nbytes] if nbytes else memoryview(b"")
+
+
 def dump(obj: object, stream: BinaryIO) -> None:
     """Write `obj` to a seekable binary stream."""
-    saver = _Saver()
+    saver = Saver()
     pickled = Writer(saver.special, objects.write).finish(obj)
     devices: dict[str, str] = {}
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
@@ -564,12 +598,7 @@ def dump(obj: object, stream: BinaryIO) -> None:
             flat = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
             if not flat.is_cpu:
                 devices[str(key)] = str(flat.device)
-            nbytes = storage.elements * storage.dtype.itemsize
-            _put(
-                archive,
-                f"data/{key}",
-                memoryview(flat._to_bytes()).cast("B")[:nbytes] if nbytes else b"",
-            )
+            _put(archive, f"data/{key}", storage_bytes(storage))
         if devices:
             _put(archive, _DEVICES, json.dumps(devices).encode())
         _put(archive, "version", b"3\n")

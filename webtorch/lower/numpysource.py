@@ -83,10 +83,13 @@ class _Writer:
 
     def value(self, root: Expr) -> str:
         """Return the name of an expression's value, and write what it needs before."""
-        for node in ex.walk(root):
-            if node not in self.names and self.needed(node, root):
-                self.names[node] = self.node(node)
-        return self.names[root]
+        found = self.names.get(root)
+        if found is None:
+            for node in ex.walk(root):
+                if node not in self.names and self.needed(node, root):
+                    self.names[node] = self.node(node)
+            found = self.names[root]
+        return found
 
     def needed(self, node: Expr, root: Expr) -> bool:
         """Return whether a node gets a name in this order of writing."""

@@ -221,10 +221,14 @@ class _InstanceNorm(_NormBase):
     def _check_input_dim(self, input: Tensor) -> None:
         _check(input, self._rank + 1, self._rank + 2)
 
+    def _get_no_batch_dim(self) -> int:
+        """Return how many dims an input without a batch has."""
+        return self._rank + 1
+
     def forward(self, input: Tensor) -> Tensor:
         """Normalize each channel of each example; an input without batch dimension is one."""
         self._check_input_dim(input)
-        channels = input.dim() - self._rank - 1
+        channels = input.dim() - self._get_no_batch_dim()
         if input.shape[channels] != self.num_features:
             if self.affine:
                 raise ValueError(

@@ -10,13 +10,14 @@ holds the formulas that had to be arranged so that nothing overflows or cancels.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType
 from webtorch.ir.expr import FUNCTIONS, Expr
-from webtorch.ir.expr.exponential import pow_pair
+from webtorch.ir.expr.exponential import exp_pair, log1p_pair, log_pair, pow_pair
 from webtorch.ir.expr.pair import (
     Pair,
     angle,
@@ -91,12 +92,27 @@ def _evaluate(node: Expr, args: list[Any], values: tuple[Complex, ...]) -> objec
 # Entries whose own formula holds, beside those that are one scalar function.
 DERIVED = frozenset((
     "_add", "_add_scaled", "_sub", "_sub_scaled", "_div", "_cube", "_square", "reciprocal", "addcmul",
-    "addcdiv", "lerp", "logaddexp", "logaddexp2", "_log_add", "sigmoid", "silu", "sinc", "tanhshrink",
+    "addcdiv", "lerp", "logaddexp2", "sigmoid", "silu", "sinc", "tanhshrink",
     "ldexp", "tanh_backward", "sigmoid_backward",
 ))  # fmt: skip
+
+
+def _log_add(x: Pair, y: Pair) -> Pair:
+    """Return log(exp(x) + exp(y)). What has a real part of -infinity adds nothing, whatever its angle."""
+    first = x.re < y.re
+    less, more = select(first, x, y), select(first, y, x)
+    distance = less - more
+    ratio = select(ex.eq(distance.re, -math.inf), 0.0, exp_pair(distance))
+    alike = ex.isinf(x.re) & ex.eq(x.re, y.re)
+    infinite = select(x.re > 0, log_pair(exp_pair(x) + exp_pair(y)), less)
+    return select(alike, infinite, more + log1p_pair(ratio))
+
+
 # The others. A form over pairs gives a Pair, or an Expr where the result is real.
 FORMS: dict[str, Form] = {
     "_pow": pow_pair,
+    "logaddexp": _log_add,
+    "_log_add": _log_add,
     "abs": modulus,
     "angle": angle,
     "eq": equal,

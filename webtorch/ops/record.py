@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -20,7 +20,6 @@ from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
 from webtorch.ops.derive import derivative
 from webtorch.ops.layout import Layout, of_operands
-from webtorch.ops.purity import warn
 
 if TYPE_CHECKING:
     from webtorch.tensors.tensor import Tensor
@@ -71,6 +70,26 @@ WHOLE = Autocast("whole", "whole")
 
 # A gradient rule, written with public operations.
 Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """The gradient rule of what computes its results again and differentiates that: for what costs less than to keep
+    what it is made of, and for what is linear, whose results are not needed and never computed. Within one program
+    the compiler finds what was computed before. Operands that it is linear in are `unread`: of these it needs no more
+    than shape and type. `factors` are the operands of a product: each is read for the gradient of the others alone.
+    """
+
+    unread: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+
+    def unread_for(self, needs: Collection[str]) -> list[str]:
+        """Return the operands of which no value is read for the gradients of those that need one."""
+        alone = [f for f in self.factors if not any(n != f for n in self.factors if n in needs)]
+        return [*self.unread, *alone]
+
+
+ANEW = Anew()
 # What an `out=` may be: "exact", of the type of the result; "cast", of any type that PyTorch's rules let it be
 # cast to; "truncate", the same, and floats are cut off for integers; "into", the operation computes in its
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
@@ -125,9 +144,7 @@ class Op:
     # not differentiable or, for an elementwise op, derived from the formula. Of a composite, also a tuple of rules,
     # one for each parameter up to the last tensor (None where there is no cotangent): only those of operands that
     # need gradients are called, only what these read is saved, and cotangents of broadcast operands are summed.
-    # "anew": the operands are saved, and the function is computed again and differentiated: for what costs less than
-    # to keep what it is made of. Within one program the compiler finds what was computed before.
-    vjp: Rule | tuple[Rule | None, ...] | Literal["anew"] | None = None
+    vjp: Rule | tuple[Rule | None, ...] | Anew | None = None
     differentiable: bool = True
     autocast: Autocast | None = None
     dtypes: tuple[DType, ...] = ALL
@@ -151,9 +168,9 @@ class Op:
     # Whether the rule holds for complex tensors as it is written. Else it is that of a holomorphic
     # function: it is given conjugated cotangents, and gives such.
     complex_rule: bool = False
-    # The number that may also stand before the operands after the first, by position: PyTorch's order of
-    # before 1.5. A composite's function meets it as `*old` (`in_old_order`).
-    factor: str = ""
+    # Other orders in which PyTorch takes arguments by position: "Tensor input, Number alpha, Operand other". An operand
+    # may be a number, too.
+    overloads: tuple[str, ...] = ()
     # Names that PyTorch's overloads have for parameters, and theirs here.
     other_names: Mapping[str, str] = field(default_factory=dict)
     # Whether the result is, as PyTorch's, a view of a tensor that the operation makes: hooks on it are not met
@@ -436,12 +453,9 @@ def composite(
     def declare(function: Callable[P, R]) -> Composite[P, R]:
         """Put the entry of a function into the table."""
         title = name or function.__name__.rstrip("_")
-        plain = parameters = inspect.signature(function)
-        if fields.get("factor"):
-            kept = [p for n, p in plain.parameters.items() if n != "old"]
-            plain = function.__signature__ = plain.replace(parameters=kept)  # type: ignore[attr-defined]
+        parameters = inspect.signature(function)
         op: Composite[P, R] = Composite(
-            name=title, family=family, signature=signature_of(plain), doc=doc or inspect.getdoc(function) or "",
+            name=title, family=family, signature=signature_of(parameters), doc=doc or inspect.getdoc(function) or "",
             torch=fields.pop("torch", title), **fields,
         )  # fmt: skip
         op.function = function
@@ -450,58 +464,6 @@ def composite(
         return op
 
     return declare
-
-
-def in_old_order(op: Op, given: Sequence[object], stated: bool) -> tuple[tuple[Any, ...], Any]:
-    """Return the operands and the factor of a call with one argument too many: PyTorch's old order,
-    which it warns of. Raises TypeError for other calls, and where the factor is
-    `stated` by its name too.
-    """
-    operands, factor = op.positional(), op.factor
-    if (
-        not factor
-        or len(given) != 1 + len(operands)
-        or stated
-        or not isinstance(given[1], (int, float, complex))
-    ):
-        raise TypeError(
-            f"{op.name}() takes {len(operands)} positional arguments but {len(given)} were given"
-        )
-    rest = ", ".join(operands[1:])
-    warn(
-        f"This overload of {op.name} is deprecated:\n\t{op.name}(Number {factor}, {rest})\n"
-        "Consider using one of the following signatures instead:\n"
-        f"\t{op.name}({rest}, *, Number {factor} = 1)",
-    )
-    return (given[0], *given[2:]), given[1]
-
-
-def with_factors_first(op: Op, given: Sequence[object]) -> tuple[Any, ...]:
-    """Return the operands, beta and alpha of a call in PyTorch's old order, which it warns of: beta
-    before the first tensor, or behind it where that is a method's own, alpha before the second.
-    Raises TypeError for other calls.
-    """
-    operands = op.positional()
-    tensors = [x for x in given if not isinstance(x, (int, float, complex))]
-    factors = [x for x in given if isinstance(x, (int, float, complex))]
-    last = tensors[1:]
-    if (
-        len(tensors) != 3
-        or len(factors) not in (1, 2)
-        or any(x is not y for x, y in zip(given[-2:], last, strict=True))
-    ):
-        raise TypeError(
-            f"{op.name}() takes {len(operands)} positional arguments but {len(given)} were given"
-        )
-    names = ", ".join(operands[1:])
-    alpha = "Number alpha, " if len(factors) == 2 else ""
-    warn(
-        f"This overload of {op.name} is deprecated:\n"
-        f"\t{op.name}(Number beta, {operands[0]}, {alpha}{names})\n"
-        "Consider using one of the following signatures instead:\n"
-        f"\t{op.name}({operands[0]}, {names}, *, Number beta = 1, Number alpha = 1)",
-    )
-    return (*tensors, *factors, *(1,) * (2 - len(factors)))
 
 
 def return_type(name: str) -> Callable[[type[R]], type[R]]:

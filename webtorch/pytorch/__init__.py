@@ -25,6 +25,7 @@ fallback   operators without a kernel: an error, or the CPU when the user asks f
 profiler   kernels as events of `torch.profiler`
 graphs     what operators mean that only traced graphs contain
 saved      what a compiled forward graph saves for its backward graph: one object
+shader     shaders of the user's own
 origin     what PyTorch's compiler found in a function, and why it compiled
 values     what is known of the inputs and results of a compiled graph
 geometry   how tensors lie in memory

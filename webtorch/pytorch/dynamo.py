@@ -27,7 +27,8 @@ from webtorch.ir.view import is_contiguous, memory_order
 from webtorch.ops.primitive import copy
 from webtorch.pytorch import device as bridge
 from webtorch.pytorch.aten.table import Function, op
-from webtorch.pytorch.device import on_device, upload, webtorch_dtype
+from webtorch.pytorch.copying import upload
+from webtorch.pytorch.device import on_device, webtorch_dtype
 from webtorch.pytorch.graphs import meaning
 from webtorch.pytorch.origin import Origin, origin_of
 from webtorch.pytorch.partition import Partition, is_called

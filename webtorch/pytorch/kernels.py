@@ -22,6 +22,7 @@ from webtorch.ops.purity import looks
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.pytorch import device
 from webtorch.pytorch.aten.table import OPERATORS, Operator
+from webtorch.pytorch.copying import upload
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -34,7 +35,6 @@ from webtorch.pytorch.device import (
     refuse_overlap,
     resize_to,
     store,
-    upload,
     webtorch_dtype,
     wrap,
 )

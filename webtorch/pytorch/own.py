@@ -15,10 +15,10 @@ from webtorch.ops.primitive import fill, iota
 from webtorch.pytorch import device
 from webtorch.pytorch.aten.random import source
 from webtorch.pytorch.aten.table import op
+from webtorch.pytorch.copying import copy_from, item, to_copy
 from webtorch.pytorch.device import (
     check_device,
     check_layout,
-    copy_from,
     here,
     new_tensor,
     on_device,
@@ -38,8 +38,8 @@ own("set_.source_Storage")(
 )
 own("resize_")(device.resize_)
 own("_copy_from")(copy_from)
-own("_to_copy")(device.to_copy)
-own("_local_scalar_dense")(device.item)
+own("_to_copy")(to_copy)
+own("_local_scalar_dense")(item)
 # Padded batches stay dense: no jagged tensors here.
 own("_nested_tensor_from_mask_left_aligned")(lambda x, mask: False)
 own("record_stream")(lambda x, stream: None)

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from webtorch.ir.lines import source_text, user_line
-from webtorch.runtime.realize import line_text
+from webtorch.lower.body import line_text
 from webtorch.runtime.trace import debug_level, show_reason
 
 # How many reasons are kept.

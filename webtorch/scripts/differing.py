@@ -63,7 +63,9 @@ def _of_step(run: Run, s: Step, name: str, args: Args, kwargs: Kwargs) -> list[s
         if text := _of_value(run, p, kwargs[key]):
             found.append(f"argument {key} of {name} {text}")
     if s.kind == "backward":
-        found += _of_others(run, s, [run.externals[j]._grad for j, _ in s.leaves], "a gradient")
+        found += _of_others(
+            run, s, [getattr(run.leaf(j), "_grad", None) for j, _ in s.leaves], "a gradient"
+        )
     elif s.kind == "step" and s.callee is not None and s.callee.watch is not None:
         values = s.callee.watch(*args, **kwargs)
         if values is None:

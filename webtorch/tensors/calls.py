@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,8 +33,9 @@ from webtorch.ir.view import numel
 from webtorch.ops import primitive
 from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
-from webtorch.ops.record import Autocast, Elementwise, Op, Overlap, in_old_order
+from webtorch.ops.record import Autocast, Elementwise, Op, Overlap
 from webtorch.tensors import override
+from webtorch.tensors.binding import as_meant
 from webtorch.tensors.modes import mode
 from webtorch.tensors.primitives import lay
 from webtorch.tensors.promotion import Operand, can_cast
@@ -96,6 +95,9 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
     return primitive.write(x, result, fresh=True)
 
 
+install_binder(as_meant)
+
+
 # What an operand may be: a tuple, which is asked faster than a union.
 _OPERANDS = (Tensor, float, int, complex)
 
@@ -103,7 +105,7 @@ _OPERANDS = (Tensor, float, int, complex)
 def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     """Return the public function of an elementwise entry."""
     run = _elementwise_run(op)
-    callee = op.callee = Callee(op.name, run, autocast=op.autocast)
+    callee = op.callee = Callee(op.name, run, autocast=op.autocast, like=op)
     count = len(op.tensors)
     # What stands in each place without being looked at; internal entries are called with what is right.
     other_too = _OPERANDS if not op.function_in or op.numbers_for != "none" else (Tensor,)
@@ -157,7 +159,6 @@ def _elementwise_run(op: Elementwise) -> Run:
     """Return what a call of an elementwise entry does: it binds the arguments, records, and stores in `out=`."""
     names = (*op.tensors, *op.numbers)
     count = len(op.tensors)
-    by_position = len(op.positional())
     of_one = count == 1 and not op.numbers
     recorded = Callee(op.name, lambda args, _: apply(op, args[:count], args[count:]), op)
 
@@ -165,8 +166,6 @@ def _elementwise_run(op: Elementwise) -> Run:
         """Record a call."""
         kwargs = dict(kwargs)
         out = kwargs.pop("out", None)
-        if len(args) > by_position and by_position < len(names):
-            args, kwargs = _in_old_order(op, args, kwargs)
         values = _arguments(op, names, op.defaults, args, kwargs)
         if count == 2 and not (isinstance(values[0], Tensor) and isinstance(values[1], Tensor)):
             _check_numbers(op, values[0], values[1])
@@ -224,77 +223,6 @@ def _operand(op: Elementwise, value: object, number: int = 0) -> Operand:
     )
 
 
-# What is taken for a number, by the type of its parameter: whole ones, alone or in a list, and others.
-_WHOLE = re.compile(r"\b(int|Any|Sizes|Dims)\b")
-_REAL = re.compile(r"\b(float|Number|Scalar)\b")
-_TENSORS = re.compile(r"\b(Tensor|Operand|Callable)\b")
-
-
-def _as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-    """Return the arguments of a call by the names that its parameters have here, with numbers in place of tensors
-    without dims that stand for these; None where neither is needed.
-    """
-    others = callee.op.other_names if callee.op is not None else {}
-    if not others.keys().isdisjoint(kwargs):
-        return args, {others.get(name, name): value for name, value in kwargs.items()}
-    given = override.flat((*args, *kwargs.values()))
-    if not any(isinstance(x, Tensor) and not x._shape for x in given):
-        return None
-    types, rest = _types_of(callee)
-    named = {**dict(zip(types, args, strict=False)), **kwargs}
-    found = {name: _number_for(types.get(name, ""), value) for name, value in named.items()}
-    more = [_number_for(rest, value) for value in args[len(types) :]]
-    if all(found[n] is v for n, v in named.items()) and all(
-        x is y for x, y in zip(more, args[len(types) :], strict=True)
-    ):
-        return None
-    by_position = [found[name] for name, _ in zip(types, args, strict=False)]
-    return (*by_position, *more), {name: found[name] for name in kwargs}
-
-
-def _types_of(callee: Callee) -> tuple[dict[str, str], str]:
-    """Return the types of a call's parameters by name, those that may be given by position first, and that of more
-    arguments.
-    """
-    op = callee.op
-    if isinstance(op, Elementwise):
-        return dict.fromkeys(op.tensors, "Tensor") | dict.fromkeys(op.numbers, "Scalar"), ""
-    like = callee.parameters or inspect.signature(callee.like or callee.public or callee.run)
-    rest = next((p for p in like.parameters.values() if p.kind is p.VAR_POSITIONAL), None)
-    types = {
-        p.name: str(p.annotation)
-        for p in like.parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) or rest is None
-    }
-    return types, "" if rest is None else str(rest.annotation)
-
-
-def _number_for(kind: str, value: Any) -> Any:
-    """Return the number that a tensor stands for where a parameter of this type wants one, alone or in a list."""
-    if isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value):
-        found = [_number_for(kind, x) for x in value]
-        return value if all(map(operator.is_, found, value)) else tuple(found)
-    if (
-        not isinstance(value, Tensor)
-        or value._shape
-        or value.requires_grad
-        or _TENSORS.search(kind)
-    ):
-        return value
-    whole = value.dtype.kind in ("int", "uint")
-    return value.item() if (whole and _WHOLE.search(kind)) or _REAL.search(kind) else value
-
-
-install_binder(_as_meant)
-
-
-def _in_old_order(
-    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, factor = in_old_order(op, args, op.factor in kwargs)
-    return args, {**kwargs, op.factor: factor}
-
-
 def _arguments(
     op: Op,
     names: tuple[str, ...],
@@ -302,10 +230,9 @@ def _arguments(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> list[Any]:
-    if len(args) > len(names):
-        raise TypeError(
-            f"{op.name}() takes {len(names)} positional arguments but {len(args)} were given"
-        )
+    most = len(op.positional())
+    if len(args) > most:
+        raise TypeError(f"{op.name}() takes {most} positional arguments but {len(args)} were given")
     values = list(args)
     for name in names[len(args) :]:
         if name in kwargs:

@@ -351,8 +351,9 @@ def _identity(x: Tensor, dtype: DType) -> Tensor:
 
 
 def lay(x: Tensor, strides: Shape) -> None:
-    """Let a new tensor lie in memory with other strides, which leave no gaps. Its graph stays as it is."""
+    """Let a new tensor lie in memory with other strides, which leave no gaps. Its graph and its tangents stay."""
     x._base = None
+    tangents = [(level, level.of(x)) for level in mode.forward]
     order = memory_order(x._shape, strides)
     assert order is not None
     source = ordered_node(x, x._shape, x._strides, order)
@@ -363,6 +364,9 @@ def lay(x: Tensor, strides: Shape) -> None:
         node = Node("map", (source,), attrs, (), shape, x.dtype, user_line())
         x._storage = x._counter = Storage(node, x._storage.runtime)
     x._strides, x._offset, x._whole = strides, 0, is_contiguous(x._shape, strides)
+    for level, tangent in tangents:
+        if tangent is not None:
+            level.set(x, tangent)
 
 
 def cast_to(x: Tensor, dtype: DType) -> Tensor:

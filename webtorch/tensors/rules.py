@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
 from webtorch.dispatch.call import Args, Run
-from webtorch.ops.record import Op, gradient_title, used_arguments
+from webtorch.ops import primitive
+from webtorch.ops.record import Anew, Op, gradient_title, used_arguments
 from webtorch.tensors.engine import run_backward
 from webtorch.tensors.forward import transposed
 from webtorch.tensors.modes import enable_grad, mode, transforms, unrecorded
@@ -37,10 +38,8 @@ def with_rule(op: Op, inner: Run) -> Run:
     """Return the call of a composite that carries its own gradient rule: `inner` records no gradient."""
     assert op.vjp is not None
     signature = inspect.signature(op.function)
-    names = tuple(signature.parameters)
-    named = [n for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
-    most = len(names) - len(named)
-    place, anew, rule = _by_place(signature), op.vjp == "anew", _Rule(op, names)
+    place, by_names = _by_place(signature, op.function), _by_names(signature)
+    anew, rule = isinstance(op.vjp, Anew), _Rule(op, signature)
 
     def run(args: Args, kwargs: dict[str, Any]) -> Any:
         """Call, and give the results their gradient function and tangents."""
@@ -52,7 +51,7 @@ def with_rule(op: Op, inner: Run) -> Run:
             return inner(args, kwargs)
         args = place(args, kwargs)
         with unrecorded():
-            out = inner(args[:most], dict(zip(named, args[most:], strict=True)))
+            out = inner(*by_names(args))
         results = out[: op.outputs] if isinstance(out, tuple) else (out,)
         if recorded:
             rule.attach(args, results)
@@ -73,7 +72,9 @@ def _one_requires_grad(values: Iterable[Any]) -> bool:
     return False
 
 
-def _by_place(signature: inspect.Signature) -> Callable[[Args, dict[str, Any]], Args]:
+def _by_place(
+    signature: inspect.Signature, function: Callable[..., Any]
+) -> Callable[[Args, dict[str, Any]], Args]:
     """Return what puts the arguments of a call in the order of the parameters, with the defaults."""
     parameters = signature.parameters.values()
     defaults = tuple([p.default for p in parameters])
@@ -84,21 +85,37 @@ def _by_place(signature: inspect.Signature) -> Callable[[Args, dict[str, Any]], 
         """Return all arguments by position, those that have only names last."""
         if not kwargs and required <= len(args) <= most:
             return args + defaults[len(args) :]
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            # Python says it in the words of a call.
+            function(*args, **kwargs)
+            raise
         bound.apply_defaults()
         return (*bound.args, *bound.kwargs.values())
 
     return place
 
 
+def _by_names(signature: inspect.Signature) -> Callable[[Args], tuple[Args, dict[str, Any]]]:
+    """Return what gives those parameters their names again that have only names."""
+    named = [n for n, p in signature.parameters.items() if p.kind is p.KEYWORD_ONLY]
+    most = len(signature.parameters) - len(named)
+    if not named:
+        return lambda args: (args, {})
+    return lambda args: (args[:most], dict(zip(named, args[most:], strict=True)))
+
+
 class _Rule:
     """The gradient rule of an entry, or its rules for single operands, and what is saved for them."""
 
-    __slots__ = ("chosen", "function", "many", "names", "op", "title")
+    __slots__ = ("chosen", "function", "is_real", "many", "op", "signature", "title")
 
-    def __init__(self, op: Op, names: tuple[str, ...]) -> None:
-        self.op, self.function, self.names = op, op.function, names
+    def __init__(self, op: Op, signature: inspect.Signature) -> None:
+        self.op, self.function, self.signature = op, op.function, signature
         self.many = op.outputs > 1
+        # Whether it means another one for complex numbers.
+        self.is_real = not (op.complex_rule or isinstance(op.vjp, Anew))
         self.title = gradient_title(op.name)
         # By the places of the operands that need gradients.
         self.chosen: dict[tuple[int, ...], _Chosen] = {}
@@ -106,7 +123,7 @@ class _Rule:
     def _choose(self, needs: tuple[int, ...]) -> _Chosen:
         found = self.chosen.get(needs)
         if found is None:
-            found = self.chosen[needs] = _Chosen(self.op, self.function, self.names, needs)
+            found = self.chosen[needs] = _Chosen(self.op, self.function, self.signature, needs)
         return found
 
     def attach(self, args: Args, results: Sequence[Tensor]) -> None:
@@ -127,14 +144,12 @@ class _Rule:
         chosen = self._choose(tuple(needs))
         values, saved, apart = list(args), [], self.op.saves_values
         for i, a in tensors:
-            values[i] = None if chosen.reads[i] else a._shape
+            values[i] = None if chosen.reads[i] else chosen.known_of(a)
             if chosen.reads[i]:
                 saved.append(SavedTensor(a, None, apart))
         if chosen.reads_out:
             saved += [SavedTensor(r, number) for number, r in enumerate(results)]
-        turns = not self.op.complex_rule and (
-            has_complex or any(r.dtype.is_complex for r in results)
-        )
+        turns = self.is_real and (has_complex or any(r.dtype.is_complex for r in results))
         gaps = None if len(needs) == len(edges) else tuple([e is not None for e in edges])
         places = tuple([i for i, _ in tensors if chosen.reads[i]])
         static = _Static(chosen, tuple(values), places, gaps, turns)
@@ -164,9 +179,9 @@ class _Rule:
         chosen = self._choose(places)
         tensors, out = [args[i] for i in places], tuple(results) if self.many else results[0]
         has_complex = any(t.dtype.is_complex for t in (*tensors, *results))
-        rule = _turned(chosen.rule) if has_complex and not self.op.complex_rule else chosen.rule
+        rule = _turned(chosen.rule) if has_complex and self.is_real else chosen.rule
         values = [
-            a._shape if isinstance(a, Tensor) and not read else a
+            chosen.known_of(a) if isinstance(a, Tensor) and not read else a
             for a, read in zip(args, chosen.reads, strict=True)
         ]
         transposed(
@@ -178,7 +193,7 @@ class _Static(NamedTuple):
     """What the rule of a call knows of it, beside what is saved."""
 
     chosen: _Chosen
-    # The arguments by position: the shapes of tensors that are not saved, None for those that are.
+    # The arguments by position: what is known of tensors that are not saved, None for those that are.
     values: tuple[Any, ...]
     # Where those stand.
     places: tuple[int, ...]
@@ -191,15 +206,24 @@ class _Static(NamedTuple):
 class _Chosen:
     """The rules of an entry for the operands at the places `needs`, as one: it gives their cotangents."""
 
-    __slots__ = ("again", "reads", "reads_out", "rule")
+    __slots__ = ("again", "anew", "reads", "reads_out", "rule")
 
     def __init__(
-        self, op: Op, function: Callable[..., Any], names: tuple[str, ...], needs: tuple[int, ...]
+        self,
+        op: Op,
+        function: Callable[..., Any],
+        signature: inspect.Signature,
+        needs: tuple[int, ...],
     ) -> None:
-        vjp = op.vjp
-        if vjp == "anew":
-            used = set(names)
-            self.rule = functools.partial(_anew, function, needs)
+        vjp, names = op.vjp, tuple(signature.parameters)
+        self.anew = isinstance(vjp, Anew)
+        if isinstance(vjp, Anew):
+            without = vjp.unread_for({names[i] for i in needs})
+            used = set(names).difference(without)
+            unread = tuple([names.index(n) for n in without])
+            self.rule = functools.partial(
+                _anew, function, _by_names(signature), needs, unread, op.outputs
+            )
         elif isinstance(vjp, tuple):
             parts = [(i, vjp[i] if i < len(vjp) else None) for i in needs]
             read = [used_arguments(r, ("g", "out", *names)) for _, r in parts if r is not None]
@@ -213,6 +237,10 @@ class _Chosen:
         self.reads_out = "out" in used
         # The same where nothing differentiates it again.
         self.again = remembered(self.rule)
+
+    def known_of(self, tensor: Tensor) -> tuple[Any, ...]:
+        """Return what the rule is given of a tensor that is not saved."""
+        return (tensor._shape, tensor.dtype) if self.anew else tensor._shape
 
 
 def _all(
@@ -235,20 +263,39 @@ def _each(
 
 
 def _anew(
-    function: Callable[..., Any], needs: tuple[int, ...], g: Any, _out: Any, *values: Any
+    function: Callable[..., Any],
+    by_names: Callable[[Args], tuple[Args, dict[str, Any]]],
+    needs: tuple[int, ...],
+    unread: tuple[int, ...],
+    outputs: int,
+    g: Any,
+    _out: Any,
+    *values: Any,
 ) -> tuple[Any, ...]:
-    """Return the cotangents by computing the result again."""
+    """Return the cotangents by computing the results again. Of what is `unread` shape and type are known, which is all
+    that counts.
+    """
     create_graph, given = mode.grad, list(values)
+    gs = g if outputs > 1 else (g,)
     with enable_grad():
+        for i in unread:
+            if given[i] is not None:
+                cotangent = next(c for c in gs if c is not None)
+                shape, dtype = given[i]
+                given[i] = primitive.fill(shape, 0, dtype, cotangent.device)
         for i in needs:
-            if create_graph:
+            if create_graph and i not in unread:
                 given[i] = start_at(given[i])
             else:
                 given[i] = given[i].detach()
                 given[i]._requires_grad = True
+        args, kwargs = by_names(tuple(given))
+        out = function(*args, **kwargs)
+        results = out[:outputs] if isinstance(out, tuple) else (out,)
+        reached = [(r, c) for r, c in zip(results, gs, strict=True) if c is not None]
         found = run_backward(
-            [function(*given)],
-            [g],
+            [r for r, _ in reached],
+            [c for _, c in reached],
             retain_graph=create_graph,
             create_graph=create_graph,
             inputs=[given[i] for i in needs],

@@ -1,35 +1,29 @@
-"""torch.utils._pytree: nested containers as a list of leaves and a form."""
+"""torch.utils._pytree: nested containers as a list of leaves and a form.
+
+A container is known by its class: how it comes apart into parts and a context, how it is built of these, and under
+which keys the parts lie in it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import importlib
 import json
-import threading
-import warnings
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-PyTree: TypeAlias = Any
-Context: TypeAlias = Any
-DumpableContext: TypeAlias = Any
-FlattenFn = Callable[[Any], Any]
-UnflattenFn = Callable[..., Any]
-FlattenWithKeysFn = Callable[[Any], Any]
-ToDumpableContextFn = Callable[[Any], Any]
-FromDumpableContextFn = Callable[[Any], Any]
-KeyPath: TypeAlias = tuple[Any, ...]
+Flatten = Callable[[Any], tuple[Any, Any]]
+Unflatten = Callable[[Any, Any], Any]
 IsLeaf = Callable[[Any], bool] | None
-
-DEFAULT_TREESPEC_SERIALIZATION_PROTOCOL = 1
-NO_SERIALIZED_TYPE_NAME_FOUND = "NO_SERIALIZED_TYPE_NAME_FOUND"
+KeyPath = tuple[Any, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SequenceKey:
+# -- keys --------------------------------------------------------------------------------------------------------------
+
+
+class SequenceKey(NamedTuple):
     """The place of a part of a sequence."""
 
     idx: int
@@ -38,12 +32,11 @@ class SequenceKey:
         return f"[{self.idx!r}]"
 
     def get(self, sequence: Any) -> Any:
-        """Return the part."""
+        """Return the part of a sequence."""
         return sequence[self.idx]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class MappingKey:
+class MappingKey(NamedTuple):
     """The key of a part of a mapping."""
 
     key: Any
@@ -52,13 +45,12 @@ class MappingKey:
         return f"[{self.key!r}]"
 
     def get(self, mapping: Any) -> Any:
-        """Return the part."""
+        """Return the part of a mapping."""
         return mapping[self.key]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GetAttrKey:
-    """The name of an attribute."""
+class GetAttrKey(NamedTuple):
+    """The name of a part that is an attribute."""
 
     name: str
 
@@ -66,107 +58,74 @@ class GetAttrKey:
         return f".{self.name}"
 
     def get(self, obj: Any) -> Any:
-        """Return the attribute."""
+        """Return the attribute of an object."""
         return getattr(obj, self.name)
 
 
+def keystr(kp: KeyPath) -> str:
+    """Return a path as it is written in Python: "['a'][0].b"."""
+    return "".join(map(str, kp))
+
+
+def key_get(obj: Any, kp: KeyPath) -> Any:
+    """Return the part of an object at a path."""
+    for key in kp:
+        obj = key.get(obj)
+    return obj
+
+
+# -- kinds of containers -----------------------------------------------------------------------------------------------
+
+
 class NodeDef(NamedTuple):
-    """How containers of a class are taken apart and built."""
+    """How containers of a class come apart and are built, and the keys of their parts if they have some."""
 
-    type: Any
-    flatten_fn: FlattenFn
-    unflatten_fn: UnflattenFn
-    flatten_with_keys_fn: FlattenWithKeysFn | None
+    type: type[Any]
+    flatten_fn: Flatten
+    unflatten_fn: Unflatten
+    flatten_with_keys_fn: Flatten | None = None
 
 
-class _Written(NamedTuple):
-    """How the form of a class is written as text."""
+class _Serialized(NamedTuple):
+    """What a class is called in a serialised form, and how its contexts are written and read."""
 
-    type: Any
-    serialized_type_name: str
-    to_dumpable_context: ToDumpableContextFn | None
-    from_dumpable_context: FromDumpableContextFn | None
+    name: str
+    write: Callable[[Any], Any] | None = None
+    read: Callable[[Any], Any] | None = None
 
 
 SUPPORTED_NODES: dict[Any, NodeDef] = {}
-SUPPORTED_SERIALIZED_TYPES: dict[Any, _Written] = {}
-SERIALIZED_TYPE_TO_PYTHON_TYPE: dict[str, Any] = {}
+_SERIALIZED: dict[Any, _Serialized] = {}
 CONSTANT_NODES: set[type] = set()
-_registering = threading.RLock()
 
 
 def register_pytree_node(
-    cls: type[Any],
-    flatten_fn: FlattenFn,
-    unflatten_fn: UnflattenFn,
+    cls: type,
+    flatten_fn: Flatten,
+    unflatten_fn: Unflatten,
     *,
     serialized_type_name: str | None = None,
-    to_dumpable_context: ToDumpableContextFn | None = None,
-    from_dumpable_context: FromDumpableContextFn | None = None,
-    flatten_with_keys_fn: FlattenWithKeysFn | None = None,
+    to_dumpable_context: Callable[[Any], Any] | None = None,
+    from_dumpable_context: Callable[[Any], Any] | None = None,
+    flatten_with_keys_fn: Flatten | None = None,
+    **names: object,
 ) -> None:
     """Take a class of containers: `flatten_fn` gives (parts, context), `unflatten_fn` takes them."""
-    with _registering:
-        if cls in SUPPORTED_NODES:
-            raise ValueError(f"{cls} is already registered as pytree node.")
-        _private_register_pytree_node(
-            cls,
-            flatten_fn,
-            unflatten_fn,
-            serialized_type_name=serialized_type_name,
-            to_dumpable_context=to_dumpable_context,
-            from_dumpable_context=from_dumpable_context,
-            flatten_with_keys_fn=flatten_with_keys_fn,
+    SUPPORTED_NODES[cls] = NodeDef(cls, flatten_fn, unflatten_fn, flatten_with_keys_fn)
+    if serialized_type_name is not None:
+        _SERIALIZED[cls] = _Serialized(
+            serialized_type_name, to_dumpable_context, from_dumpable_context
         )
 
 
-def _private_register_pytree_node(
-    cls: Any,
-    flatten_fn: FlattenFn,
-    unflatten_fn: UnflattenFn,
-    *,
-    serialized_type_name: str | None = None,
-    to_dumpable_context: ToDumpableContextFn | None = None,
-    from_dumpable_context: FromDumpableContextFn | None = None,
-    flatten_with_keys_fn: FlattenWithKeysFn | None = None,
-) -> None:
-    with _registering:
-        if cls in SUPPORTED_NODES:
-            warnings.warn(
-                f"{cls} is already registered as pytree node. Overwriting the previous registration.",
-                stacklevel=2,
-            )
-        if (to_dumpable_context is None) ^ (from_dumpable_context is None):
-            raise ValueError(
-                f"Both to_dumpable_context and from_dumpable_context for {cls} must "
-                "be None or registered."
-            )
-        name = serialized_type_name or NO_SERIALIZED_TYPE_NAME_FOUND
-        SUPPORTED_NODES[cls] = NodeDef(cls, flatten_fn, unflatten_fn, flatten_with_keys_fn)
-        SUPPORTED_SERIALIZED_TYPES[cls] = _Written(
-            cls, name, to_dumpable_context, from_dumpable_context
-        )
-        SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = cls
+_register_pytree_node = register_pytree_node
 
 
-def _register_pytree_node(
-    cls: Any,
-    flatten_fn: FlattenFn,
-    unflatten_fn: UnflattenFn,
-    to_str_fn: object = None,
-    maybe_from_str_fn: object = None,
-    **options: Any,
-) -> None:
-    """Do as `register_pytree_node`, also for a class that was registered: its older form."""
-    _private_register_pytree_node(cls, flatten_fn, unflatten_fn, **options)
-
-
-def _deregister_pytree_node(cls: Any) -> None:
-    with _registering:
-        del SUPPORTED_NODES[cls]
-        written = SUPPORTED_SERIALIZED_TYPES.pop(cls)
-        SERIALIZED_TYPE_TO_PYTHON_TYPE.pop(written.serialized_type_name, None)
-        CONSTANT_NODES.discard(cls)
+def _deregister_pytree_node(cls: type) -> None:
+    """Forget a class of containers."""
+    del SUPPORTED_NODES[cls]
+    _SERIALIZED.pop(cls, None)
+    CONSTANT_NODES.discard(cls)
 
 
 def register_dataclass(
@@ -176,270 +135,189 @@ def register_dataclass(
     drop_field_names: list[str] | None = None,
     serialized_type_name: str | None = None,
 ) -> None:
-    """Take a class whose parts are its fields; those that are None are no parts."""
-    if not dataclasses.is_dataclass(cls):
-        if field_names is None:
-            raise ValueError(
-                "field_names must be specified with a list of all fields used to "
-                f"initialize {cls}, as it is not a dataclass."
-            )
-        names = field_names
-    else:
-        own = {f.name: None for f in dataclasses.fields(cls) if f.init}
-        wanted = own.keys() - set(drop_field_names or ())
-        names = list(own) if field_names is None else field_names
-        if field_names is not None and wanted != set(names):
-            message = "field_names does not include all dataclass fields.\n"
-            if missing := wanted - set(names):
-                message += (
-                    f"Missing fields in `field_names`: {missing}. If you want to include these fields in the "
-                    "pytree, please add them to `field_names`, otherwise please add them to "
-                    "`drop_field_names`.\n"
-                )
-            if unexpected := set(names) - wanted:
-                message += (
-                    f"Unexpected fields in `field_names`: {unexpected}. "
-                    "Please remove these fields, or add them to `drop_field_names`.\n"
-                )
-            raise ValueError(message)
+    """Take a dataclass: its fields are its parts; those of `drop_field_names` are left out and have their defaults."""
+    if field_names is None:
+        field_names = [f.name for f in dataclasses.fields(cls) if f.init]
+    names = [name for name in field_names if name not in (drop_field_names or ())]
 
-    def flatten(obj: Any) -> tuple[list[Any], Context]:
-        values = {name: getattr(obj, name) for name in names}
-        there = [name for name in names if values[name] is not None]
-        return [values[n] for n in there], [there, [n for n in names if values[n] is None]]
+    def apart(obj: Any) -> tuple[list[Any], list[str]]:
+        """Return the fields that are set, and their names."""
+        kept = [name for name in names if getattr(obj, name) is not None]
+        return [getattr(obj, name) for name in kept], kept
 
-    def unflatten(values: Iterable[Any], context: Context) -> Any:
-        there, absent = context
-        return cls(**dict(zip(there, values, strict=True)), **dict.fromkeys(absent))
+    def with_keys(obj: Any) -> tuple[list[Any], list[str]]:
+        """Return the fields with their keys."""
+        parts, kept = apart(obj)
+        return list(zip(map(GetAttrKey, kept), parts, strict=True)), kept
 
-    def with_keys(obj: Any) -> tuple[list[tuple[GetAttrKey, Any]], Context]:
-        values, (there, _) = flatten(obj)
-        return [(GetAttrKey(n), v) for n, v in zip(there, values, strict=True)], there
+    def build(parts: Iterable[Any], kept: list[str]) -> Any:
+        """Return an object with these fields; the others are None."""
+        given = dict(zip(kept, parts, strict=True))
+        return cls(**{name: given.get(name) for name in names})
 
-    _private_register_pytree_node(
-        cls,
-        flatten,
-        unflatten,
-        serialized_type_name=serialized_type_name,
-        flatten_with_keys_fn=with_keys,
+    register_pytree_node(
+        cls, apart, build, serialized_type_name=serialized_type_name, flatten_with_keys_fn=with_keys
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class ConstantNode:
-    """The context of a constant: the constant."""
+    """A value that belongs to the form of a container: the context of a constant."""
 
-    value: Any
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ConstantNode) and bool(self.value == other.value)
+
+    def __hash__(self) -> int:
+        return hash(self.value)
 
 
 def register_constant(cls: type[Any]) -> None:
-    """Take a class whose objects belong to the form: they have no leaves."""
-    for method, default in (("__eq__", object.__eq__), ("__hash__", None)):
-        if getattr(cls, method) is default:
-            raise TypeError(
-                f"register_constant(cls) expects `cls` to have a non-default `{method}` implementation."
-            )
-    flatten: FlattenFn = lambda x: ([], ConstantNode(x))  # noqa: E731
-    _private_register_pytree_node(
-        cls, flatten, lambda _, context: context.value, flatten_with_keys_fn=flatten
+    """Take a class whose objects have no leaves and belong to the form; they need `__eq__` and `__hash__`."""
+    if "__eq__" not in {n for k in cls.__mro__[:-1] for n in vars(k)}:
+        raise TypeError(
+            f"register_constant(cls) expects `cls` to have a non-default `__eq__` implementation: {cls}"
+        )
+    register_pytree_node(
+        cls, lambda value: ([], ConstantNode(value)), lambda _, context: context.value
     )
     CONSTANT_NODES.add(cls)
 
 
-def is_constant_class(cls: Any) -> bool:
-    """Whether objects of a class are constants."""
-    return isinstance(cls, type) and cls in CONSTANT_NODES
-
-
-def is_namedtuple(obj: object) -> bool:
-    """Whether something is a named tuple, or a class of such."""
-    return is_namedtuple_class(obj if isinstance(obj, type) else type(obj))
+def is_constant_class(cls: type[Any]) -> bool:
+    """Whether a class was given to `register_constant`."""
+    return cls in CONSTANT_NODES
 
 
 def is_namedtuple_class(cls: Any) -> bool:
-    """Whether a class is one of named tuples."""
-    return (
-        isinstance(cls, type)
-        and issubclass(cls, tuple)
-        and isinstance(getattr(cls, "_fields", None), tuple)
-        and callable(getattr(cls, "_make", None))
-        and callable(getattr(cls, "_asdict", None))
-    )
+    """Whether a class is a named tuple's."""
+    fields = getattr(cls, "_fields", None)
+    return isinstance(cls, type) and issubclass(cls, tuple) and isinstance(fields, tuple)
+
+
+def is_namedtuple(obj: object) -> bool:
+    """Whether an object is a named tuple, or a class of such."""
+    return is_namedtuple_class(obj if isinstance(obj, type) else type(obj))
 
 
 def is_namedtuple_instance(obj: object) -> bool:
-    """Whether something is a named tuple."""
+    """Whether an object is a named tuple."""
     return is_namedtuple_class(type(obj))
 
 
 _is_namedtuple_instance = is_namedtuple_instance
 
 
-def is_structseq(obj: object) -> bool:
-    """Whether something is a C structure that is a tuple (`time.struct_time`), or a class of such."""
-    return is_structseq_class(obj if isinstance(obj, type) else type(obj))
-
-
 def is_structseq_class(cls: Any) -> bool:
-    """Whether a class is one of C structures that are tuples."""
-    counts = ("n_fields", "n_sequence_fields", "n_unnamed_fields")
+    """Whether a class is one of Python's sequences with named fields, such as `os.stat_result`."""
     return (
         isinstance(cls, type)
         and cls.__bases__ == (tuple,)
-        and all(isinstance(getattr(cls, n, None), int) for n in counts)
+        and isinstance(getattr(cls, "n_sequence_fields", None), int)
     )
 
 
+def is_structseq(obj: object) -> bool:
+    """Whether an object is such a sequence, or a class of such."""
+    return is_structseq_class(obj if isinstance(obj, type) else type(obj))
+
+
 def is_structseq_instance(obj: object) -> bool:
-    """Whether something is a C structure that is a tuple."""
+    """Whether an object is such a sequence."""
     return is_structseq_class(type(obj))
 
 
-# -- containers of Python -------------------------------------------------------------------------
+def _sequence_keys(parts: Iterable[Any]) -> list[tuple[SequenceKey, Any]]:
+    return [(SequenceKey(i), part) for i, part in enumerate(parts)]
 
 
-def _dict_flatten(d: dict[Any, Any]) -> tuple[list[Any], Context]:
+def _pairs(mapping: Mapping[Any, Any]) -> list[tuple[MappingKey, Any]]:
+    return [(MappingKey(k), v) for k, v in mapping.items()]
+
+
+def _dict_flatten(d: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
     return list(d.values()), list(d)
 
 
-def _dict_unflatten(values: Iterable[Any], context: Context) -> dict[Any, Any]:
+def _dict_flatten_with_keys(d: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+    return _pairs(d), list(d)
+
+
+def _dict_unflatten(values: Iterable[Any], context: list[Any]) -> dict[Any, Any]:
     return dict(zip(context, values, strict=True))
 
 
-def _dict_flatten_with_keys(d: dict[Any, Any]) -> tuple[list[Any], Context]:
-    return [(MappingKey(k), v) for k, v in d.items()], list(d)
+def _class_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _list_flatten(d: list[Any]) -> tuple[list[Any], Context]:
-    return d, None
+def _class_of(name: str) -> Any:
+    module, _, rest = name.rpartition(".")
+    return getattr(importlib.import_module(module), rest)
 
 
-def _list_unflatten(values: Iterable[Any], context: Context) -> list[Any]:
-    return list(values)
+def _register_builtins() -> None:
+    register = register_pytree_node
+    register(
+        tuple, lambda d: (list(d), None), lambda parts, _: tuple(parts),
+        serialized_type_name="builtins.tuple", flatten_with_keys_fn=lambda d: (_sequence_keys(d), None),
+    )  # fmt: skip
+    register(
+        list, lambda d: (d, None), lambda parts, _: list(parts),
+        serialized_type_name="builtins.list", flatten_with_keys_fn=lambda d: (_sequence_keys(d), None),
+    )  # fmt: skip
+    register(
+        dict, _dict_flatten, _dict_unflatten,
+        serialized_type_name="builtins.dict", flatten_with_keys_fn=_dict_flatten_with_keys,
+    )  # fmt: skip
+    named: Any = namedtuple
+    register(
+        named, lambda d: (list(d), type(d)), lambda parts, kind: kind(*parts),
+        serialized_type_name="collections.namedtuple", to_dumpable_context=_class_name,
+        from_dumpable_context=_class_of,
+        flatten_with_keys_fn=lambda d: (
+            [(GetAttrKey(f), getattr(d, f)) for f in d._fields], type(d)
+        ),
+    )  # fmt: skip
+    register(
+        OrderedDict, _dict_flatten, lambda parts, keys: OrderedDict(zip(keys, parts, strict=True)),
+        serialized_type_name="collections.OrderedDict", flatten_with_keys_fn=_dict_flatten_with_keys,
+    )  # fmt: skip
+    register(
+        defaultdict, lambda d: (list(d.values()), [d.default_factory, list(d)]),
+        lambda parts, context: defaultdict(context[0], zip(context[1], parts, strict=True)),
+        serialized_type_name="collections.defaultdict",
+        to_dumpable_context=lambda context: [
+            None if context[0] is None else _class_name(context[0]), context[1]
+        ],
+        from_dumpable_context=lambda context: [
+            None if context[0] is None else _class_of(context[0]), context[1]
+        ],
+        flatten_with_keys_fn=lambda d: (_pairs(d), [d.default_factory, list(d)]),
+    )  # fmt: skip
+    register(
+        deque, lambda d: (list(d), d.maxlen), lambda parts, most: deque(parts, maxlen=most),
+        serialized_type_name="collections.deque",
+        flatten_with_keys_fn=lambda d: (_sequence_keys(d), d.maxlen),
+    )  # fmt: skip
 
 
-def _list_flatten_with_keys(d: Iterable[Any]) -> tuple[list[Any], Context]:
-    return [(SequenceKey(i), v) for i, v in enumerate(d)], None
-
-
-def _named_context(context: Any) -> str:
-    name = SUPPORTED_SERIALIZED_TYPES[context][1] if context in SUPPORTED_SERIALIZED_TYPES else ""
-    if name in ("", NO_SERIALIZED_TYPE_NAME_FOUND):
-        raise NotImplementedError(
-            f"Can't serialize TreeSpec of namedtuple class {context} because we "
-            "didn't register a serializated_type_name. Please register using `_register_namedtuple`."
-        )
-    return name
-
-
-def _named_type(name: str) -> Any:
-    if name not in SERIALIZED_TYPE_TO_PYTHON_TYPE:
-        raise NotImplementedError(
-            f"Can't deserialize TreeSpec of namedtuple class {name} "
-            "because we couldn't find a serializated name."
-        )
-    return SERIALIZED_TYPE_TO_PYTHON_TYPE[name]
-
-
-_NAMED: dict[str, Any] = {
-    "flatten_fn": lambda d: (list(d), type(d)),
-    "unflatten_fn": lambda values, context: context(*values),
-    "to_dumpable_context": _named_context,
-    "from_dumpable_context": _named_type,
-    "flatten_with_keys_fn": lambda d: (
-        [(GetAttrKey(n), v) for n, v in zip(d._fields, d, strict=True)],
-        type(d),
-    ),
-}
-
-
-def _register_namedtuple(cls: type[Any], *, serialized_type_name: str) -> None:
-    """Give a class of named tuples a name for forms that are written."""
-    _private_register_pytree_node(cls, serialized_type_name=serialized_type_name, **_NAMED)
-
-
-def _default_written(context: Context) -> Any:
-    factory, keys = context
-    return {
-        "default_factory_module": factory.__module__,
-        "default_factory_name": factory.__qualname__,
-        "dict_context": keys,
-    }
-
-
-def _default_read(written: Any) -> Context:
-    module = importlib.import_module(written["default_factory_module"])
-    return [getattr(module, written["default_factory_name"]), written["dict_context"]]
-
-
-_private_register_pytree_node(
-    tuple,
-    lambda d: (d, None),
-    lambda values, context: tuple(values),
-    serialized_type_name="builtins.tuple",
-    flatten_with_keys_fn=_list_flatten_with_keys,
-)
-_private_register_pytree_node(
-    list,
-    _list_flatten,
-    _list_unflatten,
-    serialized_type_name="builtins.list",
-    flatten_with_keys_fn=_list_flatten_with_keys,
-)
-_private_register_pytree_node(
-    dict,
-    _dict_flatten,
-    _dict_unflatten,
-    serialized_type_name="builtins.dict",
-    flatten_with_keys_fn=_dict_flatten_with_keys,
-)
-_private_register_pytree_node(namedtuple, serialized_type_name="collections.namedtuple", **_NAMED)
-_private_register_pytree_node(
-    OrderedDict,
-    _dict_flatten,
-    lambda values, context: OrderedDict(zip(context, values, strict=True)),
-    serialized_type_name="collections.OrderedDict",
-    flatten_with_keys_fn=_dict_flatten_with_keys,
-)
-_private_register_pytree_node(
-    defaultdict,
-    lambda d: (list(d.values()), [d.default_factory, list(d)]),
-    lambda values, context: defaultdict(context[0], zip(context[1], values, strict=True)),
-    serialized_type_name="collections.defaultdict",
-    to_dumpable_context=_default_written,
-    from_dumpable_context=_default_read,
-    flatten_with_keys_fn=lambda d: (
-        [(MappingKey(k), v) for k, v in d.items()],
-        [d.default_factory, list(d)],
-    ),
-)
-_private_register_pytree_node(
-    deque,
-    lambda d: (list(d), d.maxlen),
-    lambda values, context: deque(values, maxlen=context),
-    serialized_type_name="collections.deque",
-    flatten_with_keys_fn=lambda d: (
-        [(SequenceKey(i), v) for i, v in enumerate(d)],
-        d.maxlen,
-    ),
-)
+_register_builtins()
 STANDARD_DICT_TYPES = frozenset((dict, OrderedDict, defaultdict))
-BUILTIN_TYPES = frozenset(SUPPORTED_NODES)
+BUILTIN_TYPES = frozenset((tuple, list, dict, namedtuple, OrderedDict, defaultdict, deque))
 
 
 def _get_node_type(tree: Any) -> Any:
-    """Return under which class something is registered; `namedtuple` for all named tuples."""
+    """Return the class under which a container is known: `collections.namedtuple` for all named tuples."""
     kind = type(tree)
-    if kind in _PLAIN or not (issubclass(kind, tuple) and is_namedtuple_class(kind)):
-        return kind
-    return namedtuple
+    if kind not in SUPPORTED_NODES and is_namedtuple_class(kind):
+        return namedtuple
+    return kind
 
 
-_PLAIN = frozenset((list, tuple, dict, int, float, bool, str, type(None)))
-
-
-def tree_is_leaf(tree: PyTree, is_leaf: IsLeaf = None) -> bool:
-    """Whether something is no container that is known, or a leaf by `is_leaf`."""
+def tree_is_leaf(tree: Any, is_leaf: IsLeaf = None) -> bool:
+    """Whether an object is a leaf: of no known class of containers, or one that `is_leaf` says is."""
     if is_leaf is not None and is_leaf(tree):
         return True
     return _get_node_type(tree) not in SUPPORTED_NODES
@@ -448,114 +326,109 @@ def tree_is_leaf(tree: PyTree, is_leaf: IsLeaf = None) -> bool:
 _is_leaf = tree_is_leaf
 
 
-# -- forms ----------------------------------------------------------------------------------------
+# -- forms -------------------------------------------------------------------------------------------------------------
 
 
 class TreeSpec:
     """The form of a nested container: how it is built from its parts' leaves."""
 
-    __slots__ = ("_children", "_context", "num_children", "num_leaves", "num_nodes", "type")
+    __slots__ = ("_children", "_context", "num_leaves", "num_nodes", "type")
 
-    def __init__(self, type: Any, context: Context, children_specs: list[TreeSpec]) -> None:
-        """Take the class, what it is built with beside its parts, and the forms of these."""
+    def __init__(self, type: Any, context: Any, children_specs: list[TreeSpec]) -> None:
         self.type, self._context, self._children = type, context, children_specs
-        self.num_children = len(children_specs)
-        self.num_nodes: int = 1 + sum(c.num_nodes for c in children_specs)
-        self.num_leaves: int = sum(c.num_leaves for c in children_specs) if type is not None else 1
+        leaf = type is None
+        self.num_nodes: int = sum((c.num_nodes for c in children_specs), 1)
+        self.num_leaves: int = 1 if leaf else sum(c.num_leaves for c in children_specs)
 
     @property
-    def context(self) -> Context:
-        """What it is built with beside its parts."""
+    def context(self) -> Any:
+        """What else the container is built of."""
         return self._context
 
     @property
     def children_specs(self) -> list[TreeSpec]:
-        """The forms of its parts."""
+        """The forms of the parts."""
         return self._children
 
+    @property
+    def num_children(self) -> int:
+        """How many parts there are."""
+        return len(self._children)
+
     def children(self) -> list[TreeSpec]:
-        """Return the forms of its parts."""
-        return self._children.copy()
+        """Return the forms of the parts."""
+        return list(self._children)
 
     def child(self, index: int) -> TreeSpec:
-        """Return the form of one part."""
+        """Return the form of a part."""
         return self._children[index]
 
     def is_leaf(self) -> bool:
         """Whether it is the form of a leaf."""
         return self.type is None
 
-    def __repr__(self, indent: int = 0) -> str:
-        indent += 2
-        parts = [c.__repr__(indent) for c in self._children]
-        inner = (",\n" + " " * indent).join(parts)
-        return f"TreeSpec({self.type.__name__}, {self._context}, [{inner}])"
-
     def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
+        if not isinstance(other, TreeSpec):
             return NotImplemented
-        return (
-            str(self.type) == str(other.type)
-            and self._context == other._context
-            and self._children == other._children
-        )
+        return (self.type, self._context, self._children) == (
+            other.type, other._context, other._children
+        )  # fmt: skip
 
     def __hash__(self) -> int:
         context = self._context
-        if self.type in STANDARD_DICT_TYPES:
-            context = tuple(context[1] if self.type is defaultdict else context)
+        if self.type is defaultdict:
+            context = [context[0], tuple(context[1])]
+        if isinstance(context, list):
+            context = tuple(context)
         return hash((self.type, context, tuple(self._children)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.type, self._context, self._children)
+    def __repr__(self, indent: int = 0) -> str:
+        if self.type is None:
+            return "*"
+        head = f"TreeSpec({self.type.__name__}, {self._context}, ["
+        inner = indent + 2
+        parts = [child.__repr__(inner) for child in self._children]
+        return f"{head}{(',' + chr(10) + ' ' * inner).join(parts)}])"
 
-    def unflatten(self, leaves: Iterable[Any]) -> PyTree:
-        """Return the container of this form with these leaves."""
-        given = leaves if isinstance(leaves, (list, tuple)) else list(leaves)
-        if len(given) != self.num_leaves:
-            raise ValueError(
-                f"treespec.unflatten(leaves): `leaves` has length {len(given)} but the spec refers to a pytree "
-                f"that holds {self.num_leaves} items ({self}).",
-            )
-        return _build(iter(given), self)
-
-    def flatten_up_to(self, tree: PyTree) -> list[PyTree]:
-        """Return the parts of a container where this form has leaves. Raises ValueError where forms differ."""
-        if self.is_leaf():
+    def flatten_up_to(self, tree: Any) -> list[Any]:
+        """Return what lies in a container at the places of the leaves. Raises ValueError for another form."""
+        if self.type is None:
             return [tree]
         kind = _get_node_type(tree)
-        dicts = self.type in STANDARD_DICT_TYPES and kind in STANDARD_DICT_TYPES
-        own = self.type in BUILTIN_TYPES
-        if kind != self.type and not dicts:
-            raise ValueError(
-                f"{'Node type' if own else 'Type'} mismatch; expected {self.type!r}, but got {kind!r}."
-            )
+        both_dicts = self.type in STANDARD_DICT_TYPES and kind in STANDARD_DICT_TYPES
+        if kind is not self.type and not both_dicts:
+            raise ValueError(f"Node type mismatch; expected {self.type!r}, but got {kind!r}.")
         parts, context = SUPPORTED_NODES[kind].flatten_fn(tree)
         parts = list(parts)
         if len(parts) != self.num_children:
             raise ValueError(
                 f"Node arity mismatch; expected {self.num_children}, but got {len(parts)}."
             )
-        if dicts:
+        if both_dicts:
             keys = self._context[1] if self.type is defaultdict else self._context
-            if set(keys) != set(tree):
-                missing, extra = set(keys) - set(tree), set(tree) - set(keys)
-                message = f"; missing key(s): {missing}" if missing else ""
-                message += f"; extra key(s): {extra}" if extra else ""
-                raise ValueError(f"Node keys mismatch{message}.")
-            parts = [tree[k] for k in keys]
-        elif context != self._context and self.type is not deque:
-            what = "" if own else "custom "
+            missing = [key for key in keys if key not in tree]
+            if missing:
+                raise ValueError(f"Node keys mismatch; missing key(s): {missing}.")
+            parts = [tree[key] for key in keys]
+        elif kind is not deque and context != self._context:
             raise ValueError(
-                f"Node context mismatch for {what}node type {self.type!r}; "
-                f"expected {self._context!r}, but got {context!r}."
-                if own
-                else f"Node context mismatch for custom node type {self.type!r}."
+                f"Node context mismatch for node type {self.type!r}; expected {self._context!r}, but got {context!r}."
             )
-        return [x for part, spec in zip(parts, self._children) for x in spec.flatten_up_to(part)]
+        return [
+            x
+            for child, part in zip(self._children, parts, strict=True)
+            for x in child.flatten_up_to(part)
+        ]
 
-
-PyTreeSpec = TreeSpec
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        """Return the container of this form with these leaves. Raises ValueError for another number of them."""
+        leaves = leaves if isinstance(leaves, (list, tuple)) else list(leaves)
+        if len(leaves) != self.num_leaves:
+            raise ValueError(
+                f"treespec.unflatten(leaves): `leaves` has length {len(leaves)} but the spec refers to a pytree that "
+                f"holds {self.num_leaves} items ({self})."
+            )
+        return _build(iter(leaves), self)
 
 
 class LeafSpec(TreeSpec):
@@ -564,70 +437,28 @@ class LeafSpec(TreeSpec):
     __slots__ = ()
 
     def __init__(self) -> None:
-        """Take nothing."""
         super().__init__(None, None, [])
 
-    def __repr__(self, indent: int = 0) -> str:
-        return "*"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return LeafSpec, ()
+_LEAF = LeafSpec()
 
 
-_LEAF_SPEC = LeafSpec()
-
-
-def treespec_leaf() -> LeafSpec:
+def treespec_leaf() -> TreeSpec:
     """Return the form of a leaf."""
-    return _LEAF_SPEC
+    return _LEAF
 
 
 def treespec_tuple(iterable: Iterable[TreeSpec] = (), /) -> TreeSpec:
     """Return the form of a tuple of parts of these forms."""
-    children = list(iterable)
-    if not all(isinstance(child, TreeSpec) for child in children):
-        raise ValueError(f"Expected a tuple of TreeSpec values, got: {children!r}.")
-    return TreeSpec(tuple, None, children)
+    return TreeSpec(tuple, None, list(iterable))
 
 
 def treespec_dict(
-    mapping: Mapping[Any, TreeSpec] | Iterable[tuple[Any, TreeSpec]] = (),
-    /,
-    **kwargs: TreeSpec,
+    mapping: Mapping[Any, TreeSpec] | Iterable[tuple[Any, TreeSpec]] = (), /, **kwargs: TreeSpec
 ) -> TreeSpec:
     """Return the form of a dict of parts of these forms."""
-    children = dict(mapping, **kwargs)
-    if not all(isinstance(child, TreeSpec) for child in children.values()):
-        raise ValueError(f"Expected a dictionary of TreeSpec values, got: {children!r}.")
-    return TreeSpec(dict, list(children), list(children.values()))
-
-
-def tree_flatten(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[list[Any], TreeSpec]:
-    """Return (leaves, form)."""
-    leaves: list[Any] = []
-
-    def flatten(node: Any) -> TreeSpec:
-        kind = _get_node_type(node)
-        known = SUPPORTED_NODES.get(kind)
-        if known is None or (is_leaf is not None and is_leaf(node)):
-            leaves.append(node)
-            return _LEAF_SPEC
-        parts, context = known.flatten_fn(node)
-        return TreeSpec(kind, context, [flatten(part) for part in parts])
-
-    spec = flatten(tree)
-    return leaves, spec
-
-
-def tree_unflatten(leaves: Iterable[Any], treespec: TreeSpec) -> PyTree:
-    """Return the container of that form with these leaves."""
-    if not isinstance(treespec, TreeSpec):
-        if not isinstance(leaves, TreeSpec):
-            raise TypeError(
-                f"Expected `treespec` to be an instance of PyTreeSpec but got item of type {type(treespec)}."
-            )
-        leaves, treespec = treespec, leaves
-    return treespec.unflatten(leaves)
+    found = dict(mapping, **kwargs)
+    return TreeSpec(dict, list(found), list(found.values()))
 
 
 def _build(leaves: Iterator[Any], spec: TreeSpec) -> Any:
@@ -637,81 +468,106 @@ def _build(leaves: Iterator[Any], spec: TreeSpec) -> Any:
     return SUPPORTED_NODES[spec.type].unflatten_fn(parts, spec._context)
 
 
-def tree_iter(tree: PyTree, is_leaf: IsLeaf = None) -> Iterator[Any]:
-    """Give the leaves."""
-    if tree_is_leaf(tree, is_leaf):
+# -- functions ---------------------------------------------------------------------------------------------------------
+
+
+def _flatten(tree: Any, is_leaf: IsLeaf, leaves: list[Any]) -> TreeSpec:
+    """Put the leaves of a container into a list; return its form."""
+    kind = _get_node_type(tree)
+    if kind not in SUPPORTED_NODES or (is_leaf is not None and is_leaf(tree)):
+        leaves.append(tree)
+        return _LEAF
+    parts, context = SUPPORTED_NODES[kind].flatten_fn(tree)
+    return TreeSpec(kind, context, [_flatten(part, is_leaf, leaves) for part in parts])
+
+
+def tree_flatten(tree: object, is_leaf: IsLeaf = None) -> tuple[list[Any], TreeSpec]:
+    """Return (leaves, form)."""
+    leaves: list[Any] = []
+    spec = _flatten(tree, is_leaf, leaves)
+    return leaves, spec
+
+
+def tree_unflatten(leaves: Iterable[Any], treespec: TreeSpec) -> Any:
+    """Return the container of that form with these leaves."""
+    return treespec.unflatten(leaves)
+
+
+def tree_iter(tree: object, is_leaf: IsLeaf = None) -> Iterator[Any]:
+    """Give the leaves one by one."""
+    kind = _get_node_type(tree)
+    if kind not in SUPPORTED_NODES or (is_leaf is not None and is_leaf(tree)):
         yield tree
-    else:
-        for part in SUPPORTED_NODES[_get_node_type(tree)].flatten_fn(tree)[0]:
-            yield from tree_iter(part, is_leaf)
+        return
+    for part in SUPPORTED_NODES[kind].flatten_fn(tree)[0]:
+        yield from tree_iter(part, is_leaf)
 
 
-def tree_leaves(tree: PyTree, is_leaf: IsLeaf = None) -> list[Any]:
+def tree_leaves(tree: object, is_leaf: IsLeaf = None) -> list[Any]:
     """Return the leaves."""
-    return tree_flatten(tree, is_leaf)[0]
+    return list(tree_iter(tree, is_leaf))
 
 
-def tree_structure(tree: PyTree, is_leaf: IsLeaf = None) -> TreeSpec:
+def tree_structure(tree: object, is_leaf: IsLeaf = None) -> TreeSpec:
     """Return the form."""
     return tree_flatten(tree, is_leaf)[1]
 
 
-def arg_tree_leaves(*args: PyTree, **kwargs: PyTree) -> list[Any]:
-    """Return the leaves of arguments."""
-    return [leaf for a in (*args, *kwargs.values()) for leaf in tree_iter(a)]
-
-
-# -- functions of leaves --------------------------------------------------------------------------
+def arg_tree_leaves(*args: object, **kwargs: object) -> list[Any]:
+    """Return the leaves of all arguments."""
+    return [leaf for arg in (*args, *kwargs.values()) for leaf in tree_iter(arg)]
 
 
 def tree_map(
-    func: Callable[..., object], tree: PyTree, *rests: PyTree, is_leaf: IsLeaf = None
-) -> PyTree:
-    """Return the same container with `func` of each leaf, and of what others have in its place."""
+    func: Callable[..., object], tree: object, *rests: object, is_leaf: IsLeaf = None
+) -> Any:
+    """Return the same container with `func` of each leaf, and of what lies at its place in the others."""
     leaves, spec = tree_flatten(tree, is_leaf)
-    others = [spec.flatten_up_to(rest) for rest in rests]
-    return spec.unflatten([func(*x) for x in zip(leaves, *others, strict=True)])
+    return _build(map(func, leaves, *[spec.flatten_up_to(rest) for rest in rests]), spec)
 
 
 def tree_map_(
-    func: Callable[..., object], tree: PyTree, *rests: PyTree, is_leaf: IsLeaf = None
-) -> PyTree:
-    """Call `func` with each leaf; return the container as it is."""
-    leaves, spec = tree_flatten(tree, is_leaf)
-    others = [spec.flatten_up_to(rest) for rest in rests]
-    for x in zip(leaves, *others, strict=True):
-        func(*x)
+    func: Callable[..., object], tree: Any, *rests: object, is_leaf: IsLeaf = None
+) -> Any:
+    """Call `func` with each leaf; return the container itself."""
+    tree_map(func, tree, *rests, is_leaf=is_leaf)
     return tree
 
 
-def _chosen(kind: Any) -> Callable[[Any], bool]:
-    """Return whether a leaf is of a type, of one of a tuple of types, or holds for a function."""
-    if callable(kind) and not isinstance(kind, type):
-        return kind
-    if isinstance(kind, (type, tuple)) or hasattr(kind, "__or__"):
-        return lambda x: isinstance(x, kind)
-    raise TypeError("Argument must be a type, a tuple of types, or a callable.")
+def _holds(wanted: Any) -> Callable[[Any], bool]:
+    """Return whether an object is of a type, of one of several, or what a function says."""
+    if isinstance(wanted, (type, tuple)) or not callable(wanted):
+        return lambda x: isinstance(x, wanted)
+    found: Callable[[Any], bool] = wanted
+    return found
 
 
 def map_only(
     type_or_types_or_pred: Any, /
 ) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """Decorate a function of leaves so that it leaves those of other types as they are."""
-    chosen = _chosen(type_or_types_or_pred)
+    """Return a decorator: the function is called with what is of a type, and all else stays."""
+    holds = _holds(type_or_types_or_pred)
 
-    def decorate(func: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return functools.wraps(func)(lambda x: func(x) if chosen(x) else x)
+    def wrapper(func: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Return the function of leaves of the type."""
 
-    return decorate
+        @functools.wraps(func)
+        def wrapped(x: Any) -> Any:
+            """Call, or return what is of another type."""
+            return func(x) if holds(x) else x
+
+        return wrapped
+
+    return wrapper
 
 
 def tree_map_only(
     type_or_types_or_pred: Any,
     /,
     func: Callable[[Any], Any],
-    tree: PyTree,
+    tree: Any,
     is_leaf: IsLeaf = None,
-) -> PyTree:
+) -> Any:
     """Return the same container with `func` of each leaf of a type."""
     return tree_map(map_only(type_or_types_or_pred)(func), tree, is_leaf=is_leaf)
 
@@ -720,217 +576,148 @@ def tree_map_only_(
     type_or_types_or_pred: Any,
     /,
     func: Callable[[Any], Any],
-    tree: PyTree,
+    tree: Any,
     is_leaf: IsLeaf = None,
-) -> PyTree:
-    """Call `func` with each leaf of a type; return the container as it is."""
+) -> Any:
+    """Call `func` with each leaf of a type; return the container itself."""
     return tree_map_(map_only(type_or_types_or_pred)(func), tree, is_leaf=is_leaf)
 
 
-def tree_all(pred: Callable[[Any], bool], tree: PyTree, is_leaf: IsLeaf = None) -> bool:
-    """Whether something holds for all leaves."""
+def tree_all(pred: Callable[[Any], bool], tree: object, is_leaf: IsLeaf = None) -> bool:
+    """Whether `pred` holds of all leaves."""
     return all(map(pred, tree_iter(tree, is_leaf)))
 
 
-def tree_any(pred: Callable[[Any], bool], tree: PyTree, is_leaf: IsLeaf = None) -> bool:
-    """Whether something holds for a leaf."""
+def tree_any(pred: Callable[[Any], bool], tree: object, is_leaf: IsLeaf = None) -> bool:
+    """Whether `pred` holds of a leaf."""
     return any(map(pred, tree_iter(tree, is_leaf)))
 
 
 def tree_all_only(
-    type_or_types: Any, /, pred: Callable[[Any], bool], tree: PyTree, is_leaf: IsLeaf = None
+    type_or_types: Any, /, pred: Callable[[Any], bool], tree: object, is_leaf: IsLeaf = None
 ) -> bool:
-    """Whether something holds for all leaves of a type."""
+    """Whether `pred` holds of all leaves of a type."""
     return all(pred(x) for x in tree_iter(tree, is_leaf) if isinstance(x, type_or_types))
 
 
 def tree_any_only(
-    type_or_types: Any, /, pred: Callable[[Any], bool], tree: PyTree, is_leaf: IsLeaf = None
+    type_or_types: Any, /, pred: Callable[[Any], bool], tree: object, is_leaf: IsLeaf = None
 ) -> bool:
-    """Whether something holds for a leaf of a type."""
+    """Whether `pred` holds of a leaf of a type."""
     return any(pred(x) for x in tree_iter(tree, is_leaf) if isinstance(x, type_or_types))
 
 
-def broadcast_leaves(tree: PyTree, treespec: TreeSpec, is_leaf: IsLeaf = None) -> list[Any] | None:
+def broadcast_leaves(tree: object, treespec: TreeSpec, is_leaf: IsLeaf = None) -> list[Any] | None:
     """Return a leaf of `tree` for each leaf of a form that is nested at least as deep; None if they differ."""
+    if treespec.type is None:
+        return [tree]
     if tree_is_leaf(tree, is_leaf):
         return [tree] * treespec.num_leaves
     kind = _get_node_type(tree)
     parts, context = SUPPORTED_NODES[kind].flatten_fn(tree)
-    if kind is not treespec.type or context != treespec.context:
+    parts = list(parts)
+    if (kind, context, len(parts)) != (treespec.type, treespec._context, treespec.num_children):
         return None
-    if len(parts) != treespec.num_children:
-        return None
-    found = [broadcast_leaves(*x, is_leaf) for x in zip(parts, treespec._children)]
-    if any(x is None for x in found):
-        return None
-    return [leaf for x in found for leaf in x or ()]
+    out: list[Any] = []
+    for part, spec in zip(parts, treespec._children, strict=True):
+        inner = broadcast_leaves(part, spec, is_leaf)
+        if inner is None:
+            return None
+        out += inner
+    return out
 
 
 _broadcast_to_and_flatten = broadcast_leaves
 
 
-# -- paths ----------------------------------------------------------------------------------------
+# -- paths -------------------------------------------------------------------------------------------------------------
 
 
-def _paths(path: KeyPath, tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
-    if tree_is_leaf(tree, is_leaf):
+def _with_paths(path: KeyPath, tree: Any, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
+    kind = _get_node_type(tree)
+    if kind not in SUPPORTED_NODES or (is_leaf is not None and is_leaf(tree)):
         yield path, tree
         return
-    kind = _get_node_type(tree)
-    flatten = SUPPORTED_NODES[kind].flatten_with_keys_fn
-    if flatten is None:
+    with_keys = SUPPORTED_NODES[kind].flatten_with_keys_fn
+    if with_keys is None:
         raise ValueError(
-            f"Did not find a flatten_with_keys_fn for type: {kind}. "
-            "Please pass a flatten_with_keys_fn argument to register_pytree_node."
+            f"Did not find a flatten_with_keys_fn for type: {kind}. Please pass a flatten_with_keys_fn argument to "
+            "register_pytree_node."
         )
-    for key, part in flatten(tree)[0]:
-        yield from _paths((*path, key), part, is_leaf)
+    for key, part in with_keys(tree)[0]:
+        yield from _with_paths((*path, key), part, is_leaf)
 
 
-def tree_leaves_with_path(tree: PyTree, is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any]]:
-    """Return (path, leaf) of each leaf."""
-    return list(_paths((), tree, is_leaf))
+def tree_leaves_with_path(tree: object, is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any]]:
+    """Return the leaves with their paths."""
+    return list(_with_paths((), tree, is_leaf))
 
 
 def tree_flatten_with_path(
-    tree: PyTree, is_leaf: IsLeaf = None
+    tree: object, is_leaf: IsLeaf = None
 ) -> tuple[list[tuple[KeyPath, Any]], TreeSpec]:
-    """Return (path, leaf) of each leaf, and the form."""
+    """Return (the leaves with their paths, form)."""
     return tree_leaves_with_path(tree, is_leaf), tree_structure(tree, is_leaf)
 
 
 def tree_map_with_path(
-    func: Callable[..., Any], tree: PyTree, *rests: PyTree, is_leaf: IsLeaf = None
-) -> PyTree:
-    """Return the same container with `func` of each leaf's path, of the leaf, and of what others have in its place."""
+    func: Callable[..., object], tree: object, *rests: object, is_leaf: IsLeaf = None
+) -> Any:
+    """Return the same container with `func` of each leaf's path and the leaf."""
     pairs, spec = tree_flatten_with_path(tree, is_leaf)
     others = [spec.flatten_up_to(rest) for rest in rests]
-    return spec.unflatten([func(*pair, *x) for pair, *x in zip(pairs, *others, strict=True)])
+    paths, leaves = [p for p, _ in pairs], [leaf for _, leaf in pairs]
+    return _build(map(func, paths, leaves, *others), spec)
 
 
-def keystr(kp: KeyPath) -> str:
-    """Return a path as text: "['a'][0].b"."""
-    return "".join(map(str, kp))
+# -- forms as texts ----------------------------------------------------------------------------------------------------
 
 
-def key_get(obj: Any, kp: KeyPath) -> Any:
-    """Return what is at a path."""
-    for key in kp:
-        obj = key.get(obj)
-    return obj
-
-
-# -- forms as text --------------------------------------------------------------------------------
-
-
-class EnumEncoder(json.JSONEncoder):
-    """Writes members of enumerations by name."""
-
-    def default(self, o: object) -> Any:
-        """Return what is written of something that JSON does not have."""
-        if isinstance(o, enum.Enum):
-            kind = type(o)
-            return {
-                "__enum__": True,
-                "fqn": f"{kind.__module__}:{kind.__qualname__}",
-                "name": o.name,
-            }
-        return super().default(o)
-
-
-def enum_object_hook(obj: dict[str, Any]) -> Any:
-    """Return the member of an enumeration that was written."""
-    if "__enum__" not in obj:
-        return obj
-    module, _, path = obj["fqn"].partition(":")
-    found: Any = importlib.import_module(module)
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found[obj["name"]]
-
-
-def _to_json(spec: TreeSpec) -> dict[str, Any]:
-    if spec.is_leaf():
+def _as_json(spec: TreeSpec) -> dict[str, Any]:
+    if spec.type is None:
         return {"type": None, "context": None, "children_spec": []}
-    if spec.type not in SUPPORTED_SERIALIZED_TYPES:
-        raise NotImplementedError(f"Serializing {spec.type} in pytree is not registered.")
-    written = SUPPORTED_SERIALIZED_TYPES[spec.type]
-    if written.serialized_type_name == NO_SERIALIZED_TYPE_NAME_FOUND:
+    known = _SERIALIZED.get(spec.type)
+    if known is None:
         raise NotImplementedError(
-            f"No registered serialization name for {spec.type} found. "
-            "Please update your _register_pytree_node call with a `serialized_type_name` kwarg."
+            f"No registered serialization name for {spec.type} found. Please update your register_pytree_node call "
+            "with a `serialized_type_name` kwarg."
         )
-    if written.to_dumpable_context is not None:
-        context = written.to_dumpable_context(spec._context)
-    else:
-        try:
-            context = json.dumps(spec._context, cls=EnumEncoder)
-        except TypeError as error:
-            raise TypeError(
-                "Unable to serialize context. Please make the context json dump-able, or register a "
-                "custom serializer using _register_pytree_node."
-            ) from error
-    children = [_to_json(child) for child in spec._children]
-    return {
-        "type": written.serialized_type_name,
-        "context": context,
-        "children_spec": children,
-    }
+    context = known.write(spec._context) if known.write else json.dumps(spec._context)
+    children = [_as_json(child) for child in spec._children]
+    return {"type": known.name, "context": context, "children_spec": children}
 
 
-def _from_json(schema: dict[str, Any]) -> TreeSpec:
-    name, context = schema["type"], schema["context"]
-    if name is None:
-        return _LEAF_SPEC
-    if name not in SERIALIZED_TYPE_TO_PYTHON_TYPE:
-        raise NotImplementedError(f"Deserializing {name} in pytree is not registered.")
-    kind = SERIALIZED_TYPE_TO_PYTHON_TYPE[name]
-    read = SUPPORTED_SERIALIZED_TYPES[kind].from_dumpable_context
-    if read is None:
-        context = json.loads(context, object_hook=enum_object_hook)
-    else:
-        context = read(context)
-    return TreeSpec(kind, context, [_from_json(child) for child in schema["children_spec"]])
-
-
-def _check_protocol(protocol: int) -> None:
-    if protocol != DEFAULT_TREESPEC_SERIALIZATION_PROTOCOL:
-        raise ValueError(
-            f"Unknown protocol {protocol}. "
-            f"Available protocols: {[DEFAULT_TREESPEC_SERIALIZATION_PROTOCOL]}"
-        )
+def _of_json(found: dict[str, Any]) -> TreeSpec:
+    if found["type"] is None:
+        return _LEAF
+    kind = next((k for k, known in _SERIALIZED.items() if known.name == found["type"]), None)
+    if kind is None:
+        raise NotImplementedError(f"Deserializing {found['type']} in pytree is not registered.")
+    read = _SERIALIZED[kind].read
+    context = read(found["context"]) if read else json.loads(found["context"])
+    return TreeSpec(kind, context, [_of_json(child) for child in found["children_spec"]])
 
 
 def treespec_dumps(treespec: TreeSpec, protocol: int | None = None) -> str:
-    """Return a form as text that `treespec_loads` reads."""
-    if not isinstance(treespec, TreeSpec):
-        raise TypeError(
-            f"Expected `treespec` to be an instance of PyTreeSpec but got item of type {type(treespec)}."
-        )
-    protocol = DEFAULT_TREESPEC_SERIALIZATION_PROTOCOL if protocol is None else protocol
-    _check_protocol(protocol)
-    return json.dumps((protocol, _to_json(treespec)), cls=EnumEncoder)
+    """Return a form as JSON: [1, the form]."""
+    if protocol not in (None, 1):
+        raise ValueError(f"Unknown protocol {protocol}. Available protocols: [1]")
+    return json.dumps((1, _as_json(treespec)))
 
 
-@functools.lru_cache
 def treespec_loads(serialized: str) -> TreeSpec:
-    """Return the form that was written as text."""
-    protocol, schema = json.loads(serialized)
-    _check_protocol(protocol)
-    return _from_json(schema)
+    """Return the form that `treespec_dumps` wrote."""
+    protocol, found = json.loads(serialized)
+    if protocol != 1:
+        raise ValueError(f"Unknown protocol {protocol}. Available protocols: [1]")
+    return _of_json(found)
 
 
-class _Asterisk(str):
-    __slots__ = ()
-
+class _Asterisk:
     def __repr__(self) -> str:
         return "*"
 
 
 def treespec_pprint(treespec: TreeSpec) -> str:
-    """Return a form as a container of asterisks."""
-    return repr(treespec.unflatten([_Asterisk("*")] * treespec.num_leaves))
-
-
-pytree_to_str, str_to_pytree = treespec_dumps, treespec_loads
+    """Return the container of a form as a text, with "*" for its leaves."""
+    return repr(tree_unflatten([_Asterisk()] * treespec.num_leaves, treespec))

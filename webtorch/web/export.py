@@ -35,7 +35,8 @@ from webtorch.ir.limits import Limits
 from webtorch.ir.view import is_contiguous
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
-from webtorch.runtime.realize import freeze, open_runtimes, to_graph
+from webtorch.runtime.frozen import freeze, to_graph
+from webtorch.runtime.realize import open_runtimes
 from webtorch.tensors.attention import for_pages
 from webtorch.tensors.device import device_of
 from webtorch.tensors.modes import no_grad

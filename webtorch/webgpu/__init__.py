@@ -10,6 +10,8 @@ from webtorch.functions.random import default_generator
 from webtorch.runtime.realize import open_runtimes, runtime_for
 from webtorch.tensors.device import device, set_default_device
 from webtorch.tensors.lapack import allow_host_kernels as allow_host_kernels
+from webtorch.tensors.tensor import Tensor
+from webtorch.webgpu.shader import compile_shader as compile_shader
 
 
 def _module() -> Any:
@@ -114,6 +116,26 @@ def manual_seed_all(seed: int) -> None:
     """Seed the random numbers of all WebGPU devices."""
     for i in range(device_count()):
         default_generator(f"webgpu:{i}").manual_seed(seed)
+
+
+def seed() -> None:
+    """Seed the random numbers of the first WebGPU device with a number that the system draws."""
+    default_generator("webgpu").seed()
+
+
+def initial_seed() -> int:
+    """Return the seed of the first WebGPU device."""
+    return default_generator("webgpu").initial_seed()
+
+
+def get_rng_state(device: object = None) -> Tensor:
+    """Return the state of a device's generator."""
+    return default_generator(f"webgpu:{_index(device)}").get_state()
+
+
+def set_rng_state(new_state: Tensor, device: object = None) -> None:
+    """Set the state of a device's generator."""
+    default_generator(f"webgpu:{_index(device)}").set_state(new_state)
 
 
 def set_device(device: object) -> None:

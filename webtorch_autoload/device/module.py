@@ -56,7 +56,7 @@ _ABSENT = {
     ": WebGPU does not tell": (
         "utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "device_memory_used",
     ),
-    ": kernels are written for webtorch's own operators": ("compile_shader", "jiterator"),
+    ": shaders of one's own are WGSL, see compile_shader()": ("jiterator", "load_metallib"),
 }  # fmt: skip
 
 
@@ -310,6 +310,17 @@ def eager_call_counts() -> dict[str, int]:
     """Return how often compiled graphs called each operator that no program holds, such as custom ones."""
     fallback = sys.modules.get("webtorch.pytorch.fallback")
     return dict(fallback.eager_counts) if fallback is not None else {}
+
+
+@hide
+def compile_shader(source: str) -> Any:
+    """Compile a shader written in WGSL; its entry points are the attributes of what is returned.
+
+    Bindings of group 0 are the arguments of a call, in order: a tensor is a `var<storage>`, numbers are a
+    `var<uniform>`. Called with `threads=` (as many as the first tensor has elements unless given), `group_size=` and
+    `arg_casts=`, as those of `torch.mps.compile_shader`.
+    """
+    return importlib.import_module("webtorch.pytorch.shader").compile_shader(source)
 
 
 # ---- random numbers -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import math
 
 from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
+from webtorch.functions.check import demand
 from webtorch.nn.functional.table import table
 from webtorch.ops.purity import warn
 from webtorch.tensors.tensor import Tensor
@@ -61,6 +62,12 @@ def embedding_bag(
             "embedding_bag: per_sample_weights was not None. per_sample_weights is only supported "
             f"for mode='sum' (got mode='{mode}'). Please open a feature request on GitHub."
         )
+    if per_sample_weights is not None and per_sample_weights.dtype is not weight.dtype:
+        raise RuntimeError(
+            "Expected tensor for argument #1 'weight' to have the same type as tensor for argument #1 "
+            f"'per_sample_weights'; but type {weight.type()} does not equal {per_sample_weights.type()} (while "
+            "checking arguments for embedding_bag)"
+        )
     if input.dim() == 2:
         if offsets is not None:
             raise ValueError(
@@ -80,6 +87,7 @@ def embedding_bag(
         starts = offsets[:count]
         positions = webtorch.arange(int(input.shape[0]), device=input.device)
         bags = webtorch.searchsorted(starts.to(positions.dtype), positions, right=True) - 1
+        bags = _checked(bags, offsets, int(input.shape[0]))
     else:
         raise ValueError(
             f"input has to be 1D or 2D Tensor, but got Tensor of dimension {input.dim()}"
@@ -87,6 +95,20 @@ def embedding_bag(
     flat = input.reshape(-1)
     rows = _embedding(flat, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     return _reduced(rows, flat, bags, count, mode, per_sample_weights, padding_idx, weight)
+
+
+def _checked(bags: Tensor, offsets: Tensor, length: int) -> Tensor:
+    """Return the bags, which are right where the offsets begin with 0 and end within the input."""
+    if not int(offsets.shape[0]) or not length:
+        return bags
+    bags = demand(
+        bags,
+        offsets[0] == 0,
+        "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0",
+    )
+    return demand(
+        bags, offsets[-1] <= length, f"offsets[-1] can not be greater than input's length {length}"
+    )
 
 
 def _reduced(

@@ -61,6 +61,10 @@ def called_with(
         return module(*arguments, **(kwargs or {}))
 
 
+# PyTorch's name of it in this module.
+_functional_call = called_with
+
+
 def _joined(listed: Any) -> Any:
     """Return one mapping of those that are given. Raises ValueError for a name that two of them have."""
     if isinstance(listed, Mapping):
@@ -76,7 +80,7 @@ def _joined(listed: Any) -> Any:
     repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     if repeated:
         raise ValueError(
-            f"{repeated} appear in multiple dictionaries; behavior of functional call is ambiguous"
+            f"{repeated} appeared in multiple dictionaries; behavior of functional call is ambiguous"
         )
     return {name: tensor for one in listed for name, tensor in one.items()}
 
@@ -147,8 +151,8 @@ def _check_names(module: Module, given: Mapping[str, Tensor]) -> None:
     errors = [
         f"{title} key(s): {', '.join(map(repr, names))}."
         for title, names in (
-            ("Unexpected", [name for name in given if name not in own]),
-            ("Missing", [name for name in own if name not in given]),
+            ("Unexpected", sorted(given.keys() - own)),
+            ("Missing", sorted(own.keys() - given)),
         )
         if names
     ]

@@ -68,6 +68,8 @@ _BLOCK = 1 << 15
 # calling NumPy for one operation costs as much as this many elements.
 _COMPILE_WORK = 6_000_000
 _CALL_COST = 4000
+# What compiles for longer is a long formula: it takes as long as NumPy takes for about so many elements of it.
+_COMPILE_ELEMENTS = 200_000
 # Sharing a kernel among threads pays from this much work in it: some 10 us of one thread.
 _PARALLEL_WORK = 800_000
 # Other threads run Python meanwhile from this much work on.
@@ -146,6 +148,7 @@ class KernelRunner(Runner):
         self.work = each * self.points
         self.spent = 0
         self.step = each * (self.points + _CALL_COST)
+        self.enough = max(_COMPILE_WORK, each * _COMPILE_ELEMENTS)
         self.parallel = self.work >= _PARALLEL_WORK and self.count > 1 and not in_order(kernel)
         # Threads get whole cache lines where outer points are single elements.
         self.multiple = 64 if not kernel.inner else 16 if self.count >= 256 else 1
@@ -210,10 +213,10 @@ class KernelRunner(Runner):
         family = self.family
         if family is None:
             self.spent += self.step
-            return self.spent >= _COMPILE_WORK
+            return self.spent >= self.enough
         # What was compiled for another size serves here too.
         family.work += self.step
-        return family.work >= _COMPILE_WORK
+        return family.work >= self.enough
 
     def compile(self) -> jit.Native:
         """Make and keep the machine code."""
@@ -547,7 +550,7 @@ def compile_ahead(steps: Sequence[Runner]) -> None:
         for kernel in step.kernels():
             if kernel.family is None and kernel.native is None:
                 spent[kernel] = spent.get(kernel, kernel.spent) + kernel.step
-                if spent[kernel] >= _COMPILE_WORK:
+                if spent[kernel] >= kernel.enough:
                     waiting[kernel] = None
     if len(waiting) < 2:
         return

@@ -13,9 +13,6 @@ from webtorch.runtime.backends.cpu import philox
 from webtorch.runtime.backends.cpu.llvmtypes import Instruction, Ir, IrModule, Kind, Metadata, Place
 from webtorch.runtime.backends.cpu.machine import BITS, BYTES, FLOATS, LlvmMachine, Value
 
-# Loops of so many turns fill vectors; shorter ones are better written out, longer ones never are.
-_VECTOR_TURNS = range(12, 65)
-
 
 class LoopCompiler:
     """Writes one function."""
@@ -141,10 +138,7 @@ class LoopCompiler:
             case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
                 self.let(name, self.accumulated(op, self.variable(name), self.value(value)))
             case ast.For(target=ast.Name(id=name), iter=ast.Call(args=args), body=body):
-                branch = self.loop(name, [self.value(a) for a in args], body)
-                turns = args[0].value if isinstance(args[0], ast.Constant) else 0
-                if len(args) == 1 and turns in _VECTOR_TURNS:
-                    self.keep_rolled(branch)
+                self.loop(name, [self.value(a) for a in args], body)
             case ast.While(test=test, body=body):
                 self.while_loop(test, body)
             case ast.If(test=ast.Constant(value=True), body=body):
@@ -178,20 +172,8 @@ class LoopCompiler:
             )
         return self.m.arithmetic(name, old, new)
 
-    def keep_rolled(self, branch: Instruction) -> None:
-        """Keep LLVM from writing a loop out before its vectoriser sees it: a row's sum of 16 then takes a
-        quarter of the time, of 64 a seventh.
-        """
-        if self.m.widths["int"] != 64:
-            return
-        mark = self.module.add_metadata(["llvm.loop.unroll.disable"])
-        node = self.ir.values.MDValue(self.module, (), str(len(self.module.metadata)))
-        # The first part of a loop's name is the name itself.
-        node.operands = (node, mark)
-        branch.set_metadata("llvm.loop", node)
-
-    def loop(self, name: str, bounds: list[Value], body: list[ast.stmt]) -> Instruction:
-        """Write a loop; return the jump back to its start."""
+    def loop(self, name: str, bounds: list[Value], body: list[ast.stmt]) -> None:
+        """Write a loop."""
         b = self.b
         zero = self.ir.Constant(self.index, 0)
         start, stop, step = zero, bounds[0].value, self.ir.Constant(self.index, 1)
@@ -210,9 +192,8 @@ class LoopCompiler:
         self.block(body)
         following = b.add(counter, step, flags=("nsw",))
         counter.add_incoming(following, b.block)
-        back = b.cbranch(b.icmp_signed("<", following, stop), inside, after)
+        b.cbranch(b.icmp_signed("<", following, stop), inside, after)
         b.position_at_end(after)
-        return back
 
     def while_loop(self, test: ast.expr, body: list[ast.stmt]) -> None:
         """Compile a loop."""

@@ -8,7 +8,7 @@ https://github.com/WebAssembly/tool-conventions/blob/main/Linking.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 _MAGIC = b"\0asm\x01\0\0\0"
@@ -243,8 +243,8 @@ class Module:
     shared_at: int
 
 
-def link(objects: Sequence[bytes], exports: Sequence[str], base: int, pages: int) -> Module:
-    """Return one module of `objects`, which exports the functions named in `exports`.
+def link(objects: Sequence[bytes], exports: Mapping[str, str], base: int, pages: int) -> Module:
+    """Return one module of `objects`, which exports functions: `exports` gives the symbol of each name.
 
     Constants of the objects lie from address `base` on; the memory that the module is given has at least
     `pages` pages of 64 KiB and may be shared. Raises LinkError where a function that is called is in none of
@@ -284,7 +284,7 @@ def link(objects: Sequence[bytes], exports: Sequence[str], base: int, pages: int
     memory = unsigned(1 + len(imported)) + _text("env") + _text("memory") + b"\x02"
     # A shared memory must say how large it may become.
     limits = b"\x03" + unsigned(pages) + unsigned(PAGE)
-    names = [_text(name) + b"\0" + unsigned(numbers[name]) for name in exports]
+    names = [_text(name) + b"\0" + unsigned(numbers[symbol]) for name, symbol in exports.items()]
     before = _MAGIC + _section(_TYPE, _vector(list(types)))
     import_section = _section(_IMPORT, memory + limits + b"".join(imported))
     shared_at = len(before) + import_section.index(memory) + len(memory)

@@ -8,6 +8,7 @@ threads as the page may have.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -175,7 +176,7 @@ class Page:
             text = f"def kernel({rest}"
             return jit.wasm_object(
                 lambda: jit.llvm_text(text, symbol, fused=False, position_bits=32),
-                f"{symbol} {text}",
+                text,
                 interleave=" += " in text,
             )
 
@@ -183,23 +184,25 @@ class Page:
 
     def vectors(self, functions: Functions, name: str) -> int:
         """Return the number of a function that is written over vectors."""
+        key = f"{functions.prefix}{name} {functions.key}"
 
         def code(symbol: str) -> bytes:
             """Return the object code of the function."""
             return jit.wasm_object(
                 lambda: functions.write().text(name, symbol),
-                f"{symbol} {functions.prefix}{name} {functions.key}",
+                key,
                 unroll=False,
             )
 
-        return self._number(f"{functions.prefix}{name} {functions.key}", code)
+        return self._number(key, code)
 
     def _number(self, key: str, code: Callable[[str], bytes]) -> int:
         found = self.numbers.get(key)
         if found is None:
             found = self.numbers[key] = len(self.numbers)
-            name = f"f{found}"
-            self.objects[name] = code(name)
+            # What is compiled for one program serves others, where its number is another.
+            symbol = f"wt_{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+            self.objects[symbol] = code(symbol)
         return found
 
     def finish(self) -> tuple[Json, Module, bytes]:
@@ -209,7 +212,8 @@ class Page:
         """
         base = -(-self.memory.end // _ALIGN) * _ALIGN
         try:
-            module = link(list(self.objects.values()), list(self.objects), base, 1)
+            exports = {f"f{number}": symbol for number, symbol in enumerate(self.objects)}
+            module = link(list(self.objects.values()), exports, base, 1)
         except LinkError as error:
             raise KernelError(f"export: {error}; export with cpu=False") from error
         about: Json = {

@@ -60,6 +60,7 @@ from webtorch.runtime.backends.webgpu.native import (
     tidy,
 )
 from webtorch.runtime.backends.webgpu.pipeline import PipelineCache
+from webtorch.runtime.backends.webgpu.shader import UserShader
 from webtorch.runtime.backends.webgpu.transfer import Bytes, from_device, to_device
 from webtorch.runtime.churn import Churn
 
@@ -276,6 +277,10 @@ class WebGPUBackend:
         with self.lock:
             self.settle()
             return WebGPUExecutable(self, program, varying)
+
+    def shader(self, source: str) -> UserShader:
+        """Compile a text of WGSL that a user wrote. Raises ShaderError with the compiler's message."""
+        return UserShader(self, source)
 
     def foresee(self, program: Program) -> None:
         """Note the texts of a varying program's kernels."""

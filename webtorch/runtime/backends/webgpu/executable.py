@@ -423,4 +423,20 @@ def _encode_rows(native: Native, part: Pointer, rows: list[Row]) -> None:
         dispatch(part, x, y, z)
 
 
+def encode_rows(device: WebGPUBackend, rows: list[Row], doing: str) -> None:
+    """Encode and submit dispatches of one pass, once. Needs the device's lock."""
+    native = device.native
+    native.capture()
+    try:
+        encoder = native.create_encoder()
+        part = native.begin_pass(encoder, native.null)
+        _encode_rows(native, part, rows)
+        native.end_pass(part)
+        native.release_pass(part)
+        commands = native.finish(encoder)
+    finally:
+        problem = native.captured()
+    device.submit(commands, problem, doing)
+
+
 ExecutableSet = weakref.WeakSet[WebGPUExecutable]

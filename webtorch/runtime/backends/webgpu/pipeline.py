@@ -196,6 +196,36 @@ class PipelineCache:
             wrapper = guarded(promise.sync_wait, name, part.source)
             self._add(key, Pipeline(wrapper, layout), name)
 
+    def module(self, source: str, name: str) -> Made:
+        """Compile a text that a user wrote. Raises KernelError if the device refuses it."""
+        return self._watched(lambda: self._native.create_module(source, False, False), name, source)
+
+    def of_module(
+        self, module: Made, source: str, entry: str, bindings: tuple[Binding, ...]
+    ) -> Pipeline:
+        """Return the pipeline of an entry point of what `module` compiled. Raises KernelError."""
+
+        def build() -> Pipeline:
+            """Make the pipeline."""
+            group_layout, pipeline_layout = self._layout(bindings)
+            compute: Compute = {"module": module, "entry_point": entry}
+            made = self._native.wrapper.create_compute_pipeline(
+                layout=pipeline_layout, compute=compute
+            )
+            return Pipeline(made, group_layout)
+
+        return self._watched(build, entry, source)
+
+    def _watched(self, build: Callable[[], _T], name: str, source: str) -> _T:
+        """Build, and wait for what the browser says of it, where Python can wait."""
+        native: Any = self._native
+        watching = native.engine == "browser" and native.watch()
+        made = guarded(build, name, source)
+        problem = native.watched("compile") if watching else None
+        if problem is not None:
+            raise refused(name, problem[1], source)
+        return made
+
     def _compile(self, part: WgslPass | _AnySize, name: str) -> Pipeline:
         device = self._native.wrapper
         return Pipeline(*self._begin(part, name, device.create_compute_pipeline))

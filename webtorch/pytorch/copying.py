@@ -1,0 +1,196 @@
+"""Copies between PyTorch's tensors on the device and on the host, and within the device. Floor 6.
+
+Small types travel as they are. Who reads a value waits for the device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from webtorch.ir import dtype as dtypes
+from webtorch.ir.dtype import DType, Number
+from webtorch.ir.view import contiguous_strides
+from webtorch.ops import primitive
+from webtorch.ops.layout import of_first
+from webtorch.pytorch import interrupt
+from webtorch.pytorch.device import (
+    TO_TORCH,
+    TO_WEBTORCH,
+    UNSUPPORTED,
+    allocate,
+    changes,
+    check_device,
+    check_layout,
+    flat,
+    flush,
+    memory_of,
+    new_tensor,
+    offset_of,
+    refuse_overlap,
+    runtime,
+    store,
+    strides_in,
+    webtorch_dtype,
+    wrap,
+)
+from webtorch.tensors.creation import from_contents
+from webtorch.tensors.tensor import Tensor
+
+# So many recorded results are worth a program of their own.
+_TURN = 64
+
+
+def host_bytes(x: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous CPU tensor, which must be kept while they are used.
+
+    Raises RuntimeError for a tensor without memory that the host may read.
+    """
+    count = x.numel() * x.element_size()
+    if not count:
+        return memoryview(bytearray())
+    return memoryview((ctypes.c_char * count).from_address(host_address(x))).cast("B")
+
+
+def host_address(x: torch.Tensor) -> int:
+    """Return where a CPU tensor that is not empty lies. Raises RuntimeError where the host has no memory of it."""
+    address = x.data_ptr() if x.device.type == "cpu" else 0
+    if not address:
+        raise RuntimeError(
+            f"webgpu: a tensor of shape {tuple(x.shape)} and type {x.dtype} on '{x.device}' has no memory on the host "
+            f"to copy from or to: its storage has {x.untyped_storage().nbytes()} bytes"
+        )
+    return address
+
+
+def host_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return an uninitialised CPU tensor, whatever the default device is."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def upload(x: torch.Tensor, dtype: DType) -> Tensor:
+    """Return a CPU tensor's values on the device."""
+    if x.numel():
+        host_address(x)
+    x = x.detach().to(TO_TORCH[dtype]).contiguous().resolve_neg().resolve_conj()
+    return from_contents(host_bytes(x), tuple(x.shape), dtype, runtime())
+
+
+def download(x: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous CPU copy of a tensor on the device. Waits for the device."""
+    out = host_tensor(x.shape, x.dtype)
+    if x.numel():
+        values = wrap(x)
+        values = values._pairs() if values.dtype.is_complex else values
+        host_bytes(out)[:] = memoryview(values._contents()).cast("B")[
+            : out.numel() * out.element_size()
+        ]
+    return out
+
+
+def _is_raw(x: torch.Tensor) -> bool:
+    """Whether a tensor is all bytes of a storage of another type: how PyTorch copies storages."""
+    if x.dtype is not torch.uint8 or x.device.type != "webgpu" or x.dim() != 1 or offset_of(x):
+        return False
+    memory = memory_of(x)
+    kind = memory.dtype if memory.storage is None else memory.storage.dtype
+    return kind is not dtypes.uint8 and x.numel() == memory.nbytes
+
+
+def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Copy between devices, or within this one, converting and broadcasting to `dst`."""
+    interrupt.check()
+    if dst.device.type == "webgpu":
+        target = memory_of(dst)
+        if src.device.type == "webgpu":
+            if memory_of(src) is target:
+                refuse_overlap(src, dst)
+            if (
+                _is_raw(src)
+                and (_is_raw(dst) or target.is_new)
+                and target.nbytes == dst.numel() == src.numel()
+            ):
+                source = memory_of(src)
+                if source.laid is not None:
+                    source.turn()
+                changes.count += 1
+                target.raw, target.laid = source.raw, None
+                target.storage = (
+                    None
+                    if source.storage is None
+                    else primitive.copy(flat(source.storage))._storage
+                )
+                return dst
+            store(dst, wrap(src), fresh=False)
+            return dst
+        if _is_raw(dst) and src.dtype is torch.uint8 and src.numel() == target.nbytes:
+            values = src.contiguous()
+            changes.count += 1
+            target.raw, target.storage, target.laid = bytes(host_bytes(values)), None, None
+            return dst
+        if src.dtype not in TO_WEBTORCH or TO_WEBTORCH[src.dtype] in UNSUPPORTED:
+            src = src.to(dst.dtype)
+        # Data for the next turn of a loop: where nothing is read and no optimizer steps, each turn is then one
+        # program, which works while the next is recorded.
+        if not torch.is_grad_enabled() and src.numel() > 1 and len(runtime().pending) >= _TURN:
+            flush()
+        # Small types travel as they are and are converted on the device, where that moves fewer bytes.
+        kind = TO_WEBTORCH[src.dtype if src.element_size() < dst.element_size() else dst.dtype]
+        store(dst, upload(src, kind), fresh=True)
+        return dst
+    if dst.device.type == "cpu" and dst.numel():
+        host_address(dst)
+    if _is_raw(src):
+        values = host_tensor((src.numel(),), torch.uint8)
+        host_bytes(values)[:] = memoryview(memory_of(src).contents()).cast("B")[: values.numel()]
+        dst.copy_(values)
+        return dst
+    dst.copy_(download(src))
+    return dst
+
+
+def to_copy(
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """`aten::_to_copy` from or to the device. Results keep the strides where these have no gaps."""
+    interrupt.check()
+    check_layout(layout)
+    dtype = dtype or x.dtype
+    if is_lazy(x):
+        # A lazy module's parameter: it has a type and a place, and refuses to tell a shape.
+        return torch.empty(0, dtype=dtype, device=device or x.device)
+    shape = tuple(x.shape)
+    if memory_format in (None, torch.preserve_format):
+        strides = of_first(((shape, x.stride()),), shape)
+    else:
+        strides = strides_in(shape, memory_format)
+    if device is not None and device.type != "webgpu":
+        return torch.empty_strided(x.shape, strides, dtype=dtype, device=device).copy_(x)
+    check_device(device)
+    kind = webtorch_dtype(dtype)
+    if (
+        x.device.type == "webgpu"
+        and strides == contiguous_strides(shape)
+        and not x.is_neg()
+        and not x.is_conj()
+    ):
+        values = wrap(x)
+        same = values.dtype is kind
+        return new_tensor(values if same else primitive.cast_to(values, kind), fresh=not same)
+    return copy_from(x, allocate(x.shape, strides, dtype))
+
+
+def item(x: torch.Tensor) -> Number:
+    """Return the value of a tensor with one element. Waits for the device."""
+    interrupt.check()
+    return wrap(x).item()
