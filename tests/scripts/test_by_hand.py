@@ -239,3 +239,18 @@ def test_what_is_left_of_a_graph_can_be_differentiated() -> None:
             torch.autograd.grad(out.sum(), w)
         with pytest.raises(RuntimeError, match="a second time"):
             loss.backward()
+
+
+def test_backward_passes_of_captured_functions_compute_nothing() -> None:
+    def gradient(w: Any) -> Any:
+        (g,) = torch.autograd.grad((w * w).sum(), w)
+        return g + 1
+
+    with scripts(True):
+        w, *_ = started()
+        for _ in range(3):
+            (w * 2).sum().item()
+        for _ in range(6):
+            # Each is captured anew.
+            found = torch.compile(gradient)(w)
+            torch.testing.assert_close(found, 2 * w.detach() + 1)

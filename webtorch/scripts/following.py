@@ -412,7 +412,7 @@ class Follower:
         self.give_up(why)
         run = self.run
         out = self.inside(callee, args, kwargs)
-        if callee.role in _PASSES:
+        if callee.role in _PASSES and not self.is_looked_at():
             self.stray += 1
             if self.stray > _MANY_STRAY:
                 # With no optimizer's step the calls from here on begin a script: what they are given is computed.
