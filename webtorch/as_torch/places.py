@@ -45,6 +45,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.optim.adamw": ("webtorch.optim.adam",),
     "torch.optim.optimizer": ("webtorch.optim.optimizer", "webtorch.as_torch.names.optimizer"),
     "torch.utils": ("webtorch.utils",),
+    "torch.utils.deterministic": ("webtorch.tensors.switches",),
+    "torch.storage": ("webtorch.as_torch.names.storage",),
+    "torch._dynamo.config": ("webtorch.as_torch.names.dynamo_config",),
+    "torch._utils": ("webtorch.as_torch.names.utils",),
     "torch.utils.data": ("webtorch.utils.data",),
     "torch.utils.data.dataloader": (
         "webtorch.data.loader",

@@ -167,6 +167,10 @@ def _take_over_graph(run: Run) -> None:
             if home is not None:
                 s.counter = home if s.counter is s.storage else s.counter
                 s.storage = home
+    for storage in there:
+        if storage.node.kind != "buffer":
+            # A view or a graph that nobody has may hold it still.
+            storage.node = Node.in_memory(storage.node.shape, storage.dtype)
     for k, made in enumerate(run.made):
         t = run.slots[k]()
         if t is None:
