@@ -487,7 +487,8 @@ def _zeros(x: Tensor | GradientEdge, create_graph: bool) -> Tensor:
 
 
 def _listed(x: object) -> list[Any]:
-    return list(x) if isinstance(x, (tuple, list)) and type(x) is not GradientEdge else [x]
+    one = type(x) is GradientEdge or x is None or hasattr(type(x), "_grad_fn")
+    return [x] if one else list(x)  # type: ignore[call-overload]
 
 
 def _cotangents(roots: list[Tensor | GradientEdge], given: list[Tensor | None]) -> list[Tensor]:
