@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,10 +29,15 @@ def matrices(*shape: int, complex_: bool = False) -> Array:
 
 
 def run(
-    name: str, inputs: list[Array], params: tuple[Any, ...], shapes: list[tuple[int, ...]]
+    name: str,
+    inputs: list[Array],
+    params: tuple[Any, ...],
+    shapes: list[tuple[int, ...]],
+    memory: int = 16384,
 ) -> list[Array]:
-    """Run a function of whole arrays; `shapes` are those of its results."""
+    """Run a function of whole arrays; `shapes` are those of its results, `memory` a workgroup's bytes."""
     device = open_device()
+    limits = replace(device.limits, workgroup_memory_bytes=memory)
     complex_ = any(np.iscomplexobj(x) for x in inputs)
     given = [_flat(x, complex_) for x in inputs]
     sizes = [int(np.prod(s)) * (2 if complex_ else 1) for s in shapes]
@@ -40,7 +47,7 @@ def run(
         tuple((*x.shape, 2) if complex_ else x.shape for x in inputs),
         (*slots, BufferSlot(float32, "write", sum(sizes))),
     )  # fmt: skip
-    flat = device.run(routine, [*given, None])[len(given)]
+    flat = device.run(routine, [*given, None], limits=limits)[len(given)]
     found, at = [], 0
     for shape, size in zip(shapes, sizes, strict=True):
         part = flat[at : at + size]
@@ -129,6 +136,84 @@ def test_triangular_systems(n: int, complex_: bool, upper: bool, unit: bool) -> 
     assert norm(whole @ x - b) / (norm(whole) * norm(x) * n * EPSILON) < MOST
 
 
+@pytest.mark.parametrize("complex_", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("shape", [(n, n) for n in SIZES] + [(70, 9), (9, 90), (90, 70)], ids=str)
+def test_qr(shape: tuple[int, int], complex_: bool) -> None:
+    m, n = shape
+    k = min(m, n)
+    a = matrices(2, m, n, complex_=complex_)
+    a[0, :, 0] *= 1e-25
+    a[1] *= 1e25
+    packed, tau = run("geqrf", [a], (), [(2, m, n), (2, k)])
+    v = (np.tril(packed, -1)[..., :k] + np.eye(m, k)).astype(complex)
+    for i in range(2):
+        q = np.eye(m, dtype=complex)
+        for j in range(k):
+            q = q - tau[i, j] * np.outer(q @ v[i, :, j], v[i, :, j].conj())
+        assert ratio(q @ np.triu(packed[i]) - a[i], a[i]) < MOST
+        assert norm(adjoint(q) @ q - np.eye(m)) / (m * EPSILON) < MOST
+        # As LAPACK's: R's diagonal is real, and has the sign that adds.
+        assert not np.diagonal(packed[i]).imag[: k - 1].any()
+        assert np.sign(packed[i, 0, 0].real) == -np.sign(a[i, 0, 0].real) or m == 1
+
+
+def test_a_column_of_zeros_is_reflected_by_nothing() -> None:
+    packed, tau = run("geqrf", [np.zeros((1, 4, 2))], (), [(1, 4, 2), (1, 2)])
+    assert not packed.any()
+    assert not tau.any()
+
+
+@pytest.mark.parametrize("vectors", [False, True])
+@pytest.mark.parametrize("complex_", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize(
+    ("shape", "memory"),
+    [((1, 1), 16384), ((6, 5), 16384), ((24, 24), 16384), ((9, 7), 4352), ((20, 19), 4352)],
+    ids=["1", "6x5", "24", "9x7 in blocks", "20x19 in blocks"],
+)
+def test_orthogonal_columns(
+    shape: tuple[int, int], memory: int, complex_: bool, vectors: bool
+) -> None:
+    m, n = shape
+    a = matrices(2, m, n, complex_=complex_) * 1e20
+    if n > 2:
+        # A column twice, and one of zeros.
+        a[1, :, 2] = a[1, :, 1]
+        a[1, :, 0] = 0
+    # Workgroup memory of blocks is what they declare: limits only choose the method here.
+    shapes = [(2, m, n), (2, n), (2,), *([(2, n, n)] if vectors else [])]
+    found = run("orthogonal_columns", [a], (vectors,), shapes, memory)
+    w, norms, info = (x.astype(complex) for x in found[:3])
+    assert not info.any()
+    exact = np.linalg.svd(a, compute_uv=False)
+    for i in range(2):
+        assert np.abs(norms[i].real - exact[i]).max() < MOST * n * EPSILON * exact[i, 0]
+        assert (np.diff(norms[i].real) <= 0).all()
+        if vectors:
+            v = found[3][i].astype(complex)
+            assert norm(adjoint(v) @ v - np.eye(n)) / (n * EPSILON) < MOST
+            assert ratio(a[i] @ v - w[i], a[i]) < MOST
+
+
+def test_numbers_that_are_not_finite_are_told() -> None:
+    a = matrices(3, 4, 4)
+    a[1, 2, 3] = np.inf
+    a[2, 0, 1] = np.nan
+    for memory in (16384, 4352):
+        *_, info = run("orthogonal_columns", [a], (False,), [(3, 4, 4), (3, 4), (3,)], memory)
+        assert info.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("memory", [16384, 4608], ids=["one workgroup", "products"])
+def test_squares_as_often_as_each_matrix_needs(memory: int) -> None:
+    a = matrices(4, 11, 11)
+    a /= np.linalg.norm(a, 2, axis=(1, 2), keepdims=True)
+    times = np.array([0.0, 1, 2, 5])
+    (found,) = run("squared", [a, times.reshape(4, 1, 1)], (), [(4, 11, 11)], memory)
+    for i in range(4):
+        wanted = np.linalg.matrix_power(a[i], 2 ** int(times[i]))
+        np.testing.assert_allclose(found[i], wanted, atol=1e-5 * np.abs(wanted).max() + 1e-7)
+
+
 def test_one_shader_serves_all_steps_of_a_blocked_method() -> None:
     slots = (BufferSlot(float32, "read", 512 * 512), BufferSlot(float32, "write", 512 * 512 + 1))
     routine = Host("cholesky", "cholesky", (), ((1, 512, 512),), slots)
@@ -142,3 +227,29 @@ def test_a_batch_of_small_matrices_is_one_dispatch() -> None:
     routine = Host("cholesky", "cholesky", (), ((10_000, 8, 8),), slots)
     (one,) = render(routine, open_device().limits, "naga")
     assert one.grid == (10_000, 1, 1)
+
+
+@pytest.mark.parametrize("complex_", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_workgroups_keep_within_their_memory(gpu: bool, complex_: bool) -> None:
+    limits = replace(open_device().limits, is_gpu=gpu, workgroup_memory_bytes=16384)
+    limits = replace(limits, max_workgroup_invocations=256)
+    functions: dict[str, tuple[Any, ...]] = {
+        "cholesky": (), "lu_factor": (True,), "geqrf": (), "orthogonal_columns": (True,), "squared": (),
+    }  # fmt: skip
+    for name, params in functions.items():
+        for n in (30, *range(36, 66, 3), 300):
+            shape = (2, n, n, 2) if complex_ else (2, n, n)
+            slots = tuple(BufferSlot(float32, "read", 1) for _ in range(3))
+            function = f"complex {name}" if complex_ else name
+            given = (shape,) if name != "squared" else (shape, (2, 1, 1))
+            for p in render(
+                Host(name, function, params, given, slots[-1 - len(given) :]), limits, "dawn"
+            )[:8]:
+                declared = re.findall(
+                    r"var<workgroup> \w+: (?:array<(\w+), (\d+)>|\w+|atomic<u32>);", p.source
+                )
+                words = {"num": 8 if complex_ else 4, "f32": 4, "u32": 4, "": 4}
+                nbytes = sum(words[kind] * int(many or 1) for kind, many in declared)
+                assert nbytes <= 16384, f"{name} of {n}: {nbytes} bytes"
+                assert p.workgroup_size[0] <= 256

@@ -27,7 +27,7 @@ from webtorch.tensors.host import bindings
 WHEEL = Path(str(distribution("torch").locate_file("")))
 # Files that are read from the wheel; all else is webtorch's.
 BORROWED = ("torch.testing._internal", "torch.testing._comparison", "torch.utils._import_utils",
-            "torch.testing._utils", "torch._utils", "torch._vendor", "functorch")  # fmt: skip
+            "torch.testing._utils", "torch._utils", "torch._utils_internal", "torch._vendor", "functorch")  # fmt: skip
 # What the machinery asks PyTorch's core, and is told.
 ANSWERS: dict[str, Any] = {
     "torch._C._get_privateuse1_backend_name": lambda: "privateuseone",
@@ -120,7 +120,7 @@ class _Borrowed:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module lies, None where webtorch is to answer."""
-        if name.startswith(BORROWED):
+        if any(name == one or name.startswith(f"{one}.") for one in BORROWED):
             file = WHEEL.joinpath(*name.split("."))
             if file.is_dir():
                 return importlib.util.spec_from_file_location(

@@ -112,7 +112,7 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Any:
 # -- QR -----------------------------------------------------------------------------------------------
 
 
-def _symmetrised(m: Any) -> Tensor:
+def symmetrised(m: Any) -> Tensor:
     """Return the symmetric matrix with the lower triangle of m."""
     low = m.tril(-1)
     if not m.dtype.is_complex:
@@ -132,7 +132,7 @@ def _qr_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, mode: str) -
     if m >= n:
         core = None if gr is None else r @ gr.mH
         core = _plus(core, None if gq is None else -(gq.mH @ q))
-        total = _plus(gq, q @ _symmetrised(core))
+        total = _plus(gq, q @ symmetrised(core))
         return (solve_triangular(r.mH, total, upper=False, left=False),)
     # A wide matrix: the factor of its first columns fixes Q; the rest of R is Q^T times the rest.
     y, u = a[..., m:], r[..., :m]
@@ -140,7 +140,7 @@ def _qr_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, mode: str) -
     gq = _plus(gq, None if gv is None else y @ gv.mH)
     core = None if gu is None else u @ gu.mH
     core = _plus(core, None if gq is None else -(gq.mH @ q))
-    total = _plus(gq, q @ _symmetrised(core))
+    total = _plus(gq, q @ symmetrised(core))
     left = solve_triangular(u.mH, total, upper=False, left=False)
     right = q @ gv if gv is not None else creation.zeros_like(y)
     return (joining.cat((left, right), -1),)
@@ -253,6 +253,22 @@ def _reflectors(name: str, v: Tensor, tau: Tensor) -> Tensor:
     return v.tril(-1) + identity(m, v)[:, :n]
 
 
+def reflected(v: Tensor, tau: Tensor, x: Tensor, adjoint: bool = False) -> Tensor:
+    """Return Q x, or Q^H x, where Q is the product of the reflections I - tau v v^H by the columns v.
+
+    Q = I - V T V^H with T = (I + D N)^-1 D, where D has tau on its diagonal and N is V^H V above its own: Joffrain et
+    al., "Accumulating Householder transformations, revisited", 2006.
+    """
+    k = tau._shape[-1]
+    scale = tau.unsqueeze(-1)
+    system = identity(k, v) + scale * (v.mH @ v).triu(1)
+    inner = v.mH @ x
+    if adjoint:
+        inner = solve_triangular(system.mH, inner, upper=False, unitriangular=True)
+        return x - v @ (conjugate(scale) * inner)
+    return x - v @ solve_triangular(system, scale * inner, upper=True, unitriangular=True)
+
+
 @composite(
     name="linalg_householder_product",
     family="index",
@@ -268,11 +284,7 @@ def householder_product(A: Tensor, tau: Tensor) -> Tensor:
     """The first columns of the product of the reflections I - tau v v^T."""
     v = _reflectors("torch.linalg.householder_product", A, tau)
     m, n = A._shape[-2:]
-    out = identity(m, A)[:, :n].expand((*A._shape[:-2], m, n))
-    for i in reversed(range(tau._shape[-1])):
-        column = v[..., i : i + 1]
-        out = out - tau[..., i, None, None] * (column @ (column.mH @ out))
-    return out
+    return reflected(v[..., : tau._shape[-1]], tau, identity(m, A)[:, :n])
 
 
 @composite(
@@ -303,8 +315,10 @@ def ormqr(
         )
     if other._shape[side] != input._shape[-2]:
         raise ShapeError(f"torch.ormqr: other.shape[{side}] must be equal to input.shape[-2]")
-    if tau._shape[-1] > input._shape[-1]:
-        raise ShapeError("torch.ormqr: tau.shape[-1] must be less than or equal to input.shape[-1]")
+    if tau._shape[-1] != min(other._shape[side], input._shape[-1]):
+        raise ShapeError(
+            f"torch.ormqr: tau.shape[-1] must be equal to min(other.shape[{side}], input.shape[-1])"
+        )
     if input.ndim - tau.ndim != 1 or input.ndim != other.ndim:
         raise ShapeError(
             "torch.ormqr: Expected tau to have one dimension less than input, and other as many as "
@@ -318,19 +332,10 @@ def ormqr(
     check_same_type("torch.ormqr", input, other)
     m = input._shape[-2]
     v = input.tril(-1) + identity(max(m, input._shape[-1]), input)[:m, : input._shape[-1]]
-    order = range(tau._shape[-1])
-    # Q = H1 H2 .. Hk: from the left its last reflection comes first, unless Q is transposed.
-    out = other
-    for i in reversed(order) if left != transpose else order:
-        column = v[..., i : i + 1]
-        scale = tau[..., i, None, None]
-        if transpose:
-            scale = conjugate(scale)
-        if left:
-            out = out - scale * (column @ (column.mH @ out))
-        else:
-            out = out - scale * ((out @ column) @ column.mH)
-    return out
+    v = v[..., : tau._shape[-1]]
+    if left:
+        return reflected(v, tau, other, adjoint=transpose)
+    return reflected(v, tau, other.mH, adjoint=not transpose).mH
 
 
 # -- symmetric eigenvalues ----------------------------------------------------------------------------

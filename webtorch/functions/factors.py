@@ -5,10 +5,27 @@
 
 from __future__ import annotations
 
-from webtorch.functions.linalg import call, composed, permutation_of
+import math
+
+from webtorch.functions import joining
+from webtorch.functions.decomposition import reflected, symmetrised
+from webtorch.functions.linalg import (
+    _det,
+    call,
+    composed,
+    identity,
+    permutation_of,
+)
+from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import int64
-from webtorch.ops.primitive import cast_to, iota
+from webtorch.ops.primitive import cast_to, conjugate, iota, real_part
 from webtorch.tensors.tensor import Tensor
+
+# Taylor's polynomial of degree 12 has float32's accuracy up to this norm: Bader, Blanes and Casas, "Computing the
+# matrix exponential with an optimized Taylor polynomial approximation", 2019, table 2. Larger matrices are halved, and
+# their exponentials squared.
+_TAYLOR_NORM = 1.461661507209034
+_MOST_SQUARES = 64
 
 
 def _factors(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,3 +55,125 @@ def inv(a: Tensor) -> tuple[Tensor, ...]:
     packed, rows, info = _factors(a)
     places = iota(a._shape[-1], 0, 1, int64, a.device)
     return _substituted(packed, cast_to(rows.unsqueeze(-1) == places, a.dtype)), info
+
+
+@composed
+def qr(a: Tensor, mode: str) -> tuple[Tensor, ...]:
+    """Return (Q, R)."""
+    m, n = a._shape[-2:]
+    k = min(m, n)
+    packed, tau = call("geqrf", (a,), (), ((m, n), (k,)))
+    rows = m if mode == "complete" else k
+    v = packed[..., :k].tril(-1) + identity(m, a)[:, :k]
+    r = packed.triu()[..., :rows, :]
+    return reflected(v, tau, identity(m, a)[:, :rows]), r
+
+
+def _real(x: Tensor) -> Tensor:
+    return real_part(x) if x.dtype.is_complex else x
+
+
+def _orthogonal(a: Tensor, vectors: bool) -> tuple[Tensor, ...]:
+    """Return (W, norms of its columns, info, V where it is wanted) with a @ V = W, whose columns are orthogonal."""
+    m, n = a._shape[-2:]
+    shapes = ((m, n), (n,), (), *(((n, n),) if vectors else ()))
+    return call("orthogonal_columns", (a,), (vectors,), shapes)
+
+
+@composed
+def eigh(a: Tensor, uplo: str) -> tuple[Tensor, ...]:
+    """Return (eigenvalues, eigenvectors, info) from one triangle.
+
+    Of a matrix without negative eigenvalues the columns that Jacobi's method turns are orthogonal when they are
+    multiples of eigenvectors; so all are moved by a norm.
+    """
+    n = a._shape[-1]
+    whole = symmetrised(a.mH if uplo == "U" else a)
+    norm = whole.abs().sum(-2).amax(-1)[..., None, None]
+    _, _, info, vectors = _orthogonal(whole + norm * identity(n, a), True)
+    vectors = vectors.flip(-1)
+    values = _real(conjugate(vectors) * (whole @ vectors)).sum(-2)
+    # In order also where rounding makes a difference between equal ones.
+    return values.cummax(-1)[0], vectors, info
+
+
+@composed
+def eigvalsh(a: Tensor, uplo: str) -> tuple[Tensor, ...]:
+    """Return (eigenvalues, info) from one triangle."""
+    values, _, info = eigh(a, uplo)
+    return values, info
+
+
+@composed
+def svd(a: Tensor, full: bool) -> tuple[Tensor, ...]:
+    """Return (U, S, Vh, info)."""
+    m, n = a._shape[-2:]
+    if m < n:
+        v, s, uh, info = svd(a.mH, full)
+        return uh.mH, s, v.mH, info
+    if m > 2 * n:
+        # The singular values of R are those of Q R.
+        q, r = qr(a, "complete" if full else "reduced")
+        u, s, vh, info = svd(r[..., :n, :], False)
+        u = q[..., :n] @ u
+        return joining.cat((u, q[..., n:]), -1) if full else u, s, vh, info
+    w, s, info, v = _orthogonal(a, True)
+    # W is U S. Its QR factors give columns of length 1 also where singular values are zero, and are signs off U.
+    packed, tau = call("geqrf", (w,), (), ((m, n), (n,)))
+    signs = where(_real(packed.diagonal(0, -2, -1)) < 0, -1.0, 1.0).unsqueeze(-2)
+    u = reflected(
+        packed.tril(-1) + identity(m, a)[:, :n], tau, identity(m, a)[:, : m if full else n]
+    )
+    first = u[..., :n] * signs
+    return joining.cat((first, u[..., n:]), -1) if full and m > n else first, s, v.mH, info
+
+
+@composed
+def svdvals(a: Tensor) -> tuple[Tensor, ...]:
+    """Return (S, info)."""
+    m, n = a._shape[-2:]
+    if m < n:
+        return svdvals(a.mH)
+    if m > 2 * n:
+        return svdvals(qr(a, "reduced")[1])
+    return _orthogonal(a, False)[1:]
+
+
+@composed
+def cofactors(a: Tensor) -> tuple[Tensor, ...]:
+    """Return the matrix of cofactors, also of singular matrices: det(U V) U adj(S) V^T."""
+    n = a._shape[-1]
+    u, s, vh, _ = svd(a, False)
+    one = identity(n, s)
+    others = where(one != 0, 1.0, s.unsqueeze(-2)).prod(-1)
+    sign = (_det(u) * _det(vh))[..., None, None]
+    return (sign * ((conjugate(u) * others.unsqueeze(-2)) @ conjugate(vh)),)
+
+
+@composed
+def lstsq(a: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, ...]:
+    """Return (x, rank, singular values): the shortest of the vectors that come closest."""
+    u, s, vh, _ = svd(a, False)
+    keep = s > rcond * s.amax(-1, keepdim=True)
+    inverse = where(keep, 1 / where(keep, s, 1.0), 0.0)
+    return vh.mH @ (inverse.unsqueeze(-1) * (u.mH @ b)), cast_to(keep, s.dtype).sum(-1), s
+
+
+@composed
+def matrix_exp(a: Tensor) -> tuple[Tensor, ...]:
+    """Return the exponentials."""
+    n = a._shape[-1]
+    norm = a.abs().sum(-2).amax(-1)
+    times = (norm / _TAYLOR_NORM).log2().ceil().clamp(0, _MOST_SQUARES)[..., None, None]
+    x = a * (-times).exp2()
+    x2 = x @ x
+    x3, x4 = x2 @ x, x2 @ x2
+    one = identity(n, a)
+
+    def part(first: int) -> Tensor:
+        """Return the polynomial's terms from a power on, divided by it."""
+        c = [1 / math.factorial(first + k) for k in range(4)]
+        return c[0] * one + c[1] * x + c[2] * x2 + c[3] * x3
+
+    series = part(0) + x4 @ (part(4) + x4 @ (part(8) + x4 / math.factorial(12)))
+    return call("squared", (series, cast_to(times, a.dtype)), (), ((n, n),))

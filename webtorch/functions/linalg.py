@@ -44,6 +44,7 @@ DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64, *COMPLEX)
 _REAL_RESULTS = {
     "solve": (1,), "inv": (1,), "lu_factor": (1, 2), "cholesky": (1,), "eigh": (0, 2), "eigvalsh": (0, 1),
     "svd": (1, 3), "svdvals": (0, 1), "lstsq": (1, 2), "eig": (2,), "eigvals": (1,), "ldl_factor": (1, 2),
+    "orthogonal_columns": (1, 2),
 }  # fmt: skip
 
 

@@ -239,19 +239,25 @@ def lay_out(
     steps: list[Pass | Move] = []
     rendered: dict[int, list[tuple[WgslPass, tuple[int, ...], tuple[int, ...]]]] = {}
 
+    # Own numbers of passes that repeat lie in the uniform buffer once.
+    numbers: dict[tuple[int, ...], tuple[int, ...]] = {}
+
     def passed(values: Sequence[int]) -> tuple[int, ...]:
         """Return the numbers of new arguments with these values."""
-        numbers = tuple(range(len(types), len(types) + len(values)))
-        types.extend([int32] * len(numbers))
+        new = tuple(range(len(types), len(types) + len(values)))
+        types.extend([int32] * len(new))
         constants.extend(values)
-        return numbers
+        return new
 
     def parts_of(number: int) -> list[tuple[WgslPass, tuple[int, ...], tuple[int, ...]]]:
         """Return a routine's shaders, each with the arguments that are its own numbers and its sizes."""
-        return [
-            (one.shader, passed(one.shader.numbers), passed(one.sizes))
-            for one in render(program.routines[number])
-        ]
+        out = []
+        for one in render(program.routines[number]):
+            own = one.shader.numbers
+            if own not in numbers:
+                numbers[own] = passed(own)
+            out.append((one.shader, numbers[own], passed(one.sizes)))
+        return out
 
     def bound(buffer: int) -> tuple[int, int]:
         """Return the place of a buffer in memory, and how many bytes are bound."""

@@ -14,14 +14,20 @@ from webtorch.errors import DeviceError
 from webtorch.ir.kernel import Host
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates.matrices.cholesky import cholesky
+from webtorch.lower.templates.matrices.jacobi import orthogonal_columns
 from webtorch.lower.templates.matrices.lu import lu_factor
+from webtorch.lower.templates.matrices.qr import geqrf
+from webtorch.lower.templates.matrices.squaring import squared
 from webtorch.lower.templates.matrices.triangle import permutation, solve_triangular
 from webtorch.lower.wgsl_shader import WgslPass
 
 FUNCTIONS: dict[str, Callable[[Host, Limits], list[WgslPass]]] = {
     "cholesky": cholesky,
+    "geqrf": geqrf,
     "lu_factor": lu_factor,
+    "orthogonal_columns": orthogonal_columns,
     "permutation": permutation,
+    "squared": squared,
     "solve_triangular": solve_triangular,
 }
 

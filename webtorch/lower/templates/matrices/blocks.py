@@ -83,11 +83,12 @@ def product(
     batch: int | None = None,
     only: str = "true",
     skip: str = "",
+    before: str = "",
 ) -> WgslPass:
     """Return the pass that subtracts a product from `out` (adds it, or sets it: `sign` "-", "+" or "").
 
     `b` is the number of the matrix. An element (i, j) is stored where `only` holds; a tile of which (i0, j0) is
-    the first element is left out where `skip` holds.
+    the first element is left out where `skip` holds; `before` comes first.
 
     Each invocation holds four rows and four columns in registers. Nothing goes through workgroup memory:
     processors run barriers slowly, and graphics cards have the operands in their caches.
@@ -104,6 +105,7 @@ def product(
     ]
     if skip:
         text.append(f"if ({skip}) {{ return; }}")
+    text.append(before)
     own = range(_OWN)
     for r in own:
         text.append(f"let i{r + 1} = i0 + lid / {_COLUMNS}u + {r * _ROWS}u;")

@@ -77,6 +77,9 @@ _SHARED = {
     "power_of": "fn power_of(e: u32) -> f32 { return bitcast<f32>(e << 23u); }",
 }
 
+# Bytes of a workgroup's memory that are left for what its invocations sum: at most 256 of them, 16 bytes each.
+_RESERVED = 4352
+
 
 class Writer:
     """Writes the passes of one routine. `scratch` are the bytes of the memory that they share."""
@@ -92,6 +95,10 @@ class Writer:
         self.scratch: tuple[int, ...] = ()
         # What the numbers of each scratch buffer are.
         self.scratch_types: tuple[str, ...] = ()
+        self._made: dict[
+            tuple[str, int, tuple[str, ...], tuple[str, ...]],
+            tuple[str, tuple[int, ...], tuple[Binding, ...]],
+        ] = {}
         self._functions = _SHARED | (_COMPLEX if self.complex else _REAL)
 
     def ask(self, *elements: int, types: Sequence[str] = ()) -> None:
@@ -105,10 +112,13 @@ class Writer:
     @property
     def room(self) -> int:
         """How many numbers of a matrix fit in a workgroup's memory, beside a kernel's sums."""
-        return (self.limits.workgroup_memory_bytes - 1024) // self.bytes
+        return (self.limits.workgroup_memory_bytes - _RESERVED) // self.bytes
 
     def width(self, most: int) -> int:
-        """Return the largest power of two up to `most` that a workgroup may have invocations."""
+        """Return the largest power of two up to `most` that a workgroup should have invocations."""
+        if not self.limits.is_gpu:
+            # Processors take turns among invocations at each barrier.
+            most = min(most, 64)
         return min(most, 1 << (self.limits.max_workgroup_invocations.bit_length() - 1))
 
     def make(
@@ -132,6 +142,21 @@ class Writer:
             head.append("if (group >= at.groups) { return; }")
         elif grid[0] * grid[1] * grid[2] != groups:
             head.append(f"if (group >= {groups}u) {{ return; }}")
+        names = tuple(numbers or ())
+        key = ("\n".join((*head, *body.strip("\n").splitlines())), size, tuple(shared), names)
+        # A blocked method asks for the same text at each step.
+        if key not in self._made:
+            self._made[key] = self._source(*key)
+        source, slots, bindings = self._made[key]
+        return WgslPass(
+            source, grid, (size, 1, 1), slots, self.scratch, bindings=bindings,
+            trusted_indices=True, trusted_loops=True, numbers=tuple((numbers or {}).values()),
+        )  # fmt: skip
+
+    def _source(
+        self, body: str, size: int, shared: tuple[str, ...], numbers: tuple[str, ...]
+    ) -> tuple[str, tuple[int, ...], tuple[Binding, ...]]:
+        """Return a shader, the buffers of the routine that it uses, and its bindings."""
         lines = ["alias num = " + ("vec2<f32>;" if self.complex else "f32;")]
         bindings: list[Binding] = []
         slots: list[int] = []
@@ -164,15 +189,12 @@ class Writer:
                 f"@compute @workgroup_size({size})",
                 "fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(num_workgroups) grid: vec3<u32>, "
                 "@builtin(local_invocation_index) lid: u32) {",
-                *("  " + line for line in (*head, *body.strip("\n").splitlines())),
+                *("  " + line for line in body.splitlines()),
                 "}",
                 "",
             ]
         )
-        return WgslPass(
-            source, grid, (size, 1, 1), tuple(slots), self.scratch, bindings=tuple(bindings),
-            trusted_indices=True, trusted_loops=True, numbers=tuple((numbers or {}).values()),
-        )  # fmt: skip
+        return source, tuple(slots), tuple(bindings)
 
     def _needed(self, body: str) -> list[str]:
         found: dict[str, str] = {}
