@@ -26,6 +26,7 @@ ORDER = (
     "optim distributions func",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
+    "fx",
     "as_torch",
     "web",
     "cli",
@@ -53,7 +54,7 @@ OUTSIDE = (
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.
-TALKING = ("cli", "__main__", "utils.benchmark.compare")
+TALKING = ("cli", "__main__", "utils.benchmark.compare", "fx.graph", "fx.graph_module")
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ class Loop:
         # functions of the user's that a backward pass calls.
         graphs = [
             "leaf-input", "late-graph", "inner-step", "rest-graph", "function", "hook-after", "hook-module",
-            "checkpoint", "leaf-result", "evaluate-read",
+            "checkpoint", "leaf-result", "evaluate-read", "by-data", "target",
         ]  # fmt: skip
         self.events += [
             (rng.choice(graphs), rng.randrange(STEPS), rng.choice([1, 1, 2, 3, 5, 100]))
@@ -492,7 +492,9 @@ class _Running:
         if self.optimizer is None:
             with torch.no_grad():
                 for p in self.parameters:
-                    if p.grad is not None:
+                    if p.grad is not None and happens("by-data", step):
+                        p.data -= self.rate * p.grad.data
+                    elif p.grad is not None:
                         p -= self.rate * (1 if step < 7 else 6 / step) * p.grad
         else:
             group = self.optimizer.param_groups[0]
@@ -519,6 +521,9 @@ class _Running:
                 self.parameters[0].view(-1)[0] = 0.25
         if happens("data", step):
             self.parameters[-1].data.add_(0.01)
+        if happens("target", step):
+            for a, p in zip(self.average, self.parameters, strict=True):
+                a.data.copy_(0.9 * a.data + 0.1 * p.data)
         if happens("evaluate", step):
             self.model.eval()
             with torch.no_grad(), self.cast("forward"):

@@ -46,6 +46,51 @@ def forgotten(w: Any, b: Any, x: Any, y: Any) -> list[float]:
     return losses
 
 
+def by_data(w: Any, b: Any, x: Any, y: Any) -> list[float]:
+    losses = []
+    for _ in range(STEPS):
+        loss = loss_of(w, b, x, y)
+        losses.append(loss.item())
+        loss.backward()
+        for p in (w, b):
+            p.data -= 0.1 * p.grad.data
+            p.data.add_(p.grad, alpha=-0.01)
+            p.grad.data.zero_()
+    # Writes by way of `data` are not counted.
+    losses.append(w._version + b._version)
+    return losses
+
+
+def leaves(w: Any, b: Any, x: Any, y: Any) -> list[float]:
+    """Each step begins with new leaves, and differentiates for its input as well."""
+    losses = []
+    for _ in range(STEPS):
+        x = x.detach().clone().requires_grad_()
+        loss = loss_of(w, b, x, y)
+        losses.append(loss.item())
+        loss.backward()
+        losses.append(x.grad.abs().sum().item())
+        w = (w - 0.1 * w.grad).detach().requires_grad_()
+        b = (b - 0.1 * b.grad).detach().requires_grad_()
+    return losses
+
+
+def twice(w: Any, b: Any, x: Any, y: Any) -> list[float]:
+    """The loss is that of parameters that have made a step, through which it is differentiated."""
+    losses = []
+    for _ in range(STEPS):
+        inner = loss_of(w, b, x, y)
+        (g,) = torch.autograd.grad(inner, w, create_graph=True)
+        loss = loss_of(w - 0.1 * g, b, x, y)
+        losses.append(loss.item())
+        loss.backward()
+        with torch.no_grad():
+            for p in (w, b):
+                p -= 0.1 * p.grad
+                p.grad = None
+    return losses
+
+
 def accumulated(w: Any, b: Any, x: Any, y: Any) -> list[float]:
     losses = []
     for _ in range(STEPS):
@@ -90,13 +135,16 @@ def kept_gradient(w: Any, b: Any, x: Any, y: Any) -> list[float]:
     return losses
 
 
+LOOPS = [zeroed, forgotten, by_data, leaves, twice, accumulated, returned, kept_gradient]
+
+
 def started() -> tuple[Any, Any, Any, Any]:
     torch.manual_seed(3)
     w, b = torch.randn(5, 3), torch.zeros(3)
     return w.requires_grad_(), b.requires_grad_(), torch.randn(8, 5), torch.randn(8, 3)
 
 
-@pytest.mark.parametrize("loop", [zeroed, forgotten, accumulated, returned, kept_gradient])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_a_step_without_an_optimizer_follows(loop: Loop) -> None:
     with scripts(False):
         plain = started()
@@ -143,6 +191,33 @@ def test_gradients_are_what_was_set_where_a_script_is_left(last: int) -> None:
         )
 
 
+def test_a_graph_that_nobody_has_needed_is_there_when_it_is_looked_at() -> None:
+    found = []
+    for on in (False, True):
+        with scripts(on) as follower:
+            w, b, x, y = started()
+            kept, gradients = [], []
+            for _ in range(STEPS):
+                loss = loss_of(w, b, x, y) + (w * w).sum()
+                kept.append(loss)
+                loss.item()
+            if on:
+                assert follower().counts["followed"] >= STEPS - 4
+                assert follower().asides
+            for loss in kept[-3:]:
+                gradients.append(torch.autograd.grad(loss, [w, b])[0].tolist())
+            with torch.no_grad():
+                w.mul_(2.0)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                kept[-4].backward()
+            del kept, loss
+            loss_of(w, b, x, y).item()
+            loss_of(w, b, x, y).item()
+            assert not follower().asides
+            found.append(gradients)
+    assert found[0] == found[1]
+
+
 def test_what_is_left_of_a_graph_can_be_differentiated() -> None:
     with scripts(True) as follower:
         w, b, x, y = started()
@@ -164,3 +239,18 @@ def test_what_is_left_of_a_graph_can_be_differentiated() -> None:
             torch.autograd.grad(out.sum(), w)
         with pytest.raises(RuntimeError, match="a second time"):
             loss.backward()
+
+
+def test_backward_passes_of_captured_functions_compute_nothing() -> None:
+    def gradient(w: Any) -> Any:
+        (g,) = torch.autograd.grad((w * w).sum(), w)
+        return g + 1
+
+    with scripts(True):
+        w, *_ = started()
+        for _ in range(3):
+            (w * 2).sum().item()
+        for _ in range(6):
+            # Each is captured anew.
+            found = torch.compile(gradient)(w)
+            torch.testing.assert_close(found, 2 * w.detach() + 1)

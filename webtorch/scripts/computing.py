@@ -125,7 +125,7 @@ def _hand_out(
     for place in [p for p in holders if p in fresh or p < 0]:
         storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
         for k, t in holders[place]:
-            give_value(t, storage)
+            give_value(t, storage, facts[k].apart)
             if k not in program.open:
                 _use_up(t, facts[k], run, program.used.get(k, ()))
             if facts[k].base is not None:
@@ -240,7 +240,7 @@ def _settle(
             if waits and len(held) == 1:
                 ((j, t),) = held
                 f = facts[j]
-                if not f.title and f.base is None:
+                if not f.title and f.base is None and not f.apart:
                     wait(run.slots[j], t, (buffer, shape, version, runtime))
                     continue
             node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
@@ -282,7 +282,7 @@ def _base(
     f = facts[number]
     found: Tensor = giver(f)(run)
     storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
-    give_value(found, storage)
+    give_value(found, storage, f.apart)
     if number not in program.open:
         _use_up(found, f, run, program.used.get(number, ()))
     if run.slots[-1]() is found:

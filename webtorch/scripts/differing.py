@@ -23,7 +23,7 @@ from webtorch.tensors.tensor import Tensor
 
 # What `facts_of` says, in order; None: what is no word of a user's.
 _FACTS = (
-    "class", "a graph", "shape", "strides", None, "dtype", "requires_grad", "inference mode", "storage size",
+    "class", "a graph", None, "shape", "strides", None, "dtype", "requires_grad", "inference mode", "storage size",
     "storage's dtype", "device", None,
 )  # fmt: skip
 

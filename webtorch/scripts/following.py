@@ -32,7 +32,7 @@ from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
-from webtorch.tensors.storage import Storage, writes
+from webtorch.tensors.storage import Counter, Storage, writes
 from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
 
@@ -63,7 +63,7 @@ _ALONE = frozenset({"operation", "gradient", "mark"})
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
-_STEPS = frozenset({"operation", "backward", "gradients", "gradient", "mark", "step"})
+_STEPS = frozenset({"operation", "alias", "backward", "gradients", "gradient", "mark", "step"})
 
 
 class Follower:
@@ -227,6 +227,12 @@ class Follower:
             )
         if role == "mark" and run.slot_of(args[0]) is None:
             return self.mark(run, callee, args, kwargs)
+        if role == "alias" and len(args) == 2:
+            if not self.lies_there(run, *args):
+                return self.other(run, callee, args, kwargs)
+            # As `x.data += 1` ends: it is there already, and the tensor counts its writes itself from now on.
+            args[0]._counter = Counter(args[0]._counter.version)
+            return None
         if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -243,6 +249,18 @@ class Follower:
                 args = (run.externals[0], *args[1:])
             return interpreted(callee, args, kwargs)
         return self.other(run, callee, args, kwargs)
+
+    def lies_there(self, run: Run, t: Tensor, value: Any) -> bool:
+        """Whether a value is what a tensor from outside is, on the same memory."""
+        if not isinstance(value, Tensor) or run.external_of(t) is None or t._counter is t._storage:
+            return False
+        slot, place = run.slot_of(value), (t._shape, t._strides, t._offset, t.dtype)
+        if (value._shape, value._strides, value._offset, value.dtype) != place:
+            return False
+        if slot is None:
+            return value._storage is t._storage
+        facts = (facts_along(run.at) if run.promised else run.facts)[slot]
+        return facts.storage == -1 - run.storages[t._storage]
 
     def mark(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Have gradients recorded for a tensor from outside, or not."""
@@ -394,7 +412,7 @@ class Follower:
         self.give_up(why)
         run = self.run
         out = self.inside(callee, args, kwargs)
-        if callee.role in _PASSES:
+        if callee.role in _PASSES and not self.is_looked_at():
             self.stray += 1
             if self.stray > _MANY_STRAY:
                 # With no optimizer's step the calls from here on begin a script: what they are given is computed.

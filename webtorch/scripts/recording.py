@@ -67,7 +67,7 @@ class Note:
         """Raises Refused where the arguments cannot be compared later."""
         self.run = run
         self.step = step = Step(run.at)
-        step.callee, step.kind = callee, callee.role
+        step.callee, step.kind = callee, "operation" if callee.role == "alias" else callee.role
         step.modes, step.line = run.modes(), user_line()
         step.args = [pattern_of(a, run) for a in args]
         step.names = tuple(kwargs)
@@ -314,8 +314,6 @@ def _facts(t: Tensor, run: Run) -> Facts:
     run.runtime = run.runtime or storage.runtime
     if storage.runtime is not run.runtime:
         raise Refused("it computes on two devices")
-    if t._counter is not storage:
-        raise Refused("it gives a tensor that counts its own writes")
     place = len(run.slots)
     for k, reference in enumerate(run.slots):
         other = reference()
@@ -336,7 +334,7 @@ def _facts(t: Tensor, run: Run) -> Facts:
     place_in_memory = (offset.external, offset.more) if isinstance(offset, Offset) else offset
     return Facts(
         t._shape, t._strides, place_in_memory, t._whole, t.dtype, t._requires_grad, t._inference,
-        "" if fn is None else fn.title, place, base, t._made_by,
+        "" if fn is None else fn.title, place, base, t._made_by, t._counter is not storage,
     )  # fmt: skip
 
 
@@ -464,6 +462,7 @@ def _places(
     alive = [t._grad_fn for reference in run.slots if (t := reference()) is not None]
     left = _left_of([fn for fn in alive if fn is not None], run.used_up)
     partly: set[int] = set()
+    counters: set[Any] = set()
     for k, reference in enumerate(run.slots):
         t = reference()
         if t is None:
@@ -474,6 +473,11 @@ def _places(
                 used[k] = _leaves_of(fn, run)
             else:
                 (still if left[fn] else partly).add(k)
+        if t._counter is not t._storage and (t._counter.version or t._counter in counters):
+            raise Refused(
+                "a tensor is kept that has counted its own writes, or that another one counts"
+            )
+        counters.add(t._counter)
         if t._base_history or t._history:
             raise Refused("a result was written in place with gradients")
         if k >= run.first:

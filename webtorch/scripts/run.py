@@ -55,7 +55,7 @@ def facts_of(t: Tensor) -> tuple[Any, ...] | None:
     ):
         return None
     facts: tuple[Any, ...] = _LIKE(t)
-    return (type(t), graph, *facts)
+    return (type(t), graph, t._counter is t._storage, *facts)
 
 
 # Of more tensors that do not come again each is compared with all.

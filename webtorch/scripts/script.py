@@ -46,6 +46,8 @@ class Facts:
     # The tensor that it is a view of.
     base: tuple[str, int] | None
     made_by: MadeBy | None
+    # Whether it counts its writes itself, as `x.data` does.
+    apart: bool
 
 
 class Step:

@@ -328,6 +328,7 @@ class Tensor(TensorBase):
         self.grad = None
 
     @property
+    @plays("alias")
     def data(self) -> Tensor:
         """The same storage without autograd: backward does not notice what is written through it."""
         out = self.detach()
@@ -335,6 +336,7 @@ class Tensor(TensorBase):
         return out
 
     @data.setter
+    @plays("alias")
     def data(self, value: Tensor) -> None:
         """Let this tensor share the memory, shape and strides of another."""
         if value._storage is not self._storage:
