@@ -180,5 +180,6 @@ def install() -> None:
 def forget_hooks() -> None:
     """Take away the hooks of all modules that a test has left; PyTorch's file does so by private names."""
     for table in vars(GLOBAL).values():
-        table.clear()
+        if isinstance(table, dict):
+            table.clear()
     bindings.modules += 1

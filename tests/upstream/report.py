@@ -23,7 +23,7 @@ TABLE = """## What passes
 # What says that a thing is absent, as docs/differences.md does: its reasons, those of modules that PyTorch
 # programs import, and the types that a device has.
 _WORDS = (
-    *reasons(),
+    *(why.rstrip(" .") for why in reasons()),
     *(why for why, _ in ABSENT.values()),
     CORE,
     COMPILER,

@@ -90,6 +90,8 @@ def _is_statement() -> bool:
 
 
 def _absent(fullname: str) -> str:
-    parent, _, name = fullname.rpartition(".")
-    words = WORDS.get(parent, {}).get(name, "webtorch has no such module")
+    parts = fullname.split(".")
+    # What is said of a module holds for those in it.
+    found = [WORDS.get(".".join(parts[:i]), {}).get(parts[i]) for i in range(1, len(parts))]
+    words = next(filter(None, found), "webtorch has no such module")
     return f"No module named '{fullname}', asked for in {caller(sys._getframe(2))}: {words}."
