@@ -310,7 +310,7 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
     get_autocast_dtype get_default_device get_default_dtype get_float32_matmul_precision get_num_threads
     get_printoptions get_rng_state initial_seed is_anomaly_check_nan_enabled is_anomaly_enabled
     is_autocast_cache_enabled is_autocast_cpu_enabled is_autocast_enabled is_grad_enabled
-    is_inference_mode_enabled is_tensor load manual_seed mark_dynamic printoptions promote_types realize
+    is_inference_mode_enabled is_tensor kernel load manual_seed mark_dynamic printoptions promote_types realize
     result_type save seed set_autocast_cache_enabled set_autocast_dtype set_autocast_enabled
     set_default_device set_default_dtype set_float32_matmul_precision set_num_threads set_printoptions
     set_rng_state sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum
