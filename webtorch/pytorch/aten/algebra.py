@@ -119,14 +119,21 @@ def _cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
 
 # ---- factorisations -----------------------------------------------------------------------------
 
-for _name in (
-    "linalg_inv_ex", "linalg_lu_factor_ex", "linalg_lu_solve", "linalg_solve_triangular", "linalg_qr",
-    "linalg_householder_product", "linalg_cholesky_ex", "cholesky", "cholesky_inverse", "triangular_solve", "geqrf",
-    "ormqr", "linalg_lstsq",
-):  # fmt: skip
-    aten(_name, layout=matrix_columns)(getattr(op, _name))
-for _name in ("linalg_lu", "lu_unpack"):
-    aten(_name)(getattr(op, _name))
+aten("linalg_inv_ex", layout=matrix_columns)(op.linalg_inv_ex)
+aten("linalg_lu_factor_ex", layout=matrix_columns)(op.linalg_lu_factor_ex)
+aten("linalg_lu_solve", layout=matrix_columns)(op.linalg_lu_solve)
+aten("linalg_solve_triangular", layout=matrix_columns)(op.linalg_solve_triangular)
+aten("linalg_qr", layout=matrix_columns)(op.linalg_qr)
+aten("linalg_householder_product", layout=matrix_columns)(op.linalg_householder_product)
+aten("linalg_cholesky_ex", layout=matrix_columns)(op.linalg_cholesky_ex)
+aten("cholesky", layout=matrix_columns)(op.cholesky)
+aten("cholesky_inverse", layout=matrix_columns)(op.cholesky_inverse)
+aten("triangular_solve", layout=matrix_columns)(op.triangular_solve)
+aten("geqrf", layout=matrix_columns)(op.geqrf)
+aten("ormqr", layout=matrix_columns)(op.ormqr)
+aten("linalg_lstsq", layout=matrix_columns)(op.linalg_lstsq)
+aten("linalg_lu")(op.linalg_lu)
+aten("lu_unpack")(op.lu_unpack)
 
 
 @aten("linalg_matrix_exp")
