@@ -48,7 +48,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         "Another vendor's device; webtorch has `cpu` and `webgpu` (see `webtorch.webgpu`).",
     ),
     (
-        r"Script|jit|JIT|^fx$|Graph|Type$|^Code$|CompilationUnit|Capsule|AliasDb|Argument|Block|CallStack|ClassType"
+        r"Script|jit|JIT|Graph|Type$|^Code$|CompilationUnit|Capsule|AliasDb|Argument|Block|CallStack|ClassType"
         r"|FunctionSchema|IODescriptor|Interface|parse_|import_ir|unify_|merge_type|Logger|LockingLogger|StaticModule"
         r"|ThroughputBenchmark|Benchmark|ErrorReport|FileCheck|ExecutionPlan|OperatorInfo|Module(Serial|Builder)|^Use$"
         r"|^Value$|^Node$|^Gradient$|TracingState|DeepCopyMemo|AnyType|get_file_path|^fork$|^wait$|Future|futures"

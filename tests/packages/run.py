@@ -43,7 +43,7 @@ WHAT: dict[str, tuple[tuple[str, ...], str, str]] = {
     "timm_models": (
         ("timm",),
         "`resnet18`, `vit_tiny`, `mobilenetv3_small`, `convnext_atto`",
-        "feature extraction by torch.fx: there is no tracer",
+        "",
     ),
     "torchvision_models": (
         ("torchvision",),

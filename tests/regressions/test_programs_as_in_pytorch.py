@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import operator
 import pickle
 import warnings
 from collections.abc import Callable
@@ -439,7 +440,7 @@ def leaf_gradients_lie_as_their_leaves(torch: Any, device: str) -> Any:
     return found
 
 
-@_our_program
+@_program
 def ranges_keep_the_shape_of_their_out(torch: Any, device: str) -> Any:
     found = []
     for make in (
@@ -614,6 +615,95 @@ def tangents_follow_layouts(torch: Any, device: str) -> Any:
             dual = forward_ad.make_dual(x.contiguous(memory_format=torch.channels_last), x.cos())
             found += forward_ad.unpack_dual(layer(dual))
     return [y if y is None else y.sum((2, 3)) for y in found]
+
+
+@_our_program
+def gradients_of_convolutions_by_themselves(torch: Any, device: str) -> Any:
+    found, options = [], (2, 1, 1, 2)
+    gradients = __import__(f"{torch.__name__}.nn.grad", fromlist=["grad"])
+    for rank in (1, 2, 3):
+        x = torch.arange(8.0 * 5**rank).reshape(2, 4, *[5] * rank).sin().to(device)
+        w = torch.arange(12.0 * 3**rank).reshape(6, 2, *[3] * rank).cos().to(device)
+        g = torch.arange(12.0 * 3**rank).reshape(2, 6, *[3] * rank).sin().to(device)
+        for x_grad, w_grad in ((f"conv{rank}d_input", f"conv{rank}d_weight"),):
+            one = getattr(gradients, x_grad)(x.shape, w, g, *options)
+            other = getattr(gradients, w_grad)(x, w.shape, g, *options)
+            found += [one.shape, one.sum() * 0.01, other.shape, other.sum() * 0.01]
+    return found
+
+
+@_our_program
+def new_memory_of_deterministic_programs_is_filled(torch: Any, device: str) -> Any:
+    kinds = torch.float32, torch.bfloat16, torch.complex64, torch.int8, torch.int32, torch.bool
+    torch.use_deterministic_algorithms(True)
+    try:
+        return [
+            str(x.tolist())
+            for x in (
+                *(torch.empty(2, dtype=d, device=device) for d in kinds),
+                torch.empty_like(torch.zeros(1, device=device)), torch.zeros(1, device=device).new_empty(2),
+                torch.empty_strided((2,), (3,), device=device), torch.empty_permuted((2, 1), (1, 0), device=device),
+            )
+        ]  # fmt: skip
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@_program
+def gradients_of_what_an_iterator_gives(torch: Any, device: str) -> Any:
+    layer = torch.nn.Linear(2, 1).to(device)
+    x = torch.ones(2, device=device)
+    found = torch.autograd.grad(layer(x).sum(), layer.parameters())
+    torch.autograd.backward((y for y in [layer(x).sum()]), inputs=(p for p in [layer.bias]))
+    return found, layer.weight.grad, layer.bias.grad
+
+
+@_our_program
+def sizes_are_joined_with_tuples_only(torch: Any, device: str) -> Any:
+    size, three = torch.ones(1, 2, device=device).shape, (3,)
+    found = [_outcome(partial(operator.add, size, other)) for other in ([3], range(2), "ab")]
+    return (
+        found,
+        _outcome(lambda: list(three) + size),
+        size + three,
+        three + size,
+        type(size + size).__name__,
+    )
+
+
+@_our_program
+def optimizers_of_odd_states(torch: Any, device: str) -> Any:
+    z = torch.tensor([1 + 2j, 3 - 1j], device=device, requires_grad=True)
+    z.grad = torch.tensor([1 - 1j, 0.5j], device=device)
+    optimizer = torch.optim.Adagrad([z], lr=0.1, initial_accumulator_value=0.5)
+    optimizer.step()
+    optimizer.register_state_dict_pre_hook(lambda o: o.state.__setitem__("note", 1))
+    lbfgs = torch.optim.LBFGS([torch.zeros(2, device=device)], tolerance_grad=-INF)
+    return (
+        z.detach(),
+        optimizer.state_dict()["state"]["note"],
+        lbfgs.step(lambda: torch.tensor(3.0)),
+    )
+
+
+@_our_program
+def the_function_of_a_result_is_its_context(torch: Any, device: str) -> Any:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            ctx.note = 5
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * len(ctx.saved_variables) * 2
+
+    x = torch.ones(2, device=device, requires_grad=True)
+    fn = Twice.apply(x).grad_fn
+    found = [fn.saved_tensors, fn.note, fn.needs_input_grad, hasattr(fn, "other"), fn.name()]
+    Twice.apply(x).sum().backward()
+    return found, x.grad
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,22 @@ def test_hooks_on_what_a_transform_differentiates(device: str) -> None:
     _both(story, device)
 
 
+@pytest.mark.parametrize("norm", ["BatchNorm1d", "InstanceNorm1d"])
+def test_running_statistics_move_in_a_checkpoint_as_often_as_in_pytorch(
+    device: str, norm: str
+) -> None:
+    def story(t: Any, tensor: Callable[..., Any]) -> Any:
+        from torch.utils.checkpoint import checkpoint
+
+        call = webtorch.utils.checkpoint.checkpoint if t is webtorch else checkpoint
+        layer = getattr(t.nn, norm)(2, track_running_stats=True).to(tensor([0.0]).device)
+        x = tensor([[[1.0, 2.0], [3.0, 5.0]]] * 2, requires_grad=True)
+        call(layer, x, use_reentrant=False).square().sum().backward()
+        return layer.running_mean.tolist(), layer.running_var.tolist(), x.grad.tolist()
+
+    _both(story, device)
+
+
 def test_a_checkpoint_keeps_what_is_written_in_place_inside(device: str) -> None:
     def story(t: Any, tensor: Callable[..., Any]) -> Any:
         def part(x: Any) -> Any:

@@ -69,6 +69,16 @@ class Loop:
             for _ in range(rng.choice([0, 0, 1, 2, 3]))
         ]
         self.dropout = rng.choice([0.0, 0.0, 0.0, 0.5])
+        # What has to do with the graph: leaves among the results, graphs that are kept or used up in part, and
+        # functions of the user's that a backward pass calls.
+        graphs = [
+            "leaf-input", "late-graph", "inner-step", "rest-graph", "function", "hook-after", "hook-module",
+            "checkpoint", "leaf-result", "evaluate-read", "by-data", "target",
+        ]  # fmt: skip
+        self.events += [
+            (rng.choice(graphs), rng.randrange(STEPS), rng.choice([1, 1, 2, 3, 5, 100]))
+            for _ in range(rng.choice([0, 0, 1, 2]))
+        ]
 
     def __repr__(self) -> str:
         return f"Loop({self.seed}): {vars(self)}"
@@ -98,6 +108,7 @@ class _Running:
         self.rng = random.Random(loop.seed + 1)
         self.seen: list[Any] = []
         self.kept: list[Any] = []
+        self.late: list[Any] = []
         self.handles: list[Any] = []
         self.model = self.make_model()
         self.parameters = list(self.model.parameters())
@@ -174,6 +185,11 @@ class _Running:
             for step in range(STEPS):
                 self.step(step)
         self.seen.append(self.scaler.get_scale())
+        for loss in self.late:
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                self.seen.append("inplace" if "inplace" in str(error) else "error")
         for p in self.parameters:
             self.see(p)
             if p.grad is not None:
@@ -215,8 +231,10 @@ class _Running:
             x, target = self.data(size, loop.width), self.data(size, 3)
             if happens("slice", step):
                 x = self.table[step : step + size]
+            if happens("leaf-input", step):
+                x = x.clone().requires_grad_()
             with self.cast("forward"):
-                out = self.model(x)
+                out = self.forward(step, x)
             if happens("hook-result", step):
                 out.register_hook(lambda g: g * 0.5)
             out = self.with_numbers(step, out)
@@ -256,6 +274,7 @@ class _Running:
                 loss = self.between(step, out, loss)
                 if loss is not None:
                     self.backward(step, loss)
+                    self.differentiated(step, x, out)
             except RuntimeError as error:
                 # What was saved has been written since, or used up.
                 self.seen.append("inplace" if "inplace" in str(error) else "error")
@@ -271,6 +290,43 @@ class _Running:
         self.after(step, out, loss)
         if loop.autocast == "around" and loop.cleared:
             torch.clear_autocast_cache()
+
+    def forward(self, step: int, x: Any) -> Any:
+        """Return what the model gives, by way of a function of the user's in some steps."""
+        torch, happens = self.torch, self.loop.happens
+        if happens("hook-module", step):
+            handle = self.model.register_full_backward_hook(lambda m, gi, go: None)
+            out = self.model(x)
+            handle.remove()
+        elif happens("checkpoint", step):
+            out = torch.utils.checkpoint.checkpoint(self.model, x, use_reentrant=False)
+        else:
+            out = self.model(x)
+        if happens("function", step):
+            out = _doubled(torch).apply(out)
+        if happens("leaf-result", step):
+            # A leaf that begins a graph of its own.
+            near = (out.detach() + 0.5).requires_grad_()
+            (near.square() * x.detach().mean()).sum().backward()
+            self.kept.append(near.grad)
+        return out
+
+    def differentiated(self, step: int, x: Any, out: Any) -> None:
+        """What happens after the backward pass, with what is left of the graph."""
+        torch, happens = self.torch, self.loop.happens
+        if happens("leaf-input", step):
+            self.see(x.grad)
+        if happens("late-graph", step):
+            self.late.append(self.model(self.table[step : step + 2]).square().mean())
+            self.seen.append(self.late[-1].item())
+        if happens("rest-graph", step):
+            try:
+                (g,) = torch.autograd.grad(
+                    out.sum(), self.parameters[-1:], allow_unused=True, retain_graph=True
+                )
+                self.seen.append("unused" if g is None else g.sum().item())
+            except RuntimeError:
+                self.seen.append("freed")
 
     def judged(self, step: int, out: Any) -> Any:
         """Train a critic on a result, and return what it says of it then: both share a graph."""
@@ -322,6 +378,13 @@ class _Running:
             if self.loop.reads:
                 self.see(g)
             loss = loss + g.square().sum()
+        if happens("inner-step", step) and self.parameters[-1].requires_grad:
+            p = self.parameters[-1]
+            (g,) = torch.autograd.grad(loss, [p], create_graph=True)
+            moved = p - 0.1 * g
+            loss = (moved * moved.detach().sin()).sum() + loss
+            if self.loop.reads:
+                self.seen.append(loss.item())
         if happens("raise-between", step):
             with contextlib.suppress(RuntimeError):
                 out @ self.data(7, 2)
@@ -385,6 +448,14 @@ class _Running:
     def around(self, step: int, out: Any, loss: Any) -> None:
         """What happens between the backward pass and the update."""
         torch, happens = self.torch, self.loop.happens
+        if happens("hook-after", step) and self.parameters[0].requires_grad:
+            # It is there in the next step.
+            handle = self.parameters[0].register_post_accumulate_grad_hook(
+                lambda p: self.seen.append(p.grad.sum().item())
+            )
+            self.handles.append(handle)
+            if len(self.handles) > 1:
+                self.handles.pop(0).remove()
         if happens("hook", step):
             if self.handles:
                 self.handles.pop().remove()
@@ -421,7 +492,9 @@ class _Running:
         if self.optimizer is None:
             with torch.no_grad():
                 for p in self.parameters:
-                    if p.grad is not None:
+                    if p.grad is not None and happens("by-data", step):
+                        p.data -= self.rate * p.grad.data
+                    elif p.grad is not None:
                         p -= self.rate * (1 if step < 7 else 6 / step) * p.grad
         else:
             group = self.optimizer.param_groups[0]
@@ -441,19 +514,29 @@ class _Running:
 
     def after(self, step: int, out: Any, loss: Any) -> None:
         """What happens after the update."""
-        torch, happens = self.torch, self.loop.happens
+        torch, loop, happens = self.torch, self.loop, self.loop.happens
         if happens("write", step):
             with torch.no_grad():
                 self.parameters[0].mul_(0.9)
                 self.parameters[0].view(-1)[0] = 0.25
         if happens("data", step):
             self.parameters[-1].data.add_(0.01)
+        if happens("target", step):
+            for a, p in zip(self.average, self.parameters, strict=True):
+                a.data.copy_(0.9 * a.data + 0.1 * p.data)
         if happens("evaluate", step):
             self.model.eval()
             with torch.no_grad(), self.cast("forward"):
                 self.see(self.model(self.table[step : step + 3]).softmax(-1))
                 self.see(self.model(self.table[step + 3 : step + 6]))
             self.model.train()
+        if happens("evaluate-read", step):
+            # As in training, and nobody needs the graph.
+            size = loop.batches[step % len(loop.batches)]
+            x = self.table[step : step + size]
+            with self.cast("forward"):
+                found = self.model(x)
+                self.seen.append(self.loss_of(found, self.data(size, 3)).item())
         if happens("evaluate-graph", step):
             self.model.eval()
             self.see(self.model(self.table[step : step + 3]))
@@ -491,6 +574,21 @@ def _attention(torch: ModuleType, width: int) -> Any:
             return self.out(y.flatten(1))
 
     return Attention()
+
+
+def _doubled(torch: ModuleType) -> Any:
+    class Doubled(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return g * 2 + 0 * x.detach().sum()
+
+    return Doubled
 
 
 def _own(torch: ModuleType, width: int) -> Any:
@@ -602,6 +700,9 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
         return f"{loop}\n  with scripts and without: {found}", counts
     names = {n for n, *_ in loop.events}
     others = {"write-between", "keep-loss"} | ({"critic"} if loop.autocast else set())
+    if loop.autocast == "around" and loop.cached:
+        # PyTorch evaluates with what it cast of parameters before they were written.
+        others |= {"evaluate", "evaluate-graph", "evaluate-read"}
     if loop.dropout or names & others:
         # PyTorch draws other numbers, saves other tensors, and rounds otherwise.
         return "", counts

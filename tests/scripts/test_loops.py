@@ -9,19 +9,39 @@ import sys
 
 import pytest
 
+import webtorch
 from tests.scripts import tangles
+from tests.scripts.following import scripts
 from tests.scripts.loops import check
 
 SEEDS = range(60)
 TANGLES = range(150)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_loop_gives_the_same_numbers(seed: int) -> None:
     found, _ = check(seed)
     assert not found, found
 
 
+def test_calls_that_are_made_again_for_their_graph_leave_nothing_pending() -> None:
+    # Views of what is made again: nobody has their base, and an optimizer's step computes all that is pending.
+    always, tangle = (0, 1), tangles.Tangle(7090383)
+    tangle.optimizer, tangle.last = "SGD", ""
+    tangle.statements = [
+        ("update", list("pzv"), 2, always), ("autograd", list("uyp"), 5, always), ("update", list("upu"), 1, always),
+        ("read", list("qxu"), 1, (4, 1)), ("autograd", list("yqu"), 2, always), ("autograd", list("xvv"), 4, always),
+        ("combine", list("qxy"), 0, always), ("read", list("yyx"), 5, (1, 2)), ("combine", list("xvu"), 4, (7, 3)),
+    ]  # fmt: skip
+    with scripts(False):
+        plain = tangle.run(webtorch)
+    with scripts(True) as follower:
+        assert tangles.differ(tangle.run(webtorch), plain, 1e-9) == ""
+        assert follower().counts["followed"]
+
+
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", TANGLES)
 def test_tangled_tensors_give_the_same_numbers(seed: int) -> None:
     found, _ = tangles.check(seed)

@@ -8,6 +8,7 @@ that use such a name fail one by one, in the words that webtorch has for it.
 from __future__ import annotations
 
 import dis
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from webtorch.tensors.host import bindings
 WHEEL = Path(str(distribution("torch").locate_file("")))
 # Files that are read from the wheel; all else is webtorch's.
 BORROWED = ("torch.testing._internal", "torch.testing._comparison", "torch.utils._import_utils",
-            "torch.testing._utils", "torch._utils", "torch._vendor", "functorch")  # fmt: skip
+            "torch.testing._utils", "torch._utils", "torch._utils_internal", "torch._vendor", "functorch")  # fmt: skip
 # What the machinery asks PyTorch's core, and is told.
 ANSWERS: dict[str, Any] = {
     "torch._C._get_privateuse1_backend_name": lambda: "privateuseone",
@@ -73,6 +74,8 @@ class _Absent(type):
     """What is asked of a stand-in is a stand-in; it holds nothing, and a test that calls it is told why."""
 
     def __getattr__(cls, name: str) -> Any:
+        if name == "__all__":
+            return []
         if name.startswith("__") or name == "parametrize_fn":
             raise AttributeError(name)
         return stand_in(f"{cls.__name__}.{name}", cls.__doc__ or "")
@@ -120,7 +123,7 @@ class _Borrowed:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module lies, None where webtorch is to answer."""
-        if name.startswith(BORROWED):
+        if any(name == one or name.startswith(f"{one}.") for one in BORROWED):
             file = WHEEL.joinpath(*name.split("."))
             if file.is_dir():
                 return importlib.util.spec_from_file_location(
@@ -161,6 +164,12 @@ def install() -> None:
     """Let `torch` mean webtorch, with PyTorch's own machinery for tests."""
     install_as_torch()
     sys.meta_path.insert(0, _Borrowed())
+    # PyTorch lists the layers there; ours stand in one module with all else.
+    kinds = {n: getattr(webtorch.nn, n) for n in dir(webtorch.nn)}
+    layers = [
+        n for n, k in kinds.items() if isinstance(k, type) and issubclass(k, webtorch.nn.Module)
+    ]
+    importlib.import_module("torch.nn.modules").__dict__["__all__"] = layers
     for owner in (Room, operators._Namespace):
         owner.__getattr__ = _with_stand_ins(owner.__getattr__)
     absent = {n: v for n, v in vars(top).items() if isinstance(v, top.AbsentDType)}

@@ -38,6 +38,7 @@ class Pass:
     bindings: tuple[str, ...] = ("read_write",)
     trusted_indices: bool = False
     trusted_loops: bool = False
+    numbers: tuple[int, ...] = ()
 
 
 def named(name: str, *buffers: BufferSlot, args: tuple[DType, ...] = ()) -> Kernel:

@@ -45,6 +45,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.optim.adamw": ("webtorch.optim.adam",),
     "torch.optim.optimizer": ("webtorch.optim.optimizer", "webtorch.as_torch.names.optimizer"),
     "torch.utils": ("webtorch.utils",),
+    "torch.utils.deterministic": ("webtorch.tensors.switches",),
+    "torch.storage": ("webtorch.as_torch.names.storage",),
+    "torch._dynamo.config": ("webtorch.as_torch.names.dynamo_config",),
+    "torch._utils": ("webtorch.as_torch.names.utils",),
     "torch.utils.data": ("webtorch.utils.data",),
     "torch.utils.data.dataloader": (
         "webtorch.data.loader",
@@ -93,7 +97,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
     "torch._dynamo": ("webtorch.compiler", "webtorch.capture"),
     "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),
-    "torch.fx": ("webtorch.as_torch.names.fx",),
     "torch.func": ("webtorch.func",),
     "torch.hub": ("webtorch.as_torch.names.hub",),
     "torch.mps": ("webtorch.backends.mps",),

@@ -45,6 +45,10 @@ __all__ = [
 ]
 
 
+# Whether PyTorch's own code has started CUDA: packages that set up processes ask.
+_initialized = False
+
+
 def is_available() -> bool:
     """Return False: webtorch computes on WebGPU and on the CPU."""
     return False

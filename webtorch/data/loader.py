@@ -7,6 +7,7 @@ reading files and NumPy release the interpreter. Where Python itself is the work
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -83,6 +84,8 @@ class DataLoader(Generic[Batch]):
     """
 
     _frozen = False
+    # The number of batches that an iterable dataset was said to have, once somebody has asked.
+    _expected: int | None = None
 
     def __init__(
         self,
@@ -168,6 +171,11 @@ class DataLoader(Generic[Batch]):
         super().__setattr__(name, value)
 
     @property
+    def _auto_collation(self) -> bool:
+        """Whether examples are put together into batches here; of this name in PyTorch."""
+        return self.batch_sampler is not None
+
+    @property
     def _index_sampler(self) -> Any:
         """Return what yields the indices of a batch, or of one example without batches."""
         return self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -176,22 +184,41 @@ class DataLoader(Generic[Batch]):
         """Return the number of batches; TypeError if the dataset does not know its length."""
         if not self._iterable:
             return len(self._index_sampler)
-        length = len(self.dataset)
-        if self.batch_size is None:
-            return length
-        whole, rest = divmod(length, self.batch_size)
-        return whole + (1 if rest and not self.drop_last else 0)
+        length: int = len(self.dataset)
+        if self.batch_size is not None:
+            whole, rest = divmod(length, self.batch_size)
+            length = whole + (1 if rest and not self.drop_last else 0)
+        self._expected = length
+        return length
 
     def _reader(self) -> Reader:
         """Return the function of indices that reads one batch."""
         return Reader(
-            self.dataset, self.collate_fn, self.batch_sampler is not None, self._iterable,
+            self.dataset, self.collate_fn, self._auto_collation, self._iterable,
             self.drop_last,
         )  # fmt: skip
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the batches of one epoch."""
-        return self._get_iterator()
+        found = self._get_iterator()
+        return found if self._expected is None else self._counted(found, self._expected)
+
+    def _counted(self, batches: Iterator[Any], expected: int) -> Iterator[Any]:
+        """Give the batches, and warn of each one beyond the length that was told."""
+        for count, batch in enumerate(batches, 1):
+            if count > expected:
+                text = (
+                    f"Length of IterableDataset {self.dataset} was reported to be {expected}(when accessing "
+                    f"len(dataloader)), but {count} samples have been fetched. "
+                )
+                if self.num_workers:
+                    text += (
+                        "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                        "IterableDataset replica at each worker. Please see "
+                        "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+                    )
+                warnings.warn(text, stacklevel=2)
+            yield batch
 
     def _get_iterator(self) -> Iterator[object]:
         # Of this name in PyTorch, where loaders of others put theirs around it.

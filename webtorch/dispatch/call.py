@@ -23,11 +23,13 @@ Run = Callable[[Args, Kwargs], Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# What a call is to a script (`webtorch.scripts`): an operation; made of calls that stand there themselves; a fact of a
-# tensor that does not change, a flag of autograd, or the device; a look at values, or at a gradient; a backward pass,
-# or one that returns gradients; an optimizer's step; or something that ends it.
+# What a call is to a script (`webtorch.scripts`): an operation, or one that gives another tensor on the same memory (or
+# sets it), as `x.data` does; made of calls that stand there themselves; a fact of a tensor that does not change, a flag
+# of autograd, or the device; a look at values, or at a gradient; one that says whether gradients are recorded; a
+# backward pass, or one that returns gradients; an optimizer's step; or something that ends it.
 Role = Literal[
-    "operation", "parts", "fact", "flag", "place", "reader", "gradient", "backward", "gradients", "step", "other"
+    "operation", "alias", "parts", "fact", "flag", "place", "reader", "gradient", "mark", "backward", "gradients",
+    "step", "other",
 ]  # fmt: skip
 
 
@@ -150,7 +152,7 @@ class Follower(Protocol):
 
 
 # The interpreters, outermost first.
-ORDER = ("override", "autocast", "listen")
+ORDER = ("trace", "override", "autocast", "listen")
 _interpreters: dict[str, Interpreter] = {}
 _inwards: list[Interpreter] = []
 

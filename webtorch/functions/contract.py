@@ -569,10 +569,6 @@ def _combine(
     return to_type((input if beta == 1 else input * beta) + result, dtype)
 
 
-# The gradient of what is a product added to something.
-_SUM = Anew(unread=("input",))
-
-
 def _factors_first(left: str, right: str) -> tuple[str, ...]:
     """Return the old overloads of a product that is added to something: a method's factors stand behind its tensor."""
     return tuple(
@@ -588,7 +584,7 @@ def _factors_first(left: str, right: str) -> tuple[str, ...]:
     inplace=True,
     autocast=LOWER,
     gradient_name="AddmmBackward0",
-    vjp=_SUM,
+    vjp=Anew(unread=("input",), factors=("mat1", "mat2")),
     direct=("addmm",),
     aten=("addmm",),
     overlap="whole",
@@ -607,7 +603,7 @@ def addmm(
     autocast=Autocast(gpu="lower"),
     inplace_functions=("torch.addmv_",),
     gradient_name="AddmvBackward0",
-    vjp=_SUM,
+    vjp=Anew(unread=("input",), factors=("mat", "vec")),
     aten=("addmv",),
     overlap="whole",
 )
@@ -624,7 +620,7 @@ def addmv(
     inplace=True,
     autocast=LOWER,
     gradient_name="BaddbmmBackward0",
-    vjp=_SUM,
+    vjp=Anew(unread=("input",), factors=("batch1", "batch2")),
     aten=("baddbmm",),
     overlap="whole",
 )
@@ -641,7 +637,7 @@ def baddbmm(
     inplace=True,
     autocast=LOWER,
     gradient_name="AddbmmBackward0",
-    vjp=_SUM,
+    vjp=Anew(unread=("input",), factors=("batch1", "batch2")),
     aten=("addbmm",),
     overlap="whole",
 )
@@ -674,7 +670,7 @@ def addbmm(
     autocast=Autocast(gpu="lower"),
     out="cast",
     gradient_name="AddrBackward0",
-    vjp=_SUM,
+    vjp=Anew(unread=("input",), factors=("vec1", "vec2")),
     aten=("addr",),
     overlap="whole",
 )
@@ -684,6 +680,8 @@ def addr(
     """Return beta * input + alpha * (vec1 outer vec2)."""
     dtype = promote_types(input.dtype, promote_types(vec1.dtype, vec2.dtype))
     for name, factor in (("beta", beta), ("alpha", alpha)):
+        if isinstance(factor, bool) and dtype is not bool_:
+            raise RuntimeError(f"Boolean {name} only supported for Boolean results.")
         if isinstance(factor, float) and dtype.kind not in ("float", "complex"):
             raise DTypeError(
                 f"addr: For integral input tensors, argument {name} must not be a floating point "

@@ -33,13 +33,14 @@ from webtorch.ir.dtype import (
     by_name,
     float32,
     float64,
+    int32,
     int64,
     integer_limits,
     promote_types,
 )
 from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, numel
 from webtorch.ops.primitive import as_view, cast_to, each, fill
-from webtorch.ops.primitive import empty as _empty
+from webtorch.ops.primitive import empty as _memory
 from webtorch.ops.purity import looks, warn, warn_once
 from webtorch.ops.record import composite
 from webtorch.tensors.creation import from_array, from_bytes
@@ -47,6 +48,7 @@ from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.promotion import get_default_dtype
+from webtorch.tensors.switches import fills_memory
 from webtorch.tensors.tensor import Tensor
 
 TORCH: tuple[str, ...] = ("torch",)
@@ -547,6 +549,18 @@ def zeros(new: New) -> Tensor:
 def ones(new: New) -> Tensor:
     """Ones."""
     return _filled(new, 1)
+
+
+def _empty(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
+    """Return memory as it is; filled, where a switch wants the same in every run."""
+    if not fills_memory():
+        return _memory(shape, dtype, device)
+    value: Number = math.nan
+    if not (dtype.is_floating_point or dtype.is_complex):
+        # WebGPU holds int64 in 32 bits.
+        narrow = dtype is int64 and resolve(device).kind == "webgpu"
+        value = integer_limits(int32 if narrow else dtype)[1]
+    return fill(shape, value, dtype, device)
 
 
 @composite(family="creation", function_in=TORCH, factory=True, drawn=True)

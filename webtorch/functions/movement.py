@@ -46,8 +46,8 @@ from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Example, composite
 from webtorch.tensors import tape
 from webtorch.tensors.formats import memory_format as MemoryFormat
-from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import check_graph
 
 METHOD: tuple[str, ...] = ("Tensor",)
 
@@ -517,12 +517,9 @@ def movedim(input: Tensor, source: int | Sequence[int], destination: int | Seque
 # -- the same tensor, seen otherwise ----------------------------------------------------------------
 
 
-def become(name: str, x: Tensor, seen: Any) -> Tensor:
+def become(x: Tensor, seen: Any) -> Tensor:
     """Make `x` the view `seen` of its own storage."""
-    if mode.grad and x.requires_grad and x.is_leaf:
-        raise RuntimeError(
-            f"{name}: a leaf Variable that requires grad is being used in an in-place operation."
-        )
+    check_graph(x)
     x._shape, x._strides, x._offset, x._whole = (
         seen._shape,
         seen._strides,
@@ -539,7 +536,7 @@ def become(name: str, x: Tensor, seen: Any) -> Tensor:
 )
 def t_(input: Tensor) -> Tensor:
     """Transpose a matrix in place: only the strides change."""
-    return become("t_", input, t(input))
+    return become(input, t(input))
 
 
 @composite(
@@ -551,7 +548,7 @@ def t_(input: Tensor) -> Tensor:
 )
 def transpose_(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
-    return become("transpose_", input, swapped(input, dim0, dim1))
+    return become(input, swapped(input, dim0, dim1))
 
 
 @composite(
@@ -563,7 +560,7 @@ def transpose_(input: Tensor, dim0: int, dim1: int) -> Tensor:
 )
 def swapaxes_(input: Tensor, axis0: int, axis1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
-    return become("swapaxes_", input, swapped(input, axis0, axis1))
+    return become(input, swapped(input, axis0, axis1))
 
 
 @composite(
@@ -575,7 +572,7 @@ def swapaxes_(input: Tensor, axis0: int, axis1: int) -> Tensor:
 )
 def swapdims_(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
-    return become("swapdims_", input, swapped(input, dim0, dim1))
+    return become(input, swapped(input, dim0, dim1))
 
 
 @composite(
@@ -587,7 +584,7 @@ def swapdims_(input: Tensor, dim0: int, dim1: int) -> Tensor:
 )
 def squeeze_(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Drop dimensions of size 1 in place."""
-    return become("squeeze_", input, squeeze(input, dim))
+    return become(input, squeeze(input, dim))
 
 
 @composite(
@@ -599,7 +596,7 @@ def squeeze_(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
 )
 def unsqueeze_(input: Tensor, dim: int) -> Tensor:
     """Add a dimension of size 1 in place."""
-    return become("unsqueeze_", input, unsqueeze(input, dim))
+    return become(input, unsqueeze(input, dim))
 
 
 # -- copies ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from webtorch.ir.dtype import (
 from webtorch.ops.elementwise import is_tensor
 from webtorch.ops.floats import frexp_exponent, nextafter_bfloat16, nextafter_half, nextafter_wide
 from webtorch.ops.precision import to_type, widened
-from webtorch.ops.primitive import cast_to, empty
+from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import Autocast, Example, composite, return_type
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
@@ -163,7 +163,7 @@ def empty_permuted(
         if list(physical_layout).count(d) > 1:
             raise RuntimeError(f"Duplicate dim not allowed: {d}")
     wanted = chosen_dtype(dtype)
-    made = empty(tuple(size[d] for d in physical_layout), wanted, device)
+    made = creation.empty(tuple(size[d] for d in physical_layout), dtype=wanted, device=device)
     back = [list(physical_layout).index(d) for d in range(rank)]
     return finish(made.permute(back) if rank else made, requires_grad)
 

@@ -113,42 +113,13 @@ def last_dims(name: str, input: Tensor, normalized_shape: Any, **affine: Any) ->
     return tuple(range(input.ndim - len(shape), input.ndim))
 
 
-def _dims(input: Any, normalized_shape: Any) -> tuple[int, ...]:
-    """Return the dims that a checked `normalized_shape` names."""
-    count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
-    return tuple(range(input.ndim - count, input.ndim))
-
-
-def _unit(input: Any, normalized_shape: Any, eps: Any) -> Any:
-    """Return what layer norm multiplies by the weight."""
-    if not input.numel():
-        return input
-    return normalized(widened(input), _dims(input, normalized_shape), eps)
-
-
-def _layer_norm_slope(
-    g: Any, _out: Any, input: Any, normalized_shape: Any, weight: Any, _bias: Any, eps: Any
-) -> Any:
-    g = widened(g) if weight is None else widened(g) * weight
-    if not input.numel():
-        return g
-    return _normalized_slope(g, widened(input), _dims(input, normalized_shape), eps)
-
-
 @composite(
     torch="nn.functional.layer_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
     gradient_name="NativeLayerNormBackward0",
-    vjp=(
-        _layer_norm_slope,
-        None,
-        lambda g, _out, input, normalized_shape, _weight, _bias, eps: (
-            widened(g) * _unit(input, normalized_shape, eps)
-        ),
-        lambda g, _out, _input, _normalized_shape, _weight, _bias, _eps: g,
-    ),
+    vjp=Anew(unread=("bias",)),
 )
 def layer_norm(
     input: Tensor,
@@ -344,11 +315,11 @@ def batch_norm(
             raise ValueError(ONE_VALUE.format(f"torch.Size({list(input.shape)})"))
         if 0 in input.shape:
             return input.clone()
-        out = _channels_normalized(input, weight, bias, dims, eps)
         if running_mean is not None or running_var is not None:
+            # Before the result is saved for: a checkpoint computes anew up to there, and both times move them.
             statistics = _batch_statistics(widened(input.detach()), dims)
             _update_running(running_mean, running_var, *statistics, momentum)
-        return out
+        return _channels_normalized(input, weight, bias, dims, eps)
     if running_mean is None or running_var is None:
         raise RuntimeError(
             "batch_norm: Expected running_mean and running_var to be defined when training=False"

@@ -227,41 +227,41 @@ def _power_name(input: Tensor, exponent: Any) -> str:
     aten=("pow",),
     overlap="whole",
 )
-def pow(input: Any, exponent: Operand) -> Tensor:
+def pow(input: Operand, exponent: Operand) -> Tensor:
     """Return input to the power exponent; either may be a number. An integer to a negative number is an error."""
-    _check_one_tensor("pow", input, exponent)
-    if is_tensor(exponent) or not is_tensor(input):
-        return _pow(input, exponent)
+    base: Any = input
+    _check_one_tensor("pow", base, exponent)
+    if is_tensor(exponent) or not is_tensor(base):
+        return _pow(base, exponent)
     if isinstance(exponent, complex):
-        return _pow(input, exponent)
-    if not input.dtype.has_gradient:
+        return _pow(base, exponent)
+    if not base.dtype.has_gradient:
         if isinstance(exponent, int) and exponent < 0:
             raise RuntimeError(
-                f"pow: Integers to negative integer powers are not allowed: got {exponent} with a {input.dtype} "
+                f"pow: Integers to negative integer powers are not allowed: got {exponent} with a {base.dtype} "
                 f"tensor. Convert it with .float()."
             )
     elif plain(exponent, 0.5):
-        return sqrt(input) if input.dtype.is_complex else _half_power(input)
+        return sqrt(base) if base.dtype.is_complex else _half_power(base)
     elif plain(exponent, -0.5):
-        return rsqrt(input)
+        return rsqrt(base)
     elif plain(exponent, -1):
-        return reciprocal(input)
+        return reciprocal(base)
     elif plain(exponent, 2):
-        return _square(input)
+        return _square(base)
     elif plain(exponent, 3):
-        return _cube(input)
-    return _pow(input, exponent)
+        return _cube(base)
+    return _pow(base, exponent)
 
 
 @composite(inplace=True, dtypes=NUMERIC, domain=(0.1, 3.0), aten=("float_power",), overlap="whole")
-def float_power(input: Any, exponent: Any) -> Tensor:
+def float_power(input: Operand, exponent: Operand) -> Tensor:
     """Return input to the power exponent, computed in float64."""
-    _check_one_tensor("float_power", input, exponent)
-    if any(
-        (is_tensor(x) and x.dtype.is_complex) or isinstance(x, complex) for x in (input, exponent)
-    ):
-        return pow(*[x.to(complex128) if is_tensor(x) else complex(x) for x in (input, exponent)])
-    wide = [x.to(float64) if is_tensor(x) else float(x) for x in (input, exponent)]
+    operands: tuple[Any, Any] = input, exponent
+    _check_one_tensor("float_power", *operands)
+    if any((is_tensor(x) and x.dtype.is_complex) or isinstance(x, complex) for x in operands):
+        return pow(*[x.to(complex128) if is_tensor(x) else complex(x) for x in operands])
+    wide = [x.to(float64) if is_tensor(x) else float(x) for x in operands]
     return pow(*wide)
 
 

@@ -546,7 +546,7 @@ def as_strided_(
     input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
     """See the same storage with other sizes, strides and offset (in elements)."""
-    return become("as_strided_", input, as_strided(input, size, stride, storage_offset))
+    return become(input, as_strided(input, size, stride, storage_offset))
 
 
 # -- parts replaced ---------------------------------------------------------------------------------

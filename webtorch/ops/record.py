@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -77,10 +77,16 @@ class Anew:
     """The gradient rule of what computes its results again and differentiates that: for what costs less than to keep
     what it is made of, and for what is linear, whose results are not needed and never computed. Within one program
     the compiler finds what was computed before. Operands that it is linear in are `unread`: of these it needs no more
-    than shape and type.
+    than shape and type. `factors` are the operands of a product: each is read for the gradient of the others alone.
     """
 
     unread: tuple[str, ...] = ()
+    factors: tuple[str, ...] = ()
+
+    def unread_for(self, needs: Collection[str]) -> list[str]:
+        """Return the operands of which no value is read for the gradients of those that need one."""
+        alone = [f for f in self.factors if not any(n != f for n in self.factors if n in needs)]
+        return [*self.unread, *alone]
 
 
 ANEW = Anew()

@@ -45,6 +45,8 @@ class Adagrad(Optimizer):
             if "sum" not in self.state[param]:
                 # From the optimizer's option, as PyTorch does, not from the group's.
                 start = self.defaults["initial_accumulator_value"]
+                if param.dtype.is_complex:
+                    start = complex(start, start)
                 self.state[param]["sum"] = webtorch.full_like(param, start).detach()
 
     def _update(self, group: Group) -> None:

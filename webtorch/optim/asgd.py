@@ -48,8 +48,7 @@ class ASGD(Optimizer):
         hyper, rate = self._hyper(group), self._scalar(group, "lr")
         for step, members in self._advanced(group):
             slower = webtorch.log1p(step * hyper("lambd") * rate) * hyper("-alpha")
-            eta_after = webtorch.exp(slower) * rate
-            mu_after = (step - hyper("t0")).clamp(min=1).reciprocal()
+            faster, steps = webtorch.exp(slower), (step - hyper("t0")).clamp(min=1)
             for param, grad in members:
                 state = self.state[param]
                 if "ax" not in state:
@@ -67,5 +66,6 @@ class ASGD(Optimizer):
                 average.copy_(
                     webtorch.where(before[1] == 1, param, average + (param - average) * before[1])
                 )
-                eta.copy_(eta_after)
-                mu.copy_(mu_after)
+                # Each has memory of its own, which it keeps.
+                eta.copy_(faster * rate)
+                mu.copy_(steps.reciprocal())

@@ -125,7 +125,7 @@ class LBFGS(Optimizer):
             loss_before = loss
             t = lr
             if state["n_iter"] == 1:
-                t *= min(1.0, 1.0 / float(grad.abs().sum()))
+                t *= min(1.0, 1.0 / max(float(grad.abs().sum()), 1e-38))
             state["t"], state["prev_loss"] = t, loss_before
             slope = float(grad.dot(direction))
             if slope > -group["tolerance_change"]:

@@ -623,7 +623,8 @@ class Optimizer:
         state = {}
         given: set[int] = set()
         for key, value in self.state.items():
-            step = value.get("step")
+            # What a hook has put there may be anything.
+            step = value.get("step") if hasattr(value, "get") else None
             if isinstance(step, Tensor):
                 if id(step) in given:
                     value = {**value, "step": step.detach().clone()}

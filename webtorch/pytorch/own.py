@@ -154,9 +154,7 @@ def _arange(
 ) -> torch.Tensor:
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
     result = op.arange(*values, dtype=webtorch_dtype(out.dtype), device=here())
-    resize_to(out, result._shape)
-    store(out, result, fresh=True)
-    return out
+    return _spaced(out, result)
 
 
 @own("range.out")
@@ -174,9 +172,7 @@ def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> t
     if kind.is_integral:
         start, step = int(start), int(step)
     result = iota(count, start, step, kind, here())
-    resize_to(out, result._shape)
-    store(out, result, fresh=True)
-    return out
+    return _spaced(out, result)
 
 
 @own("linspace.out")

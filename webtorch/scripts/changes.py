@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, interpreted
+from webtorch.tensors.base import TensorBase
 from webtorch.tensors.tensor import Tensor
 
 
@@ -48,9 +49,23 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors_in(v.values())
 
 
+# Past `__getattr__`, which would make it.
+_history_of: Any = vars(TensorBase)["_grad_fn"].__get__
+# Instead of a gradient function that is made when somebody looks.
+_PROMISED = object()
+
+
+def history_of(t: Tensor) -> object:
+    """Return a tensor's gradient function, or what stands for one that is promised."""
+    try:
+        return _history_of(t)
+    except AttributeError:
+        return _PROMISED
+
+
 def _state(t: Tensor) -> tuple[Any, ...]:
     storage = t._storage
     return (
-        id(storage), storage.elements, storage.version, t._shape, t._strides, t._offset, id(t._grad_fn),
+        id(storage), storage.elements, storage.version, t._shape, t._strides, t._offset, id(history_of(t)),
         t._requires_grad,
     )  # fmt: skip

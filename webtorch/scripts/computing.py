@@ -12,11 +12,10 @@ from webtorch.runtime.interrupt import whole
 from webtorch.scripts.late import forget_dead, give_value, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
-from webtorch.scripts.remains import Part, made_anew
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Number, Origin, Program, Step
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import Edge, GradFn, gradient_edge, set_history
+from webtorch.tensors.tape import GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
 
@@ -115,11 +114,10 @@ def _hand_out(
     fresh: dict[int, Storage],
 ) -> None:
     """Give results their storages, and what their graphs have become."""
-    rest = {} if program.rest is None else _rest(run, *program.rest)
     for k in _open_before(run) - program.open:
         t = run.slots[k]()
         if t is not None:
-            _use_up(run, program, t, k, facts[k], rest.get(k))
+            _use_up(t, facts[k], run, program.used.get(k, ()))
     if program.open:
         run.handed.update(fresh.values())
     views = []
@@ -127,15 +125,15 @@ def _hand_out(
     for place in [p for p in holders if p in fresh or p < 0]:
         storage = fresh[place] if place >= 0 else run.externals[-1 - place]._storage
         for k, t in holders[place]:
-            give_value(t, storage)
+            give_value(t, storage, facts[k].apart)
             if k not in program.open:
-                _use_up(run, program, t, k, facts[k], rest.get(k))
+                _use_up(t, facts[k], run, program.used.get(k, ()))
             if facts[k].base is not None:
                 views.append((k, t))
     for k, t in views:
         base = facts[k].base
         assert base is not None
-        t._base = _base(run, base, facts, fresh, program, rest)
+        t._base = _base(run, base, facts, fresh, program)
 
 
 def _are_as_left(run: Run, program: Program) -> bool:
@@ -242,7 +240,7 @@ def _settle(
             if waits and len(held) == 1:
                 ((j, t),) = held
                 f = facts[j]
-                if not f.title and f.base is None:
+                if not f.title and f.base is None and not f.apart:
                     wait(run.slots[j], t, (buffer, shape, version, runtime))
                     continue
             node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
@@ -272,12 +270,7 @@ def _settle(
 
 
 def _base(
-    run: Run,
-    base: tuple[str, int],
-    facts: list[Facts],
-    fresh: dict[int, Storage],
-    program: Program,
-    rest: dict[int, Edge],
+    run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, Storage], program: Program
 ) -> Tensor:
     """Return the tensor that a result is a view of."""
     kind, number = base
@@ -289,9 +282,9 @@ def _base(
     f = facts[number]
     found: Tensor = giver(f)(run)
     storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
-    give_value(found, storage)
+    give_value(found, storage, f.apart)
     if number not in program.open:
-        _use_up(run, program, found, number, f, rest.get(number))
+        _use_up(found, f, run, program.used.get(number, ()))
     if run.slots[-1]() is found:
         run.slots.pop()
     run.slots[number] = weakref.ref(found)
@@ -299,17 +292,9 @@ def _base(
     return found
 
 
-def _use_up(run: Run, program: Program, t: Tensor, k: int, f: Facts, rest: Edge | None) -> None:
+def _use_up(t: Tensor, f: Facts, run: Run, leaves: tuple[int, ...]) -> None:
     # A backward pass that comes here on its way to the leaves raises as after a usual step.
     t._grad_fn, t._output_nr = None, 0
-    if rest is not None:
-        t._grad_fn, t._output_nr = rest
-    elif f.title:
-        leaves = [run.externals[j] for j in program.used.get(k, ())]
-        set_history(t, GradFn(f.title, tuple(map(gradient_edge, leaves)), None))
-
-
-def _rest(run: Run, slots: tuple[tuple[int, int], ...], parts: tuple[Part, ...]) -> dict[int, Edge]:
-    """Return the functions of those slots whose graph is used up in part."""
-    made = made_anew(parts, run.externals.__getitem__)
-    return {k: (fn, number) for (k, number), fn in zip(slots, made, strict=True)}
+    if f.title:
+        edges = [gradient_edge(run.externals[j]) for j in leaves]
+        set_history(t, GradFn(f.title, tuple(edges), None))

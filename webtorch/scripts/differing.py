@@ -23,7 +23,7 @@ from webtorch.tensors.tensor import Tensor
 
 # What `facts_of` says, in order; None: what is no word of a user's.
 _FACTS = (
-    "class", "a graph", "shape", "strides", None, "dtype", "requires_grad", "inference mode", "storage size",
+    "class", "a graph", None, "shape", "strides", None, "dtype", "requires_grad", "inference mode", "storage size",
     "storage's dtype", "device", None,
 )  # fmt: skip
 
@@ -63,7 +63,9 @@ def _of_step(run: Run, s: Step, name: str, args: Args, kwargs: Kwargs) -> list[s
         if text := _of_value(run, p, kwargs[key]):
             found.append(f"argument {key} of {name} {text}")
     if s.kind == "backward":
-        found += _of_others(run, s, [run.externals[j]._grad for j, _ in s.leaves], "a gradient")
+        found += _of_others(
+            run, s, [getattr(run.leaf(j), "_grad", None) for j, _ in s.leaves], "a gradient"
+        )
     elif s.kind == "step" and s.callee is not None and s.callee.watch is not None:
         values = s.callee.watch(*args, **kwargs)
         if values is None:

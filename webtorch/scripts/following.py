@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from time import perf_counter
 from typing import Any
 
@@ -24,14 +25,14 @@ from webtorch.scripts.differing import difference
 from webtorch.scripts.late import give_all, give_storage
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
-from webtorch.scripts.recording import Note, Refused, begin, program_of
+from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.tensors.base import LATE
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
-from webtorch.tensors.storage import Storage, writes
+from webtorch.tensors.storage import Counter, Storage, writes
 from webtorch.tensors.tape import looks_at_each
 from webtorch.tensors.tensor import Tensor
 
@@ -51,16 +52,18 @@ _MAX_STEPS = 20_000
 MOST_BRANCHES = 16
 # How often a run goes on after something was computed.
 _MAX_PARTS = 64
+# How many runs stand aside whose results are kept with their graphs.
+_MAX_ASIDES = 32
 # How many runs whose graph may still be used are remembered.
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient"})
+_ALONE = frozenset({"operation", "gradient", "mark"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
-_STEPS = frozenset({"operation", "backward", "gradients", "gradient", "step"})
+_STEPS = frozenset({"operation", "alias", "backward", "gradients", "gradient", "mark", "step"})
 
 
 class Follower:
@@ -95,10 +98,14 @@ class Follower:
         self.pause = self.paused = 0
         # The last runs that gave something whose graph can still be used.
         self.unfinished: list[_Unfinished] = []
+        # Runs that ended with results whose graph is made when somebody looks.
+        self.asides: list[Run] = []
         # The numbers among arguments that have been others, and those of which other ones change more than
         # an argument of the program: by line, callee and place.
         self.varying: set[Any] = set()
         self.fixed: set[Any] = set()
+        # Operations that compute what they are given, with the lines where they did.
+        self.lookers: dict[Callee, set[Any]] = {}
         self.account = Account()
         self.counts, self.reasons = self.account.counts, self.account.reasons
         self.note = self.account.note
@@ -144,9 +151,12 @@ class Follower:
     def stop(self) -> None:
         """Look at calls no more, until programs have run often again."""
         self.settle("scripts are switched off")
+        self.make_graphs("scripts are switched off")
         self.run.end()
         self.run = Run(self.root)
         self.on = False
+        if self in _with_asides:
+            _with_asides.remove(self)
         active.follow(None)
         # Nothing is promised any more, and what waited has its storage: attributes are as fast again as they were.
         give_all()
@@ -165,6 +175,10 @@ class Follower:
         self.run.end()
         if self.unfinished:
             self.drop_unfinished()
+        if self.asides:
+            self.asides = [run for run in self.asides if run.is_open]
+            if len(self.asides) > _MAX_ASIDES:
+                self.make_graph(self.asides[0], "many results are kept with their graphs")
         self.counts["steps"] += 1
         self.in_vain = 0 if followed else self.in_vain + 1
         self.paused -= followed and self.paused > 0
@@ -197,6 +211,10 @@ class Follower:
             if run.at is not at:
                 # Comparing has looked at what was promised, and something was computed.
                 return self.call(callee, args, kwargs)
+        if run.promised and at.kind == "computed":
+            out = self.begin_anew(run, callee, args, kwargs)
+            if out is not OTHER:
+                return out
         role = callee.role
         if role == "parts" or role == "fact":
             return interpreted(callee, args, kwargs)
@@ -207,19 +225,64 @@ class Follower:
             return (
                 callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
             )
+        if role == "mark" and run.slot_of(args[0]) is None:
+            return self.mark(run, callee, args, kwargs)
+        if role == "alias" and len(args) == 2:
+            if not self.lies_there(run, *args):
+                return self.other(run, callee, args, kwargs)
+            # As `x.data += 1` ends: it is there already, and the tensor counts its writes itself from now on.
+            args[0]._counter = Counter(args[0]._counter.version)
+            return None
         if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
             t = args[0]
-            if run.promised and len(args) == 1 and run.slot_of(t) is not None:
-                return t._requires_grad if callee.name == "requires_grad" else not t._requires_grad
+            slot = run.slot_of(t) if run.promised and len(args) == 1 else None
+            if slot is not None:
+                if callee.name == "requires_grad" or not t._requires_grad:
+                    return t._requires_grad == (callee.name == "requires_grad")
+                return not facts_along(run.at)[slot].title
             if len(args) == 1:
                 return interpreted(callee, args, kwargs)
         elif role == "place":
             if run.promised and run.slot_of(args[0]) is not None and run.externals:
                 args = (run.externals[0], *args[1:])
             return interpreted(callee, args, kwargs)
-        if role != "reader":
+        return self.other(run, callee, args, kwargs)
+
+    def lies_there(self, run: Run, t: Tensor, value: Any) -> bool:
+        """Whether a value is what a tensor from outside is, on the same memory."""
+        if not isinstance(value, Tensor) or run.external_of(t) is None or t._counter is t._storage:
+            return False
+        slot, place = run.slot_of(value), (t._shape, t._strides, t._offset, t.dtype)
+        if (value._shape, value._strides, value._offset, value.dtype) != place:
+            return False
+        if slot is None:
+            return value._storage is t._storage
+        facts = (facts_along(run.at) if run.promised else run.facts)[slot]
+        return facts.storage == -1 - run.storages[t._storage]
+
+    def mark(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Have gradients recorded for a tensor from outside, or not."""
+        t = args[0]
+        if any(x is t for x in run.externals) or any(
+            last.slot_of(t) is not None or any(x is t for x in last.externals)
+            for last in self.asides
+        ):
+            return self.other(run, callee, args, kwargs)
+        if weakref.getweakrefcount(t):
+            return self.inside(callee, args, kwargs)
+        # No script has ever seen it.
+        self.depth += 1
+        try:
+            return interpreted(callee, args, kwargs)
+        finally:
+            self.depth -= 1
+
+    def other(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Make a call that no script has, unless it only reads."""
+        if callee.role != "reader":
+            self.make_graphs(f"{callee.name} is called", (*args, *kwargs.values()))
             self.give_up(f"{callee.name} is called")
             run = self.run
         out = self.inside(callee, args, kwargs)
@@ -248,14 +311,83 @@ class Follower:
         run = self.run
         if needed is None or run.promised or run.taken or run.refused:
             self.drop_unfinished()
+        aside = next((last for last in self.asides if last.gave_one_of(args)), None)
+        if aside is not None:
+            self.go_on_with(aside)
         if needed is not None:
             self.unfinished = [last for last in self.unfinished if last is not needed]
             needed.step.go_on()
             self.steps += 1
             if needed.run is not None:
                 self.run = needed.run
-                self.keep(needed.run, needed.program)
                 self.go_on(needed.run, needed.program, needed.saved)
+
+    def go_on_with(self, last: Run) -> None:
+        """Have runs go on where one ended that stands aside, this one as well if nothing came between."""
+        at, run = last.at.parent, self.run
+        assert at is not None
+        if at.goes_on is None:
+            at.go_on()
+            self.steps += 1
+        if not (run.promised or run.taken or run.refused):
+            assert at.goes_on is not None
+            self.asides.remove(last)
+            at.goes_on.until = last.at.until
+            last.come_back(at.goes_on)
+            self.run = last
+            self._promise(last)
+
+    def begin_anew(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call with which a script begins, where another one has been computed and may go on; else return
+        OTHER.
+        """
+        steps = [s for s in self.root.following if s.callee is callee and s.ready]
+        if not steps:
+            return OTHER
+        fresh = self.run = Run(self.root)
+        self._no_promises(run)
+        self.put_aside(run)
+        for step in steps:
+            out = self.answer(fresh, step, args, kwargs)
+            if out is not OTHER:
+                return out
+        if self.run is fresh and run in self.asides:
+            self.asides.remove(run)
+            run.come_back(run.at)
+            self.run = run
+            self._promise(run)
+        return OTHER
+
+    def put_aside(self, run: Run) -> None:
+        """Let a run stand aside as long as somebody has what it gave."""
+        run.stand_aside()
+        self.asides.append(run)
+        if self not in _with_asides:
+            _with_asides.append(self)
+
+    def make_graph(self, run: Run, why: str) -> None:
+        """Make the graph of what a run gave that stands aside."""
+        runtime = run.runtime_of()
+        with contextlib.nullcontext() if runtime is None else runtime.lock, self.lock:
+            if run not in self.asides:
+                return
+            self.asides.remove(run)
+            if not run.is_open:
+                return
+            # Nothing that the calls are given is promised to be written.
+            self.settle(why)
+            self.note(why)
+            with run.as_then():
+                self.leave(run)
+
+    def make_graphs(self, why: str, values: Any = None) -> None:
+        """Make the graphs of runs that stand aside, of all or of those that have to do with one of some values."""
+        for run in list(self.asides):
+            if values is None or any(
+                run.slot_of(t) is not None or any(x is t for x in run.externals)
+                for t in tensors_in(values)
+            ):
+                self.make_graph(run, why)
 
     def inside(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call as usual; what it calls itself is not looked at."""
@@ -280,7 +412,7 @@ class Follower:
         self.give_up(why)
         run = self.run
         out = self.inside(callee, args, kwargs)
-        if callee.role in _PASSES:
+        if callee.role in _PASSES and not self.is_looked_at():
             self.stray += 1
             if self.stray > _MANY_STRAY:
                 # With no optimizer's step the calls from here on begin a script: what they are given is computed.
@@ -311,13 +443,15 @@ class Follower:
         """Answer a call of an operation."""
         if callee.role == "step":
             self.stray = 0
-        if self.unfinished:
+        if self.unfinished or self.asides:
             self.learn((*args, *kwargs.values()))
             run = self.run
         if run.refused:
             return self.usual(callee, args, kwargs, run.refused)
         if self.is_looked_at():
             return self.usual(callee, args, kwargs, "somebody looks at each operation")
+        if callee in self.lookers and user_line() in self.lookers[callee]:
+            return self.look(callee, args, kwargs)
         again = self.comes_again(run, callee)
         if run.promised and run.is_complete and (again or not run.at.following):
             # All has been called that the script has.
@@ -340,6 +474,20 @@ class Follower:
             self.settle(difference(run, callee, args, kwargs))
             run = self.run
         return self.record(run, callee, args, kwargs)
+
+    def look(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Make a call that computes what it is given, and may compute more."""
+        self.depth += 1
+        try:
+            for t in tensors_in((*args, *kwargs.values())):
+                t._storage.realize()
+        finally:
+            self.depth -= 1
+        if self.computed:
+            self.read()
+        out = self.inside(callee, args, kwargs)
+        self.computed.clear()
+        return out
 
     def beside(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call that needs nothing of what the run gave, such as a view of a batch or a copy from elsewhere. It
@@ -439,8 +587,12 @@ class Follower:
         if step.kind == "backward":
             run.differentiated = True
             for (j, form), grad in zip(step.leaves, given, strict=True):
-                if type(form) is Facts:
-                    run.externals[j]._grad = grad
+                leaf = run.leaf(j)
+                if type(form) is Facts and leaf is not None:
+                    leaf._grad = grad
+        elif step.kind == "mark":
+            given._requires_grad = step.mark()
+            return given
         elif step.kind == "gradient":
             for t in leaves_of(args):
                 t._grad = args[1]
@@ -479,14 +631,16 @@ class Follower:
                     self.leave(run)
                     return
                 self.counts["followed"] += 1
-                if program is not None and run.is_open:
-                    assert at.goes_on is not None
+                if program is not None and at.goes_on is not None and run.may_go_on:
                     run.go_on(at.goes_on, program, run.saved)
                     self.counts["steps"] += 1
                     self.in_vain = 0
                     self.computed.clear()
                     self._promise(run)
-                elif self.run is run:
+                    return
+                if run.is_open:
+                    self.put_aside(run)
+                if self.run is run:
                     self.begin(followed=True)
             finally:
                 self.depth -= mine
@@ -600,6 +754,8 @@ class Follower:
             return out
         try:
             if self.computed and note.step.kind != "step":
+                if not any(t._requires_grad for t in tensors_in((out,))):
+                    self.lookers.setdefault(callee, set()).add(note.step.line)
                 raise Refused("it looks at values")
             if looks and not draws and note.step.kind == "operation":
                 raise Refused("it depends on more than its arguments")
@@ -674,15 +830,12 @@ class Follower:
             except Refused as reason:
                 self.note(str(reason))
             else:
-                if not program.open:
-                    self.keep(run, program)
-                elif run.at.goes_on is not None:
-                    self.keep(run, program)
-                    self.go_on(run, program, saved)
-                    self.counts["steps"] += 1
-                    return
-                else:
-                    self.note("a result has a graph that no backward pass has used up")
+                self.keep(run, program)
+                if program.open - program.partly:
+                    if run.at.goes_on is not None:
+                        self.go_on(run, program, saved)
+                        self.counts["steps"] += 1
+                        return
                     if sum(s.kind == "computed" for s in run.at.path()) < _MAX_PARTS:
                         self.run = Run(self.root)
                         self.begin()
@@ -782,8 +935,9 @@ class Follower:
 
 # What a promised tensor that has its value may still lack.
 _GRAPH = ("_grad_fn", "_output_nr")
-# Followers that have promised something.
+# Followers that have promised something, and those that have runs aside.
 _promising: list[Follower] = []
+_with_asides: list[Follower] = []
 
 
 class _Unfinished:
@@ -792,7 +946,7 @@ class _Unfinished:
     def __init__(self, run: Run, program: Program, saved: list[Node]) -> None:
         self.step, self.program, self.saved = run.at, program, saved
         # What it gave, by id.
-        found = [run.slots[k] for k in program.open]
+        found = [run.slots[k] for k in program.open - program.partly]
         self.known = {id(t): reference for reference in found if (t := reference()) is not None}
         # None once another call came that needs nothing of it.
         self.run: Run | None = run
@@ -865,6 +1019,8 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
                 follower.resolve(run, graph=run.at.kind == "computed" or name in _GRAPH)
                 given = True
                 break
+        if name in _GRAPH:
+            _make_graph_of(holder)
     there = _listener.follower
     if given or there is not None:
         # Another thread may have been about to give it.
@@ -876,6 +1032,14 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
     raise AttributeError(
         f"{type(holder).__name__!r} object has no attribute {name!r}", name=name, obj=holder
     )
+
+
+def _make_graph_of(t: Tensor | Storage) -> None:
+    """Make the graph of a tensor that a run gave which stands aside."""
+    for follower in list(_with_asides):
+        for run in list(follower.asides):
+            if isinstance(t, Tensor) and run.slot_of(t) is not None:
+                follower.make_graph(run, "a graph is looked at")
 
 
 class _Listener:
@@ -921,6 +1085,7 @@ def _forget() -> None:
     follower = _listener.follower
     if follower is not None and follower.on:
         follower.settle("a setting changes")
+        follower.make_graphs("a setting changes")
         follower.root, follower.steps = Step(None), 0
         follower.begin()
 

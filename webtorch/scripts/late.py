@@ -14,7 +14,7 @@ from webtorch.ir.graph import Node
 from webtorch.ir.view import Shape
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.base import TensorBase
-from webtorch.tensors.storage import Storage
+from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tensor import Tensor
 
 # Memory of a tensor, its shape, how often it was written, and the device.
@@ -72,7 +72,11 @@ def give_all() -> None:
             _waiting.clear()
 
 
-def give_value(t: Tensor, storage: Storage) -> None:
-    """Let a tensor be the whole of its storage, or a part, as it says: without a base or a history."""
+def give_value(t: Tensor, storage: Storage, apart: bool = False) -> None:
+    """Let a tensor be the whole of its storage, or a part, as it says: without a base or a history. `apart`: it counts
+    its writes itself.
+    """
     t._base, t._base_history, t._history, t._accumulate = None, 0, 0, None
     t._storage = t._counter = storage
+    if apart:
+        t._counter = Counter()

@@ -12,8 +12,8 @@ from webtorch.dispatch.call import interpreted
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again
 from webtorch.scripts.changes import changes
-from webtorch.scripts.recording import freed, outputs_of, saved_storages
-from webtorch.scripts.run import Run
+from webtorch.scripts.recording import freed, note_mark, outputs_of, saved_storages
+from webtorch.scripts.run import Prior, Run
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -36,7 +36,7 @@ from webtorch.tensors.base import LATE
 from webtorch.tensors.engine import graph_of
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, anomaly
+from webtorch.tensors.tape import AccumulateGrad, GradFn, anomaly
 from webtorch.tensors.tensor import Tensor
 
 # What a promised tensor takes over from what the usual call gives.
@@ -106,9 +106,11 @@ def _without_values(run: Run, steps: list[Step]) -> Iterator[None]:
         # Nothing but the calls is pending, and nothing of them is ever computed. What fails raises when it is read.
         with contextlib.suppress(Exception):
             runtime.realize()
-        outside = {t._storage for t in run.externals if run.slot_of(t) is None}
+        outside = {
+            t._storage for t in run.externals if type(t) is not Prior and run.slot_of(t) is None
+        }
         values = [(s, s.node, s.donor) for s in outside]
-        leaves = {j for step in steps for j, _ in step.leaves}
+        leaves = {j for step in steps for j, _ in step.leaves if j >= 0}
         leaves |= {
             p.number
             for step in steps
@@ -116,7 +118,7 @@ def _without_values(run: Run, steps: list[Step]) -> Iterator[None]:
             for p in patterns_in(step.args)
             if p.form in (NEW, KNOWN, PRIOR)
         }
-        gradients = [(run.externals[j], run.externals[j]._grad) for j in leaves]
+        gradients = [(t, t._grad) for j in leaves if type(t := run.externals[j]) is not Prior]
         generators = [(g, g._seed, g._offset) for g, *_ in run.drawn.values()]
         empty: dict[Node, Node] = {}
         for storage, node, _ in values:
@@ -154,12 +156,21 @@ def _take_over_graph(run: Run) -> None:
         if storage not in there:
             # Another storage may have it, too.
             storage.node, storage.donor, node.shared = node, None, True
+    alive = {id(made): t for k, made in enumerate(run.made) if (t := run.slots[k]()) is not None}
     for fn in graph_of(starts):
+        if isinstance(fn, AccumulateGrad) and id(fn.variable) in alive:
+            fn.variable = alive[id(fn.variable)]
+            fn.variable._accumulate = weakref.ref(fn)
         for s in fn.saved or ():
+            s.leaf = alive.get(id(s.leaf), s.leaf)
             home = there.get(s.storage)
             if home is not None:
                 s.counter = home if s.counter is s.storage else s.counter
                 s.storage = home
+    for storage in there:
+        if storage.node.kind != "buffer":
+            # A view or a graph that nobody has may hold it still.
+            storage.node = Node.in_memory(storage.node.shape, storage.dtype)
     for k, made in enumerate(run.made):
         t = run.slots[k]()
         if t is None:
@@ -191,24 +202,31 @@ def _make(run: Run, step: Step, taken: Step) -> None:
     functions: dict[GradFn, None] = {}
     if step.kind == "backward":
         for (j, _), p in zip(step.leaves, step.watched):
-            run.externals[j]._grad = _value(p, run)
+            _leaf(run, j)._grad = _value(p, run)
         functions = graph_of([args[0]._grad_fn])
     elif step.kind == "gradients":
         functions = graph_of([root._grad_fn for root in outputs_of(args, kwargs)])
     out = interpreted(step.callee, args, kwargs)
     run.used_up.update(freed(functions))
     _take_over(step.results, out, run)
+    if step.kind == "mark":
+        note_mark(run, out, step)
     for j, form in step.leaves:
-        leaf = run.externals[j]
+        leaf = _leaf(run, j)
         if type(form) is Facts:
             _take_over(form, leaf._grad, run)
             leaf._grad = run.made[-1]
 
 
+def _leaf(run: Run, number: int) -> Tensor:
+    """Return the tensor of a `leaf_number`, while calls are made in the usual way."""
+    return _external(run, number) if number >= 0 else run.made[-1 - number]
+
+
 def _external(run: Run, number: int) -> Tensor:
     """Return a tensor from outside, while calls are made in the usual way; of a slot, what was made for it."""
     t = run.externals[number]
-    k = run.slot_of(t)
+    k = t.slot if type(t) is Prior else run.slot_of(t)
     return run.made[k] if k is not None and k < len(run.made) else t
 
 

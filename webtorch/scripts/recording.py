@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
@@ -14,8 +15,8 @@ from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.frozen import Frozen, Taken
 from webtorch.runtime.realize import Runtime, open_runtimes
+from webtorch.scripts.changes import history_of
 from webtorch.scripts.late import give_all
-from webtorch.scripts.remains import left_of, parts_of
 from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
 from webtorch.scripts.script import (
     KNOWN,
@@ -36,7 +37,6 @@ from webtorch.scripts.script import (
     Pattern,
     Program,
     Reading,
-    Rest,
     Step,
     argument_key,
     forms_in,
@@ -67,7 +67,7 @@ class Note:
         """Raises Refused where the arguments cannot be compared later."""
         self.run = run
         self.step = step = Step(run.at)
-        step.callee, step.kind = callee, callee.role
+        step.callee, step.kind = callee, "operation" if callee.role == "alias" else callee.role
         step.modes, step.line = run.modes(), user_line()
         step.args = [pattern_of(a, run) for a in args]
         step.names = tuple(kwargs)
@@ -144,7 +144,7 @@ class Note:
         for j, before in zip(self.read, self.before, strict=True):
             t = run.externals[j]
             storage, node, counts, version, fn = before
-            if t._storage is not storage or t._grad_fn is not fn:
+            if t._storage is not storage or history_of(t) is not fn:
                 raise Refused("it gives a tensor from outside another history or memory")
             run.versions[storage] = storage.version
             if storage.node is not node or storage.version != version:
@@ -153,13 +153,15 @@ class Note:
                 counted.add(storage)
                 writes.append((j, t._counter.version - counts, more))
         step.writes = tuple(writes)
+        if step.kind == "mark":
+            note_mark(run, out, step)
         step.results = form_of(out, run)
         if any(f.requires_grad for f in forms_in(step.results)):
             for p in patterns_in([*step.args, *step.kwargs]):
                 if p.form not in (NEW, KNOWN):
                     continue
                 t = run.externals[p.number]
-                if t._grad_fn is not None and run.slot_of(t) is None:
+                if history_of(t) is not None and run.slot_of(t) is None:
                     raise Refused("it is given a tensor from before that has a graph")
         leaves = []
         for leaf, p in zip(self.leaves, step.watched):
@@ -173,7 +175,9 @@ class Note:
             else:
                 # It was added to.
                 form = ("none", 0)
-            leaves.append((run.numbers[id(leaf)], form))
+            number = run.leaf_number(leaf)
+            assert number is not None
+            leaves.append((number, form))
         step.leaves = tuple(leaves)
         if step.kind == "gradients" or step.kind == "backward":
             run.used_up.update(freed(self.functions))
@@ -193,9 +197,9 @@ def _external(p: Pattern, run: Run) -> int | None:
     return p.number if p.form in (NEW, KNOWN, PRIOR) else None
 
 
-def _state(t: Tensor) -> tuple[Storage, Node, int, int, GradFn | None]:
+def _state(t: Tensor) -> tuple[Storage, Node, int, int, object]:
     """Return what shows that a call has written a tensor, or given it another history."""
-    return t._storage, t._storage.node, t._counter.version, t._storage.version, t._grad_fn
+    return t._storage, t._storage.node, t._counter.version, t._storage.version, history_of(t)
 
 
 def begin(run: Run) -> None:
@@ -288,6 +292,15 @@ def _new_slot(t: Tensor, run: Run) -> Facts:
     return f
 
 
+def note_mark(run: Run, t: Tensor, step: Step) -> None:
+    """Take notice that gradients are recorded for a result from now on, or not."""
+    number = run.slot_of(t)
+    if number is None:
+        # While calls that were computed are made again it is not what somebody has.
+        number = next(k for k in reversed(range(len(run.made))) if run.made[k] is t)
+    run.facts[number] = replace(run.facts[number], requires_grad=step.mark())
+
+
 def _check_unchanged(t: Tensor, f: Facts) -> None:
     now = t._shape, t._strides, t._requires_grad, t.dtype, t._retains, bool(t._hooks)
     if now != (f.shape, f.strides, f.requires_grad, f.dtype, False, False):
@@ -301,8 +314,6 @@ def _facts(t: Tensor, run: Run) -> Facts:
     run.runtime = run.runtime or storage.runtime
     if storage.runtime is not run.runtime:
         raise Refused("it computes on two devices")
-    if t._counter is not storage:
-        raise Refused("it gives a tensor that counts its own writes")
     place = len(run.slots)
     for k, reference in enumerate(run.slots):
         other = reference()
@@ -323,7 +334,7 @@ def _facts(t: Tensor, run: Run) -> Facts:
     place_in_memory = (offset.external, offset.more) if isinstance(offset, Offset) else offset
     return Facts(
         t._shape, t._strides, place_in_memory, t._whole, t.dtype, t._requires_grad, t._inference,
-        "" if fn is None else fn.title, place, base, t._made_by,
+        "" if fn is None else fn.title, place, base, t._made_by, t._counter is not storage,
     )  # fmt: skip
 
 
@@ -339,20 +350,35 @@ def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
             leaf = fn.variable
             if leaf._hooks or leaf._post_accumulate or has_hooks(leaf):
                 raise Refused("a hook looks at the gradient of a leaf")
-            if run.external_of(leaf) is None or run.slot_of(leaf) is not None:
+            if run.leaf_number(leaf) is None:
                 raise Refused("a leaf was no argument of what was recorded")
             leaves.append(leaf)
         elif fn.rule is None or hasattr(fn, "ctx"):
             raise Refused("a function of the graph is the user's own, or has been used up")
     if not leaves:
         raise Refused("no leaf takes a gradient")
-    leaves.sort(key=lambda t: run.numbers[id(t)])
+    leaves.sort(key=lambda t: run.leaf_number(t) or 0)
     return leaves
 
 
 def freed(functions: Iterable[GradFn]) -> list[GradFn]:
     """Return the functions that have been used up: they do not hold what they saved any more."""
     return [fn for fn in functions if fn.saved is None]
+
+
+def _left_of(starts: Iterable[GradFn], gone: Container[GradFn]) -> dict[GradFn, bool | None]:
+    """Return what backward passes have left of the graphs of functions: True, all of it; False, nothing, since each way
+    comes to a function that is gone before one that saves something; None, a part.
+    """
+    left: dict[GradFn, bool | None] = {}
+    # What is made later leads to what was there before.
+    for fn in sorted(graph_of(starts), key=lambda f: f.sequence):
+        ways = {left.get(e[0], True) for e in fn.edges if e is not None}
+        if fn in gone or (ways == {False} and not fn.saved):
+            left[fn] = False
+        else:
+            left[fn] = None if ways & {False, None} else True
+    return left
 
 
 def outputs_of(args: Args, kwargs: Kwargs) -> Sequence[Any]:
@@ -371,10 +397,11 @@ def program_of(
         raise Refused("it computes on two devices")
     if any(storage.version != version for storage, version in run.versions.items()):
         raise Refused("a tensor from outside was written by what is no call")
-    places, used, still, rest = _places(run)
-    saved = saved_storages(
-        [t._grad_fn for k in sorted(still) if (t := run.slots[k]()) is not None], run
-    )
+    places, used, still, partly = _places(run)
+    still |= partly
+    starts = [t._grad_fn for k in sorted(still) if (t := run.slots[k]()) is not None]
+    _check_graph(starts, run)
+    saved = saved_storages(starts, run)
     outputs = _outputs(run, frozen, places, set(saved))
     made = frozenset([place for kind, place, *_ in outputs if kind == "slot"])
     if any(place >= 0 and place not in made for place in places.values()):
@@ -408,7 +435,7 @@ def program_of(
         count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
         draws.append((g, counted, count - counted))
         run.counted[id(g)] = count
-    graph = used, frozenset(still), origins, rest
+    graph = used, frozenset(still), frozenset(partly), origins
     program = Program(
         runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
     )  # fmt: skip
@@ -425,47 +452,37 @@ def _argument(a: Any, run: Run) -> Any:
 
 def _places(
     run: Run,
-) -> tuple[dict[Storage, int], dict[int, tuple[int, ...]], set[int], Rest | None]:
+) -> tuple[dict[Storage, int], dict[int, tuple[int, ...]], set[int], set[int]]:
     """Return the storages of the results since something was computed that are alive, by what `Facts.storage` calls
-    them, the slots whose graph a backward pass has used up, with the leaves that it reaches, or not, and what is left
-    where it is used up in part.
+    them, and the slots whose graph a backward pass has used up, with the leaves that it reaches, or not, or in part.
     """
     places: dict[Storage, int] = {}
     used: dict[int, tuple[int, ...]] = {}
     still: set[int] = set()
     alive = [t._grad_fn for reference in run.slots if (t := reference()) is not None]
-    left = left_of([fn for fn in alive if fn is not None], run.used_up)
-    partly: dict[int, Tensor] = {}
+    left = _left_of([fn for fn in alive if fn is not None], run.used_up)
+    partly: set[int] = set()
+    counters: set[Any] = set()
     for k, reference in enumerate(run.slots):
         t = reference()
         if t is None:
             continue
         fn = t._grad_fn
         if fn is not None:
-            if left[fn]:
-                still.add(k)
-            else:
+            if left[fn] is False:
                 used[k] = _leaves_of(fn, run)
-            if left[fn] is None:
-                partly[k] = t
+            else:
+                (still if left[fn] else partly).add(k)
+        if t._counter is not t._storage and (t._counter.version or t._counter in counters):
+            raise Refused(
+                "a tensor is kept that has counted its own writes, or that another one counts"
+            )
+        counters.add(t._counter)
         if t._base_history or t._history:
             raise Refused("a result was written in place with gradients")
         if k >= run.first:
             places[t._storage] = run.facts[k].storage
-    if not partly:
-        return places, used, still, None
-
-    def number(end: AccumulateGrad) -> int | None:
-        """Return which external tensor a leaf is."""
-        leaf = end.variable
-        return None if run.slot_of(leaf) is not None else run.external_of(leaf)
-
-    functions = [t._grad_fn for t in partly.values() if t._grad_fn is not None]
-    parts = parts_of(functions, left, number)
-    if parts is None:
-        raise Refused("a part of a graph is used up")
-    outputs = [t._output_nr for t in partly.values()]
-    return places, used, still, (tuple(zip(partly, outputs, strict=True)), parts)
+    return places, used, still, partly
 
 
 def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
@@ -475,15 +492,18 @@ def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
 
 
 def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
-    """Return the storages from calls of a run that a graph has saved, in an order that depends on the graph alone.
-    Raises Refused where it is not made of plain calls.
-    """
-    found: dict[Storage, None] = {}
+    """Return the storages from calls of a run that a graph has saved, in an order that depends on the graph alone."""
+    saved = [s.storage for fn in graph_of(starts) for s in fn.saved or ()]
+    return list(dict.fromkeys([storage for storage in saved if not run.is_outside(storage)]))
+
+
+def _check_graph(starts: Iterable[GradFn | None], run: Run) -> None:
+    """Raise Refused where a graph is not made of plain calls."""
     for fn in graph_of(starts):
         if fn.is_watched or hasattr(fn, "ctx"):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
         if isinstance(fn, AccumulateGrad):
-            if run.external_of(fn.variable) is None or run.slot_of(fn.variable) is not None:
+            if run.leaf_number(fn.variable) is None:
                 raise Refused("a result has a graph with a leaf that was no argument")
             continue
         if _has_tensor(fn.static):
@@ -491,9 +511,6 @@ def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
         for s in fn.saved or ():
             if type(s) is not SavedTensor or s.packed is not None or s.present is not None:
                 raise Refused("a result has a graph that saves more than tensors")
-            if not run.is_outside(s.storage):
-                found[s.storage] = None
-    return list(found)
 
 
 def _has_tensor(static: Any) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import weakref
+from collections.abc import Iterator
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
-from webtorch.scripts.changes import changes
+from webtorch.scripts.changes import changes, history_of, tensors_in
 from webtorch.scripts.script import (
     Facts,
     Given,
@@ -20,6 +22,7 @@ from webtorch.scripts.script import (
     Pattern,
     Program,
     Step,
+    nothing,
 )
 from webtorch.tensors import autocast
 from webtorch.tensors.autocast import Casts
@@ -41,7 +44,7 @@ _LIKE = attrgetter(
 def facts_of(t: Tensor) -> tuple[Any, ...] | None:
     """Return what an external tensor is like; None if it cannot stand in a script."""
     base = t._base
-    graph = t._grad_fn is not None
+    graph = history_of(t) is not None
     if (
         (t._hooks and not graph)
         or t._levels
@@ -52,7 +55,7 @@ def facts_of(t: Tensor) -> tuple[Any, ...] | None:
     ):
         return None
     facts: tuple[Any, ...] = _LIKE(t)
-    return (type(t), graph, *facts)
+    return (type(t), graph, t._counter is t._storage, *facts)
 
 
 # Of more tensors that do not come again each is compared with all.
@@ -95,6 +98,15 @@ class _Regular:
 regular = _Regular()
 
 
+class Prior:
+    """A slot among the external tensors of a run that stands aside: nobody holds it for the run's sake."""
+
+    __slots__ = ("slot",)
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+
+
 class Run:
     """What the calls since the last computation were given and gave, by number."""
 
@@ -109,7 +121,7 @@ class Run:
         self.ended: Step | None = None
         # Tensors from outside; and of the first of them, as many as there are `values` (`number_externals`), their
         # numbers by id, and their storages with the first that lies there.
-        self.externals: list[Tensor] = []
+        self.externals: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.storages: dict[Storage, int] = {}
         self.runtime: Runtime | None = None
@@ -155,6 +167,8 @@ class Run:
         self.made: list[Tensor] = []
         # The calls that were made, as they were this time; none while what they give is promised.
         self.taken: list[Step] = []
+        # Once it stands aside: what counts the writes of tensors from outside, and how many there had been.
+        self.then: list[tuple[Any, int]] = []
         # The writes that external storages had counted after the last call that read them.
         self.versions: dict[Storage, int] = {}
 
@@ -241,6 +255,15 @@ class Run:
         self.number_externals()
         return self.numbers.get(id(t))
 
+    def leaf_number(self, t: Tensor) -> int | None:
+        """Return the number of an external tensor, or -1 - the number of a slot."""
+        slot = self.slot_of(t)
+        return self.external_of(t) if slot is None else -1 - slot
+
+    def leaf(self, number: int) -> Tensor | None:
+        """Return the tensor of a `leaf_number`; of a slot that nobody has any more, None."""
+        return self.externals[number] if number >= 0 else self.slots[-1 - number]()
+
     def was_given(self, storage: Storage) -> bool:
         """Whether a tensor from outside lies in a storage."""
         return any(t._storage is storage for t in self.externals)
@@ -258,6 +281,9 @@ class Run:
         """Note numbers, storages and values of the external tensors that were met since that was done last."""
         for number in range(len(self.values), len(self.externals)):
             t = self.externals[number]
+            if type(t) is Prior:
+                self.values.append(nothing)  # type: ignore[arg-type]
+                continue
             storage = t._storage
             self.numbers.setdefault(id(t), number)
             self.storages.setdefault(storage, number)
@@ -321,15 +347,68 @@ class Run:
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward pass may still run the graph of something that is alive."""
+        """Whether something is alive whose graph has not been made, and may be wanted."""
         return self.program is not None and any(
             self.slots[k]() is not None for k in self.program.open
         )
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether a backward pass may still run all of the graph of something that is alive."""
+        program = self.program
+        return program is not None and any(
+            self.slots[k]() is not None for k in program.open - program.partly
+        )
+
+    def gave_one_of(self, values: Any) -> bool:
+        """Whether there is a tensor among values whose whole graph a backward pass may run."""
+        program = self.program
+        open_now = frozenset() if program is None else program.open - program.partly
+        return any(self.slot_of(t) in open_now for t in tensors_in(values))
+
+    def stand_aside(self) -> None:
+        """End, with values and without a graph: it is made of the calls when somebody looks."""
+        if self.at.kind != "computed":
+            assert self.program is not None
+            step = Step(self.at)
+            step.kind = "computed"
+            self.go_on(step, self.program, self.saved)
+        self.ended = self.at
+        homes: dict[Any, None] = {}
+        for j, t in enumerate(self.externals):
+            slot = self.slot_of(t)
+            if slot is not None:
+                self.externals[j] = Prior(slot)
+            else:
+                homes[t._storage] = homes[t._counter] = None
+        self.then = [(home, home.version) for home in homes]
+
+    def come_back(self, at: Step) -> None:
+        """Go on after a step, where the run stood aside."""
+        self.at, self.ended = at, None
+        for j, t in enumerate(self.externals):
+            slot = self.slots[t.slot]() if type(t) is Prior else None
+            if slot is not None:
+                self.externals[j] = slot
+
+    @contextlib.contextmanager
+    def as_then(self) -> Iterator[None]:
+        """Inside, tensors from outside have been written as often as when the run ended."""
+        now = [home.version for home, _ in self.then]
+        for home, version in self.then:
+            home.version = version
+        try:
+            yield
+        finally:
+            for (home, _), version in zip(self.then, now, strict=True):
+                home.version = version
+
     def is_outside(self, storage: Storage) -> bool:
         """Whether it is the storage of a tensor that no call of this run has given."""
         number = self.storages.get(storage)
-        return number is not None and self.slot_of(self.externals[number]) is None
+        if number is None or type(self.externals[number]) is Prior:
+            return False
+        return self.slot_of(self.externals[number]) is None
 
     def holds(self, t: Tensor) -> bool:
         """Whether a tensor was promised here and not looked at."""
@@ -434,11 +513,16 @@ class Run:
     def watches(self, step: Step, args: tuple[Any, ...]) -> bool:
         """Whether what a backward pass or an optimizer's step depends on is as it was."""
         if step.kind == "backward":
-            leaves = [self.externals[j] for j, _ in step.leaves]
-            for leaf in leaves:
-                if leaf._hooks or leaf._post_accumulate or has_hooks(leaf):
+            leaves = [self.leaf(j) for j, _ in step.leaves]
+            for (j, _), leaf in zip(step.leaves, leaves, strict=True):
+                # A promised tensor that gets hooks ends the script.
+                if (
+                    j >= 0
+                    and leaf is not None
+                    and (leaf._hooks or leaf._post_accumulate or has_hooks(leaf))
+                ):
                     return False
-            found = [leaf._grad for leaf in leaves]
+            found = [None if leaf is None else leaf._grad for leaf in leaves]
         elif step.kind == "gradients":
             # Which of them are reached is not known here.
             outside = [t for t in self.externals if self.slot_of(t) is None]
@@ -457,7 +541,7 @@ class Run:
         for j, counted, version in step.writes:
             t = externals[j]
             if not plain:
-                k = self.slot_of(t)
+                k = t.slot if type(t) is Prior else self.slot_of(t)
                 if k is not None:
                     if not slots:
                         continue

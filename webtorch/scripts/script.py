@@ -23,9 +23,6 @@ Origin = tuple[str, Any]
 # ("parts", (class, what its items are)).
 Form = Any
 
-# Slots whose graph is used up in part, each with the number of its function's output; and the functions (`remains`).
-Rest = tuple[tuple[tuple[int, int], ...], tuple[Any, ...]]
-
 # How many programs of the same calls are kept, by what numbers among their arguments decide.
 _MOST_ASIDE = 4
 
@@ -49,6 +46,8 @@ class Facts:
     # The tensor that it is a view of.
     base: tuple[str, int] | None
     made_by: MadeBy | None
+    # Whether it counts its writes itself, as `x.data` does.
+    apart: bool
 
 
 class Step:
@@ -75,7 +74,8 @@ class Step:
         # What a backward pass or an optimizer's step depends on beside its arguments.
         self.watched: list[Pattern] = []
         self.results: Form = ("none", 0)
-        # Leaves whose gradients a backward pass gives: the number of the external tensor, and its gradient.
+        # Leaves whose gradients a backward pass gives: the number of the external tensor, or -1 - that of the slot, and
+        # its gradient.
         self.leaves: tuple[tuple[int, Form], ...] = ()
         # External tensors that are written: number, writes that tensor and storage count.
         self.writes: tuple[tuple[int, int, int], ...] = ()
@@ -125,6 +125,11 @@ class Step:
     def patterns(self) -> Iterator[Pattern]:
         """Iterate over all that a call is compared with."""
         return patterns_in([*self.args, *self.kwargs, *self.watched])
+
+    def mark(self) -> bool:
+        """Return whether gradients are recorded from a call on that says so."""
+        given = [*self.args[1:], *self.kwargs]
+        return bool(given[0].value) if given else True
 
     def can_come(self) -> bool:
         """Whether what the call was compared with is still there."""
@@ -232,13 +237,12 @@ class Program:
     # The storages of slots that are computed.
     made: frozenset[int]
     # Slots with a gradient function: which a backward pass has used up, each with the leaves that its graph reaches;
-    # and which it may run yet.
+    # which it may run yet, and of these the ones of which it has used up a part.
     used: dict[int, tuple[int, ...]]
     open: frozenset[int]
+    partly: frozenset[int]
     # Where the values are that the open graph has saved, in its order.
     saved: list[Origin]
-    # Of which of those that are used up a part is left.
-    rest: Rest | None
     # The numbers that calls were given when it was recorded, by place; what was decided by them; and which of them
     # were others at another time, and made no other difference.
     given: Given
@@ -262,7 +266,7 @@ class Program:
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""
         args = tuple([argument_key(a) for a in self.args])
-        graph = self.used, self.open, self.saved, self.rest
+        graph = self.used, self.open, self.partly, self.saved
         decided = self.given.decided.keys()
         return self.executable, self.inputs, self.outputs, self.draws, args, decided, graph
 

@@ -423,6 +423,17 @@ def grad(
         )
     if is_grads_batched:
         given = _listed(grad_outputs)
+        for i, (root, g) in enumerate(zip(_listed(outputs), given, strict=False)):
+            shape = root._shape if hasattr(root, "_shape") else meta_of(root[:2])[0]
+            if g is not None and g._shape[1:] != shape:
+                found, wanted = list(g._shape), list(shape)
+                raise RuntimeError(
+                    "If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the batch "
+                    "dimension. The sizes of the remaining dimensions are expected to match the shape of "
+                    f"corresponding output, but a mismatch was detected: grad_output[{i}] has a shape of "
+                    f"torch.Size({found}) and output[{i}] has a shape of torch.Size({wanted}). If you only want some "
+                    "tensors in `grad_output` to be considered batched, consider using vmap."
+                )
         size = next(g._shape[0] for g in given if g is not None)
         batch, unbatch = ask("batch"), ask("unbatch")
         with ask("Vmap")(size, "error") as level:
@@ -456,10 +467,6 @@ def grad(
             _zeros(t, create_graph) if g is None else g for t, g in zip(targets, found, strict=True)
         ]
     elif not allow_unused and any(g is None for g in found):
-        starts = [e[0] for t in roots if (e := gradient_edge(t)) is not None]
-        if any(_is_gone(fn, ()) for fn in graph_of(starts)):
-            # Nobody knows what a function led to of which nothing is left.
-            raise RuntimeError(FREED)
         unused = next(i for i, g in enumerate(found) if g is None)
         raise RuntimeError(
             f"The differentiated Tensor at index {unused} appears to not have been used in the graph. "
@@ -480,7 +487,8 @@ def _zeros(x: Tensor | GradientEdge, create_graph: bool) -> Tensor:
 
 
 def _listed(x: object) -> list[Any]:
-    return list(x) if isinstance(x, (tuple, list)) and type(x) is not GradientEdge else [x]
+    one = type(x) is GradientEdge or x is None or hasattr(type(x), "_grad_fn")
+    return [x] if one else list(x)  # type: ignore[call-overload]
 
 
 def _cotangents(roots: list[Tensor | GradientEdge], given: list[Tensor | None]) -> list[Tensor]:

@@ -260,10 +260,22 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
     for name, x in (("primal", primal), ("tangent", tangent)):
         if not (x.is_floating_point() or x.is_complex()):
             raise ValueError(f"Expected {name} to be floating point or complex, but got: {x.dtype}")
+    number = mode.forward.index(level)
+    if primal in level:
+        raise RuntimeError(
+            "Making a dual Tensor based on a Tensor that already has a forward gradient at the same level "
+            f"{number} is not supported."
+        )
+    if tangent in level:
+        raise RuntimeError(
+            "Setting a forward grad that itself has a forward gradient at the same level "
+            f"{number} is not supported."
+        )
     if tangent._shape != primal._shape:
         raise RuntimeError(
-            f"Trying to set a forward gradient of shape {list(tangent._shape)} on a Tensor of shape "
-            f"{list(primal._shape)}: forward gradients have the shape of their tensor."
+            "Trying to set a forward gradient that has a different size than that of the original Tensor, this is "
+            f"not supported. Tensor is of size {list(primal._shape)} while the given forward gradient is of size "
+            f"{list(tangent._shape)}."
         )
     if tangent.dtype is not primal.dtype:
         raise RuntimeError(

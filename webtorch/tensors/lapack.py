@@ -1,4 +1,4 @@
-"""Records functions of whole arrays, for tensors of any device: where theirs has none, the CPU computes them. Floor 4."""
+"""Records functions of whole arrays; the CPU computes those that a device has no kernel for. Floor 4."""
 
 from __future__ import annotations
 

@@ -218,8 +218,9 @@ class _Chosen:
         vjp, names = op.vjp, tuple(signature.parameters)
         self.anew = isinstance(vjp, Anew)
         if isinstance(vjp, Anew):
-            used = set(names).difference(vjp.unread)
-            unread = tuple([names.index(n) for n in vjp.unread])
+            without = vjp.unread_for({names[i] for i in needs})
+            used = set(names).difference(without)
+            unread = tuple([names.index(n) for n in without])
             self.rule = functools.partial(
                 _anew, function, _by_names(signature), needs, unread, op.outputs
             )

@@ -24,10 +24,14 @@ class Size(tuple[int, ...]):
         return Size(found) if isinstance(key, slice) else found
 
     def __add__(self, other: Any) -> Size:
-        return Size(tuple.__add__(self, tuple(other)))
+        if isinstance(other, tuple):
+            return Size(tuple.__add__(self, other))
+        if hasattr(type(other), "__radd__"):
+            return NotImplemented
+        raise TypeError(f"can only concatenate tuple (not {type(other).__name__}) to torch.Size")
 
     def __radd__(self, other: Any) -> Size:
-        return Size((*other, *self))
+        return Size((*other, *self)) if isinstance(other, tuple) else NotImplemented
 
     def __mul__(self, count: Any) -> Size:
         return Size(tuple.__mul__(self, count))

@@ -18,8 +18,17 @@ from webtorch.tensors.promotion import set_default_dtype
 _MODES = ("default", "warn", "error")
 
 
+# Of torch.utils.deterministic: whether new memory is filled while only deterministic algorithms are to be used.
+fill_uninitialized_memory = True
+
+
 class _Switches:
     deterministic = 0
+
+
+def fills_memory() -> bool:
+    """Whether new memory has NaN in it, or the greatest number of its type."""
+    return _Switches.deterministic > 0 and fill_uninitialized_memory
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:

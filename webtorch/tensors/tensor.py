@@ -214,13 +214,14 @@ class Tensor(TensorBase):
         return base._history != self._base_history or (unrecorded and self.dtype.has_gradient)
 
     @requires_grad.setter
-    @plays("flag")
+    @plays("parts")
     def requires_grad(self, value: bool) -> None:
         """Set whether gradients are recorded. Raises RuntimeError for a tensor that is no leaf."""
         if value and not self.is_leaf:
             raise RuntimeError("you can only change requires_grad flags of leaf variables.")
         self.requires_grad_(value)
 
+    @plays("mark")
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Start or stop recording gradients for this leaf."""
         if in_transform() and requires_grad:
@@ -327,6 +328,7 @@ class Tensor(TensorBase):
         self.grad = None
 
     @property
+    @plays("alias")
     def data(self) -> Tensor:
         """The same storage without autograd: backward does not notice what is written through it."""
         out = self.detach()
@@ -334,6 +336,7 @@ class Tensor(TensorBase):
         return out
 
     @data.setter
+    @plays("alias")
     def data(self, value: Tensor) -> None:
         """Let this tensor share the memory, shape and strides of another."""
         if value._storage is not self._storage:

@@ -43,6 +43,12 @@ from webtorch.tensors.views import (
 
 def check_writable(x: Tensor) -> None:
     """Raise RuntimeError where PyTorch refuses an in-place operation."""
+    check_graph(x)
+    check_places(x)
+
+
+def check_graph(x: Tensor) -> None:
+    """Raise RuntimeError where the graph, or the mode, does not let a tensor become another in place."""
     if x._inference and not mode.inference:
         raise RuntimeError(
             "Inplace update to inference tensor outside InferenceMode is not allowed. You can make "
@@ -62,7 +68,6 @@ def check_writable(x: Tensor) -> None:
                 "a view of a leaf Variable that requires grad is being used in an in-place "
                 "operation."
             )
-    check_places(x)
 
 
 def check_places(x: Tensor) -> None:

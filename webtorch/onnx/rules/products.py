@@ -71,13 +71,9 @@ def _addmm(
     input: Value,
     mat1: Value,
     mat2: Value,
-    old: object,
     beta: float = 1,
     alpha: float = 1,
 ) -> Name | None:
-    if old:
-        # PyTorch's old order of arguments: exported as what it is made of.
-        return None
     if input.dtype.kind != "float" or not {input.dtype} == {mat1.dtype} == {mat2.dtype}:
         return None
     b, turned = _transposed_leaf(w, mat2)
