@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import webtorch
 from tests.conftest import need_device
@@ -43,3 +44,20 @@ def test_the_mandelbrot_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         [_steps(complex(-2.25 + x / 16, -1.5 + y / 16), 50) for x in range(64)] for y in range(48)
     ]
     assert counts.tolist() == expected
+
+
+def test_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = run("A formula", tmp_path)
+    x, gate = (torch.tensor(names[n].tolist(), dtype=torch.float64) for n in ("x", "gate"))
+    expected = gate * torch.sigmoid(1.5 * gate)
+    assert names["x"].grad.tolist() == [pytest.approx(expected.tolist(), rel=1e-5)] * 3
+    found = names["gated"](names["x"], names["gate"]).tolist()
+    plain = (x * torch.nn.functional.silu(gate)).tolist()
+    assert found == [pytest.approx(row, rel=1e-5) for row in plain]
+    assert names["quantised"](names["steps"]).tolist() == [0.25, 2.0]
+    assert names["steps"].grad.tolist() == [1.0, 0.0]
+    silu = torch.nn.functional.silu(torch.tensor([-1.0, 2.0])).tolist()
+    assert names["swish"](webtorch.tensor([-1.0, 2.0])).tolist() == pytest.approx(silu, rel=1e-5)
+    word = webtorch.tensor([3], dtype=webtorch.uint32)
+    assert names["mixed"](word).tolist() == [(3 ^ 7) * 2654435761 % 2**32]

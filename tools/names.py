@@ -48,7 +48,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         "Another vendor's device; webtorch has `cpu` and `webgpu` (see `webtorch.webgpu`).",
     ),
     (
-        r"Script|jit|JIT|^fx$|Graph|Type$|^Code$|CompilationUnit|Capsule|AliasDb|Argument|Block|CallStack|ClassType"
+        r"Script|jit|JIT|Graph|Type$|^Code$|CompilationUnit|Capsule|AliasDb|Argument|Block|CallStack|ClassType"
         r"|FunctionSchema|IODescriptor|Interface|parse_|import_ir|unify_|merge_type|Logger|LockingLogger|StaticModule"
         r"|ThroughputBenchmark|Benchmark|ErrorReport|FileCheck|ExecutionPlan|OperatorInfo|Module(Serial|Builder)|^Use$"
         r"|^Value$|^Node$|^Gradient$|TracingState|DeepCopyMemo|AnyType|get_file_path|^fork$|^wait$|Future|futures"
@@ -154,6 +154,8 @@ BEHAVIOUR = """
   the next read raises, where PyTorch's call does.
 - On an H100 or H200 float32 convolutions of 3 x 3 and 64 channels or more go by Winograd's method: an infinity of the
   input is NaN in all of its tiles of 4 x 4 outputs; in PyTorch it stays within its windows. There is no switch.
+- `torch.fx` writes functions as users find them (`torch.nn.functional.gelu`; PyTorch `torch._C._nn.gelu`), with the
+  arguments that they were given; PyTorch's functions of Python add those that they pass on (`inplace = False`).
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """
 # The modules of PyTorch's documentation.

@@ -16,7 +16,7 @@ from webtorch.version import PACKAGE as __version__
 
 # Rooms: name -> module.
 _OWN = """_higher_order_ops accelerator amp autograd backends capture compiler cuda data debug
-    distributions errors fft func functions io ir jit linalg lower masked multiprocessing nn onnx ops
+    distributions errors fft func functions fx io ir jit linalg lower masked multiprocessing nn onnx ops
     optim overrides profiler random runtime signal special tensors testing types utils version webgpu"""
 _ROOMS = {
     **{name: f"webtorch.{name}" for name in _OWN.split()},
@@ -47,6 +47,7 @@ _BY_ROOM = {
 _UNLISTED = {
     "webtorch.as_torch": "install_as_torch uninstall_as_torch",
     "webtorch.func": "vmap",
+    "webtorch.functions.check": "_assert",
     "webtorch.overrides": "DisableTorchFunction DisableTorchFunctionSubclass",
     "webtorch.web.export": "export",
 }

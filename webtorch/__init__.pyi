@@ -15,6 +15,7 @@ from webtorch import errors as errors
 from webtorch import fft as fft
 from webtorch import func as func
 from webtorch import functions as functions
+from webtorch import fx as fx
 from webtorch import io as io
 from webtorch import ir as ir
 from webtorch import jit as jit
@@ -67,6 +68,7 @@ from webtorch.capture import mark_dynamic as mark_dynamic
 from webtorch.func import vmap as vmap
 from webtorch.func.control_flow import cond as cond
 from webtorch.func.control_flow import while_loop as while_loop
+from webtorch.functions.check import _assert as _assert
 from webtorch.functions.public import *
 from webtorch.io.checkpoint import load as load
 from webtorch.io.checkpoint import save as save

@@ -24,6 +24,30 @@ CALLS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
         x @ w.t() + b, t.tensor([0, 1, -100, 1], device=x.device), label_smoothing=0.1
     ),
     "sum": lambda t, x, w, b: (x * x).sum(0) * (w * w).sum() + (b * b).sum(),
+    "convolution": lambda t, x, w, b: t.nn.functional.conv1d(
+        x.reshape(2, 2, 3), w.reshape(2, 1, 3), b, padding=1, groups=2
+    ),
+    "transposed convolution": lambda t, x, w, b: t.nn.functional.conv_transpose2d(
+        x.reshape(1, 2, 2, 3), w.reshape(2, 1, 1, 3), b[:1], stride=2
+    ),
+    "max pooling": lambda t, x, w, b: t.nn.functional.max_pool2d(x.reshape(1, 1, 4, 3), 2, 1) * b,
+    "mean pooling": lambda t, x, w, b: t.nn.functional.avg_pool1d(x, 2) * b,
+    "adaptive pooling": lambda t, x, w, b: (
+        t.nn.functional.adaptive_max_pool1d(x, 2) * t.nn.functional.adaptive_avg_pool1d(x, 2) * b
+    ),
+    "interpolate": lambda t, x, w, b: t.nn.functional.interpolate(
+        x.reshape(1, 1, 4, 3), scale_factor=2, mode="bilinear"
+    ),
+    "group norm": lambda t, x, w, b: t.nn.functional.group_norm(x.reshape(2, 2, 3), 1, b, b),
+    "batch norm": lambda t, x, w, b: t.nn.functional.batch_norm(
+        x, None, None, w[0], w[1], training=True
+    ),
+    "batch norm, frozen": lambda t, x, w, b: t.nn.functional.batch_norm(
+        x, w[0].detach(), w[1].detach() ** 2, w[0], w[1]
+    ),
+    "addmm": lambda t, x, w, b: t.addmm(b, x, w.t(), beta=0.5, alpha=2),
+    "huber loss": lambda t, x, w, b: t.nn.functional.huber_loss(x[:2], w, reduction="sum"),
+    "triplet loss": lambda t, x, w, b: t.nn.functional.triplet_margin_loss(x[:2], w, x[2:]),
     "mean": lambda t, x, w, b: (x * x).mean((0, 1)) * w.mean(1, keepdim=True).exp() + b.mean(),
 }
 
@@ -78,6 +102,11 @@ def test_what_no_rule_reads_may_be_written() -> None:
             lambda h: f.layer_norm(h, (3,), w[0].clone(), tensor(t, W, False)[1]),
             lambda h: h.sum(0),
             lambda h: f.linear(h, w, b).mean(),
+            lambda h: f.conv1d(h.reshape(1, 4, 3), w.reshape(2, 1, 3).expand(2, 4, 3), b),
+            lambda h: f.group_norm(h.reshape(6, 2), 1, tensor(t, [1.0, 2.0], False), b),
+            lambda h: f.interpolate(h[None], 5),
+            lambda h: f.l1_loss(h, x.detach()),
+            lambda h: t.addmm(b, h, w.t()),
         ):
             h = x * 2
             out = call(h)

@@ -15,6 +15,8 @@ import torch
 import webtorch
 import webtorch.distributions as d
 from webtorch.ops import samplers
+from webtorch.runtime.backends.cpu import jit
+from webtorch.runtime.backends.cpu.executable import KernelRunner
 
 N = 20_000
 # name -> (distribution, SciPy's distribution function)
@@ -139,6 +141,33 @@ def test_other_dtypes() -> None:
     x = webtorch.poisson(rates[webtorch.bfloat16])
     assert x.dtype is webtorch.bfloat16
     assert abs(float(x.double().mean()) - 4.0) < 0.25
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gamma", *(pytest.param(n, marks=pytest.mark.long) for n in ("poisson", "binomial", "beta"))],
+)
+def test_machine_code_draws_what_numpy_draws(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Formulas as long as these become machine code late: few tests draw often enough.
+    x = webtorch.tensor([0.3, 1.0, 2.5, 40.0, 3000.0])
+    draw = {
+        "gamma": lambda: webtorch._standard_gamma(x),
+        "poisson": lambda: webtorch.poisson(x),
+        "binomial": lambda: webtorch.binomial(x.ceil(), x / (1 + x)),
+        "beta": lambda: d.Beta(x, x + 1).rsample(),
+    }[name]
+
+    def drawn(native: bool) -> list[float]:
+        monkeypatch.setattr(KernelRunner, "_pays", lambda self: native)
+        webtorch.manual_seed(3)
+        values: list[float] = draw().tolist()
+        return values
+
+    by_numpy = drawn(False)
+    before = jit.counts()
+    np.testing.assert_allclose(drawn(True), by_numpy, rtol=1e-5)
+    after = jit.counts()
+    assert after["hits"] + after["misses"] > before["hits"] + before["misses"]
 
 
 def test_edges_and_errors_of_samplers() -> None:

@@ -412,7 +412,7 @@ def test_any_size_of_a_marked_dimension(device: str, joining: Choose) -> None:
     joining(True, **(CARD if device == "webgpu" else {}))
     run = webtorch.compile(lambda x, *ws: tuple(F.linear(x, w) for w in ws), dynamic=True)
     own = [webtorch.tensor(w, device=device) for w in weights]
-    for m in (5, 6, 9, 33, 70):
+    for m in (5, 33, 70):
         x = numbers(m, 12, seed=m)
         for y, w in zip(run(webtorch.tensor(x, device=device), *own), weights, strict=True):
             np.testing.assert_allclose(y.cpu().numpy(), x @ w.T, rtol=1e-5, atol=1e-5)

@@ -14,6 +14,7 @@ OURS: dict[str, set[str]] = {
         "debug",
         "errors",
         "get_printoptions",
+        "kernel",
         "mark_dynamic",
         "printoptions",
         "profile",

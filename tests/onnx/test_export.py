@@ -609,3 +609,17 @@ def test_layers_give_what_pytorch_gives(name: str, training: bool) -> None:
     found = session.run(None, {n: t.numpy() for n, t in zip(names, given, strict=True)})
     for got, want in zip(found, [t for t in flat(wanted) if t is not None], strict=True):
         np.testing.assert_allclose(got, want.numpy(), rtol=2e-4, atol=2e-5)
+
+
+def test_a_kernel_of_the_users_is_written_as_its_formula() -> None:
+    unit = webtorch.kernel("fn gelu(x: f32) -> f32 { return select(x, exp(x) * 3.0, x < 0.5); }")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return unit(self.linear(x)) + 1
+
+    check(Model(), webtorch.randn(5, 3))

@@ -440,7 +440,7 @@ def leaf_gradients_lie_as_their_leaves(torch: Any, device: str) -> Any:
     return found
 
 
-@_our_program
+@_program
 def ranges_keep_the_shape_of_their_out(torch: Any, device: str) -> Any:
     found = []
     for make in (
@@ -684,6 +684,26 @@ def optimizers_of_odd_states(torch: Any, device: str) -> Any:
         optimizer.state_dict()["state"]["note"],
         lbfgs.step(lambda: torch.tensor(3.0)),
     )
+
+
+@_our_program
+def the_function_of_a_result_is_its_context(torch: Any, device: str) -> Any:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            ctx.note = 5
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * len(ctx.saved_variables) * 2
+
+    x = torch.ones(2, device=device, requires_grad=True)
+    fn = Twice.apply(x).grad_fn
+    found = [fn.saved_tensors, fn.note, fn.needs_input_grad, hasattr(fn, "other"), fn.name()]
+    Twice.apply(x).sum().backward()
+    return found, x.grad
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ that use such a name fail one by one, in the words that webtorch has for it.
 from __future__ import annotations
 
 import dis
+import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -73,6 +74,8 @@ class _Absent(type):
     """What is asked of a stand-in is a stand-in; it holds nothing, and a test that calls it is told why."""
 
     def __getattr__(cls, name: str) -> Any:
+        if name == "__all__":
+            return []
         if name.startswith("__") or name == "parametrize_fn":
             raise AttributeError(name)
         return stand_in(f"{cls.__name__}.{name}", cls.__doc__ or "")
@@ -161,6 +164,12 @@ def install() -> None:
     """Let `torch` mean webtorch, with PyTorch's own machinery for tests."""
     install_as_torch()
     sys.meta_path.insert(0, _Borrowed())
+    # PyTorch lists the layers there; ours stand in one module with all else.
+    kinds = {n: getattr(webtorch.nn, n) for n in dir(webtorch.nn)}
+    layers = [
+        n for n, k in kinds.items() if isinstance(k, type) and issubclass(k, webtorch.nn.Module)
+    ]
+    importlib.import_module("torch.nn.modules").__dict__["__all__"] = layers
     for owner in (Room, operators._Namespace):
         owner.__getattr__ = _with_stand_ins(owner.__getattr__)
     absent = {n: v for n, v in vars(top).items() if isinstance(v, top.AbsentDType)}

@@ -322,6 +322,13 @@ def test_an_export_runs_in_node(tmp_path: Path) -> None:
     assert node(tmp_path, NODE) == [[2, 4, 6], "the processor (1 thread)"]
 
 
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_a_kernel_of_the_users_runs_in_node(tmp_path: Path) -> None:
+    grown = torch.kernel("fn grown(x: f32, rate: f32) -> f32 { return x * rate + 0.5; }")
+    torch.export(lambda x: grown(x, 2.0) * x, tmp_path, (torch.ones(3),), name="double", cpu=True)
+    assert node(tmp_path, NODE) == [[2.5, 9, 19.5], "the processor (1 thread)"]
+
+
 NAMED = """
 import { readFileSync } from "node:fs";
 import { openCpu, readSafetensors } from "./runtime.mjs";

@@ -12,7 +12,6 @@ _PROCESSES = (
     "webtorch works in one process (torch.distributed.is_available() is False); nn.DataParallel takes "
     "several devices"
 )
-_TRACER = "webtorch has no symbolic tracer; torch.compile captures a step as it runs"
 _QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"
 _ONNX = "webtorch writes no ONNX file of TorchScript graphs"
 
@@ -62,13 +61,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         "rpc_async rpc_sync shutdown",
     ),
     "torch.futures": (_PROCESSES, "Future collect_all wait_all"),
-    "torch.fx.experimental": (_TRACER, ""),
-    "torch.fx.graph_module": (
-        _TRACER,
-        "GraphModule _CodeOnlyModule _USER_PRESERVED_ATTRIBUTES_KEY _copy_attr",
-    ),
-    "torch.fx.node": (_TRACER, "Argument Node Target map_arg"),
-    "torch.fx.proxy": (_TRACER, "Proxy TraceError"),
     "torch.onnx.symbolic_opset11": (_ONNX, "select squeeze unsqueeze"),
 }
 

@@ -97,7 +97,6 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
     "torch._dynamo": ("webtorch.compiler", "webtorch.capture"),
     "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),
-    "torch.fx": ("webtorch.as_torch.names.fx",),
     "torch.func": ("webtorch.func",),
     "torch.hub": ("webtorch.as_torch.names.hub",),
     "torch.mps": ("webtorch.backends.mps",),

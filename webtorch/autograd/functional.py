@@ -282,15 +282,7 @@ def vhp(
     strict: bool = False,
 ) -> tuple[Any, Any]:
     """Return func(*inputs), one number, and `v` times its Hessian."""
-    with enable_grad():
-        several, inputs = _tuple(inputs, "inputs", "vhp")
-        points = _start(inputs, create_graph)
-        vectors = _vectors(v, points, several, "vhp")
-        y = _number(func, points, "vhp")
-        _check_strict((y,), strict)
-        slopes = _gradients((y,), points, (None,), True, strict)
-        found = _gradients(slopes, points, vectors, create_graph, strict)
-    return _finish((y,), create_graph)[0], _packed(several, _finish(found, create_graph))
+    return _with_hessian("vhp", func, inputs, v, create_graph, strict)
 
 
 def hvp(
@@ -301,14 +293,24 @@ def hvp(
     strict: bool = False,
 ) -> tuple[Any, Any]:
     """Return func(*inputs), one number, and its Hessian times `v`."""
+    return _with_hessian("hvp", func, inputs, v, create_graph, strict)
+
+
+def _with_hessian(
+    name: str, func: Callable[..., Any], inputs: object, v: object, create_graph: bool, strict: bool
+) -> tuple[Any, Any]:
+    """Return the value of a function, and the product of a vector with its Hessian, from the side that `name` says."""
     with enable_grad():
-        several, inputs = _tuple(inputs, "inputs", "hvp")
+        several, inputs = _tuple(inputs, "inputs", name)
         points = _start(inputs, create_graph)
-        vectors = _vectors(v, points, several, "hvp")
-        y = _number(func, points, "hvp")
+        vectors = _vectors(v, points, several, name)
+        y = _number(func, points, name)
         _check_strict((y,), strict)
         slopes = _gradients((y,), points, (None,), True, strict)
-        cotangents = tuple(zeros_like(x).requires_grad_() for x in points)
-        pulled = _gradients(slopes, points, cotangents, True, strict)
-        found = _gradients(pulled, cotangents, vectors, create_graph, strict)
+        if name == "vhp":
+            found = _gradients(slopes, points, vectors, create_graph, strict)
+        else:
+            cotangents = tuple(zeros_like(x).requires_grad_() for x in points)
+            pulled = _gradients(slopes, points, cotangents, True, strict)
+            found = _gradients(pulled, cotangents, vectors, create_graph, strict)
     return _finish((y,), create_graph)[0], _packed(several, _finish(found, create_graph))

@@ -152,7 +152,7 @@ class Follower(Protocol):
 
 
 # The interpreters, outermost first.
-ORDER = ("override", "autocast", "listen")
+ORDER = ("trace", "override", "autocast", "listen")
 _interpreters: dict[str, Interpreter] = {}
 _inwards: list[Interpreter] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.ir.dtype import bool_, int32
 from webtorch.ops import comparison
 from webtorch.ops.primitive import cast_to, fill, take
@@ -22,3 +23,9 @@ def demand(result: Tensor, holds: Any, message: str) -> Tensor:
     kind = result.dtype.to_real() if result.dtype.is_complex else result.dtype
     one = take(fill((1,), 1, kind, result.device), [broken], message, dims=(-1,))
     return comparison.logical_and(result, one) if result.dtype is bool_ else result * one
+
+
+@dispatched(role="other")
+def _assert(condition: Any, message: str) -> None:
+    """Assert, so that a symbolic trace sees it."""
+    assert condition, message

@@ -113,42 +113,13 @@ def last_dims(name: str, input: Tensor, normalized_shape: Any, **affine: Any) ->
     return tuple(range(input.ndim - len(shape), input.ndim))
 
 
-def _dims(input: Any, normalized_shape: Any) -> tuple[int, ...]:
-    """Return the dims that a checked `normalized_shape` names."""
-    count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
-    return tuple(range(input.ndim - count, input.ndim))
-
-
-def _unit(input: Any, normalized_shape: Any, eps: Any) -> Any:
-    """Return what layer norm multiplies by the weight."""
-    if not input.numel():
-        return input
-    return normalized(widened(input), _dims(input, normalized_shape), eps)
-
-
-def _layer_norm_slope(
-    g: Any, _out: Any, input: Any, normalized_shape: Any, weight: Any, _bias: Any, eps: Any
-) -> Any:
-    g = widened(g) if weight is None else widened(g) * weight
-    if not input.numel():
-        return g
-    return _normalized_slope(g, widened(input), _dims(input, normalized_shape), eps)
-
-
 @composite(
     torch="nn.functional.layer_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
     gradient_name="NativeLayerNormBackward0",
-    vjp=(
-        _layer_norm_slope,
-        None,
-        lambda g, _out, input, normalized_shape, _weight, _bias, eps: (
-            widened(g) * _unit(input, normalized_shape, eps)
-        ),
-        lambda g, _out, _input, _normalized_shape, _weight, _bias, _eps: g,
-    ),
+    vjp=Anew(unread=("bias",)),
 )
 def layer_norm(
     input: Tensor,

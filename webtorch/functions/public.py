@@ -8,6 +8,7 @@ from webtorch.errors import OutOfMemoryError
 from webtorch.functions.bind import NAMESPACES as _NAMESPACES
 from webtorch.functions.bind import load_table as _load_table
 from webtorch.functions.dlpack import from_dlpack, to_dlpack
+from webtorch.functions.kernel import kernel
 from webtorch.functions.legacy import CONSTRUCTORS as _CONSTRUCTORS
 from webtorch.functions.legacy import typename
 from webtorch.functions.random import Generator, default_generator

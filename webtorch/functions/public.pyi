@@ -16,6 +16,7 @@ from webtorch.functions.decomposition import OldQR as _OldQR
 from webtorch.functions.decomposition import OldSVD as _OldSVD
 from webtorch.functions.dlpack import from_dlpack as from_dlpack
 from webtorch.functions.dlpack import to_dlpack as to_dlpack
+from webtorch.functions.kernel import kernel as kernel
 from webtorch.functions.legacy import typename as typename
 from webtorch.functions.linalg import LUUnpack as _LUUnpack
 from webtorch.functions.linalg import OldSlogdet as _OldSlogdet

@@ -33,55 +33,30 @@ def _gradient(
     return found
 
 
-def conv1d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of `conv1d` for its input of a shape."""
-    options = stride, padding, dilation, groups
-    return _gradient(F.conv1d, 0, [tuple(input_size), weight], grad_output, options)
+def _of_rank(rank: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """Return the gradients of the convolution of `rank` dimensions for its input and for its weight."""
+    convolve: Callable[..., Tensor] = getattr(F, f"conv{rank}d")
+
+    def for_input(
+        input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
+        stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        options = stride, padding, dilation, groups
+        return _gradient(convolve, 0, [tuple(input_size), weight], grad_output, options)
+
+    def for_weight(
+        input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
+        stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        options = stride, padding, dilation, groups
+        return _gradient(convolve, 1, [input, tuple(weight_size)], grad_output, options)
+
+    for name, function in (("input", for_input), ("weight", for_weight)):
+        function.__name__ = function.__qualname__ = f"conv{rank}d_{name}"
+        function.__doc__ = f"Return the gradient of `conv{rank}d` for its {name} of a shape."
+    return for_input, for_weight
 
 
-def conv1d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of `conv1d` for its weight of a shape."""
-    options = stride, padding, dilation, groups
-    return _gradient(F.conv1d, 1, [input, tuple(weight_size)], grad_output, options)
-
-
-def conv2d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of `conv2d` for its input of a shape."""
-    options = stride, padding, dilation, groups
-    return _gradient(F.conv2d, 0, [tuple(input_size), weight], grad_output, options)
-
-
-def conv2d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of `conv2d` for its weight of a shape."""
-    options = stride, padding, dilation, groups
-    return _gradient(F.conv2d, 1, [input, tuple(weight_size)], grad_output, options)
-
-
-def conv3d_input(
-    input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
-    stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of `conv3d` for its input of a shape."""
-    options = stride, padding, dilation, groups
-    return _gradient(F.conv3d, 0, [tuple(input_size), weight], grad_output, options)
-
-
-def conv3d_weight(
-    input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
-    stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
-) -> Tensor:  # fmt: skip
-    """Return the gradient of `conv3d` for its weight of a shape."""
-    options = stride, padding, dilation, groups
-    return _gradient(F.conv3d, 1, [input, tuple(weight_size)], grad_output, options)
+conv1d_input, conv1d_weight = _of_rank(1)
+conv2d_input, conv2d_weight = _of_rank(2)
+conv3d_input, conv3d_weight = _of_rank(3)

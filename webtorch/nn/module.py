@@ -185,7 +185,7 @@ class Module:
         for place in ("_parameters", "_modules", "_buffers"):
             table = self.__dict__.get(place)
             if table is not None and name in table:
-                remember(type(self), name, place, Module.__getattr__)
+                remember(type(self), name, place, look_up)
                 return table[name]
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
@@ -546,6 +546,8 @@ class Module:
             hooked = getattr(self, missing.args[0])
         if not hooked:
             return self.forward(*args, **kwargs)
+        if GLOBAL.traces:
+            return call(CALL_OF_MODULE, (self, *args), kwargs)
         return self._call_with_hooks(args, kwargs)
 
     def _note_state(self) -> None:
@@ -946,6 +948,10 @@ class Module:
         # A module that an older version has written may lack a table of hooks.
         hooks: dict[str, Any] = {name: OrderedDict() for name in HOOKS if name not in state}
         self.__dict__.update(state, **hooks)
+
+
+# How modules look names up, but while a symbolic trace looks too (`fx.tracing`).
+look_up: Any = Module.__getattr__
 
 
 def _call_traced(args: Args, kwargs: Kwargs) -> Any:

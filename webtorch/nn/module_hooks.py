@@ -35,10 +35,14 @@ class GlobalHooks:
         self.register_parameter: OrderedDict[int, Hook] = OrderedDict()
         self.register_buffer: OrderedDict[int, Hook] = OrderedDict()
         self.register_module: OrderedDict[int, Hook] = OrderedDict()
+        # How many symbolic traces are on, in all threads: they see calls of modules before hooks do.
+        self.traces = 0
 
     def around_calls(self) -> bool:
         """Return whether a module call has to look at hooks at all."""
-        return bool(self.forward_pre or self.forward or self.backward_pre or self.backward)
+        return bool(
+            self.forward_pre or self.forward or self.backward_pre or self.backward or self.traces
+        )
 
 
 GLOBAL = GlobalHooks()

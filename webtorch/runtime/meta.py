@@ -6,6 +6,9 @@ it, and are those of a common GPU; none runs.
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -78,14 +81,38 @@ class _MetaBackend:
         raise NoValuesError(NOT_RUN)
 
 
+class _Formulas(threading.local):
+    """Whether this thread records a formula: its operations are kept, and nothing asks for their values."""
+
+    on = False
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Keep what is recorded within the block."""
+        before, self.on = self.on, True
+        try:
+            yield
+        finally:
+            self.on = before
+
+
+formulas = _Formulas()
+
+
 class MetaRuntime(Runtime):
     """Records nothing: a value without numbers needs no past."""
 
+    def realize(self) -> None:
+        """Compute nothing. Raises NoValuesError while a formula is recorded: its operands have no values."""
+        if formulas.on:
+            raise NoValuesError("a formula is recorded once for all elements: it reads no value")
+        super().realize()
+
     def add(self, owner: Owner) -> None:
-        """Take the value of `owner` for computed. In a capture the recorded operations are kept."""
+        """Take the value of `owner` for computed. In a capture, and of a formula, the recorded operations are kept."""
         if self.capturing:
             super().add(owner)
-        else:
+        elif not formulas.on:
             owner.node.become_buffer(_Nothing(owner.node.dtype, numel(owner.node.shape)))
             self.settle(owner)
 

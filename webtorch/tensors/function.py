@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from webtorch.dispatch.call import refuse_scripts
 from webtorch.ir.dtype import DType
+from webtorch.ir.lines import user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, unbatch
 from webtorch.tensors.device import device
@@ -56,6 +58,16 @@ class FunctionCtx:
         if self._saved is None:
             raise RuntimeError(FREED)
         return tuple(None if s is None else s.unpack() for s in self._saved)
+
+    @property
+    def saved_variables(self) -> tuple[Tensor | None, ...]:
+        """Deprecated: `saved_tensors`."""
+        warnings.warn(
+            "'saved_variables' is deprecated; use 'saved_tensors'",
+            DeprecationWarning,
+            stacklevel=user_depth(),
+        )
+        return self.saved_tensors
 
     def mark_non_differentiable(self, *args: Tensor) -> None:
         """Say that these outputs have no gradient."""

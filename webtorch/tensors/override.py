@@ -8,6 +8,7 @@ while they are on. Both are asked by the outermost of the interpreters that a ca
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from webtorch.dispatch.call import (
     active,
     dispatch_methods,
     install,
+    refuse_scripts,
 )
 from webtorch.ops.record import TABLE, public_name
 
@@ -33,6 +35,8 @@ class _State(threading.local):
     modes_asked = True
     # The modes that are on, innermost last.
     modes: tuple[Any, ...] = ()
+    # How many blocks are open in which the classes of all arguments are asked (`asking`).
+    asking = 0
 
 
 state = _State()
@@ -172,7 +176,8 @@ class Override:
     @property
     def on(self) -> bool:
         """Whether this thread has modes or classes to ask."""
-        return bool((state.modes and state.modes_asked) or (self.armed and state.classes))
+        classes = (self.armed or state.asking) and state.classes
+        return bool((state.modes and state.modes_asked) or classes)
 
     @property
     def inside(self) -> bool:
@@ -188,6 +193,19 @@ class Override:
             if not self.armed:
                 self.armed = True
                 active.add(1)
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """A block in which this thread asks the classes of arguments, also where no tensor has one."""
+        askable()
+        refuse_scripts("the classes of arguments are asked")
+        state.asking += 1
+        active.add(1)
+        try:
+            yield
+        finally:
+            active.add(-1)
+            state.asking -= 1
 
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Return what the modes and classes make of a call, and what it gives where there are none."""
@@ -292,7 +310,7 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
     get_autocast_dtype get_default_device get_default_dtype get_float32_matmul_precision get_num_threads
     get_printoptions get_rng_state initial_seed is_anomaly_check_nan_enabled is_anomaly_enabled
     is_autocast_cache_enabled is_autocast_cpu_enabled is_autocast_enabled is_grad_enabled
-    is_inference_mode_enabled is_tensor load manual_seed mark_dynamic printoptions promote_types realize
+    is_inference_mode_enabled is_tensor kernel load manual_seed mark_dynamic printoptions promote_types realize
     result_type save seed set_autocast_cache_enabled set_autocast_dtype set_autocast_enabled
     set_default_device set_default_dtype set_float32_matmul_precision set_num_threads set_printoptions
     set_rng_state sym_float sym_int sym_ite sym_max sym_min sym_not sym_sqrt sym_sum
@@ -357,6 +375,8 @@ def public_functions() -> Iterator[Public]:
             for half, func in ((value.fget, value.__get__), (value.fset, value.__set__)):
                 if isinstance(half, FunctionType):
                     yield Public(half, func, f"torch.Tensor.{name}.{func.__name__}")
+    check = importlib.import_module("webtorch.functions.check")._assert
+    yield Public(check, check, "torch._assert")
     grad = importlib.import_module("webtorch.autograd").grad
     yield Public(grad, grad, "torch.autograd.grad")
     init = importlib.import_module("webtorch.nn.init")

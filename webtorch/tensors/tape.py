@@ -238,17 +238,28 @@ class GradFn:
             tracing.refuse(f"it {what} from outside")
 
 
-_SHOWN: dict[str, type[GradFn]] = {}
+_SHOWN: dict[tuple[str, bool], type[GradFn]] = {}
 
 
 def shown(fn: GradFn) -> GradFn:
     """Give a gradient function that a user sees a class of its name, as PyTorch's have."""
     if type(fn) is GradFn:
-        found = _SHOWN.get(fn.title)
+        custom = "ctx" in fn.__dict__
+        found = _SHOWN.get((fn.title, custom))
         if found is None:
-            found = _SHOWN[fn.title] = type(fn.title, (GradFn,), {"__slots__": ()})
+            names: dict[str, Any] = {"__slots__": ()}
+            if custom:
+                names["__getattr__"] = _of_context
+            found = _SHOWN[fn.title, custom] = type(fn.title, (GradFn,), names)
         fn.__class__ = found
     return fn
+
+
+def _of_context(fn: GradFn, name: str) -> Any:
+    """Return what a custom function's context has: in PyTorch the two are one object."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(fn.__dict__["ctx"], name)
 
 
 def composed(

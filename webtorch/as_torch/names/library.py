@@ -42,6 +42,9 @@ class CustomOpDef:
         """The operator itself: it has one overload."""
         return self
 
+    # PyTorch's name of it in `torch.library`.
+    _opoverload = default
+
     def overloads(self) -> list[str]:
         """Return the names of the overloads."""
         return ["default"]

@@ -86,11 +86,6 @@ sparse_coo, sparse_csr, sparse_csc = map(
 jagged = layout("torch.jagged")
 
 
-def _assert(condition: Any, message: str) -> None:
-    """Assert."""
-    assert condition, message
-
-
 def compiled_with_cxx11_abi() -> bool:
     """Return True: there is no C++ here to differ."""
     return True

@@ -1,0 +1,1 @@
+"""Changes of modules by their graphs."""
