@@ -83,10 +83,32 @@ FILES = _files("webtorch")
 BESIDE = _files("webtorch_autoload")
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is asked of a file. Its tree is not kept: those of all files are 250 MB."""
+
+    imports: list[Import]
+    doc: str
+    # Lines that print.
+    prints: list[int]
+
+
 @functools.cache
-def trees() -> dict[str, ast.Module]:
-    """Return the files of the package, parsed: when a test asks, not when tests are collected."""
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
+def facts() -> dict[str, Facts]:
+    """Return what is asked of each file of the package: when a test asks, not when tests are collected."""
+    return {name: _facts(name, path) for name, path in FILES.items()}
+
+
+def _facts(name: str, path: Path) -> Facts:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prints = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, (ast.Name, ast.Attribute))
+        and ast.unparse(node.func) in ("print", "sys.stdout.write", "pprint.pprint")
+    ]
+    return Facts(list(imports(name, tree)), ast.get_docstring(tree) or "", prints)
 
 
 def imports(module: str, tree: ast.Module) -> Iterator[Import]:
@@ -116,10 +138,9 @@ def imports(module: str, tree: ast.Module) -> Iterator[Import]:
     yield from visit(tree, "top")
 
 
-@functools.cache
 def every_import() -> list[Import]:
     """Return the imports of all files."""
-    return [i for name, tree in trees().items() for i in imports(name, tree)]
+    return [i for found in facts().values() for i in found.imports]
 
 
 def imports_beside() -> list[Import]:
@@ -235,19 +256,16 @@ def test_only_backends_bridges_and_programs_import_other_packages() -> None:
 
 def test_library_code_prints_nothing() -> None:
     wrong = [
-        f"{name}:{node.lineno}"
-        for name, tree in trees().items()
+        f"{name}:{line}"
+        for name, found in facts().items()
         if not below(name, TALKING)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, (ast.Name, ast.Attribute))
-        and ast.unparse(node.func) in ("print", "sys.stdout.write", "pprint.pprint")
+        for line in found.prints
     ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_file_says_what_it_is_for() -> None:
-    wrong = [name for name, tree in trees().items() if len(ast.get_docstring(tree) or "") < 20]
+    wrong = [name for name, found in facts().items() if len(found.doc) < 20]
     assert not wrong, "\n".join(wrong)
 
 
