@@ -45,6 +45,21 @@ def test_files_may_follow_each_other_in_a_stream() -> None:
     assert webtorch.load(stream)[0].tolist() == [0, 0]
 
 
+def test_a_part_of_a_storage_begins_where_the_file_says() -> None:
+    # As PyTorch 0.3 wrote slices of storages: key, offset and size instead of None.
+    data = _old(webtorch, webtorch.arange(3.0)[:2])
+    part = data.replace(b"NtQ", b"X\x01\x00\x00\x00vK\x01K\x02\x87tQ")
+    assert webtorch.load(io.BytesIO(part)).tolist() == [1, 2]
+    with pytest.raises(CheckpointError, match="a part of a storage"):
+        webtorch.load(io.BytesIO(part.replace(b"K\x01K\x02\x87", b"K\x02K\x02\x87")))
+
+
+def test_a_complex_tensor_and_its_part_are_not_saved_together() -> None:
+    x = webtorch.ones(2) * 1j
+    with pytest.raises(RuntimeError, match="view the same data as different types"):
+        webtorch.save([x, x.imag], io.BytesIO())
+
+
 def test_a_module_is_read_where_the_file_is_trusted() -> None:
     data = _old(webtorch, webtorch.nn.Linear(2, 3))
     assert webtorch.load(io.BytesIO(data), weights_only=False).weight.shape == (3, 2)

@@ -180,11 +180,15 @@ class _Window:
 class _Stored:
     """A storage of the file; its tensor is made when a view of it is."""
 
-    __slots__ = ("device", "dtype", "elements", "key")
+    __slots__ = ("device", "dtype", "elements", "key", "start")
 
-    def __init__(self, key: str, dtype: DType | str | None, device: str, elements: int) -> None:
+    def __init__(
+        self, key: str, dtype: DType | str | None, device: str, elements: int, start: int
+    ) -> None:
         # dtype: None for raw bytes, a name for a type that webtorch does not have.
         self.key, self.dtype, self.device, self.elements = key, dtype, device, elements
+        # Where it begins in the storage that it is a part of.
+        self.start = start
 
 
 class _Reader:
@@ -255,10 +259,8 @@ class _Reader:
         In files from before PyTorch 1.6 a class of modules is one too, with its source.
         """
         match persistent_id:
-            # Files from before PyTorch 1.6 have one more: where a storage lies in another one, None since 0.4.
-            case ("storage", Name(text=kind), str(key), str(device), int(elements), *views) if (
-                views in ([], [None])
-            ):
+            # Files from before PyTorch 1.6 have one more: None, or its key, offset and size within another storage.
+            case ("storage", Name(text=kind), str(key), str(device), int(elements), *views):
                 pass
             case ("module", kind, *_):
                 return kind
@@ -266,12 +268,20 @@ class _Reader:
                 self.archive.refuse(f"it names a storage as {short(persistent_id)}")
         if elements < 0 or isinstance(elements, bool):
             self.archive.refuse(f"the storage {short(key)} has {elements} elements")
+        start = 0
+        match views:
+            case [] | [None]:
+                pass
+            case [(_, int(start), int(size))] if 0 <= start <= start + size <= elements:
+                pass
+            case _:
+                self.archive.refuse(f"a part of a storage is {short(views)}")
         device = self.devices.get(key, device)
         kind = kind.rpartition(".")[2].removesuffix("Storage")
         if kind in ("Untyped", "Typed"):
-            return _Stored(key, None, device, elements)
+            return _Stored(key, None, device, elements, start)
         name = STORAGES.get(kind)
-        return _Stored(key, DTYPES[name] if name else kind.lower(), device, elements)
+        return _Stored(key, DTYPES[name] if name else kind.lower(), device, elements, start)
 
     def view(
         self, stored: object, dtype: object, offset: Any, shape: Any, strides: Any, grad: object
@@ -288,6 +298,7 @@ class _Reader:
             refuse(f"a tensor has shape {short(shape)}, strides {short(strides)} at {offset!r}")
         if len(shape) != len(strides) or len(shape) > 64 or numel(shape) >= 2**63:
             refuse(f"a tensor has shape {short(shape)} and strides {short(strides)}")
+        offset += stored.start
         whole = self.memory(stored, dtype)
         elements = whole.numel()
         if numel(shape) and extent(tuple(shape), tuple(strides), offset)[1] >= elements:
@@ -535,7 +546,7 @@ class Saver:
 
     def reference(self, w: Writer, storage: Storage, dtype: DType) -> None:
         """Write the persistent id of a storage. Raises RuntimeError if it was written with another dtype."""
-        if self.types.setdefault(id(storage), dtype.to_real()) is not dtype.to_real():
+        if self.types.setdefault(id(storage), dtype) is not dtype:
             raise RuntimeError(
                 "Cannot save multiple tensors or storages that view the same data as different types"
             )

@@ -410,7 +410,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Template: a function of whole arrays that no kernel language has (LAPACK), on the CPU only.
+    """Template: a function of whole arrays: LAPACK on the CPU, factorisations in several passes on WebGPU.
 
     Contiguous inputs of `shapes`; the last buffer takes all results, one after the other.
     """

@@ -1,4 +1,4 @@
-"""Records functions of whole arrays that only the CPU computes (LAPACK), for tensors of any device. Floor 4."""
+"""Records functions of whole arrays; the CPU computes those that a device has no kernel for. Floor 4."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _settings = _Settings()
 
 
 def allow_host_kernels(allowed: bool = True) -> bool:
-    """Say whether operations that only the CPU computes (torch.linalg's factorisations) may move
+    """Say whether operations that only the CPU computes (torch.linalg's eig and ldl) may move
     tensors of a WebGPU device there and their results back; return what was said before.
 
     At first they may not, and raise DeviceError: every such call waits for the device.

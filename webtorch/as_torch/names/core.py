@@ -51,6 +51,12 @@ class DispatchKey(enum.Enum):
     AutocastMPS = 10
     CompositeExplicitAutograd = 11
     CompositeImplicitAutograd = 12
+    XPU = 13
+    AutogradXPU = 14
+    MPS = 15
+    AutogradMPS = 16
+    PrivateUse1 = 17
+    AutogradPrivateUse1 = 18
 
 
 class DispatchKeySet:
