@@ -430,7 +430,15 @@ class Host:
 # The functions that WebGPU has kernels for (lower/templates/matrices), of real and of "complex " numbers. Named here,
 # where nothing is imported: whoever records one asks.
 ON_WEBGPU = frozenset(
-    "cholesky geqrf lu_factor orthogonal_columns permutation solve_triangular squared".split()
+    [
+        "cholesky",
+        "geqrf",
+        "lu_factor",
+        "orthogonal_columns",
+        "permutation",
+        "solve_triangular",
+        "squared",
+    ]
 )
 
 
