@@ -427,4 +427,19 @@ class Host:
         return f"host {self.function}{self.params} {shapes} {self.buffers[-1].dtype.name}"
 
 
+# The functions that WebGPU has kernels for (lower/templates/matrices), of real and of "complex " numbers. Named here,
+# where nothing is imported: whoever records one asks.
+ON_WEBGPU = frozenset(
+    [
+        "cholesky",
+        "geqrf",
+        "lu_factor",
+        "orthogonal_columns",
+        "permutation",
+        "solve_triangular",
+        "squared",
+    ]
+)
+
+
 Routine = Kernel | Several | Matmul | Products | Convolution | Scan | Sort | Attention | Host
