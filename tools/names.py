@@ -154,6 +154,8 @@ BEHAVIOUR = """
   the next read raises, where PyTorch's call does.
 - On an H100 or H200 float32 convolutions of 3 x 3 and 64 channels or more go by Winograd's method: an infinity of the
   input is NaN in all of its tiles of 4 x 4 outputs; in PyTorch it stays within its windows. There is no switch.
+- `torch.fx` writes functions as users find them (`torch.nn.functional.gelu`; PyTorch `torch._C._nn.gelu`), with the
+  arguments that they were given; PyTorch's functions of Python add those that they pass on (`inplace = False`).
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """
 # The modules of PyTorch's documentation.

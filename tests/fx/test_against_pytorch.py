@@ -173,6 +173,27 @@ def test_a_traced_module_gives_what_the_module_gives(name: str) -> None:
     assert leaves[1] == pytest.approx(leaves[0])
 
 
+FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "unfold": lambda lib, x: lib.nn.functional.unfold(x, 2),
+    "fft": lambda lib, x: lib.fft.fft(x),
+    "norm": lambda lib, x: lib.linalg.vector_norm(x),
+    "special": lambda lib, x: lib.special.zeta(x, x),
+    "stack": lambda lib, x: lib.stack([x, x]),
+    "type": lambda lib, x: lib.ones(2).type_as(x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_node_is_named_as_pytorch_names_it(name: str) -> None:
+    graphs = [lib.fx.symbolic_trace(_given(lib, FUNCTIONS[name])).graph for lib in LIBS]
+    theirs, ours = ([n.name for n in graph.nodes] for graph in graphs)
+    assert ours == theirs
+
+
+def _given(lib: Any, function: Callable[[Any, Any], Any]) -> Any:
+    return lambda x: function(lib, x)
+
+
 def fails(what: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
     return lambda lib: lib.fx.symbolic_trace(lambda x: what(lib, x))
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.lower.harness import open_device
 from webtorch.ir.dtype import float32
-from webtorch.ir.kernel import BufferSlot, Host
+from webtorch.ir.kernel import ON_WEBGPU, BufferSlot, Host
+from webtorch.lower.templates.matrices import FUNCTIONS
 from webtorch.lower.wgsl import render
 
 Array = np.ndarray[Any, Any]
@@ -253,3 +254,7 @@ def test_workgroups_keep_within_their_memory(gpu: bool, complex_: bool) -> None:
                 nbytes = sum(words[kind] * int(many or 1) for kind, many in declared)
                 assert nbytes <= 16384, f"{name} of {n}: {nbytes} bytes"
                 assert p.workgroup_size[0] <= 256
+
+
+def test_what_is_recorded_for_webgpu_has_kernels() -> None:
+    assert set(FUNCTIONS) == ON_WEBGPU

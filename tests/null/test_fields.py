@@ -30,6 +30,7 @@ ALLOWED = {
         "as_torch/names/foreach.py",
         "clone",
     ): "PyTorch's lists of tensors have these in one form only",
+    ("fx/codegen.py", "eq"): "functions of Python's module `operator`, and how Python writes them",
 }
 
 

@@ -302,6 +302,7 @@ def test_texts_of_integers_and_numbers(device: str) -> None:
         ("x + $", r"line 1: '\$' is not WGSL"),
         ("(x", r"expected \), found the end"),
         ("x y", "expected the end, found y"),
+        ("x - f32(i32(x))", "line 1: a formula's values are of one type, here f32: see floor"),
         ("frob(x)", "a formula has no function frob: it has abs, "),
         ("fn f(x: f32) -> f32 {\n  return y;\n}", "line 2: y is no parameter"),
         ("fn f(x: vec2f) -> f32 { return x; }", "a formula's values are f32, f16, i32 or u32, not vec2f"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,127 @@ def test_webgpu_asks_before_it_moves_tensors() -> None:
         assert found.tolist() == [2, 2, 2]
     finally:
         webtorch.webgpu.allow_host_kernels(before)
+
+
+_ON_THE_DEVICE: dict[str, Callable[[Any, Any], Any]] = {
+    "cholesky": lambda m, x: m.linalg.cholesky(x @ x.mH + m.eye(4, device=x.device, dtype=x.dtype)),
+    "solve": lambda m, x: m.linalg.solve(x, 2 * x[..., :2] + 1),
+    "inv": lambda m, x: m.linalg.inv(x),
+    "det": lambda m, x: m.linalg.det(x),
+    "lu": lambda m, x: m.linalg.lu(x)[2],
+    "lu_solve": lambda m, x: m.linalg.lu_solve(*m.linalg.lu_factor(x), 2 * x + 1),
+    "qr": lambda m, x: m.linalg.qr(x[..., :3])[0],
+    "householder_product": lambda m, x: m.linalg.householder_product(x[..., :2], x[..., 0, :2] / 4),
+    "lstsq": lambda m, x: m.linalg.lstsq(x[..., :3], x[..., 3:] + 1).solution,
+    "eigh": lambda m, x: m.linalg.eigh(x + x.mH)[1].abs(),
+    "eigvalsh": lambda m, x: m.linalg.eigvalsh(x + x.mH),
+    "svd": lambda m, x: m.linalg.svd(x[..., :3], full_matrices=False)[2].abs(),
+    "svdvals": lambda m, x: m.linalg.svdvals(x[..., :3].mT),
+    "pinv": lambda m, x: m.linalg.pinv(x[..., :3]),
+    "matrix_exp": lambda m, x: m.linalg.matrix_exp(x / 4),
+    "cholesky_solve": lambda m, x: m.cholesky_solve(x, x.tril() + 3 * m.eye(4, device=x.device)),
+}
+
+
+@pytest.mark.parametrize("complex_", [False, True], ids=["real", "complex"])
+@pytest.mark.parametrize("name", _ON_THE_DEVICE)
+def test_webgpu_computes_factorisations_and_their_gradients(name: str, complex_: bool) -> None:
+    need_device("webgpu")
+    rng = np.random.default_rng(3)
+    # Eigenvalues and singular values apart from each other: derivatives divide by their differences.
+    given = 0.4 * rng.standard_normal((2, 4, 4)) + np.diag([0.5, 1.5, 3.0, 5.0])
+    if complex_:
+        given = given + 0.4j * rng.standard_normal((2, 4, 4))
+
+    def run(module: Any, x: Any) -> list[Any]:
+        x = x.requires_grad_()
+        y = _ON_THE_DEVICE[name](module, x)
+        # Not linear in rows and columns: of unitary matrices such sums are constant.
+        weights = np.cos(np.arange(y.numel())).reshape(y.shape) + 1.5
+        weights = module.tensor(weights.tolist()).to(y.device)
+        (first,) = module.autograd.grad((weights * y.abs() ** 2).sum(), x, create_graph=True)
+        (second,) = module.autograd.grad((weights.sum() * first.abs() ** 2).sum(), x)
+        return [np.array(t.tolist()) for t in (y, first, second)]
+
+    kind = np.complex64 if complex_ else np.float32
+    found = run(webtorch, webtorch.tensor(given.astype(kind), device="webgpu"))
+    for actual, expected in zip(found, run(torch, torch.tensor(given)), strict=True):
+        size = np.abs(expected).max()
+        np.testing.assert_allclose(actual / size, expected / size, atol=2e-4)
+
+
+def test_webgpu_factors_batches_views_and_nothing() -> None:
+    need_device("webgpu")
+    x = np.random.default_rng(4).standard_normal((3, 2, 6, 6)).astype(np.float32)
+    whole = webtorch.tensor(x, device="webgpu")
+    part = whole[:, :, 1:, ::2].mT[..., :3]
+    wanted = np.swapaxes(x[:, :, 1:, ::2], -1, -2)[..., :3]
+    np.testing.assert_allclose(
+        webtorch.linalg.inv(part).cpu().numpy(), np.linalg.inv(wanted), rtol=1e-3
+    )
+    # A stack against one matrix.
+    b = np.ones((6, 2), np.float32)
+    found = webtorch.linalg.solve(whole, webtorch.tensor(b, device="webgpu"))
+    solved = np.linalg.solve(x, np.broadcast_to(b, (3, 2, 6, 2)))
+    np.testing.assert_allclose(found.cpu().numpy(), solved, rtol=2e-3, atol=1e-4)
+    for shape in ((0, 3, 3), (2, 0, 0)):
+        empty = webtorch.zeros(shape, device="webgpu")
+        assert webtorch.linalg.inv(empty).shape == shape
+        assert webtorch.linalg.eigh(empty)[1].shape == shape
+        assert webtorch.linalg.svdvals(empty).shape == shape[:-1]
+        assert webtorch.linalg.det(empty).tolist() == [1.0] * shape[0]
+    # Every example of a vmap is one more matrix.
+    mapped = webtorch.func.vmap(webtorch.linalg.inv, in_dims=1, out_dims=1)(whole)
+    np.testing.assert_allclose(mapped.cpu().numpy(), np.linalg.inv(x), rtol=2e-3, atol=1e-4)
+
+
+def test_webgpu_reads_no_info_that_nobody_asked_for() -> None:
+    need_device("webgpu")
+    a = webtorch.stack([webtorch.eye(3), -webtorch.eye(3), webtorch.zeros(3, 3)]).to("webgpu")
+    for call, wanted in (
+        (webtorch.linalg.cholesky_ex, [0, 1, 1]),
+        (webtorch.linalg.inv_ex, [0, 0, 1]),
+        (webtorch.linalg.lu_factor_ex, [0, 0, 1]),
+    ):
+        found = call(a)
+        # Still to be computed: nothing has waited.
+        assert found[0]._storage.node.kind != "buffer"
+        assert found.info.tolist() == wanted
+
+
+def test_webgpu_factors_in_a_compiled_function() -> None:
+    need_device("webgpu")
+
+    @webtorch.compile
+    def step(a: webtorch.Tensor) -> webtorch.Tensor:
+        return webtorch.linalg.solve(a, a[:, :1]) + webtorch.linalg.svdvals(a).sum()
+
+    for seed in range(3):
+        x = np.random.default_rng(seed).standard_normal((5, 5)).astype(np.float32)
+        wanted = np.linalg.solve(x, x[:, :1]) + np.linalg.svd(x)[1].sum()
+        found = step(webtorch.tensor(x, device="webgpu")).cpu().numpy()
+        np.testing.assert_allclose(found, wanted, rtol=1e-3)
+
+
+@pytest.mark.long
+def test_webgpu_factors_large_matrices() -> None:
+    """Of 512 rows, in blocks; residuals as LAPACK's testers measure them."""
+    need_device("webgpu")
+    n, eps = 512, 2.0**-24
+    x = np.random.default_rng(5).standard_normal((n, n)).astype(np.float32)
+    s = x @ x.T + np.eye(n, dtype=np.float32)
+
+    def ratio(difference: Any, of: Any) -> float:
+        return float(np.abs(difference).sum(0).max() / (np.abs(of).sum(0).max() * n * eps))
+
+    a = webtorch.tensor(x, device="webgpu")
+    lower = webtorch.linalg.cholesky(webtorch.tensor(s, device="webgpu")).cpu().numpy()
+    assert ratio(lower.astype(float) @ lower.T - s, s) < 30
+    p, low, up = (t.cpu().numpy().astype(float) for t in webtorch.linalg.lu(a))
+    assert ratio(p @ low @ up - x, x) < 30
+    q, r = (t.cpu().numpy().astype(float) for t in webtorch.linalg.qr(a))
+    assert ratio(q @ r - x, x) < 30
+    assert ratio(q.T @ q - np.eye(n), np.eye(n)) < 30
 
 
 @pytest.mark.parametrize("hermitian", [False, True])

@@ -42,12 +42,12 @@ WHAT: dict[str, tuple[tuple[str, ...], str, str]] = {
     ),
     "timm_models": (
         ("timm",),
-        "`resnet18`, `vit_tiny`, `mobilenetv3_small`, `convnext_atto`",
+        "`resnet18`, `vit_tiny`, `mobilenetv3_small`, `convnext_atto`, features by `torch.fx`",
         "",
     ),
     "torchvision_models": (
         ("torchvision",),
-        "`resnet18`, `mobilenet_v2`, `VisionTransformer`, transforms v2, `make_grid`",
+        "`resnet18`, `mobilenet_v2`, `VisionTransformer`, features by `torch.fx`, transforms v2, `make_grid`",
         "of `torchvision.ops`: rotated boxes, quantised ones; files of images",
     ),
     "geometric_graphs": (

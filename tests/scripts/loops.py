@@ -296,7 +296,8 @@ class _Running:
         torch, happens = self.torch, self.loop.happens
         if happens("hook-module", step):
             handle = self.model.register_full_backward_hook(lambda m, gi, go: None)
-            out = self.model(x)
+            # A hook that is called where nothing is differentiated warns.
+            out = self.model(x.clone().requires_grad_())
             handle.remove()
         elif happens("checkpoint", step):
             out = torch.utils.checkpoint.checkpoint(self.model, x, use_reentrant=False)
@@ -314,7 +315,7 @@ class _Running:
     def differentiated(self, step: int, x: Any, out: Any) -> None:
         """What happens after the backward pass, with what is left of the graph."""
         torch, happens = self.torch, self.loop.happens
-        if happens("leaf-input", step):
+        if happens("leaf-input", step) and x.grad is not None:
             self.see(x.grad)
         if happens("late-graph", step):
             self.late.append(self.model(self.table[step : step + 2]).square().mean())

@@ -77,7 +77,6 @@ def _cholesky(a: Tensor, upper: bool) -> tuple[Tensor, ...]:
     torch="linalg.cholesky_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgCholeskyExBackward0",
-    lapack=("linalg_cholesky_ex.L",),
 )
 def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> CholeskyEx:
     """(L with A = L L^T, info); `upper` gives L^T, from the upper triangle."""
@@ -114,7 +113,6 @@ def linalg_cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
     autocast=Autocast(cpu="fp32"),
     out="cast",
     gradient_name="CholeskyBackward0",
-    lapack=("cholesky", "cholesky.out"),
 )
 def cholesky(input: Tensor, upper: bool = False) -> Tensor:
     """L with input = L L^T; `upper` gives L^T."""
@@ -130,9 +128,7 @@ def cholesky(input: Tensor, upper: bool = False) -> Tensor:
     return x.mH if upper else x
 
 
-@composite(
-    family="index", autocast=Autocast(cpu="fp32"), out="cast", lapack=("_cholesky_solve_helper",)
-)
+@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
 def cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
     """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
     for x, what in ((input, "b"), (input2, "u")):
@@ -170,7 +166,6 @@ def _cholesky_solve(b: Tensor, factor: Any, upper: bool) -> Tensor:
     family="index",
     autocast=Autocast(cpu="fp32"),
     out="cast",
-    lapack=("cholesky_inverse", "cholesky_inverse.out"),
 )
 def cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
     """The inverse of A = L L^T from L."""

@@ -96,7 +96,7 @@ _CALLS: dict[str, Callable[..., Value]] = {
     "smoothstep": _smoothstep,
     "fma": lambda x, y, z: x * y + z,
     "saturate": lambda x: _clamp(x, 0.0, 1.0),
-    **dict.fromkeys(("f32", "f16", "i32", "u32"), lambda x: x),
+    **dict.fromkeys(KINDS, lambda x: x),
 }  # fmt: skip
 
 
@@ -141,6 +141,8 @@ class _Reader:
         # Names that are values; of an expression all that it has.
         self.names: list[str] = []
         self.is_open = False
+        # The type of all values.
+        self.kind = "f32"
 
     def error(self, message: str, place: int | None = None) -> SyntaxError:
         """Return the error for a place in the text: that of the next token unless given."""
@@ -198,6 +200,7 @@ class _Reader:
         kind = self.word()
         if len(set(kinds)) != 1 or kind not in (kinds[0], "bool"):
             raise self.error("parameters and the result of a formula are of one type")
+        self.kind = kinds[0]
         self.take("{")
         steps: list[tuple[str, Callable[[Mapping[str, Value]], Value]]] = []
         while self.peek() == "let":
@@ -271,6 +274,11 @@ class _Reader:
             self.at = place
             raise self.error(
                 f"a formula has no function {name}: it has {', '.join(sorted(_CALLS))}"
+            )
+        if name in KINDS and name != self.kind:
+            self.at = place
+            raise self.error(
+                f"a formula's values are of one type, here {self.kind}: see floor, round and trunc"
             )
         self.take("(")
         args = []

@@ -273,7 +273,6 @@ def _solve_triangular(a: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor:
     function_in=LINALG,
     torch="linalg.solve_triangular",
     gradient_name="LinalgSolveTriangularBackward0",
-    lapack=("linalg_solve_triangular", "linalg_solve_triangular.out"),
 )
 def solve_triangular(
     A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
@@ -294,7 +293,6 @@ def solve_triangular(
     family="index",
     autocast=Autocast(cpu="fp32"),
     gradient_name="TriangularSolveBackward0",
-    lapack=("triangular_solve.X",),
 )
 def triangular_solve(
     input: Tensor,
@@ -369,7 +367,6 @@ def _system(name: str, A: Tensor, B: Tensor, left: bool) -> tuple[Any, Any, bool
     function_in=LINALG,
     torch="linalg.solve_ex",
     gradient_name="LinalgSolveExBackward0",
-    lapack=("_linalg_solve_ex.result",),
 )
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> SolveEx:
     """(the solution of A X = B, info); info is not 0 where A is singular."""
@@ -415,7 +412,6 @@ def _inv(a: Tensor) -> tuple[Tensor, ...]:
     torch="linalg.inv_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgInvExBackward0",
-    lapack=("linalg_inv_ex.inverse",),
 )
 def inv_ex(A: Tensor, *, check_errors: bool = False) -> InvEx:
     """(the inverses of matrices, info)."""
@@ -533,8 +529,8 @@ def _lu(a: Tensor, pivot: bool) -> tuple[Tensor, ...]:
     return call("lu_factor", (a,), (pivot,), ((m, n), (min(m, n),), ()))
 
 
-def _check_pivot(name: str, pivot: bool) -> None:
-    if not pivot:
+def _check_pivot(name: str, a: Tensor, pivot: bool) -> None:
+    if not pivot and a.is_cpu:
         raise RuntimeError(
             f"{name}: LU without pivoting is not implemented on the CPU. Leave pivot=True."
         )
@@ -546,12 +542,11 @@ def _check_pivot(name: str, pivot: bool) -> None:
     function_in=LINALG,
     torch="linalg.lu_factor_ex",
     gradient_name="LinalgLuFactorExBackward0",
-    lapack=("linalg_lu_factor_ex.out",),
 )
 def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> LUFactorEx:
     """(L and U in one matrix, pivots counted from 1, info)."""
     check_matrix("torch.linalg.lu_factor", A, "A")
-    _check_pivot("linalg.lu_factor", pivot)
+    _check_pivot("linalg.lu_factor", A, pivot)
     packed, pivots, info = _lu(A, pivot)
     info = cast_to(info, int32)
     if check_errors:
@@ -611,7 +606,7 @@ def _permutation_matrix(pivots: Tensor, rows: int) -> Tensor:
     return cast_to(perm.unsqueeze(-2) == where_, dtype)
 
 
-@composite(family="index", gradient_name="LuUnpackBackward0", lapack=("lu_unpack.out",))
+@composite(family="index", gradient_name="LuUnpackBackward0")
 def lu_unpack(
     LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> LUUnpack:
@@ -639,7 +634,6 @@ def lu_unpack(
     function_in=LINALG,
     torch="linalg.lu",
     gradient_name="LinalgLuBackward0",
-    lapack=("linalg_lu.out",),
 )
 def linalg_lu(A: Tensor, *, pivot: bool = True) -> LU:
     """(P, L, U) with A = P L U."""
@@ -655,7 +649,6 @@ def linalg_lu(A: Tensor, *, pivot: bool = True) -> LU:
     torch="linalg.lu_solve",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgLuSolveBackward0",
-    lapack=("linalg_lu_solve.out",),
 )
 def linalg_lu_solve(
     LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False
@@ -729,7 +722,6 @@ def _det(a: Tensor) -> Tensor:
     family="index",
     function_in=EVERYWHERE,
     gradient_name="LinalgDetBackward0",
-    lapack=("_linalg_det.result",),
     other_names={"A": "input"},
 )
 def det(input: Tensor) -> Tensor:
@@ -763,7 +755,6 @@ def _complex_slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     function_in=LINALG,
     torch="linalg.slogdet",
     gradient_name="LinalgSlogdetBackward0",
-    lapack=("_linalg_slogdet.sign",),
 )
 def linalg_slogdet(A: Tensor) -> Slogdet:
     """(sign, log of the absolute value) of determinants; (0, -inf) of singular matrices."""

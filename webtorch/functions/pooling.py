@@ -238,8 +238,7 @@ class Pool:
         if x.ndim not in (rank + 1, rank + 2) or 0 in shape[-rank - 1 :]:
             raise ShapeError(
                 f"{op}: Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 "
-                f"dim "
-                f"batch size for input, but got: {list(shape)}"
+                f"dim batch size for input, but got: {list(shape)}"
             )
         self.sizes = shape[-rank:]
         if any(k <= 0 for k in self.kernel):
@@ -277,8 +276,7 @@ class Pool:
             )
             raise ShapeError(
                 f"{op}: Given input size: ({given}). Calculated output size: ({made}). Output "
-                f"size is "
-                "too small: use a smaller kernel or more padding."
+                f"size is too small: use a smaller kernel or more padding."
             )
 
     def border(self, x: Tensor, value: Scalar) -> Tensor:
@@ -355,14 +353,8 @@ def _max_pool(
     lead = tuple(input.shape[:-rank])
     shape = (*lead, *pool.counts)
     if not input.numel():
-        out = attach(
-            fill(shape, 0, input.dtype, input.device),
-            op,
-            (input,),
-            zeros_of,
-            (),
-            (input._shape,),
-        )
+        out = fill(shape, 0, input.dtype, input.device)
+        out = attach(out, op, (input,), zeros_of, (), (input._shape,))
         return (out, fill(shape, 0, int64, input.device)) if return_indices else out
     dims = tuple(range(len(shape), len(shape) + rank))
     chosen: Any = None
@@ -373,10 +365,8 @@ def _max_pool(
         with no_grad():
             # Number of the maximum within its window: the first one, as in PyTorch.
             chosen = reduce_dims(seen, "argmax", dims).reshape(shape)
-
-    title = {1: "MaxPool2DWithIndices", 2: "MaxPool2DWithIndices", 3: "MaxPool3DWithIndices"}[rank]
     if needs_grad((input,)):
-        attach(out, title, (input,), _to_maxima, (SavedTensor(chosen),), (pool,))
+        attach(out, op, (input,), _to_maxima, (SavedTensor(chosen),), (pool,))
     if not return_indices:
         return out
     with no_grad():
@@ -527,8 +517,7 @@ def _max_unpool(
         if len(tuple(output_size)) < rank:
             raise ValueError(
                 f"{op}: output_size should be a sequence containing {rank} or {rank + 2} "
-                f"elements, but "
-                f"it has a length of '{len(tuple(output_size))}'"
+                f"elements, but it has a length of '{len(tuple(output_size))}'"
             )
         for d in range(rank):
             if not default[d] - stride[d] < sizes[d] < default[d] + stride[d]:
@@ -932,8 +921,7 @@ def _columns(
         raise ShapeError(
             f"{op}: Given input with spatial size ({sizes[0]}, {sizes[1]}), kernel_size={kernel}, "
             f"dilation={dilation}, padding={padding}, calculated shape of the array of sliding "
-            f"blocks "
-            f"as {counts}, but its components must be at least one."
+            f"blocks as {counts}, but its components must be at least one."
         )
     return kernel, dilation, padding, stride, counts  # type: ignore[return-value]
 
@@ -1002,10 +990,8 @@ def col2im(
         raise ShapeError(
             f"fold: Given output_size={sizes}, kernel_size={kernel}, dilation={dilation}, "
             f"padding={padding}, stride={stride}, expected size of input's dimension 2 to match "
-            f"the "
-            f"calculated number of sliding blocks {counts[0]} * {counts[1]} = {numel(counts)}, "
-            f"but got "
-            f"input.size(2)={blocks}."
+            f"the calculated number of sliding blocks {counts[0]} * {counts[1]} = {numel(counts)}, "
+            f"but got input.size(2)={blocks}."
         )
     lead = (*input.shape[:-2], flat // numel(kernel))
     n = len(lead)

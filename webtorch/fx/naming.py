@@ -60,6 +60,15 @@ def qualified_name(func: Callable[..., Any]) -> str:
     return f"{module}.{name}"
 
 
+def node_name(func: Callable[..., Any]) -> str:
+    """Return what a node is called that calls a function: "relu", "linalg_norm"."""
+    _, _, place = override.names().get(func, "").partition("torch.")
+    module, _, name = place.rpartition(".")
+    if module == "nn.functional":
+        return name
+    return f"{module}_{name}" if module in ("linalg", "fft", "special") else str(func.__name__)
+
+
 def type_repr(obj: object) -> str:
     """Return how a type is written in an annotation: a class by module and name, all else by its repr."""
     if isinstance(obj, type) and not isinstance(obj, types.GenericAlias):

@@ -17,6 +17,7 @@ from typing import Any
 
 from webtorch.fx import traceback as fx_traceback
 from webtorch.fx.graph import Graph, magic_methods, reflectable_magic_methods
+from webtorch.fx.naming import node_name
 from webtorch.fx.node import Argument, Node, Target, base_types, map_aggregate, map_arg
 from webtorch.nn import Parameter
 from webtorch.tensors import override
@@ -293,9 +294,9 @@ class Proxy:
                 f"trying to trace operations {orig_method}"
             )
         tracer = next(iter(tracers))
-        name = orig_method.__name__
         if override.names().get(orig_method, "").startswith("torch.Tensor."):
-            return tracer.create_proxy("call_method", name, args, kwargs)
+            return tracer.create_proxy("call_method", orig_method.__name__, args, kwargs)
+        name = node_name(orig_method)
         return tracer.create_proxy(
             "call_function", orig_method, args, kwargs, name=tracer.graph._target_to_str(name)
         )

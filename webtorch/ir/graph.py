@@ -29,8 +29,9 @@ else composes:
               too, last                                     probability and words of Philox
     sort      for rows of a matrix, the places of the       (descending, first rank)
               elements in order
-    host      a function of whole arrays (LAPACK); its      (function, parameters)
-              results packed one after the other; CPU only
+    host      a function of whole arrays (LAPACK's, or a    (function, parameters)
+              factorisation of WebGPU's); its results
+              packed one after the other
 
 Before it is frozen a graph may also have nodes of the kind "call", whose attributes are a `Recorded`,
 the number of a result and weak references to the nodes of all: one node for all that a composite records

@@ -410,7 +410,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Template: a function of whole arrays that no kernel language has (LAPACK), on the CPU only.
+    """Template: a function of whole arrays: LAPACK on the CPU, factorisations in several passes on WebGPU.
 
     Contiguous inputs of `shapes`; the last buffer takes all results, one after the other.
     """
@@ -425,6 +425,21 @@ class Host:
     def __str__(self) -> str:
         shapes = " ".join(str(list(s)) for s in self.shapes)
         return f"host {self.function}{self.params} {shapes} {self.buffers[-1].dtype.name}"
+
+
+# The functions that WebGPU has kernels for (lower/templates/matrices), of real and of "complex " numbers. Named here,
+# where nothing is imported: whoever records one asks.
+ON_WEBGPU = frozenset(
+    [
+        "cholesky",
+        "geqrf",
+        "lu_factor",
+        "orthogonal_columns",
+        "permutation",
+        "solve_triangular",
+        "squared",
+    ]
+)
 
 
 Routine = Kernel | Several | Matmul | Products | Convolution | Scan | Sort | Attention | Host

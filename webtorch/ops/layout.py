@@ -72,3 +72,11 @@ def channels_last_together(forms: Forms, shape: Sizes) -> Sizes:
 def columns(forms: Forms, shape: Sizes) -> Sizes:
     """A matrix whose columns lie one after the other."""
     return format_strides(shape, tuple(range(len(shape)))[::-1])
+
+
+def matrix_columns(forms: Forms, shape: Sizes) -> Sizes:
+    """Columns of matrices lie one after the other, as LAPACK has them; results of fewer dims are row-major."""
+    n = len(shape)
+    if n < 2 or n < len(forms[0][0]):
+        return contiguous_strides(shape)
+    return format_strides(shape, (*range(n - 2), n - 1, n - 2))

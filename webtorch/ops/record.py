@@ -211,7 +211,7 @@ class Op:
     layout: Layout | None = None
     # Operators that change sizes and strides only: the device has PyTorch's CPU kernels, which never look at the data.
     geometry: tuple[str, ...] = ()
-    # Operators of the PyTorch device that PyTorch's LAPACK computes: factorisations have no kernel on WebGPU.
+    # Operators of the PyTorch device that PyTorch's LAPACK computes: they have no kernel on WebGPU.
     lapack: tuple[str, ...] = ()
     # Its operator in ONNX; a reduction's function in NumPy, an oracle that users of a broken device have too.
     onnx: str = ""

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from webtorch.errors import LinAlgError
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import Number
 from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import fill, iota
 from webtorch.pytorch import device
 from webtorch.pytorch.aten.random import source
-from webtorch.pytorch.aten.table import op
+from webtorch.pytorch.aten.table import FUNCTIONS, op
 from webtorch.pytorch.copying import copy_from, item, to_copy
 from webtorch.pytorch.device import (
     check_device,
@@ -28,7 +29,7 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.interrupt import check, flag
-from webtorch.pytorch.kernels import Kernel, own
+from webtorch.pytorch.kernels import Kernel, functional, own
 from webtorch.tensors.tensor import Tensor
 
 own("set_")(device.set_to_nothing)
@@ -312,3 +313,21 @@ def to_layout(
     }  # fmt: skip
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch.ops.aten.to.dtype_layout._op_dk(composite, x, **options)
+
+
+def _factors(name: str) -> Kernel:
+    """Return the kernel of a factorisation that looks whether it has come to an end; PyTorch has an error for that."""
+    plain = functional(name, FUNCTIONS[name])
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator."""
+        try:
+            return plain(*args, **kwargs)
+        except LinAlgError as error:
+            raise torch.linalg.LinAlgError(str(error)) from None
+
+    return kernel
+
+
+own("_linalg_eigh")(_factors("_linalg_eigh"))
+own("_linalg_svd")(_factors("_linalg_svd"))

@@ -1,4 +1,4 @@
-"""Records functions of whole arrays that only the CPU computes (LAPACK), for tensors of any device. Floor 4."""
+"""Records functions of whole arrays; the CPU computes those that a device has no kernel for. Floor 4."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError
+from webtorch.ir.kernel import ON_WEBGPU
 from webtorch.ir.view import contiguous_strides, numel
-from webtorch.lower.templates.matrices import has_kernel
 from webtorch.ops import primitive
 from webtorch.runtime.realize import runtime_for
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of
@@ -25,7 +25,7 @@ _settings = _Settings()
 
 
 def allow_host_kernels(allowed: bool = True) -> bool:
-    """Say whether operations that only the CPU computes (torch.linalg's factorisations) may move
+    """Say whether operations that only the CPU computes (torch.linalg's eig and ldl) may move
     tensors of a WebGPU device there and their results back; return what was said before.
 
     At first they may not, and raise DeviceError: every such call waits for the device.
@@ -63,7 +63,7 @@ def host(
     home = first._storage.runtime
     if home.kind == "meta":
         return tuple(primitive.empty(s, first.dtype, first.device) for s in shapes)
-    here = home.kind == "cpu" or has_kernel(name)
+    here = home.kind == "cpu" or name.removeprefix("complex ") in ON_WEBGPU
     if not here:
         if not _settings.host_kernels:
             title = name.removeprefix("_").removeprefix("complex ")

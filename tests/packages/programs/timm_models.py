@@ -3,6 +3,7 @@
 import timm
 import torch
 from common import numbers, report, settle, train
+from timm.models import create_feature_extractor
 
 x, y = numbers(4, 3, 64, 64), torch.tensor([1, 3, 0, 2])
 resnet = settle(timm.create_model("resnet18", num_classes=5))
@@ -12,4 +13,11 @@ more = train(vit, lambda: torch.nn.functional.cross_entropy(vit(x), y))
 net = settle(timm.create_model("mobilenetv3_small_050", num_classes=5)).eval()
 convnext = settle(timm.create_model("convnext_atto", num_classes=5)).eval()
 with torch.no_grad():
-    report(losses=losses, more=more, mobile=net(x), convnext=convnext(x))
+    features = create_feature_extractor(convnext, ["stages.1"])(x)
+    report(
+        losses=losses,
+        more=more,
+        mobile=net(x),
+        convnext=convnext(x),
+        features=features["stages.1"][:1],
+    )

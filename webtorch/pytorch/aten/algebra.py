@@ -1,7 +1,8 @@
 """Complex numbers, Fourier transforms and linear algebra of aten. Floor 6; imports the engine, not PyTorch.
 
-Factorisations have no kernel on WebGPU: entries name the operators (`lapack`) that PyTorch's LAPACK computes. That is
-a decision for each of them, not a fallback: `torch.webgpu.host_kernel_counts()` tells how often each one ran.
+Eigenvalues of matrices that are not symmetric have no kernel on WebGPU: entries name the operators (`lapack`) that
+PyTorch's LAPACK computes. That is a decision for each of them, not a fallback: `torch.webgpu.host_kernel_counts()`
+tells how often each one ran.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Sequence
 
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.dtype import int32
-from webtorch.ops.layout import of_operands
-from webtorch.ops.primitive import cast_to, conjugate
+from webtorch.ops.layout import matrix_columns, of_operands
+from webtorch.ops.primitive import cast_to, conjugate, fill
 from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.tensor import Tensor
 
@@ -114,3 +115,77 @@ def _trilinear(
 @aten("linalg_cross")
 def _cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     return op.linalg_cross(x, y, dim=dim)
+
+
+# ---- factorisations -----------------------------------------------------------------------------
+
+aten("linalg_inv_ex", layout=matrix_columns)(op.linalg_inv_ex)
+aten("linalg_lu_factor_ex", layout=matrix_columns)(op.linalg_lu_factor_ex)
+aten("linalg_lu_solve", layout=matrix_columns)(op.linalg_lu_solve)
+aten("linalg_solve_triangular", layout=matrix_columns)(op.linalg_solve_triangular)
+aten("linalg_qr", layout=matrix_columns)(op.linalg_qr)
+aten("linalg_householder_product", layout=matrix_columns)(op.linalg_householder_product)
+aten("linalg_cholesky_ex", layout=matrix_columns)(op.linalg_cholesky_ex)
+aten("cholesky", layout=matrix_columns)(op.cholesky)
+aten("cholesky_inverse", layout=matrix_columns)(op.cholesky_inverse)
+aten("triangular_solve", layout=matrix_columns)(op.triangular_solve)
+aten("geqrf", layout=matrix_columns)(op.geqrf)
+aten("ormqr", layout=matrix_columns)(op.ormqr)
+aten("linalg_lstsq", layout=matrix_columns)(op.linalg_lstsq)
+aten("linalg_lu")(op.linalg_lu)
+aten("lu_unpack")(op.lu_unpack)
+
+
+@aten("linalg_matrix_exp")
+def _matrix_exp(a: Tensor) -> Tensor:
+    return op.matrix_exp(a)
+
+
+@aten("_cholesky_solve_helper", layout=matrix_columns)
+def _cholesky_solve_helper(b: Tensor, factor: Tensor, upper: bool) -> Tensor:
+    return op.cholesky_solve(b, factor, upper)
+
+
+def _factored(a: Tensor) -> Tensor:
+    """Return what a determinant's factors are of: PyTorch's gradients take those of the transpose so."""
+    return a.mT if a.is_contiguous() and not a.dtype.is_complex else a
+
+
+@aten("_linalg_solve_ex", layout=matrix_columns)
+def _solve_ex(
+    a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
+) -> tuple[Tensor, ...]:
+    vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b._shape == a._shape[:-1])
+    packed, pivots, info = op.linalg_lu_factor_ex(a, check_errors=check_errors)
+    x = op.linalg_lu_solve(packed, pivots, b.unsqueeze(-1) if vector else b, left=left)
+    return x.squeeze(-1) if vector else x, packed, pivots, info
+
+
+@aten("_linalg_det", layout=matrix_columns)
+def _det(a: Tensor) -> tuple[Tensor, ...]:
+    packed, pivots, _ = op.linalg_lu_factor_ex(_factored(a))
+    return op._det(a), packed, pivots
+
+
+@aten("_linalg_slogdet", layout=matrix_columns)
+def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
+    packed, pivots, _ = op.linalg_lu_factor_ex(_factored(a))
+    return *op.linalg_slogdet(a), packed, pivots
+
+
+@aten("_linalg_eigh", layout=matrix_columns)
+def _eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    if compute_v:
+        values, vectors = op.linalg_eigh(a, uplo)
+        return values, vectors
+    return op.linalg_eigvalsh(a, uplo), fill((0,), 0, a.dtype, a.device)
+
+
+@aten("_linalg_svd", layout=matrix_columns)
+def _svd(
+    a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, ...]:
+    if compute_uv:
+        return tuple(op.linalg_svd(a, full_matrices))
+    empty = fill((0,), 0, a.dtype, a.device)
+    return empty, op.linalg_svdvals(a), fill((0,), 0, a.dtype, a.device)

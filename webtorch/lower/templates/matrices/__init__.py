@@ -32,11 +32,6 @@ FUNCTIONS: dict[str, Callable[[Host, Limits], list[WgslPass]]] = {
 }
 
 
-def has_kernel(function: str) -> bool:
-    """Whether WebGPU computes a function of whole arrays, of real or "complex " numbers."""
-    return function.removeprefix("complex ") in FUNCTIONS
-
-
 def render(routine: Host, limits: Limits) -> list[WgslPass]:
     """Return the dispatches of a function of whole arrays. Raises DeviceError where there is no kernel."""
     found = FUNCTIONS.get(routine.function.removeprefix("complex "))
