@@ -68,7 +68,10 @@ class Room(ModuleType):
                 # The room of that name, so that `import torch.nn` and `torch.nn` are one thing.
                 full = f"{self.__name__}.{name}"
                 if importlib.util.find_spec(full) is None:
-                    continue
+                    # One that stands elsewhere: torch.nn.functional.grad is torch.nn.grad.
+                    full = found.__name__.replace("webtorch", "torch", 1)
+                    if full in ("torch", found.__name__) or importlib.util.find_spec(full) is None:
+                        continue
                 found = importlib.import_module(full)
             if _is_constant(self.__name__, name):
                 return found

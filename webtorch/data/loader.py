@@ -16,6 +16,7 @@ from webtorch.data.dataset import IterableDataset
 from webtorch.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 from webtorch.data.workers import Reader, WorkerInfo, Workers, get_worker_info
 from webtorch.functions.random import Generator
+from webtorch.ir.lines import user_depth
 
 if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
@@ -217,7 +218,7 @@ class DataLoader(Generic[Batch]):
                         "IterableDataset replica at each worker. Please see "
                         "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
                     )
-                warnings.warn(text, stacklevel=2)
+                warnings.warn(text, stacklevel=user_depth())
             yield batch
 
     def _get_iterator(self) -> Iterator[object]:

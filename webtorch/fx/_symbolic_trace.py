@@ -20,6 +20,7 @@ from webtorch.fx.node import Argument, base_types
 from webtorch.fx.proxy import ParameterProxy, Proxy, Scope, ScopeContextManager, TracerBase
 from webtorch.fx.tracing import trace
 from webtorch.fx.wrapping import Places, find_proxy, wrap, wrapped_functions
+from webtorch.ir.lines import user_depth
 from webtorch.nn import Module, Parameter, Sequential
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils import _pytree as pytree
@@ -310,7 +311,7 @@ class Tracer(TracerBase):
                     f"Was not able to add assertion to guarantee correct input {name} to "
                     "specialized function. It is up to the user to make sure that your inputs match the "
                     "inputs you specialized the function with.",
-                    stacklevel=2,
+                    stacklevel=user_depth(),
                 )
             return x
 

@@ -25,6 +25,7 @@ from webtorch.fx.immutable_collections import immutable_dict
 from webtorch.fx.naming import Namespace as _Namespace
 from webtorch.fx.naming import snake_case as _snake_case
 from webtorch.fx.node import OPS, Argument, Node, Target, map_arg
+from webtorch.ir.lines import user_depth
 from webtorch.nn import Module, Parameter
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ class Graph:
                 "GraphModule! Call GraphModule.add_submodule to add the necessary submodule, "
                 "GraphModule.add_parameter to add the necessary Parameter, or "
                 "nn.Module.register_buffer to add the necessary buffer",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
         return self.create_node("get_attr", qualified_name, type_expr=type_expr)
 
@@ -227,7 +228,9 @@ class Graph:
         if to_erase.graph is not self:
             raise RuntimeError(f"Attempting to remove {to_erase} from wrong graph!")
         if to_erase._erased:
-            warnings.warn(f"erase_node({to_erase}) on an already erased node", stacklevel=2)
+            warnings.warn(
+                f"erase_node({to_erase}) on an already erased node", stacklevel=user_depth()
+            )
             return
         for hook in getattr(self.owning_module, "_erase_node_hooks", None) or ():
             hook(to_erase)
@@ -402,7 +405,7 @@ def _refers(module: Module, qualified_name: str) -> bool:
     try:
         owner = module.get_submodule(path)
     except AttributeError:
-        warnings.warn(f"Failed to fetch module {path}!", stacklevel=3)
+        warnings.warn(f"Failed to fetch module {path}!", stacklevel=user_depth())
         return False
     found = getattr(owner, name, None)
     return isinstance(found, (Module, Parameter)) or name in owner._buffers

@@ -20,6 +20,7 @@ from webtorch.fx.graph import Graph
 from webtorch.fx.naming import is_ours
 from webtorch.fx.node import Node
 from webtorch.io.checkpoint import save
+from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn import Module, Parameter
 from webtorch.tensors.tensor import Tensor
 
@@ -248,7 +249,10 @@ class GraphModule(Module):
         try:
             return super().__call__(*args, **kwargs)
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
+            # What the generated code called of the package's own is no place of the error.
+            frames = traceback.walk_tb(error.__traceback__)
+            users = ((f, n) for f, n in frames if not is_internal(f.f_code))
+            where = traceback.StackSummary.extract(users)[-1]
             if "eval_with_key" not in where.filename:
                 raise
             print(_told(where), file=sys.stderr)  # noqa: T201
@@ -370,7 +374,7 @@ class GraphModule(Module):
             warnings.warn(
                 "Was not able to save the following children modules as reprs -"
                 f"saved as pickled files instead: {pickled}",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
 
     # -- text -------------------------------------------------------------------------------------
