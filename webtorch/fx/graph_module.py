@@ -252,10 +252,10 @@ class GraphModule(Module):
             # What the generated code called of the package's own is no place of the error.
             frames = traceback.walk_tb(error.__traceback__)
             users = ((f, n) for f, n in frames if not is_internal(f.f_code))
-            where = traceback.StackSummary.extract(users)[-1]
-            if "eval_with_key" not in where.filename:
+            where = traceback.StackSummary.extract(users)
+            if not where or "eval_with_key" not in where[-1].filename:
                 raise
-            print(_told(where), file=sys.stderr)  # noqa: T201
+            print(_told(where[-1]), file=sys.stderr)  # noqa: T201
             raise error.with_traceback(None) from None
 
     # -- submodules -------------------------------------------------------------------------------
