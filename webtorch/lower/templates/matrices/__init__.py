@@ -21,15 +21,10 @@ from webtorch.lower.templates.matrices.squaring import squared
 from webtorch.lower.templates.matrices.triangle import permutation, solve_triangular
 from webtorch.lower.wgsl_shader import WgslPass
 
-FUNCTIONS: dict[str, Callable[[Host, Limits], list[WgslPass]]] = {
-    "cholesky": cholesky,
-    "geqrf": geqrf,
-    "lu_factor": lu_factor,
-    "orthogonal_columns": orthogonal_columns,
-    "permutation": permutation,
-    "squared": squared,
-    "solve_triangular": solve_triangular,
-}
+_KERNELS: tuple[Callable[[Host, Limits], list[WgslPass]], ...] = (
+    cholesky, geqrf, lu_factor, orthogonal_columns, permutation, squared, solve_triangular,
+)  # fmt: skip
+FUNCTIONS = {kernel.__name__: kernel for kernel in _KERNELS}
 
 
 def render(routine: Host, limits: Limits) -> list[WgslPass]:
