@@ -215,6 +215,10 @@ class Follower:
             out = self.begin_anew(run, callee, args, kwargs)
             if out is not OTHER:
                 return out
+        return self.by_role(run, callee, args, kwargs)
+
+    def by_role(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Answer a call that no script has next, or make it."""
         role = callee.role
         if role == "parts" or role == "fact":
             return interpreted(callee, args, kwargs)
