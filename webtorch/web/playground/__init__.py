@@ -36,7 +36,8 @@ EXAMPLES = {
     "siren": "SIREN: a network becomes a picture",
     "basics": "First steps",
 }
-_LEFT_OUT = {"__pycache__"}
+# No PyTorch is in a page: what makes a device of it is left out.
+_LEFT_OUT = {"__pycache__", "pytorch"}
 
 
 class PyodideMissingError(WebtorchError):
@@ -165,7 +166,7 @@ def _bytecode(pyodide: Path, wheel: Path) -> Path | None:
 
 
 def build_wheel(folder: str | Path) -> Path:
-    """Write the installed webtorch as a pure-Python wheel (py3-none-any) to `folder`; return its path.
+    """Write the installed webtorch as a pure-Python wheel (py3-none-any) for pages to `folder`; return its path.
 
     The same files give the same bytes.
     """
@@ -176,7 +177,7 @@ def build_wheel(folder: str | Path) -> Path:
         f"webtorch/{file.relative_to(package).as_posix()}": file.read_bytes()
         for file in sorted(package.rglob("*"))
         if file.is_file()
-        and not _LEFT_OUT & set(file.parts)
+        and not _LEFT_OUT & set(file.relative_to(package).parts)
         and file.suffix not in (".pyi", ".pyc")
     }
     files[f"{info}/METADATA"] = (
