@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from webtorch.lower.templates.matrices.shader import Writer
@@ -38,6 +38,31 @@ class Part:
 BLOCK = 32
 # A workgroup's tile of a product: invocations along rows and columns, each of which has four by four elements.
 _ROWS, _COLUMNS, _OWN = 4, 16, 4
+
+
+def in_workgroup(
+    w: Writer,
+    m: int,
+    n: int,
+    columns: Callable[[int, Part], str],
+    shared: Callable[[int], Sequence[str]],
+) -> WgslPass:
+    """Return the pass that does whole matrices of m rows and n columns in workgroup memory, one in each workgroup.
+
+    `columns` gives the steps and `shared` their workgroup memory, of the workgroup's size.
+    """
+    size = w.width(64 if m * n <= 16 * 16 else 128 if m * n <= 32 * 32 else 256)
+    body = f"""
+let base = group * {m * n}u;
+for (var e = lid; e < {m * n}u; e = e + {size}u) {{
+  tile[e] = b0[base + e];
+}}
+workgroupBarrier();
+{columns(size, Part(f"tile[$i * {n}u + $j]"))}
+for (var e = lid; e < {m * n}u; e = e + {size}u) {{
+  {w.out}[base + e] = tile[e];
+}}"""
+    return w.make(body, w.count, size, [f"tile: array<num, {m * n}>", *shared(size)])
 
 
 def substitution(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from webtorch.ir.kernel import Host
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.matrices.blocks import BLOCK, Part, product
+from webtorch.lower.templates.matrices.blocks import BLOCK, Part, in_workgroup, product
 from webtorch.lower.templates.matrices.shader import Writer
 from webtorch.lower.wgsl_shader import WgslPass
 
@@ -27,22 +27,12 @@ class _LU:
     def small(self) -> WgslPass:
         """Return the pass that factors whole matrices in workgroup memory."""
         m, n = self.m, self.n
-        size = self.w.width(64 if m * n <= 16 * 16 else 128 if m * n <= 32 * 32 else 256)
-        at = Part(f"tile[$i * {n}u + $j]")
-        wait = "workgroupBarrier();"
-        body = f"""
-let base = group * {m * n}u;
-for (var e = lid; e < {m * n}u; e = e + {size}u) {{
-  tile[e] = b0[base + e];
-}}
-workgroupBarrier();
-{self.columns(size, at, wait, f"{n}u", f"{self.k}u", "0u", f"{m}u", n)}
-for (var e = lid; e < {m * n}u; e = e + {size}u) {{
-  {self.out}[base + e] = tile[e];
-}}"""
-        return self.w.make(
-            body, self.w.count, size, [f"tile: array<num, {m * n}>", *self.shared(size)]
-        )
+
+        def columns(size: int, at: Part) -> str:
+            wait = "workgroupBarrier();"
+            return self.columns(size, at, wait, f"{n}u", f"{self.k}u", "0u", f"{m}u", n)
+
+        return in_workgroup(self.w, m, n, columns, self.shared)
 
     def shared(self, size: int) -> list[str]:
         """Return the workgroup memory in which a pivot is sought."""
