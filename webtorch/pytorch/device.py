@@ -12,7 +12,6 @@ import itertools
 import os
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -333,36 +332,7 @@ def flat(storage: Storage) -> Tensor:
     return Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
 
 
-class _Memories:
-    """Address -> memory, or the storage that is all of it. Pickling wraps an address in a new PyTorch storage, which
-    does not carry the attribute.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[int, weakref.ref[Memory | Storage]] = {}
-        # References to what is dead stay until there are this many: a callback for each would cost every operation.
-        self.most = 1024
-
-    def note(self, address: int, memory: Memory | Storage) -> None:
-        """Let memory be found by its address."""
-        found = self.found
-        found[address] = _reference(memory)
-        if len(found) > self.most:
-            self._forget_dead()
-
-    def _forget_dead(self) -> None:
-        """Drop the references to memory that is gone."""
-        # A list of keys is made at once. One of pairs allocates: what a collection then frees, or another thread,
-        # may change the dictionary meanwhile.
-        for address in list(self.found):
-            memory = self.found.get(address)
-            if memory is not None and memory() is None:
-                self.found.pop(address, None)
-        self.most = max(1024, 2 * len(self.found))
-
-
-_memories = _Memories()
-_reference = weakref.ref
+# Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
 _addresses = itertools.count(1)
 # PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory.
 _swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
@@ -376,10 +346,7 @@ _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxe
 def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedStorage, Memory]:
     """Return a new PyTorch storage on the device, and its memory."""
     memory = Memory(nbytes, dtype)
-    # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
-    address = next(_addresses) << 32
-    _memories.note(address, memory)
-    storage = _construct(address, DEVICE, nbytes)
+    storage = _construct(next(_addresses) << 32, DEVICE, nbytes)
     storage._webgpu = memory
     return storage, memory
 
@@ -467,29 +434,16 @@ _making = threading.Lock()
 
 
 def _made_memory(storage: Any) -> Memory:
-    """Return the memory of a PyTorch storage that does not carry it yet: see `Blank.tensor`."""
+    """Return the memory of a PyTorch storage that carries its values' storage only: see `Blank.tensor`."""
     with _making:
-        carried: Memory | Storage | None = getattr(storage, "_webgpu", None)
-        if type(carried) is Memory:
-            # Another thread was faster.
-            return carried
-        address = storage.data_ptr()
-        if type(carried) is Storage:
-            memory = Memory(storage.nbytes(), carried.dtype, carried)
-            _memories.note(address, memory)
-        else:
-            reference = _memories.found.get(address)
-            found = None if reference is None else reference()
-            if found is None:
-                raise RuntimeError(
-                    "webgpu: this tensor has no memory: its storage was made by something other than this device"
-                )
-            # It is the memory of another PyTorch storage with this address, which will make its own.
-            if isinstance(found, Storage):
-                found = Memory(storage.nbytes(), found.dtype, found)
-            memory = found
-        storage._webgpu = memory
-        return memory
+        found: Memory | Storage | None = getattr(storage, "_webgpu", None)
+        if found is None:
+            raise RuntimeError(
+                "webgpu: this tensor has no memory: its storage was made by something other than this device"
+            )
+        if isinstance(found, Storage):
+            found = storage._webgpu = Memory(storage.nbytes(), found.dtype, found)
+        return found
 
 
 def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -568,9 +522,7 @@ class Blank:
             home = Memory(self.nbytes, self.held, inner)
             if self.laid and inner is not None:
                 home.storage, home.laid = None, Laid(inner, self.size, self.strides)
-        address = next(_addresses) << 32
-        _memories.note(address, home)
-        storage = _construct(address, DEVICE, self.nbytes)
+        storage = _construct(next(_addresses) << 32, DEVICE, self.nbytes)
         if self.is_plain:
             x = _create(self.size, self.dtype)
             given, storage = storage, _storage_of(x)
