@@ -1,9 +1,9 @@
 """Runs tests of another project with pytest, and writes down what each gives, as lines of JSON.
 
-    python -m tests.upstream.suite_worker WAY WANTED RESULTS ARGUMENTS...
+    python -m tests.upstream.suite_worker WAY TASK RESULTS ARGUMENTS...
 
-WANTED is a file with the names of the tests (one a line), or "1:3" for every third of all. It runs in the
-folder of the suite.
+TASK is a file of JSON: which tests are wanted (all, or every so many), and which are known; it is deleted when they
+have run. This runs in the folder of the suite.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.conformance.pool import ROOT
 from tests.upstream.worker import LIMIT, LONGEST, SETTINGS, TooLong, _too_long
@@ -27,18 +28,17 @@ from tests.upstream.worker import LIMIT, LONGEST, SETTINGS, TooLong, _too_long
 class Recorder:
     """Writes the name of a test before it runs, so that one that ends the process is known, and its result."""
 
-    def __init__(self, wanted: str, results: IO[str]) -> None:
-        sample = wanted.startswith("1:")
-        self.every = int(wanted[2:]) if sample else 1
-        self.names = None if sample else {*Path(wanted).read_text().split("\n")}
+    def __init__(self, task: dict[str, Any], results: IO[str]) -> None:
+        self.every, self.only, self.known = task["every"], task["only"], {*task["known"]}
         self.results = results
         self.record: dict[str, Any] = {}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave what is wanted."""
-        names = self.names
-        items[:] = items[:: self.every] if names is None else [i for i in items if i.nodeid in names]
+        """Leave what is wanted and not known."""
+        only = None if self.only is None else {*self.only}
+        taken = items[:: self.every] if only is None else [i for i in items if i.nodeid in only]
+        items[:] = [item for item in taken if item.nodeid not in self.known]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Write down what cannot be read."""
@@ -89,7 +89,7 @@ class Recorder:
 
 def main() -> None:
     """Run what is wanted."""
-    way, wanted, results, *arguments = sys.argv[1:]
+    way, task, results, *arguments = sys.argv[1:]
     os.environ.update(SETTINGS)
     if way == "torch":
         from webtorch.as_torch import install_as_torch
@@ -101,11 +101,23 @@ def main() -> None:
     if way == "device":
         import webtorch.pytorch  # noqa: F401
     # The suite's folder `tests` is another one than ours.
-    sys.path[:] = [os.getcwd(), *(p for p in sys.path if Path(p or ".").resolve() not in (ROOT, Path.cwd()))]
+    sys.path[:] = [
+        os.getcwd(),
+        *(p for p in sys.path if Path(p or ".").resolve() not in (ROOT, Path.cwd())),
+    ]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]
+    # Looking for the smallest example of a failure would take most of the time; profiles of suites inherit this.
+    settings.register_profile("found", phases=(Phase.explicit, Phase.generate), deadline=None)
+    settings.load_profile("found")
     with open(results, "a") as file:
-        code = pytest.main(arguments, plugins=[Recorder(wanted, file)])
+        code = pytest.main(arguments, plugins=[Recorder(json.loads(Path(task).read_text()), file)])
+    if code in (
+        pytest.ExitCode.OK,
+        pytest.ExitCode.TESTS_FAILED,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    ):
+        Path(task).unlink()
     sys.stdout.flush()
     os._exit(int(code))
 

@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any
 from tests.conformance.pool import ROOT
 from tests.upstream import report
 
-CACHE = ROOT / ".cache" / "suites"
+CACHE = report.CACHE.with_name("suites")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ SUITES = {
         "torch",
         ["array_api_tests"],
         ["../array-api-compat/src"],
-        ["--max-examples=20", "--hypothesis-seed=0", "--disable-warnings"],
+        ["--max-examples=15", "--hypothesis-seed=0", "--disable-warnings"],
         {"ARRAY_API_TESTS_MODULE": "array_api_compat.torch", "ARRAY_API_TESTS_VERSION": "2024.12"},
     ),
     "torchmetrics": Suite("torch", ["tests/unittests"], ["src", "tests"], every=20),
@@ -87,50 +86,54 @@ SUITES = {
 }  # fmt: skip
 
 
-def run(suite: Suite, folder: Path, way: str, wanted: str | list[str], path: Path) -> dict[str, Any]:
-    """Run tests of a suite one way, and return test -> result; each is kept in the file at `path`.
+def run(
+    name: str, folder: Path, way: str, every: int = 1, only: list[str] | None = None
+) -> dict[str, Any]:
+    """Run tests of a suite one way, those of which nothing is kept, and return test -> result.
 
-    wanted: names, or "1:3" for every third.
+    only: names; None takes every so many of all tests.
     """
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    suite, path = SUITES[name], CACHE / way / f"{name}.json"
+    lines, log, task = (path.with_suffix(end) for end in (".lines", ".log", ".task"))
     path.parent.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ, **suite.environment, **(suite.device if way == "device" else {}), "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder), *(str((folder / p).resolve()) for p in suite.path),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *(str((folder / p).resolve()) for p in (".", *suite.path)),
                                        os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
-    options = ["-q", "--continue-on-collection-errors", "-p", "no:cacheprovider", *suite.arguments]
-    with tempfile.TemporaryDirectory() as scratch:
-        names, lines = Path(scratch, "names"), Path(scratch, "lines")
-        while True:
-            if isinstance(wanted, list):
-                if not (waiting := [name for name in wanted if name not in found]):
-                    return found
-                names.write_text("\n".join(waiting))
-            lines.write_text("")
-            command = [sys.executable, "-m", "tests.upstream.suite_worker", way,
-                       str(names) if isinstance(wanted, list) else wanted, str(lines), *options, *suite.tests]  # fmt: skip
-            with open(path.with_suffix(".log"), "w") as log:
-                subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log)
-            started = None
-            for record in map(json.loads, lines.read_text().splitlines()):
-                if "file" in record:
-                    print(f"{record['file']} cannot be read: {record['message'][-300:]}")
-                started = record.get("started", started)
-                if "test" in record:
-                    found[record.pop("test")] = record
-            died = started is not None and started not in found
-            if died:
-                found[started] = {"outcome": "died", "message": "crash"}
-            elif isinstance(wanted, list):
-                missing = {"outcome": "failed", "message": "the test was not made"}
-                found |= {name: missing for name in waiting if name not in found}
-            path.write_text(json.dumps(found, indent=1))
-            if not died:
-                return found
-            if isinstance(wanted, str):
-                raise RuntimeError(f"PyTorch's own run died in {started}")
+    tests = suite.tests if only is None else dict.fromkeys(test.partition("::")[0] for test in only)
+    command = [sys.executable, "-m", "tests.upstream.suite_worker", way, str(task), str(lines), "-q",
+               "--continue-on-collection-errors", "-p", "no:cacheprovider", *suite.arguments, *tests]  # fmt: skip
+    found = take(path, lines)
+    # The task is there until it is done: a run was stopped, or a test has ended its process.
+    finished = bool(found) and not task.exists() and set(only or ()) <= found.keys()
+    while not finished:
+        task.write_text(json.dumps({"every": every, "only": only, "known": list(found)}))
+        with open(log, "w") as output:
+            subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=output)
+        before, found = found, take(path, lines)
+        finished = not task.exists()
+        if not finished and found == before:
+            raise RuntimeError(f"{name}: pytest does not start: {log}")
+    return found
+
+
+def take(path: Path, lines: Path) -> dict[str, Any]:
+    """Return the results at `path`, after adding those that a worker has written."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    started = None
+    for record in map(json.loads, lines.read_text().splitlines() if lines.exists() else ()):
+        started = record.get("started", started)
+        if "file" in record:
+            print(f"{record['file']} cannot be read: {record['message'].splitlines()[-1]}")
+        if "test" in record:
+            found[record.pop("test")] = record
+    if started is not None and started not in found:
+        found[started] = {"outcome": "died", "message": "crash"}
+    path.write_text(json.dumps(found, indent=1))
+    lines.unlink(missing_ok=True)
+    return found
 
 
 def main() -> None:
@@ -143,20 +146,20 @@ def main() -> None:
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
     for name in options.only.split(","):
-        suite, folder = SUITES[name], (options.folder / name).resolve()
-        paths = {way: CACHE / way / f"{name}.json" for way in ("pytorch", suite.way)}
+        way, folder = SUITES[name].way, (options.folder / name).resolve()
         if not folder.exists():
             print(f"missing: {name}")
             continue
         if options.again:
-            paths[suite.way].unlink(missing_ok=True)
-        known = json.loads(paths["pytorch"].read_text()) if paths["pytorch"].exists() else None
-        known = known or run(suite, folder, "pytorch", f"1:{options.every or suite.every}", paths["pytorch"])
+            (CACHE / way / f"{name}.json").unlink(missing_ok=True)
+        known = run(name, folder, "pytorch", options.every or SUITES[name].every)
         passing = [test for test, result in known.items() if result["outcome"] == "passed"]
-        found = run(suite, folder, suite.way, passing, paths[suite.way])
-        results[name] = {"pytorch": known, suite.way: {test: found[test] for test in passing}}
-        print(report.line(name, suite.way, results[name][suite.way]), flush=True)
+        found = run(name, folder, way, only=passing)
+        missing = {"outcome": "failed", "message": "the test was not made"}
+        results[name] = {way: {test: found.get(test, missing) for test in passing}}
+        print(report.line(name, way, results[name][way]), flush=True)
     report.show(results)
+    report.write(report.read(CACHE), report.SUITES)
 
 
 if __name__ == "__main__":
