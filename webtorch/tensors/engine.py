@@ -6,11 +6,12 @@ may be as deep as memory allows.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import warnings
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.dispatch.call import dispatched
 from webtorch.ir.lines import user_depth
@@ -66,23 +67,55 @@ def run_backward(
     """Propagate `cotangents` of `roots`. With `inputs`, return their gradients (or accumulate only
     into them).
     """
+    running = begin_backward(
+        roots, cotangents, retain_graph, create_graph, inputs, accumulate=accumulate
+    )
+    with running.at_work():
+        turns = running.turns()
+        turn = next(turns, None)
+        while turn is not None:
+            turn = take(turns, turn.function(*turn.args))
+    return running.found
+
+
+class Turn(NamedTuple):
+    """A function of the user's that a backward pass calls: among the hooks `owner`, under `key`."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    owner: Any
+    key: Any
+
+
+Turns = Generator[Turn, Any, None]
+
+
+def take(turns: Turns, given: Any) -> Turn | None:
+    """Go on with what a function of the user's gave, up to the next one; None at the end."""
+    try:
+        return turns.send(given)
+    except StopIteration:
+        return None
+
+
+def begin_backward(
+    roots: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Tensor] | None = None,
+    *,
+    accumulate: bool = True,
+) -> Backward:
+    """Return a backward pass that has not run anything."""
     ends = None if inputs is None else [_end(t) for t in inputs]
     edges = [gradient_edge(t) for t in roots]
     starts = [e[0] for e in edges if e is not None]
     if ends is not None and any(_is_gone(fn, ends) for fn in starts):
         raise RuntimeError(FREED)
-    running = _Backward(starts, ends, retain_graph, create_graph, accumulate)
-    before = mode.grad, mode.whole_backward, mode.task
-    mode.grad, mode.whole_backward = create_graph, inputs is None
-    mode.task = (starts, running.needed)
-    try:
-        for edge, g in zip(edges, cotangents, strict=True):
-            if edge is not None:
-                running.send(edge, g)
-        running.run()
-    finally:
-        mode.grad, mode.whole_backward, mode.task = before
-    return running.found
+    running = Backward(starts, ends, retain_graph, create_graph, accumulate)
+    running.sent = [(e, g) for e, g in zip(edges, cotangents, strict=True) if e is not None]
+    return running
 
 
 def _end(tensor: Tensor) -> Edge:
@@ -99,12 +132,12 @@ def _is_gone(fn: GradFn, ends: Sequence[Edge]) -> bool:
     return name_alone and all(fn is not end[0] for end in ends)
 
 
-class _Backward:
+class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "accumulate", "create_graph", "found", "heap", "needed", "order", "retain_graph", "targets",
-        "waiting",
+        "accumulate", "create_graph", "found", "heap", "needed", "order", "retain_graph",
+        "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +149,7 @@ class _Backward:
         accumulate: bool,
     ) -> None:
         """`ends`: where the gradients that are asked for are; None: at every leaf."""
+        self.starts = starts
         self.retain_graph = retain_graph
         self.create_graph = create_graph
         self.accumulate = accumulate
@@ -129,6 +163,25 @@ class _Backward:
         self.waiting: dict[GradFn, list[Tensor | None]] = {}
         self.heap: list[tuple[int, int, GradFn]] = []
         self.order = itertools.count()
+        # What the pass begins with.
+        self.sent: list[tuple[Edge, Tensor]] = []
+        # The leaves that something has arrived at.
+        self.touched: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Inside, the thread records what the pass does, or not, and knows which pass runs."""
+        before = mode.grad, mode.whole_backward, mode.task
+        mode.grad, mode.whole_backward = self.create_graph, self.needed is None
+        mode.task = self
+        try:
+            yield
+        finally:
+            mode.grad, mode.whole_backward, mode.task = before
+
+    def reach(self) -> Container[GradFn]:
+        """Return the functions that the pass runs."""
+        return graph_of(self.starts) if self.needed is None else self.needed
 
     def send(self, edge: Edge, g: Tensor) -> None:
         """Add a cotangent to those that wait for a function."""
@@ -144,8 +197,12 @@ class _Backward:
         previous = parts[number]
         parts[number] = g if previous is None else previous + g
 
-    def run(self) -> None:
-        """Run the functions for which something waits, newest first, each once."""
+    def turns(self) -> Turns:
+        """Run the functions for which something waits, newest first, each once; hooks of tensors are called by whoever
+        runs the pass, and what they give is sent back.
+        """
+        for edge, g in self.sent:
+            self.send(edge, g)
         heap, waiting, needed = self.heap, self.waiting, self.needed
         while heap:
             fn = heapq.heappop(heap)[2]
@@ -159,9 +216,10 @@ class _Backward:
                     for number, i in self.targets.get(fn, ()):
                         self.found[i] = grads[number]
             if fn.tensor_hooks or fn.retained:
-                grads = _seen_by_tensors(fn, grads)
+                grads = yield from _seen_by_tensors(fn, grads)
             if isinstance(fn, AccumulateGrad):
-                self._arrive(fn, grads[0])
+                if grads[0] is not None:
+                    yield from self._arrive(fn, grads[0])
                 continue
             if ends:
                 for number, i in self.targets[fn]:
@@ -169,9 +227,9 @@ class _Backward:
                 continue
             if fn.pre_hooks:
                 grads = _before(fn, grads)
-            for edge, g in zip(fn.edges, self._call(fn, grads), strict=True):
-                if edge is not None and g is not None:
-                    self.send(edge, _fit(g, edge))
+            for to, found in zip(fn.edges, self._call(fn, grads), strict=True):
+                if to is not None and found is not None:
+                    self.send(to, _fit(found, to))
 
     def _call(self, fn: GradFn, grads: list[Tensor | None]) -> Cotangents:
         """Return what a function gives, as its hooks leave it."""
@@ -193,11 +251,16 @@ class _Backward:
                 context._saved = None
         return _after(fn, result, grads) if fn.post_hooks else result
 
-    def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
+    def _arrive(self, end: AccumulateGrad, g: Tensor) -> Turns:
         """Take a cotangent at a leaf."""
-        if g is None:
-            return
-        g = _leaf_hooks(end.variable, g)
+        variable = end.variable
+        self.touched.append(variable)
+        hooks = variable._hooks
+        if hooks:
+            for key, hook in list(hooks.items()):
+                new = yield Turn(hook, (g,), hooks, key)
+                if new is not None:
+                    g = checked(new, g, hook)
         for _, i in self.targets.get(end, ()):
             self.found[i] = g
         if end.edges and end.edges[0] is not None:
@@ -209,18 +272,57 @@ class _Backward:
                     return
                 g = found
             # Its flag may have been taken away since.
-            if end.variable._requires_grad:
-                _accumulate(end.variable, g, self.create_graph)
+            if variable._requires_grad:
+                _accumulate(variable, g, self.create_graph)
+                hooks = variable._post_accumulate
+                if hooks:
+                    for key, hook in list(hooks.items()):
+                        yield Turn(hook, (variable,), hooks, key)
             if end.post_hooks:
                 _after(end, (), [g])
 
 
-def _seen_by_tensors(fn: GradFn, grads: list[Tensor | None]) -> list[Tensor | None]:
+class TensorHook:
+    """A hook of a tensor, among those of the function that gave it: it sees the cotangent of one output."""
+
+    __slots__ = ("hook", "number")
+
+    def __init__(self, hook: Callable[..., Any], number: int) -> None:
+        self.hook, self.number = hook, number
+
+    def __call__(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+        """Call the hook, and return the cotangents with what it gave."""
+        g = grads[self.number]
+        return None if g is None else self.replaced(grads, self.hook(g))
+
+    def replaced(
+        self, grads: Sequence[Tensor | None], new: Any
+    ) -> tuple[Tensor | None, ...] | None:
+        """Return the cotangents with what the hook gave."""
+        number = self.number
+        g = grads[number]
+        if new is None or g is None:
+            return None
+        checked(new, g, self.hook)
+        return (*grads[:number], new, *grads[number + 1 :])
+
+
+def _seen_by_tensors(
+    fn: GradFn, grads: list[Tensor | None]
+) -> Generator[Turn, Any, list[Tensor | None]]:
     """Return the cotangents of a function as the hooks of its tensors leave them, and keep those that are to
     be kept.
     """
-    for hook in list((fn.tensor_hooks or {}).values()):
-        grads = list(hook(tuple(grads)) or grads)
+    hooks = fn.tensor_hooks or {}
+    for key, hook in list(hooks.items()):
+        if type(hook) is TensorHook:
+            g = grads[hook.number]
+            if g is not None:
+                grads = list(
+                    hook.replaced(grads, (yield Turn(hook.hook, (g,), hooks, key))) or grads
+                )
+        else:
+            grads = list(hook(tuple(grads)) or grads)
     if fn.retained:
         _keep_retained(fn, grads)
     return grads
@@ -265,8 +367,7 @@ def _replaced(
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
     """Whether the running backward pass reaches each of the functions."""
     assert mode.task is not None
-    starts, needed = mode.task
-    reached: Container[GradFn] = graph_of(starts) if needed is None else needed
+    reached = mode.task.reach()
     return [fn in reached for fn in fns]
 
 
@@ -307,14 +408,6 @@ def _reachable(roots: list[GradFn], wanted: set[GradFn]) -> set[GradFn]:
     return needed
 
 
-def _leaf_hooks(variable: Tensor, g: Tensor) -> Tensor:
-    for hook in list((variable._hooks or {}).values()):
-        new = hook(g)
-        if new is not None:
-            g = checked(new, g, hook)
-    return g
-
-
 def checked(new: Tensor, g: Tensor, hook: Callable[..., Any]) -> Tensor:
     """Return what a hook gave in place of g. Raises RuntimeError if it has another shape or type."""
     if not hasattr(new, "_shape"):
@@ -348,8 +441,6 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
         variable._grad = old + g
     else:
         old += g
-    for hook in list((variable._post_accumulate or {}).values()):
-        hook(variable)
 
 
 def _lie_as(variable: Tensor, grad: Tensor) -> None:

@@ -33,7 +33,7 @@ from webtorch.tensors.above import ask, give
 from webtorch.tensors.arrays import as_numpy, nest, see
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
-from webtorch.tensors.engine import backward, checked
+from webtorch.tensors.engine import TensorHook, backward
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
 from webtorch.tensors.modes import in_transform, mode, transforms
@@ -449,17 +449,7 @@ class Tensor(TensorBase):
             if self._hooks is None:
                 self._hooks = {}
             return RemovableHandle(self._hooks, hook)
-        number = self._output_nr
-
-        def prehook(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-            """Call the hook with this tensor's gradient, and return the gradients with its result."""
-            g = grads[number]
-            new = None if g is None else hook(g)
-            if new is not None and g is not None:
-                checked(new, g, hook)
-            return None if new is None else (*grads[:number], new, *grads[number + 1 :])
-
-        return fn.register_tensor_hook(prehook)
+        return fn.register_tensor_hook(TensorHook(hook, self._output_nr))
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call `hook(self)` after `.grad` of this leaf has been added to."""
