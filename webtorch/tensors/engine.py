@@ -70,11 +70,7 @@ def run_backward(
     running = begin_backward(
         roots, cotangents, retain_graph, create_graph, inputs, accumulate=accumulate
     )
-    with running.at_work():
-        turns = running.turns()
-        turn = next(turns, None)
-        while turn is not None:
-            turn = take(turns, turn.function(*turn.args))
+    running.run()
     return running.found
 
 
@@ -197,12 +193,21 @@ class Backward:
         previous = parts[number]
         parts[number] = g if previous is None else previous + g
 
+    def run(self) -> None:
+        """Run the pass, and what it calls of the user's."""
+        with self.at_work():
+            turns = self.turns()
+            turn = next(turns, None)
+            while turn is not None:
+                turn = take(turns, turn.function(*turn.args))
+
     def turns(self) -> Turns:
         """Run the functions for which something waits, newest first, each once; hooks of tensors are called by whoever
         runs the pass, and what they give is sent back.
         """
         for edge, g in self.sent:
             self.send(edge, g)
+        self.sent.clear()
         heap, waiting, needed = self.heap, self.waiting, self.needed
         while heap:
             fn = heapq.heappop(heap)[2]
@@ -462,6 +467,23 @@ def backward(
     """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs`
     only).
     """
+    targets = None if inputs is None else _listed(inputs)
+    running = pass_of(tensors, grad_tensors, retain_graph, create_graph, targets)
+    running.run()
+    for t, g in zip(targets or (), running.found, strict=False):
+        # An edge of the graph says how far to go; it keeps nothing.
+        if g is not None and type(t) is not GradientEdge and not t.is_leaf and not t._retains:
+            _accumulate(t, g, create_graph)
+
+
+def pass_of(
+    tensors: Tensor | Sequence[Tensor],
+    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensor | Sequence[Tensor] | None = None,
+) -> Backward:
+    """Return the backward pass of what `backward` is given. Raises RuntimeError where that cannot be differentiated."""
     if in_transform():
         raise RuntimeError(
             "backward() called inside a functorch transform. This is not supported, please use "
@@ -483,13 +505,7 @@ def backward(
             "parameters to None after use to break the cycle and avoid the leak."
         )
     keep = create_graph if retain_graph is None else retain_graph
-    found = run_backward(
-        roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets
-    )
-    for t, g in zip(targets or (), found, strict=False):
-        # An edge of the graph says how far to go; it keeps nothing.
-        if g is not None and type(t) is not GradientEdge and not t.is_leaf and not t._retains:
-            _accumulate(t, g, create_graph)
+    return begin_backward(roots, cotangents, keep, create_graph, targets)
 
 
 @dispatched(role="gradients")

@@ -435,6 +435,7 @@ class Tensor(TensorBase):
         self._retains = True
         retain(self)
 
+    @plays("hook")
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call `hook(grad)` when the gradient of this tensor is computed; what it returns replaces
         the gradient.
