@@ -54,6 +54,21 @@ FREED = (
 )
 
 
+_tasks = itertools.count()
+
+
+def queue_callback(callback: Callable[[], object]) -> None:
+    """Call a function when the running backward pass ends, the outermost where one runs within another."""
+    if mode.task is None:
+        raise RuntimeError("Final callbacks can only be installed during backward pass.")
+    mode.callbacks = (*mode.callbacks, callback)
+
+
+def task_id() -> int:
+    """Return the number of the running backward pass, -1 while none runs."""
+    return -1 if mode.task is None else mode.task[2]
+
+
 def run_backward(
     roots: Sequence[Tensor],
     cotangents: Sequence[Tensor],
@@ -73,8 +88,9 @@ def run_backward(
         raise RuntimeError(FREED)
     running = _Backward(starts, ends, retain_graph, create_graph, accumulate)
     before = mode.grad, mode.whole_backward, mode.task
+    outermost = mode.task is None
     mode.grad, mode.whole_backward = create_graph, inputs is None
-    mode.task = (starts, running.needed)
+    mode.task = (starts, running.needed, next(_tasks))
     try:
         for edge, g in zip(edges, cotangents, strict=True):
             if edge is not None:
@@ -82,6 +98,10 @@ def run_backward(
         running.run()
     finally:
         mode.grad, mode.whole_backward, mode.task = before
+        if outermost and mode.callbacks:
+            called, mode.callbacks = mode.callbacks, ()
+            for callback in called:
+                callback()
     return running.found
 
 
@@ -265,7 +285,7 @@ def _replaced(
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
     """Whether the running backward pass reaches each of the functions."""
     assert mode.task is not None
-    starts, needed = mode.task
+    starts, needed, _ = mode.task
     reached: Container[GradFn] = graph_of(starts) if needed is None else needed
     return [fn in reached for fn in fns]
 

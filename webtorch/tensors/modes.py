@@ -28,8 +28,10 @@ class _Mode(threading.local):
     forward: tuple[Any, ...] = ()
     # The differentiations of webtorch.func that run.
     transforms: tuple[Any, ...] = ()
-    # The running backward pass: where it starts, and what it needs to run (None: everything).
-    task: tuple[list[Any], set[GradFn] | None] | None = None
+    # The running backward pass: where it starts, what it needs to run (None: everything), and its number.
+    task: tuple[list[Any], set[GradFn] | None, int] | None = None
+    # What is called when the outermost backward pass ends.
+    callbacks: tuple[Callable[[], object], ...] = ()
     # Why saved_tensors_hooks may not be used now, if they may not.
     hooks_disabled: str | None = None
     # Whether what is saved keeps its value when the tensor is overwritten.
