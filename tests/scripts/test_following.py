@@ -15,6 +15,7 @@ import pytest
 import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
+from webtorch.nn import recurrence
 from webtorch.scripts import following
 from webtorch.scripts.following import Follower
 
@@ -1197,3 +1198,40 @@ def test_a_name_that_is_missing_is_told_while_calls_are_looked_at(follower: Any)
 def test_names_that_tensors_lack_are_explained_while_scripts_look() -> None:
     with pytest.raises(AttributeError, match="PyTorch has it, webtorch does not"):
         following.look_at(torch.ones(2), "to_sparse")
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_is_followed_once_its_length_has_come_often(
+    follower: Any, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recurrence, "_OFTEN", 3)
+    torch.manual_seed(0)
+    x = torch.randn(3, 5, 4)
+
+    def losses(steps: int) -> list[float]:
+        torch.manual_seed(1)
+        recurrence._came.clear()
+        layer = kind(4, 6, 2, batch_first=True, bidirectional=True)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+        found = []
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = layer(x)[0][:, -1].square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return [t.item() for t in found]
+
+    followed = losses(12)
+    assert follower().counts["followed"] >= 5
+    with scripts(False):
+        assert losses(12) == pytest.approx(followed, abs=1e-6)
+
+
+def test_what_a_recurrent_layer_computes_as_it_comes_is_no_script(follower: Any) -> None:
+    torch.manual_seed(0)
+    layer = nn.LSTM(4, 6)
+    recurrence._came.clear()
+    for length in range(3, 20):
+        layer(torch.randn(length, 2, 4))[0].sum().backward()
+    assert follower().counts["steps"] <= 3 * 17

@@ -12,7 +12,8 @@ from webtorch.nn.module_hooks import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from webtorch.tensors.engine import queue_callback, task_id
+from webtorch.tensors.engine import queue_callback
+from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils._pytree import tree_leaves
 
@@ -33,7 +34,7 @@ class ModuleTracker:
     @property
     def is_bw(self) -> bool:
         """Whether a backward pass runs."""
-        return task_id() != -1
+        return mode.task is not None
 
     def _name(self, module: Module) -> str:
         name = self._names.setdefault(module, type(module).__name__)
