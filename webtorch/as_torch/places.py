@@ -71,6 +71,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.tensor": ("webtorch",),
     "torch._tensor": ("webtorch",),
     "torch._tensor_str": ("webtorch.as_torch.names.tensor_str",),
+    "torch.return_types": ("webtorch.as_torch.names.return_types",),
     "torch.serialization": ("webtorch.as_torch.names.serialization",),
     "torch._VF": ("webtorch",),
     "torch.torch_version": ("webtorch.version",),
