@@ -30,7 +30,7 @@ from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
-from webtorch.tensors.engine import TensorHook
+from webtorch.tensors.engine import TensorHook, in_pass
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
@@ -275,23 +275,21 @@ class Follower:
         found = self.call(BEGIN, (turning, *args), kwargs)
         if turning.function is None:
             return None
-        before = mode.grad, mode.whole_backward, mode.task
-        mode.grad, mode.whole_backward, mode.task = False, True, turning
         self.passes += 1
         try:
-            while turning.function is not None:
-                given = turning.function(*found)
-                if active.follower is self:
-                    found = self.call(GO_ON, (turning, given), {})
-                else:
-                    found = turning.go_on(given)
+            with in_pass(turning, False, True):
+                while turning.function is not None:
+                    given = turning.function(*found)
+                    if active.follower is self:
+                        found = self.call(GO_ON, (turning, given), {})
+                    else:
+                        found = turning.go_on(given)
         except BaseException:
             self.give_up("a hook fails")
             turning.close()
             raise
         finally:
             self.passes -= 1
-            mode.grad, mode.whole_backward, mode.task = before
         return None
 
     def lies_there(self, run: Run, t: Tensor, value: Any) -> bool:

@@ -73,12 +73,21 @@ class Turning:
             self.hooks = [(hooks, dict(hooks)) for hooks in run.hooks_of(step)]
         self.function = None if step.place is None else run.hook_at(step.place)
 
-    def reach(self) -> Container[GradFn]:
-        """Return the functions that the pass runs."""
+    def _made(self) -> Backward:
+        """Return the pass, which runs from now on."""
         if self.running is None:
             self.settle("a graph is looked at")
         assert self.running is not None
-        return self.running.reach()
+        return self.running
+
+    @property
+    def callbacks(self) -> list[Callable[[], object]]:
+        """What is called once all functions have run."""
+        return self._made().callbacks
+
+    def reach(self) -> Container[GradFn]:
+        """Return the functions that the pass runs."""
+        return self._made().reach()
 
     @contextlib.contextmanager
     def as_then(self) -> Iterator[None]:

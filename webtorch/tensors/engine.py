@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from webtorch.dispatch.call import dispatched
+from webtorch.dispatch.call import dispatched, looking
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import contiguous_strides, numel, strides_like
 from webtorch.ops import primitive
@@ -21,8 +21,9 @@ from webtorch.ops.purity import warn_once
 from webtorch.tensors.above import ask
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import tracing
-from webtorch.tensors.modes import in_transform, mode
+from webtorch.tensors.modes import Task, in_transform, mode
 from webtorch.tensors.tape import (
+    FREED,
     AccumulateGrad,
     Cotangents,
     Edge,
@@ -45,14 +46,6 @@ def _keep_retained(fn: GradFn, grads: Sequence[Tensor | None]) -> None:
             if tracing.active:
                 tracing.touch_grad(tensor)
             tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
-
-
-FREED = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
-    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
-    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
-    "after calling backward."
-)
 
 
 def run_backward(
@@ -128,11 +121,26 @@ def _is_gone(fn: GradFn, ends: Sequence[Edge]) -> bool:
     return name_alone and all(fn is not end[0] for end in ends)
 
 
+@contextlib.contextmanager
+def in_pass(task: Task, grad: bool, whole: bool) -> Iterator[None]:
+    """Inside, a backward pass runs in this thread: whether it records gradients, and whether it goes to every leaf."""
+    before, hooks = (mode.grad, mode.whole_backward, mode.task), mode.saved_hooks
+    mode.grad, mode.whole_backward, mode.task = grad, whole, task
+    try:
+        yield
+    finally:
+        mode.grad, mode.whole_backward, mode.task = before
+        if mode.saved_hooks is not hooks:
+            # A hook or a user's rule has opened a block that it left open.
+            looking.add(len(hooks) - len(mode.saved_hooks))
+            mode.saved_hooks = hooks
+
+
 class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "accumulate", "create_graph", "found", "heap", "needed", "order", "retain_graph",
+        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "order", "retain_graph",
         "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
@@ -146,6 +154,8 @@ class Backward:
     ) -> None:
         """`ends`: where the gradients that are asked for are; None: at every leaf."""
         self.starts = starts
+        # What is called once all functions have run.
+        self.callbacks: list[Callable[[], object]] = []
         self.retain_graph = retain_graph
         self.create_graph = create_graph
         self.accumulate = accumulate
@@ -167,13 +177,8 @@ class Backward:
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
         """Inside, the thread records what the pass does, or not, and knows which pass runs."""
-        before = mode.grad, mode.whole_backward, mode.task
-        mode.grad, mode.whole_backward = self.create_graph, self.needed is None
-        mode.task = self
-        try:
+        with in_pass(self, self.create_graph, self.needed is None):
             yield
-        finally:
-            mode.grad, mode.whole_backward, mode.task = before
 
     def reach(self) -> Container[GradFn]:
         """Return the functions that the pass runs."""
@@ -235,6 +240,8 @@ class Backward:
             for to, found in zip(fn.edges, self._call(fn, grads), strict=True):
                 if to is not None and found is not None:
                     self.send(to, _fit(found, to))
+        while self.callbacks:
+            yield Turn(self.callbacks.pop(0), (), (), 0)
 
     def _call(self, fn: GradFn, grads: list[Tensor | None]) -> Cotangents:
         """Return what a function gives, as its hooks leave it."""
@@ -282,7 +289,10 @@ class Backward:
                 hooks = variable._post_accumulate
                 if hooks:
                     for key, hook in list(hooks.items()):
-                        yield Turn(hook, (variable,), hooks, key)
+                        if (yield Turn(hook, (variable,), hooks, key)) is not None:
+                            raise RuntimeError(
+                                "Tensor post accumulate grad hooks should return None."
+                            )
             if end.post_hooks:
                 _after(end, (), [g])
 
@@ -374,6 +384,13 @@ def will_run(fns: Iterable[GradFn]) -> list[bool]:
     assert mode.task is not None
     reached = mode.task.reach()
     return [fn in reached for fn in fns]
+
+
+def queue_callback(callback: Callable[[], object]) -> None:
+    """Have the running backward pass call `callback` at its end."""
+    if mode.task is None:
+        raise RuntimeError("Final callbacks can only be installed during backward pass.")
+    mode.task.callbacks.append(callback)
 
 
 def graph_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:

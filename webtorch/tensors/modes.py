@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 class Task(Protocol):
     """A backward pass, as what runs within it sees it."""
 
+    @property
+    def callbacks(self) -> list[Callable[[], object]]:
+        """What is called once all functions have run."""
+
     def reach(self) -> Container[GradFn]:
         """Return the functions that it runs."""
 
