@@ -152,7 +152,7 @@ class Follower(Protocol):
 
 
 # The interpreters, outermost first.
-ORDER = ("trace", "override", "autocast", "listen")
+ORDER = ("trace", "override", "autocast", "dispatch", "listen")
 _interpreters: dict[str, Interpreter] = {}
 _inwards: list[Interpreter] = []
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from webtorch.dispatch.call import dispatched
+from webtorch.dispatch.call import dispatched, looking
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import contiguous_strides, numel, strides_like
 from webtorch.ops import primitive
@@ -22,6 +22,7 @@ from webtorch.tensors.device import device_of
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import in_transform, mode
 from webtorch.tensors.tape import (
+    FREED,
     AccumulateGrad,
     Cotangents,
     Edge,
@@ -46,14 +47,6 @@ def _keep_retained(fn: GradFn, grads: Sequence[Tensor | None]) -> None:
             tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
 
 
-FREED = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
-    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
-    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
-    "after calling backward."
-)
-
-
 def run_backward(
     roots: Sequence[Tensor],
     cotangents: Sequence[Tensor],
@@ -73,15 +66,22 @@ def run_backward(
         raise RuntimeError(FREED)
     running = _Backward(starts, ends, retain_graph, create_graph, accumulate)
     before = mode.grad, mode.whole_backward, mode.task
+    hooks = mode.saved_hooks
     mode.grad, mode.whole_backward = create_graph, inputs is None
-    mode.task = (starts, running.needed)
+    mode.task = running
     try:
         for edge, g in zip(edges, cotangents, strict=True):
             if edge is not None:
                 running.send(edge, g)
         running.run()
+        while running.callbacks:
+            running.callbacks.pop(0)()
     finally:
         mode.grad, mode.whole_backward, mode.task = before
+        if mode.saved_hooks is not hooks:
+            # A hook or a user's rule has opened a block that it left open.
+            looking.add(len(hooks) - len(mode.saved_hooks))
+            mode.saved_hooks = hooks
     return running.found
 
 
@@ -103,8 +103,8 @@ class _Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "accumulate", "create_graph", "found", "heap", "needed", "order", "retain_graph", "targets",
-        "waiting",
+        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "order", "retain_graph", "starts",
+        "targets", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +116,9 @@ class _Backward:
         accumulate: bool,
     ) -> None:
         """`ends`: where the gradients that are asked for are; None: at every leaf."""
+        self.starts = starts
+        # What is called once all functions have run.
+        self.callbacks: list[Callable[[], object]] = []
         self.retain_graph = retain_graph
         self.create_graph = create_graph
         self.accumulate = accumulate
@@ -265,9 +268,16 @@ def _replaced(
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
     """Whether the running backward pass reaches each of the functions."""
     assert mode.task is not None
-    starts, needed = mode.task
+    starts, needed = mode.task.starts, mode.task.needed
     reached: Container[GradFn] = graph_of(starts) if needed is None else needed
     return [fn in reached for fn in fns]
+
+
+def queue_callback(callback: Callable[[], object]) -> None:
+    """Have the running backward pass call `callback` at its end."""
+    if mode.task is None:
+        raise RuntimeError("Final callbacks can only be installed during backward pass.")
+    mode.task.callbacks.append(callback)
 
 
 def graph_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
@@ -349,7 +359,8 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
     else:
         old += g
     for hook in list((variable._post_accumulate or {}).values()):
-        hook(variable)
+        if hook(variable) is not None:
+            raise RuntimeError("Tensor post accumulate grad hooks should return None.")
 
 
 def _lie_as(variable: Tensor, grad: Tensor) -> None:

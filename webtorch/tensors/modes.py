@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from webtorch.dispatch.call import Count, looking
 
 if TYPE_CHECKING:
-    from webtorch.tensors.tape import GradFn, SavedTensor
+    from webtorch.tensors.engine import _Backward
+    from webtorch.tensors.tape import SavedTensor
 
 
 class _Mode(threading.local):
@@ -28,8 +29,8 @@ class _Mode(threading.local):
     forward: tuple[Any, ...] = ()
     # The differentiations of webtorch.func that run.
     transforms: tuple[Any, ...] = ()
-    # The running backward pass: where it starts, and what it needs to run (None: everything).
-    task: tuple[list[Any], set[GradFn] | None] | None = None
+    # The running backward pass.
+    task: _Backward | None = None
     # Why saved_tensors_hooks may not be used now, if they may not.
     hooks_disabled: str | None = None
     # Whether what is saved keeps its value when the tensor is overwritten.
