@@ -22,7 +22,9 @@ ORDER = (
     "scripts",
     "functions debug",
     "autograd amp data fft linalg masked overrides profiler random signal special testing types webgpu",
-    "nn accelerator cuda utils",
+    "nn accelerator cuda",
+    "aten",
+    "utils",
     "optim distributions func",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
@@ -54,7 +56,14 @@ OUTSIDE = (
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.
-TALKING = ("cli", "__main__", "utils.benchmark.compare", "fx.graph", "fx.graph_module")
+TALKING = (
+    "cli",
+    "__main__",
+    "utils.benchmark.compare",
+    "utils.flop_counter",
+    "fx.graph",
+    "fx.graph_module",
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tests.conftest import need_device
 
 need_device("webgpu")
 
-from webtorch.pytorch.aten.table import AUTOCAST  # noqa: E402
+from webtorch.aten.table import AUTOCAST  # noqa: E402
 
 # Kernels of CUDA's libraries, which no other device has.
 OF_CUDA = {

@@ -282,8 +282,8 @@ def test_empty_storages_made_of_others(webgpu: str) -> None:
 
 def test_defaults_of_kernels_are_those_of_pytorchs_schemas(webgpu: str) -> None:
     """PyTorch leaves out arguments that equal the schema's default."""
+    from webtorch.aten.table import meaning
     from webtorch.pytorch import kernels, library
-    from webtorch.pytorch.aten.table import meaning
 
     torch.ones(1, device=webgpu)
     known = set(torch._C._dispatch_get_all_op_names())

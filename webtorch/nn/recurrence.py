@@ -1,11 +1,13 @@
 """The recurrences of RNN, LSTM and GRU as functions, with PyTorch's arguments. May import the tensor floor only.
 
 The products with the inputs of all steps are one product; a step is one product with the state and what is
-elementwise behind it. Steps are computed as they come, by one program for all of them.
+elementwise behind it. Steps are computed as they come, by one program for all of them; those of a length that has come
+often are operations of the loop around them, which a script follows as one program.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,7 @@ from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.ops.record import Autocast
+from webtorch.runtime import realize as realizing
 from webtorch.tensors import autocast
 from webtorch.tensors.host import reads, sizes_in
 from webtorch.tensors.tape import looks_at_each, start_at
@@ -290,8 +293,45 @@ def _run(
         # A capture takes down all steps, and replays them without Python; transforms look at each
         # operation, and autocast chooses its type.
         return _recorded(cell, gates, mask, start, hh, bias_hh, hr, reverse)
-    out, *last = _Steps.apply(cell, reverse, mask, gates, hh, bias_hh, hr, *start)
+    if _comes_often(cell, mask, gates, start):
+        return _recorded(cell, gates, mask, start, hh, bias_hh, hr, reverse)
+    return _as_they_come(cell, gates, mask, start, hh, bias_hh, hr, reverse)
+
+
+@dispatched(role="other")
+def _as_they_come(
+    cell: _Cell,
+    gates: Tensor,
+    mask: Tensor | None,
+    start: State,
+    hh: Tensor,
+    bias: Tensor | None,
+    hr: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, State]:
+    """Return what `_recorded` does, with each step computed. No script looks at the steps."""
+    out, *last = _Steps.apply(cell, reverse, mask, gates, hh, bias, hr, *start)
     return out, tuple(last)
+
+
+# How often a length comes before its steps are one program, and the longest.
+_OFTEN = 8
+_LONGEST = 256
+# How often cells have been given what is like this.
+_came: Counter[Any] = Counter()
+
+
+def _comes_often(cell: _Cell, mask: Tensor | None, gates: Tensor, start: State) -> bool:
+    """Whether the steps of a sequence may be one program: while scripts follow loops, that takes a third to a fifth of
+    the time, once it is compiled.
+    """
+    if realizing.listener is None or gates.shape[0] > _LONGEST:
+        return False
+    key = cell, mask is None, gates.shape, gates.dtype, start[0].shape, gates.requires_grad
+    if len(_came) > 1024:
+        _came.clear()
+    _came[key] += 1
+    return _came[key] > _OFTEN
 
 
 def _layers(

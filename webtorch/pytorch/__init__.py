@@ -8,7 +8,7 @@ why). Raises ImportError for a PyTorch that is too old.
 interrupt  Ctrl-C that cannot abort the process
 hooks      exceptions of hooks in a backward pass, which cannot either
 device     PyTorch storages that carry webtorch's, allocation, copies, views
-aten       what each aten operator means, in calls of the op table, family by family
+random     random operators, from generators of either side; all others mean what `webtorch.aten` says
 attention  scaled dot-product attention as one operator
 grouped    products of groups of rows: experts
 regions    torchvision's compiled operators

@@ -17,11 +17,11 @@ import torch
 from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
+from webtorch.aten.table import Function, aten, op
 from webtorch.functions.attention import _by_groups, _safe_softmax, _scores, by_rank_four
 from webtorch.functions.contract import matmul
 from webtorch.ops.primitive import copy, reduce_dims
 from webtorch.pytorch import device
-from webtorch.pytorch.aten.table import Function, aten, op
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries

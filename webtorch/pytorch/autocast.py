@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from webtorch.pytorch.aten.table import AUTOCAST
+from webtorch.aten.table import AUTOCAST
 from webtorch.pytorch.device import on_device
 from webtorch.pytorch.kernels import AUTOCAST_KEYS, Kernel, dispatched, overloads, tensors_of
 from webtorch.tensors.autocast import UNSAFE

@@ -23,10 +23,10 @@ from torch._functorch.partitioners import default_partition
 from torch._ops import OperatorBase
 from torch.utils._pytree import tree_leaves
 
+from webtorch.aten.table import Function, op
 from webtorch.ir.view import is_contiguous, memory_order
 from webtorch.ops.primitive import copy
 from webtorch.pytorch import device as bridge
-from webtorch.pytorch.aten.table import Function, op
 from webtorch.pytorch.copying import upload
 from webtorch.pytorch.device import on_device, webtorch_dtype
 from webtorch.pytorch.graphs import meaning

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from webtorch.aten.table import FUNCTIONS, Function
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
-from webtorch.pytorch.aten.table import FUNCTIONS, Function
 from webtorch.pytorch.device import Lain, is_whole, lie, made_of, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import dispatched, is_free, overloads

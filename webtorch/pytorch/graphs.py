@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 
+from webtorch.aten.elementwise import filled
+from webtorch.aten.table import FUNCTIONS, Dims, Function, Sizes, op
+from webtorch.aten.table import meaning as declared_meaning
 from webtorch.ir.dtype import DType, Number
 from webtorch.ir.view import numel
 from webtorch.ops.primitive import cast_to, copy, empty
 from webtorch.ops.record import TABLE
 from webtorch.pytorch import attention
 from webtorch.pytorch import library as library  # operators are registered, the table is full
-from webtorch.pytorch.aten.elementwise import filled
-from webtorch.pytorch.aten.table import FUNCTIONS, Dims, Function, Sizes, op
-from webtorch.pytorch.aten.table import meaning as declared_meaning
 from webtorch.pytorch.device import here, webtorch_dtype
 from webtorch.pytorch.fallback import unsupported
 from webtorch.tensors.tensor import Tensor

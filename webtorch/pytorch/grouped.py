@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import torch
 
+from webtorch.aten.table import Function, aten, op
 from webtorch.errors import ShapeError
 from webtorch.ir.dtype import DType, float32, int64
 from webtorch.ops.primitive import cast_to, fill, iota
-from webtorch.pytorch.aten.table import Function, aten, op
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
 

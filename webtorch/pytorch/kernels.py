@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from webtorch.aten.table import OPERATORS, Operator
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
@@ -21,7 +22,6 @@ from webtorch.ops.primitive import cast_to, fill
 from webtorch.ops.purity import looks
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.pytorch import device
-from webtorch.pytorch.aten.table import OPERATORS, Operator
 from webtorch.pytorch.copying import upload
 from webtorch.pytorch.device import (
     TO_TORCH,

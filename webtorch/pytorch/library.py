@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from webtorch import aten as aten  # its families declare themselves
+from webtorch.aten.table import DIRECT, FUNCTIONS, load, meaning
 from webtorch.ops.record import TABLE
-from webtorch.pytorch import aten as aten  # its families declare themselves
 from webtorch.pytorch import (
     attention,
     autocast,
@@ -28,7 +29,6 @@ from webtorch.pytorch import (
     patches,
     regions,
 )
-from webtorch.pytorch.aten.table import DIRECT, FUNCTIONS, load, meaning
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
 from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (

@@ -15,12 +15,12 @@ from typing import Any, TypeAlias
 
 import torch
 
+from webtorch.aten.table import op
 from webtorch.ir.dtype import Number
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.optimize import adam_step, corrected_step, square_average
 from webtorch.ops.precision import to_type, widened
-from webtorch.pytorch.aten.table import op
 from webtorch.pytorch.device import Lain, is_whole, lie, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.known import Key, Kinds, Plan

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
+from webtorch.aten.table import FUNCTIONS, op
 from webtorch.errors import LinAlgError
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import Number
 from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import fill, iota
 from webtorch.pytorch import device
-from webtorch.pytorch.aten.random import source
-from webtorch.pytorch.aten.table import FUNCTIONS, op
 from webtorch.pytorch.copying import copy_from, item, to_copy
 from webtorch.pytorch.device import (
     check_device,
@@ -30,6 +29,7 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import Kernel, functional, own
+from webtorch.pytorch.random import source
 from webtorch.tensors.tensor import Tensor
 
 own("set_")(device.set_to_nothing)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from webtorch.aten.gradients import pullback
+from webtorch.aten.table import Function
 from webtorch.functions.public import arange, int64, where
 from webtorch.nn.regions import deform_conv2d, ps_roi_align, ps_roi_pool, roi_align
 from webtorch.ops.primitive import fill, scatter
-from webtorch.pytorch.aten.gradients import pullback
-from webtorch.pytorch.aten.table import Function
 from webtorch.pytorch.kernels import AUTOCAST_KEYS
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from webtorch.aten.table import FUNCTIONS, REDUCTIONS, Function, aten, op
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import indexing
 from webtorch.ir.dtype import int64, uint8
 from webtorch.ops.primitive import cast_to, fill
 from webtorch.ops.record import TABLE
-from webtorch.pytorch.aten.table import FUNCTIONS, REDUCTIONS, Function, aten, op
 from webtorch.tensors.tensor import Tensor
 
 

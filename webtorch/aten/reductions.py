@@ -6,11 +6,11 @@ import math
 import warnings
 from collections.abc import Sequence
 
+from webtorch.aten.table import Dims, Function, aten, dims_of, op
 from webtorch.ir.dtype import DType, float32
 from webtorch.ir.lines import user_depth
 from webtorch.ops.layout import columns
 from webtorch.ops.primitive import fill
-from webtorch.pytorch.aten.table import Dims, Function, aten, dims_of, op
 from webtorch.tensors.tensor import Tensor
 
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from webtorch.aten.table import aten, op
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
 from webtorch.ir.dtype import int32
 from webtorch.ops.layout import matrix_columns, of_operands
 from webtorch.ops.primitive import cast_to, conjugate, fill
-from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.tensor import Tensor
 
 # ---- complex numbers ----------------------------------------------------------------------------

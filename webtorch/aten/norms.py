@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
+from webtorch.aten.table import aten, op
 from webtorch.functions.norm import last_dims
 from webtorch.ir.dtype import DType, float32, uint8
 from webtorch.ir.view import numel
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, copy, fill
-from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.tensor import Tensor
 
 

@@ -10,14 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from webtorch.functions.pooling import max_pool_backward
-from webtorch.ir.dtype import DType
-from webtorch.ir.view import numel
-from webtorch.ops.layout import channels_last_as, of_operands
-from webtorch.ops.precision import widened
-from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
-from webtorch.ops.record import TABLE, Elementwise, slope
-from webtorch.pytorch.aten.images import (
+from webtorch.aten.images import (
     RESIZES,
     adaptive_avg_pool2d,
     adaptive_avg_pool3d,
@@ -25,9 +18,16 @@ from webtorch.pytorch.aten.images import (
     convolution,
     padding,
 )
-from webtorch.pytorch.aten.losses import class_weights
-from webtorch.pytorch.aten.norms import per_channel
-from webtorch.pytorch.aten.table import FUNCTIONS, Function, Sizes, aten, op
+from webtorch.aten.losses import class_weights
+from webtorch.aten.norms import per_channel
+from webtorch.aten.table import FUNCTIONS, Function, Sizes, aten, op
+from webtorch.functions.pooling import max_pool_backward
+from webtorch.ir.dtype import DType
+from webtorch.ir.view import numel
+from webtorch.ops.layout import channels_last_as, of_operands
+from webtorch.ops.precision import widened
+from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
+from webtorch.ops.record import TABLE, Elementwise, slope
 from webtorch.tensors import recorders
 from webtorch.tensors.engine import grad
 from webtorch.tensors.modes import enable_grad

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from webtorch.aten.table import Function, Sizes, aten, op
 from webtorch.functions.resize import resized
 from webtorch.ir.view import numel
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.primitive import fill
-from webtorch.pytorch.aten.table import Function, Sizes, aten, op
 from webtorch.tensors.tensor import Tensor
 
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from webtorch.aten.gradients import pullback, table_gradient, to_maxima
+from webtorch.aten.table import FUNCTIONS, REDUCTIONS, Function, Sizes, aten, op, ruled_as
 from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
 from webtorch.ir.dtype import Number, float32, int64
 from webtorch.nn import functional as F
 from webtorch.nn import recurrence
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
-from webtorch.pytorch.aten.gradients import pullback, table_gradient, to_maxima
-from webtorch.pytorch.aten.table import FUNCTIONS, REDUCTIONS, Function, Sizes, aten, op, ruled_as
 from webtorch.tensors.tensor import Tensor
 
 # ---- bags of embeddings -------------------------------------------------------------------------

@@ -11,12 +11,12 @@ import math
 
 import torch
 
+from webtorch.aten.table import Function, aten, op
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill
 from webtorch.ops.record import TABLE
-from webtorch.pytorch.aten.table import Function, aten, op
 from webtorch.pytorch.device import generator as default
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor

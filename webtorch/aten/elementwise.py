@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from webtorch.aten.table import aten, op
 from webtorch.errors import DTypeError
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import DType, Number, bool_
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, fill
-from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from webtorch.aten.elementwise import filled_as
+from webtorch.aten.table import aten, op
 from webtorch.errors import DTypeError
 from webtorch.functions import indexing
 from webtorch.ir.dtype import Number, bool_, int32, int64, uint8
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, copy, fill, iota
-from webtorch.pytorch.aten.elementwise import filled_as
-from webtorch.pytorch.aten.table import aten, op
 from webtorch.tensors.tensor import Tensor
 
 
