@@ -470,6 +470,10 @@ def composite(
     return declare
 
 
+# The classes of results that are several, by PyTorch's name in `torch.return_types`.
+RETURN_TYPES: dict[str, type] = {}
+
+
 def return_type(name: str) -> Callable[[type[R]], type[R]]:
     """Let a named tuple of an op's results print as PyTorch's `torch.return_types.<name>`."""
 
@@ -482,6 +486,7 @@ def return_type(name: str) -> Callable[[type[R]], type[R]]:
         """Name the class as PyTorch's is."""
         results.__name__ = results.__qualname__ = name
         results.__repr__ = show  # type: ignore[method-assign]
+        RETURN_TYPES[name] = results
         return results
 
     return declare

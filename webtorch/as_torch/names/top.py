@@ -91,6 +91,11 @@ def compiled_with_cxx11_abi() -> bool:
     return True
 
 
+def _int_mm(input: Any, mat2: Any) -> Any:
+    """Return the product of two matrices of int8 in int32."""
+    return webtorch.mm(input.int(), mat2.int())
+
+
 def get_device_module(device: Any = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webgpu
