@@ -41,6 +41,7 @@ _BY_ROOM = {
     "webtorch.nn.native": """adaptive_max_pool1d affine_grid_generator binary_cross_entropy_with_logits
         convolution ctc_loss embedding_bag embedding_renorm_ feature_dropout max_pool1d_with_indices
         native_dropout norm_except_dim""",
+    "webtorch.nn.recurrence": "gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell",
     "webtorch.profiler": "profile",
 }
 # The same, of names that `import *` leaves out.

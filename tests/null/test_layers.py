@@ -56,7 +56,14 @@ OUTSIDE = (
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.
-TALKING = ("cli", "__main__", "utils.benchmark.compare", "fx.graph", "fx.graph_module")
+TALKING = (
+    "cli",
+    "__main__",
+    "utils.benchmark.compare",
+    "utils.flop_counter",
+    "fx.graph",
+    "fx.graph_module",
+)
 
 
 @dataclass(frozen=True)
