@@ -28,12 +28,14 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
+from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
+from webtorch.tensors.engine import TensorHook, in_pass
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Counter, Storage, writes
-from webtorch.tensors.tape import looks_at_each
+from webtorch.tensors.tape import RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -58,12 +60,12 @@ _MAX_ASIDES = 32
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient", "mark"})
+_ALONE = frozenset({"operation", "gradient", "mark", "hook"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
-_STEPS = frozenset({"operation", "alias", "backward", "gradients", "gradient", "mark", "step"})
+_STEPS = frozenset({"operation", "alias", "turn", "gradients", "gradient", "mark", "hook", "step"})
 
 
 class Follower:
@@ -82,6 +84,8 @@ class Follower:
         self.changes = -1
         # Within how many calls the thread is.
         self.depth = 0
+        # Within how many backward passes that call functions of the user's.
+        self.passes = 0
         # Whether another thread ends the run's promises just now.
         self.elsewhere = False
         # How many backward passes stood in no script since an optimizer's step.
@@ -229,6 +233,10 @@ class Follower:
             return (
                 callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
             )
+        if role == "backward":
+            return self.differentiate(callee, args, kwargs)
+        if role == "hook" and (len(args) != 2 or kwargs or not self.has_function(run, args[0])):
+            return self.other(run, callee, args, kwargs)
         if role == "mark" and run.slot_of(args[0]) is None:
             return self.mark(run, callee, args, kwargs)
         if role == "alias" and len(args) == 2:
@@ -253,6 +261,36 @@ class Follower:
                 args = (run.externals[0], *args[1:])
             return interpreted(callee, args, kwargs)
         return self.other(run, callee, args, kwargs)
+
+    def has_function(self, run: Run, t: Tensor) -> bool:
+        """Whether a tensor is a result of the run that has a gradient function."""
+        slot = run.slot_of(t)
+        if slot is None:
+            return False
+        return bool((facts_along(run.at) if run.promised else run.facts)[slot].title)
+
+    def differentiate(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Run a backward pass; the hooks that it calls are called like other code."""
+        turning = Turning(callee, self.settle)
+        found = self.call(BEGIN, (turning, *args), kwargs)
+        if turning.function is None:
+            return None
+        self.passes += 1
+        try:
+            with in_pass(turning, False, True):
+                while turning.function is not None:
+                    given = turning.function(*found)
+                    if active.follower is self:
+                        found = self.call(GO_ON, (turning, given), {})
+                    else:
+                        found = turning.go_on(given)
+        except BaseException:
+            self.give_up("a hook fails")
+            turning.close()
+            raise
+        finally:
+            self.passes -= 1
+        return None
 
     def lies_there(self, run: Run, t: Tensor, value: Any) -> bool:
         """Whether a value is what a tensor from outside is, on the same memory."""
@@ -415,6 +453,8 @@ class Follower:
         """Make a call that cannot stand in a script, nor what follows until something is computed."""
         self.give_up(why)
         run = self.run
+        if callee is BEGIN:
+            callee, args = args[0].callee, args[1:]
         out = self.inside(callee, args, kwargs)
         if callee.role in _PASSES and not self.is_looked_at():
             self.stray += 1
@@ -590,11 +630,17 @@ class Follower:
             return given
         if step.kind == "backward":
             run.differentiated = True
-            for (j, form), grad in zip(step.leaves, given, strict=True):
+            args[0].follow(run, step)
+            result, *gradients = given
+            for (j, form), grad in zip(step.leaves, gradients, strict=True):
                 leaf = run.leaf(j)
                 if type(form) is Facts and leaf is not None:
                     leaf._grad = grad
-        elif step.kind == "mark":
+            return result
+        if step.kind == "hook":
+            hooks = run.hooks.setdefault(run.slot_of(args[0]) or 0, {})
+            return RemovableHandle(hooks, TensorHook(args[1], step.place))
+        if step.kind == "mark":
             given._requires_grad = step.mark()
             return given
         elif step.kind == "gradient":
@@ -823,7 +869,9 @@ class Follower:
         run, computed = self.run, self.computed
         if run.promised:
             return
-        if (
+        if self.passes:
+            self.note("a value is looked at within a backward pass")
+        elif (
             run.at is not self.root
             and not run.refused
             and len(computed) == 1

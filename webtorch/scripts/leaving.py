@@ -19,6 +19,7 @@ from webtorch.scripts.script import (
     NEW,
     NUMBER,
     OBJECT,
+    OPAQUE,
     PRIOR,
     SEQUENCE,
     SLOT,
@@ -200,14 +201,22 @@ def _make(run: Run, step: Step, taken: Step) -> None:
         if p.form == NEW:
             run.note_offset(run.externals[p.number], p)
     functions: dict[GradFn, None] = {}
+    if step.kind == "hook":
+        args[0]._grad_fn.tensor_hooks = run.hooks[_slot(step.args[0], run)]
+        return
     if step.kind == "backward":
         for (j, _), p in zip(step.leaves, step.watched):
             _leaf(run, j)._grad = _value(p, run)
-        functions = graph_of([args[0]._grad_fn])
-    elif step.kind == "gradients":
-        functions = graph_of([root._grad_fn for root in outputs_of(args, kwargs)])
-    out = interpreted(step.callee, args, kwargs)
+        with args[0].as_then():
+            out = interpreted(step.callee, args, kwargs)
+        functions = args[0].functions
+    else:
+        if step.kind == "gradients":
+            functions = graph_of([root._grad_fn for root in outputs_of(args, kwargs)])
+        out = interpreted(step.callee, args, kwargs)
     run.used_up.update(freed(functions))
+    if step.kind == "backward" and args[0].turn is None:
+        args[0].forget()
     _take_over(step.results, out, run)
     if step.kind == "mark":
         note_mark(run, out, step)
@@ -221,6 +230,16 @@ def _make(run: Run, step: Step, taken: Step) -> None:
 def _leaf(run: Run, number: int) -> Tensor:
     """Return the tensor of a `leaf_number`, while calls are made in the usual way."""
     return _external(run, number) if number >= 0 else run.made[-1 - number]
+
+
+def _slot(p: Pattern, run: Run) -> int:
+    """Return the number of the slot that an argument is."""
+    if p.form == SLOT:
+        return p.number
+    t = run.externals[p.number]
+    number = t.slot if type(t) is Prior else run.slot_of(t)
+    assert number is not None
+    return number
 
 
 def _external(run: Run, number: int) -> Tensor:
@@ -241,6 +260,8 @@ def _value(p: Pattern, run: Run) -> Any:
         return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
     if p.form == OBJECT:
         return p.value()
+    if p.form == OPAQUE:
+        return run.opaque[p.number]
     if p.form == NUMBER:
         return run.given.number(p.number, p.value)
     return float(p.value) if p.form == ZERO else p.value

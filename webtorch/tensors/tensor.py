@@ -33,7 +33,7 @@ from webtorch.tensors.above import ask, give
 from webtorch.tensors.arrays import as_numpy, nest, see
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
-from webtorch.tensors.engine import backward, checked
+from webtorch.tensors.engine import TensorHook, backward
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
 from webtorch.tensors.modes import in_transform, mode, transforms
@@ -459,6 +459,7 @@ class Tensor(TensorBase):
         self._retains = True
         retain(self)
 
+    @plays("hook")
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call `hook(grad)` when the gradient of this tensor is computed; what it returns replaces
         the gradient.
@@ -473,17 +474,7 @@ class Tensor(TensorBase):
             if self._hooks is None:
                 self._hooks = {}
             return RemovableHandle(self._hooks, hook)
-        number = self._output_nr
-
-        def prehook(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-            """Call the hook with this tensor's gradient, and return the gradients with its result."""
-            g = grads[number]
-            new = None if g is None else hook(g)
-            if new is not None and g is not None:
-                checked(new, g, hook)
-            return None if new is None else (*grads[:number], new, *grads[number + 1 :])
-
-        return fn.register_tensor_hook(prehook)
+        return fn.register_tensor_hook(TensorHook(hook, self._output_nr))
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call `hook(self)` after `.grad` of this leaf has been added to."""
@@ -626,7 +617,14 @@ class Tensor(TensorBase):
             return array.astype(dtype)
         return array.copy() if copy else array
 
-    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = -1,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         """Return a DLPack capsule that shares the memory of a CPU tensor.
 
         Raises BufferError where no other library can see the memory, as PyTorch does for tensors that
@@ -639,7 +637,13 @@ class Tensor(TensorBase):
                 f"__dlpack__: the tensor is on {self.device}, whose memory other libraries cannot see. "
                 "Use tensor.cpu()"
             )
-        return self.numpy().__dlpack__(stream=stream, **options)
+        if stream is not None and type(stream) is not int:
+            raise TypeError("stream must be ``int`` or ``none``")
+        # The CPU has no streams: -1, which asks for no order, is all the same.
+        stream = None if stream == -1 else stream
+        return self.numpy().__dlpack__(
+            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's number of the device: (1, 0) for the CPU. Raises BufferError otherwise."""
