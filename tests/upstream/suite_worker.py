@@ -1,6 +1,6 @@
 """Runs tests of another project with pytest, and writes down what each gives, as lines of JSON.
 
-    python -m tests.upstream.suite_worker WAY TASK RESULTS ARGUMENTS...
+    python tests/upstream/suite_worker.py WAY TASK RESULTS ARGUMENTS...
 
 TASK is a file of JSON: which tests are wanted (all, or every so many), and which are known; it is deleted when they
 have run. This runs in the folder of the suite.
@@ -103,7 +103,11 @@ def main() -> None:
     # The suite's folder `tests` is another one than ours.
     sys.path[:] = [
         os.getcwd(),
-        *(p for p in sys.path if Path(p or ".").resolve() not in (ROOT, Path.cwd())),
+        *(
+            p
+            for p in sys.path
+            if Path(p or ".").resolve() not in (ROOT, Path.cwd(), Path(__file__).parent)
+        ),
     ]
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]

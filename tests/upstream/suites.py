@@ -22,6 +22,8 @@ from typing import Any
 from tests.conformance.pool import ROOT
 from tests.upstream import report
 
+# By its path: the suite's folder may have a package `tests` too.
+WORKER = str(Path(__file__).with_name("suite_worker.py"))
 CACHE = report.CACHE.with_name("suites")
 
 
@@ -103,7 +105,7 @@ def run(
                                        os.environ.get("PYTHONPATH", "")]),
     }  # fmt: skip
     tests = suite.tests if only is None else dict.fromkeys(test.partition("::")[0] for test in only)
-    command = [sys.executable, "-m", "tests.upstream.suite_worker", way, str(task), str(lines), "-q",
+    command = [sys.executable, WORKER, way, str(task), str(lines), "-q",
                "--continue-on-collection-errors", "-p", "no:cacheprovider", *suite.arguments, *tests]  # fmt: skip
     found = take(path, lines)
     # The task is there until it is done: a run was stopped, or a test has ended its process.

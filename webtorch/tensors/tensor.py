@@ -617,7 +617,14 @@ class Tensor(TensorBase):
             return array.astype(dtype)
         return array.copy() if copy else array
 
-    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = -1,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         """Return a DLPack capsule that shares the memory of a CPU tensor.
 
         Raises BufferError where no other library can see the memory, as PyTorch does for tensors that
@@ -630,7 +637,13 @@ class Tensor(TensorBase):
                 f"__dlpack__: the tensor is on {self.device}, whose memory other libraries cannot see. "
                 "Use tensor.cpu()"
             )
-        return self.numpy().__dlpack__(stream=stream, **options)
+        if stream is not None and type(stream) is not int:
+            raise TypeError("stream must be ``int`` or ``none``")
+        # The CPU has no streams: -1, which asks for no order, is all the same.
+        stream = None if stream == -1 else stream
+        return self.numpy().__dlpack__(
+            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's number of the device: (1, 0) for the CPU. Raises BufferError otherwise."""
