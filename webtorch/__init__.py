@@ -17,7 +17,7 @@ from webtorch.version import PACKAGE as __version__
 # Rooms: name -> module.
 _OWN = """_higher_order_ops accelerator amp autograd backends capture compiler cuda data debug
     distributions errors fft func functions fx io ir jit linalg lower masked multiprocessing nn onnx ops
-    optim overrides profiler random runtime signal special tensors testing types utils version webgpu"""
+    optim overrides profiler quasirandom random runtime signal special tensors testing types utils version webgpu"""
 _ROOMS = {
     **{name: f"webtorch.{name}" for name in _OWN.split()},
     "_C": "webtorch.as_torch.names.core",

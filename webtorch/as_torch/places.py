@@ -82,6 +82,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._dynamo._trace_wrapped_higher_order_op": ("webtorch.as_torch.names.compiler_parts",),
     "torch._subclasses": ("webtorch.as_torch.names.compiler_parts",),
     "torch._subclasses.fake_tensor": ("webtorch.as_torch.names.compiler_parts",),
+    "torch.export": ("webtorch.fx.export",),
     "torch.fx.experimental.proxy_tensor": ("webtorch.as_torch.names.compiler_parts",),
     "torch.utils._mode_utils": ("webtorch.utils._python_dispatch",),
     "torch.utils._foreach_utils": ("webtorch.as_torch.names.foreach",),
@@ -131,7 +132,6 @@ WORDS: dict[str, dict[str, str]] = {
         "_prims": COMPILER,
         "_prims_common": COMPILER,
         "_decomp": COMPILER,
-        "export": "torch.export is not available; webtorch.web.export writes a compiled step",
         "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",
     },
 }

@@ -101,18 +101,42 @@ def _to_copy(x: Tensor, *, dtype: DType | None = None, **options: Any) -> Tensor
     return found.clone(memory_format=form) if form else found.clone() if found is x else found
 
 
+@written("__rsub__")
+def _rsub(x: Tensor, other: Any) -> Any:
+    return aten.rsub(x, other)
+
+
+@written("__rtruediv__", "__rdiv__")
+def _rdiv(x: Tensor, other: Any) -> Any:
+    return aten.mul(aten.reciprocal(x), other)
+
+
+@written("__rpow__")
+def _rpow(x: Tensor, other: Any) -> Any:
+    return aten.pow(other, x)
+
+
 @written("to")
 def _to(x: Tensor, *args: Any, **kwargs: Any) -> Any:
     form = kwargs.pop("memory_format", None)
     device, dtype, copy = parse_to(args, dict(kwargs))
     options: dict[str, Any] = {}
-    if dtype is not None and dtype is not x.dtype:
-        options["dtype"] = dtype
     if device is not None and str(device) not in (str(x.device), x.device.type):
         options["device"] = device
     if form is not None and "preserve" not in str(form):
         options["memory_format"] = form
+    if dtype is not None and not options and not copy:
+        return aten.to.dtype(x, dtype)
+    if dtype is not None and dtype is not x.dtype:
+        options["dtype"] = dtype
     return aten._to_copy(x, **options) if options or copy else x
+
+
+@composed("to")
+def _to_dtype(x: Tensor, dtype: Any, *rest: Any, **options: Any) -> Any:
+    if rest or options or not isinstance(dtype, DType):
+        return NotImplemented
+    return x if dtype is x.dtype else aten._to_copy(x, dtype=dtype)
 
 
 def _conversion(dtype: DType) -> Function:
@@ -414,7 +438,7 @@ def _batch_norm(
         # `torch.batch_norm`, whose order is the operator's.
         return NotImplemented
     return aten.batch_norm(
-        x, weight, bias, running_mean, running_var, training, momentum, eps, True
+        x, weight, bias, running_mean, running_var, training, momentum, eps, False
     )
 
 

@@ -106,7 +106,7 @@ class Schema:
             if value is inspect.Parameter.empty or value != argument.default_value:
                 named[argument.name] = value
         # What is left is no argument of this overload, unless it says nothing.
-        if any(v is not None for v in kwargs.values()):
+        if any(v is not None and v is not False for v in kwargs.values()):
             return None
         for i, argument in enumerate(places):
             if not _is_of(found[i], argument.type, self.numbers and i > 0):
