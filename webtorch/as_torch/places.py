@@ -96,7 +96,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.multiprocessing": ("webtorch.multiprocessing",),
     "torch._C": ("webtorch.as_torch.names.core",),
     "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
-    "torch._dynamo": ("webtorch.compiler", "webtorch.capture"),
+    "torch._dynamo": ("webtorch.compiler", "webtorch.capture", "webtorch.as_torch.names.dynamo"),
     "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),
     "torch.func": ("webtorch.func",),
     "torch.hub": ("webtorch.as_torch.names.hub",),
