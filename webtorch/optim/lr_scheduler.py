@@ -595,7 +595,7 @@ class ReduceLROnPlateau(LRScheduler):
             self.num_bad_epochs = 0
         self._last_lr = self._current()
 
-    def _reduce_lr(self, epoch: int) -> None:
+    def _reduce_lr(self, epoch: float) -> None:
         """Reduce the learning rates, down to their least."""
         groups = self.optimizer.param_groups
         if len(groups) != len(self.min_lrs):
