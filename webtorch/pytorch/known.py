@@ -334,7 +334,7 @@ class Kinds:
             # The storage of another device, or one that does not carry its memory yet.
             return None
         count = len(nodes)
-        if not count:
+        if not (count or out is not None):
             return None
         seen = tensors
         if count > 1 and (nodes[0] is nodes[1] if count == 2 else len(set(nodes)) < count):
