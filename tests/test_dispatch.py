@@ -63,6 +63,7 @@ def rows(lib: Any) -> Any:
 
 CALLS: dict[str, Callable[[Any], object]] = {
     "numbers": lambda t: ((t.ones(2) + 1) * 2 - 1) / 3,
+    "numbers first": lambda t: 3 / (2 - 2 * (1 + t.ones(2))),
     "comparison": lambda t: (t.ones(2) > 0, t.ones(2) ** 2, t.ones(2) == t.ones(2)),
     "in place": lambda t: t.ones(2).add_(1).mul_(2).zero_(),
     "linear": lambda t: t.nn.functional.linear(t.ones(2, 3), t.ones(4, 3), t.ones(4)),

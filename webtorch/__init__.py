@@ -17,7 +17,7 @@ from webtorch.version import PACKAGE as __version__
 # Rooms: name -> module.
 _OWN = """_higher_order_ops accelerator amp autograd backends capture compiler cuda data debug
     distributions errors fft func functions fx io ir jit linalg lower masked multiprocessing nn onnx ops
-    optim overrides profiler random runtime signal special tensors testing types utils version webgpu"""
+    optim overrides profiler quasirandom random runtime signal special tensors testing types utils version webgpu"""
 _ROOMS = {
     **{name: f"webtorch.{name}" for name in _OWN.split()},
     "_C": "webtorch.as_torch.names.core",
@@ -37,6 +37,9 @@ _BY_ROOM = {
     "webtorch.autograd.anomaly_mode": "is_anomaly_check_nan_enabled is_anomaly_enabled",
     "webtorch.capture": "compile mark_dynamic",
     "webtorch.func.control_flow": "cond while_loop",
+    "webtorch.functions.storages": """BFloat16Storage BoolStorage ByteStorage CharStorage ComplexDoubleStorage
+        ComplexFloatStorage DoubleStorage FloatStorage HalfStorage IntStorage LongStorage ShortStorage
+        TypedStorage UntypedStorage is_storage""",
     "webtorch.io.checkpoint": "load save",
     "webtorch.nn.native": """adaptive_max_pool1d affine_grid_generator binary_cross_entropy_with_logits
         convolution ctc_loss embedding_bag embedding_renorm_ feature_dropout max_pool1d_with_indices

@@ -308,6 +308,9 @@ found = torch.ones(2, 3).max(0)
 assert isinstance(found, torch.return_types.max) and not isinstance(found, torch.return_types.min)
 assert torch._VF.lstm is torch.lstm
 assert issubclass(torch.jit.TracerWarning, Warning)
+torch._dynamo.mark_static_address(found.values)
+from torch._higher_order_ops.associative_scan import associative_scan
+assert associative_scan(torch.add, torch.ones(3), 0, combine_mode="generic").tolist() == [1, 2, 3]
 assert "inductor" in torch._dynamo.list_backends() == torch.compiler.list_backends()
 assert not can_use_flash_attention(SDPAParams(found, found, found, None, 0.0, True, False))
 left = torch.tensor([[100, 100]], dtype=torch.int8)

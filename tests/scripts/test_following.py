@@ -1330,3 +1330,28 @@ def test_hooks_keep_no_memory(follower: Any) -> None:
         seen.clear()
     gc.collect()
     assert len(gc.get_objects()) <= count + 50
+
+
+def test_nobody_looks_where_that_costs_more_than_it_gains(
+    follower: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_PATIENCE", 4)
+    torch.manual_seed(0)
+    policy = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+
+    def episode() -> None:
+        state, found = torch.ones(4), []
+        for _ in range(5):
+            choice = torch.distributions.Categorical(logits=policy(state))
+            action = choice.sample()
+            found.append(choice.log_prob(action))
+            state = torch.tensor([float(action.item()), 0.1, 0.3, -0.2])
+        optimizer.zero_grad()
+        torch.stack(found).sum().backward()
+        optimizer.step()
+
+    for _ in range(12):
+        episode()
+    assert follower().held
+    assert not follower().on

@@ -167,6 +167,14 @@ def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     return run(args, kwargs)
 
 
+def alone(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Make a call while no interpreter is on."""
+    find = callee.find
+    if find is not None and (out := find(args, kwargs)) is not None:
+        return out
+    return callee.run(args, kwargs)
+
+
 class _Active(Count):
     """How many interpreters are on, a follower of scripts among them."""
 

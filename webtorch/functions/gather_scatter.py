@@ -50,14 +50,15 @@ from webtorch.tensors.values import at_hand, check_places
 # -- values that are known at the call --------------------------------------------------------------
 
 
-_FAR = "index {index} is out of bounds for dimension {dim} with size {size}"
-_FAR_IN_FLAT = "out of range: tried to access index {index} on a tensor of {size} elements."
-_FAR_IN_DATA = (
-    "index out of range in self: INDICES element is out of DATA bounds, id={index} axis_dim={size}"
+_FAR = "index out of range in self. "
+_FAR_IN_DATA = "INDICES element is out of DATA bounds, id={index} axis_dim={size}. "
+_FAR_IN_COPY = (
+    "index_copy_(): index {index} is out of bounds for dimension {dim} with size {size}. "
 )
+_FAR_IN_FLAT = "out of range: tried to access index {index} on a tensor of {size} elements. "
 
 
-def _along(text: str = _FAR, wrap: bool = False) -> Callable[..., None]:
+def _along(op: str, words: str = "", wrap: bool = False) -> Callable[..., None]:
     """Return what checks an index along a dim, for the field `values`."""
 
     def check(input: Tensor, dim: int, index: Tensor, *_: object, **__: object) -> None:
@@ -65,15 +66,20 @@ def _along(text: str = _FAR, wrap: bool = False) -> Callable[..., None]:
         shape = input._shape
         if -len(shape) <= dim < len(shape):
             size = shape[dim]
-            check_places(index, size, text, -size if wrap else 0, dim % len(shape))
+            check_places(op, index, size, words, -size if wrap else 0, dim % len(shape))
 
     return check
 
 
-def _in_flat(input: Tensor, index: Tensor, *_: object, **__: object) -> None:
-    """Raise for a place beyond all elements."""
-    size = numel(input._shape)
-    check_places(index, size, _FAR_IN_FLAT, -size)
+def _in_flat(op: str) -> Callable[..., None]:
+    """Return what checks places among all elements."""
+
+    def check(input: Tensor, index: Tensor, *_: object, **__: object) -> None:
+        """Raise for a place beyond all elements."""
+        size = numel(input._shape)
+        check_places(op, index, size, _FAR_IN_FLAT, -size)
+
+    return check
 
 
 def _enough(input: Tensor, mask: Tensor, source: Tensor) -> None:
@@ -103,7 +109,7 @@ def _vector(op: str, index: Tensor) -> Tensor:
     overlap="none",
     gradient_name="IndexSelectBackward0",
     aten=("index_select",),
-    values=_along(_FAR_IN_DATA),
+    values=_along("index_select", _FAR_IN_DATA),
 )
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of input at the positions of a 1-d index along `dim`."""
@@ -170,7 +176,7 @@ def _with_none_of(base: Any, source: Tensor) -> Tensor:
     gradient_name="IndexAddBackward0",
     aten=("index_add",),
     overlap="first",
-    values=_along(),
+    values=_along("index_add_"),
 )
 def index_add(
     input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1
@@ -193,7 +199,7 @@ def index_add(
     autocast=Autocast(cpu="promote"),
     gradient_name="IndexCopyBackward0",
     aten=("index_copy",),
-    values=_along("index_copy_(): " + _FAR),
+    values=_along("index_copy_", _FAR_IN_COPY),
 )
 def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """A copy of input with the slices of `source` at the positions of `index`."""
@@ -216,7 +222,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     gradient_name="IndexReduceBackward0",
     aten=("index_reduce",),
     overlap="first",
-    values=_along("index out of range in self: " + _FAR),
+    values=_along("index_reduce_", _FAR),
 )
 def index_reduce(
     input: Tensor,
@@ -256,7 +262,7 @@ def index_reduce(
     gradient_name="PutBackward0",
     once=True,
     overlap="first",
-    values=_in_flat,
+    values=_in_flat("put_"),
 )
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
@@ -297,7 +303,7 @@ def _as_value(op: str, value: Any, like: Tensor) -> Tensor:
     inplace=True,
     gradient_name="IndexFillBackward0",
     aten=("index_fill",),
-    values=_along(wrap=True),
+    values=_along("index_fill_", wrap=True),
 )
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Number | Tensor) -> Tensor:
     """A copy of input with `value` in the slices at the positions of `index`."""
@@ -386,7 +392,7 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     overlap="none",
     gradient_name="GatherBackward0",
     once=True,
-    values=_along(),
+    values=_along("gather"),
 )
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
@@ -437,7 +443,7 @@ _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
     inplace=True,
     gradient_name="ScatterBackward0",
     overlap="first",
-    values=_along(),
+    values=_along("scatter"),
 )
 def scatter(
     input: Tensor,
@@ -471,7 +477,7 @@ def scatter(
     autocast=Autocast(gpu="promote"),
     gradient_name="ScatterAddBackward0",
     overlap="first",
-    values=_along(),
+    values=_along("scatter_add"),
 )
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """A copy of input with `src` added at input[index[i][j]][j] for dim 0, and so on."""
@@ -533,7 +539,7 @@ def _integer_extreme(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: st
     family="index",
     inplace=True,
     overlap="first",
-    values=_along(),
+    values=_along("scatter_reduce"),
 )
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
@@ -649,7 +655,7 @@ def _product_rule(
     gradient_name="TakeBackward0",
     once=True,
     aten=("take",),
-    values=_in_flat,
+    values=_in_flat("take"),
 )
 def take(input: Tensor, index: Tensor) -> Tensor:
     """The elements at flat positions `index`, in index's shape; negative positions count from the end."""

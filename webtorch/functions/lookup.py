@@ -35,8 +35,6 @@ from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand, check_places
 
-_FAR = "index out of range in self: index {index} is out of bounds for dimension {dim} with size {size}"
-
 
 def _classes(tensor: Tensor, num_classes: int = -1) -> None:
     """Raise for a class that there is not."""
@@ -51,7 +49,7 @@ def _classes(tensor: Tensor, num_classes: int = -1) -> None:
 
 def _rows(input: Tensor, weight: Tensor, *_: object, **__: object) -> None:
     """Raise for a row that there is not."""
-    check_places(input, weight._shape[0], _FAR)
+    check_places("embedding", input, weight._shape[0], "index out of range in self. ")
 
 
 @composite(

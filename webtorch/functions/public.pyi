@@ -93,7 +93,6 @@ from webtorch.tensors.switches import get_num_interop_threads as get_num_interop
 from webtorch.tensors.switches import (
     is_deterministic_algorithms_warn_only_enabled as is_deterministic_algorithms_warn_only_enabled,
 )
-from webtorch.tensors.switches import is_storage as is_storage
 from webtorch.tensors.switches import is_warn_always_enabled as is_warn_always_enabled
 from webtorch.tensors.switches import set_default_tensor_type as set_default_tensor_type
 from webtorch.tensors.switches import set_deterministic_debug_mode as set_deterministic_debug_mode
@@ -160,7 +159,10 @@ def acos_(input: _Tensor) -> _Tensor: ...
 def acosh(input: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def acosh_(input: _Tensor) -> _Tensor: ...
 def adaptive_avg_pool1d(
-    input: _Tensor, output_size: _Any, *, out: _Tensor | None = ...
+    input: _Tensor,
+    output_size: builtins.int | _Sequence[builtins.int | None] | None,
+    *,
+    out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def add(
     input: _Operand, other: _Operand, *, alpha: _Scalar = ..., out: _Tensor | None = ...

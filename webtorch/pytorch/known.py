@@ -469,12 +469,11 @@ def _target(
     memory = _find(out)._webgpu
     if not is_first:
         tensors.append(out)
+    parts += (is_first, memory.nbytes)
     if type(memory) is Storage:
         storage = memory
-        parts.append(memory.nbytes)
     else:
         storage = memory.storage
-        parts.append(memory.nbytes)
         if storage is None:
             return bool(memory.is_new and not memory.is_cut)
         if memory.is_cut:

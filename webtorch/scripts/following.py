@@ -9,7 +9,16 @@ import weakref
 from time import perf_counter
 from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, looking, watched
+from webtorch.dispatch.call import (
+    Args,
+    Callee,
+    Kwargs,
+    active,
+    alone,
+    interpreted,
+    looking,
+    watched,
+)
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
@@ -45,6 +54,10 @@ _REPEATS = 2
 # After so many runs in which nothing was learned or followed nobody looks any more, until the same programs have
 # run so many times as often.
 _PATIENCE = 8
+# Nor where, in so many times as many runs, more calls were recorded than were answered, and again in as many: then for
+# so many runs from here on, and four times as many at each time, whatever programs they are.
+_WINDOW = 8
+_HOLD, _LONGEST_HOLD = 256, 1 << 14
 _LONGER = 4
 _LONGEST = 512
 _OFTEN = 16
@@ -80,6 +93,11 @@ class Follower:
         # Whether calls are looked at, and how many runs in a row were in vain.
         self.on = False
         self.in_vain = 0
+        # In how many runs, since these were counted last, how many calls were recorded or made again, and how many
+        # were answered and computed; and how often in a row the former were more.
+        self.runs = self.lost = self.gained = self.losses = 0
+        # For how many runs from here on nobody looks because that has cost more than it gained, and how many it were.
+        self.hold = self.held = 0
         # How many changes of tensors there had been when a run began to promise.
         self.changes = -1
         # Within how many calls the thread is.
@@ -129,8 +147,13 @@ class Follower:
         elif frozen is not None and len(frozen.order) >= _FEWEST and runtime.debug < 4:
             count = self.seen[number] = self.seen.get(number, 0) + 1
             self.pause -= 1
+            self.hold -= 1
             # One that comes again and again does not wait for a pause that others have caused.
-            if count >= self.needed.get(number, _REPEATS) and (self.pause < 0 or count >= _OFTEN):
+            if (
+                self.hold < 0
+                and count >= self.needed.get(number, _REPEATS)
+                and (self.pause < 0 or count >= _OFTEN)
+            ):
                 self.start()
             if len(self.seen) > 4096:
                 self.seen.clear()
@@ -142,6 +165,7 @@ class Follower:
             if _listener.follower is not self:
                 return
             self.on, self.in_vain = True, 0
+            self.runs = self.lost = self.gained = self.losses = 0
         # What was computed before was not counted.
         changes.count += 1
         # Not before: every look at an attribute takes twice the time where a class has this.
@@ -190,7 +214,16 @@ class Follower:
             self.root, self.steps = Step(None), 0
         self.run = Run(self.root)
         self.computed.clear()
-        if self.in_vain > _PATIENCE and self.depth == 0:
+        self.runs += 1
+        if self.runs >= _WINDOW * _PATIENCE:
+            if self.lost > self.gained:
+                self.losses += 1
+            else:
+                self.losses = self.held = 0
+            self.runs = self.lost = self.gained = 0
+        if (self.in_vain > _PATIENCE or self.losses > 1) and self.depth == 0:
+            if self.losses > 1:
+                self.hold = self.held = min(max(_HOLD, 4 * self.held), _LONGEST_HOLD)
             self.stop()
 
     # ---- calls
@@ -199,9 +232,11 @@ class Follower:
         """Answer a call, or make it."""
         if threading.get_ident() != self.thread:
             return made_as_usual(callee, args, kwargs)
-        if self.depth:
-            return interpreted(callee, args, kwargs)
         run = self.run
+        if self.depth:
+            if run.refused and active.count == 1:
+                return alone(callee, args, kwargs)
+            return interpreted(callee, args, kwargs)
         at = run.at
         # What has been recorded in part is not followed: its program would do again what was done.
         if at.following and not run.taken and not run.refused:
@@ -435,6 +470,10 @@ class Follower:
         """Make a call as usual; what it calls itself is not looked at."""
         self.depth += 1
         try:
+            if self.run.refused and active.count == 1:
+                # No script sees it: it may have changed anything.
+                changes.count += 1
+                return alone(callee, args, kwargs)
             return made_as_usual(callee, args, kwargs)
         finally:
             self.depth -= 1
@@ -452,6 +491,7 @@ class Follower:
     def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
         """Make a call that cannot stand in a script, nor what follows until something is computed."""
         self.give_up(why)
+        self.lost += 1
         run = self.run
         if callee is BEGIN:
             callee, args = args[0].callee, args[1:]
@@ -684,6 +724,7 @@ class Follower:
                     self.leave(run)
                     return
                 self.counts["followed"] += 1
+                self.gained += 1 + len(run.slots) - run.first
                 if program is not None and at.goes_on is not None and run.may_go_on:
                     run.go_on(at.goes_on, program, run.saved)
                     self.counts["steps"] += 1
@@ -756,6 +797,7 @@ class Follower:
             make_calls(run, path)
         finally:
             self.depth -= mine
+            self.lost += len(path)
             self.account.left(len(path), perf_counter() - started)
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
@@ -826,6 +868,7 @@ class Follower:
     def take(self, run: Run, step: Step) -> None:
         """Let a recorded call be the run's next step, which may be known."""
         following = run.at.following
+        self.lost += 1
         known = next(
             (
                 s

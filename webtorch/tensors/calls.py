@@ -112,7 +112,8 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     other_too = _OPERANDS if not op.function_in or op.numbers_for != "none" else (Tensor,)
     input_too = _OPERANDS if not op.function_in or op.numbers_for == "both" else (Tensor,)
 
-    if count == 1 and not op.numbers:
+    # A user's kernel has its own name for what it is given.
+    if op.tensors == ("input",) and not op.numbers:
 
         def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:
             if not active.count and out is None and isinstance(input, Tensor):

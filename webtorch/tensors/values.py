@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import IndexOutOfRangeError
+from webtorch.ir.lines import line_text, user_line
+from webtorch.ir.program import Site
 from webtorch.tensors.host import tracing
 from webtorch.tensors.tensor import Tensor
 
@@ -32,15 +34,27 @@ def at_hand(x: Tensor) -> Any:
 
 
 def check_places(
-    places: Tensor, size: int, text: str, low: int = 0, dim: int = 0, ignored: int | None = None
+    op: str,
+    places: Tensor,
+    size: int,
+    words: str = "",
+    low: int = 0,
+    dim: int = 0,
+    ignored: int | None = None,
 ) -> None:
-    """Raise IndexOutOfRangeError if one of the places is known to be below `low`, or not below `size`."""
+    """Raise IndexOutOfRangeError if one of the places is known to be below `low`, or not below `size`.
+
+    `words`: PyTorch's, before what a kernel would report; with "{index}", "{dim}" and "{size}" in them.
+    """
     known = at_hand(places)
     if known is None or not known.size:
         return
     for value in (known.max(), known.min()):
         if not low <= value < size and value != ignored:
-            raise IndexOutOfRangeError(text.format(index=value, dim=dim, size=size))
+            site = Site(op, dim, size, line_text(user_line()))
+            raise IndexOutOfRangeError(
+                words.format(index=value, dim=dim, size=size) + site.message(value)
+            )
 
 
 def asking(ask: Callable[..., object], function: Callable[..., Any]) -> Callable[..., Any]:
