@@ -103,6 +103,18 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.mps": ("webtorch.backends.mps",),
     "torch.xpu": ("webtorch.as_torch.names.xpu",),
 }
+for _name in (
+    "torch._functorch",
+    "torch._functorch.apis",
+    "torch._functorch.batch_norm_replacement",
+    "torch._functorch.deprecated",
+    "torch._functorch.eager_transforms",
+    "torch._functorch.functional_call",
+    "torch._functorch.make_functional",
+    "torch._functorch.vmap",
+    "torch._C._functorch",
+):
+    SOURCES[_name] = ("webtorch.as_torch.names.functorch_parts",)
 # These files of torch.nn.modules are called the same in webtorch.nn.
 for _name in (
     "container",
