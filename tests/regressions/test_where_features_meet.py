@@ -47,6 +47,49 @@ def test_results_share_memory_where_pytorchs_do(op: Op) -> None:
                 ), f"{op.name}{args}{kwargs} {dtype.name} {layout}"
 
 
+def _are_views(results: list[Any], inputs: list[Any]) -> list[Any]:
+    """Of each result, whether it is an input or a view."""
+    return [any(r is x for x in inputs) or r._is_view() for r in results]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", table.tested(), ids=lambda op: op.name)
+def test_results_are_views_where_pytorchs_are(op: Op) -> None:
+    """How a result is computed is nobody's concern: one that is made of a view can be written in place."""
+    for recorded in (False, True):
+        for layout in table.LAYOUTS:
+            theirs, ours = (
+                [
+                    x.detach().requires_grad_(recorded and x.is_floating_point())
+                    for x in table.shown(given, layout)
+                ]
+                for given in table.inputs(op, layout, float32, "cpu")
+            )
+            for args, kwargs in op.samples:
+                try:
+                    expected = table.flat(table.oracle(op)(*theirs, *args, **kwargs))
+                    got = table.flat(table.function(op)(*ours, *args, **kwargs))
+                except (RuntimeError, IndexError, ValueError, TypeError):
+                    continue  # The table's own test looks at errors.
+                assert _are_views(got, ours) == _are_views(expected, theirs), (
+                    f"{op.name}{args}{kwargs} {layout} {recorded}"
+                )
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (1,), ()])
+@pytest.mark.parametrize("name", ["median", "nanmedian", "prod", "sum", "max"])
+def test_what_is_reduced_can_be_written_in_place(name: str, shape: tuple[int, ...]) -> None:
+    found = []
+    for t in (webtorch, torch):
+        x = t.full(shape, 1.5, requires_grad=True)
+        y = getattr(t, name)(x)
+        is_view = y._is_view()
+        y.mul_(2).backward()
+        found.append((is_view, y.tolist(), x.grad.sum().item()))
+    assert found[0] == found[1]
+
+
 def _both(story: Callable[[Any, Callable[..., Any]], Any], device: str) -> None:
     def ours(values: Any, **kwargs: Any) -> Any:
         return webtorch.tensor(values, device=device, **kwargs)
