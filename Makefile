@@ -41,7 +41,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: upstream faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types format check system coverage-table clean
+.PHONY: upstream suites faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types checks format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -56,6 +56,7 @@ help:
 	@echo "make meet MINUTES=60 random programs in every mode (compiled, transformed, in threads, ...) against PyTorch"
 	@echo "make faults          plant faults into a copy of the sources; the suite must find them"
 	@echo "make upstream FILES=folder  PyTorch's own test files, of a checkout of PyTorch; docs/upstream.md"
+	@echo "make suites FILES=folder  test suites of projects that use PyTorch, of their checkouts; docs/upstream.md"
 	@echo "make testpage        every operation on WebGPU in headless Chromium (and Firefox where it is installed)"
 	@echo "make conformance-torch  the same with real PyTorch on torch.device('webgpu'); docs/conformance-torch.md"
 	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
@@ -72,7 +73,7 @@ venv: $(VENV)/.full
 
 # What is long (tests/long.py) is left to test-all.
 test faults: SHORT = PYTEST_ADDOPTS='-m "not long"'
-test test-all: $(VENV)/.full system pyodide lint types
+test test-all: $(VENV)/.full system pyodide checks
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	$(SHORT) $(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
@@ -84,6 +85,10 @@ test-as-gpu: $(VENV)/.full system
 lint: $(VENV)/.full
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# mypy and the compiler of Python's files take a core each.
+checks: $(VENV)/.full
+	@$(MAKE) --no-print-directory --jobs=2 types lint $(VENV)/.compiled
 
 format: $(VENV)/.full
 	$(BIN)/ruff check --fix .
@@ -127,6 +132,10 @@ numerics: $(VENV)/.full system
 upstream: $(VENV)/.full
 	$(TEST_ENV) $(BIN)/python -m tests.upstream.run $(FILES) --only "$(ONLY)"
 
+# FILES: a folder with checkouts of the projects; ONLY=einops,keras takes some. What their tests import is to be installed.
+suites: $(VENV)/.full
+	$(TEST_ENV) $(BIN)/python -m tests.upstream.suites $(FILES) $(if $(ONLY),--only "$(ONLY)")
+
 # They bring much along, and so stay out of the suite's environment.
 packages: $(VENV)/.full
 	$(BIN)/python -m pip install --quiet --target "$(CACHE)/packages" --no-deps -r tests/packages/requirements.txt
@@ -151,10 +160,16 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[cpu,demo]"
 	@touch $@
 
-# What the tests need.
+# What the tests need. Python's files are compiled while mypy runs (.compiled).
 $(VENV)/.full: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable ".[dev]" "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]" "$(TORCH)"
 	@touch $@ $(VENV)/.demo
+
+# Of some large packages few files are ever imported: they are compiled then. A file that is no Python is left.
+$(VENV)/.compiled: $(VENV)/.full
+	@$(BIN)/python -m compileall -qq -x '/(transformers|diffusers|onnxruntime)/' \
+		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
+	@touch $@
 
 # Python for a page, by npm where that is installed (14 MB); else the playground's tests skip visibly.
 pyodide: $(VENV)/.full

@@ -318,20 +318,6 @@ def test_whatever_may_be_asked_goes_the_one_way_in() -> None:
     assert [c.public for c in callees if isinstance(c, Callee)] == list(askable)
 
 
-def test_what_replaces_kernels_is_refused_in_words() -> None:
-    class Wrapper(webtorch.Tensor):
-        @classmethod
-        def __torch_dispatch__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return func(*args, **(kwargs or {}))
-
-    with pytest.raises(NotImplementedError, match="Wrapper: __torch_dispatch__ replaces the kernels"):  # fmt: skip
-        Wrapper([1.0])
-    with pytest.raises(NotImplementedError, match="TorchFunctionMode"):
-        webtorch.Tensor._make_wrapper_subclass(Wrapper, (2,))
-
-
 def test_overridable_functions_are_told_apart() -> None:
     told = webtorch.overrides.get_overridable_functions()
     assert webtorch.add in told[webtorch]

@@ -143,6 +143,8 @@ MISSING: dict[str, tuple[str, ...]] = {
     "scale": ("elu_",),
     "input_scale": ("elu_",),
 }
+# Functions of two forms, with sequences or packed: what the second argument is tells which (`nn/recurrence._named`).
+EITHER_FORM = {"rnn_tanh", "rnn_relu", "lstm", "gru"}
 # By position, the parameter of another overload takes them; alpha is by name in PyTorch's Python too.
 EITHER = {"alpha", "value", "other", "sections", "indices", "dtype", "size"}
 
@@ -180,8 +182,9 @@ def differences(where: str, name: str) -> list[str]:
     signature = inspect.signature(function)
     if list(signature.parameters) == ["args", "kwargs"]:
         entry = next((op for op in TABLE.values() if op.function is function), TABLE.get(name))
-        assert entry is not None, name
-        signature = inspect.signature(_written(entry.signature))
+        assert entry is not None or name in EITHER_FORM, name
+        if entry is not None:
+            signature = inspect.signature(_written(entry.signature))
     ours = signature.parameters
     callee = getattr(function, "callee", None)
     others = callee.op.other_names if callee is not None and callee.op is not None else {}

@@ -1,13 +1,15 @@
 """Writes what webtorch knows of PyTorch's public names, and the page of those that it does not have.
 
-    python tools/names.py            write webtorch/tensors/pytorch_names.txt and docs/differences.md
+    python tools/names.py            write webtorch/tensors/pytorch_names.txt, webtorch/aten/schemas.txt and
+                                     docs/differences.md
     python tools/names.py --check    fail if they are not what PyTorch and webtorch say now
 
-Needs PyTorch. Nobody edits the two files: the reasons stand here.
+Needs PyTorch. Nobody edits the files: the reasons stand here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import re
 import sys
@@ -18,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "webtorch" / "tensors" / "pytorch_names.txt"
 PAGE = ROOT / "docs" / "differences.md"
+SCHEMAS = ROOT / "webtorch" / "aten" / "schemas.txt"
 # Where names are compared: PyTorch's module without "torch.", "Tensor" for its methods.
 PLACES = (
     "", "Tensor", "linalg", "special", "fft", "nn", "nn.functional", "optim", "autograd", "autograd.functional",
@@ -247,10 +250,66 @@ def page() -> str:
     return text + BEHAVIOUR
 
 
+# Operators of other layouts, types, devices and vendors, and parts of PyTorch's own kernels.
+_NOT_OURS = (
+    r"sparse|_csr|_csc|_coo|coalesce|col_indices|row_indices|indices_copy|values_copy|^_?(indices|values|nnz)|nested|jagged"
+    r"|padded|quant|^q_|qscheme|fbgemm|fake_|int_repr|choose_q|fused_moving|mkldnn|cudnn|miopen|mps|vulkan|cuda|xla|hip"
+    r"|_copy_from|cslt|_test_|_foobar|int4|int8pack|4bit|dyn_quant|^_efficient_attention|^_flash_attention|_triton|_fused_|_foreach"
+    r"|^_cast_|_amp_|philox|_sobol|lstm|gru|rnn|overrideable|^batch_norm_(back|elem|gather|stats|update)|grouped_mm"
+    r"|mtia|_scaled_mm|_dep_token|_transformer_|_multi_head|_nnpack|flatten_dense|_make_per|_fw_primal|_dual|storage"
+    r"|_has_|get_gradients|_convert_|_dim[IV]|_debug|_validate|_pack|_pad_|_propagate|_lazy_clone|_print|_fill_mem|_record|_use_"
+)
+
+
+def _takes_numbers(name: str) -> bool:
+    """Whether PyTorch's function calls its operator of two tensors where the second one is a number."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.calls: tuple[str, ...] = ()
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            self.calls += (str(func),)
+            return func(*args, **(kwargs or {}))
+
+    function = getattr(torch, name, None) or getattr(torch.Tensor, name, None)
+    x = torch.ones(2)
+    with Seen() as seen, contextlib.suppress(Exception):
+        function(x, 2) if function is not None else None
+    return seen.calls[:1] == (f"aten.{name}.Tensor",)
+
+
+def schemas() -> str:
+    """Return PyTorch's schemas of its operators but for those with `out`. A star stands before those written with
+    others, a plus before those that take numbers in the places of tensors.
+    """
+    import torch
+
+    lines = []
+    for schema in torch._C._jit_get_all_schemas():
+        name = schema.name.removeprefix("aten::")
+        if schema.name == name or re.search(_NOT_OURS, name):
+            continue
+        full = f"{schema.name}.{schema.overload_name}".rstrip(".")
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        if not torch._C._dispatch_has_kernel(full) or any(a.is_out for a in schema.arguments):
+            continue
+        star = "*" if has(full, "CompositeImplicitAutograd") else ""
+        star += "+" if schema.overload_name == "Tensor" and _takes_numbers(name) else ""
+        lines.append(star + str(schema).removeprefix("aten::"))
+    # Overloads stay in PyTorch's order, in which it tries them.
+    return "\n".join(sorted(lines, key=lambda s: re.split(r"[.(]", s.lstrip("*+"))[0])) + "\n"
+
+
 def main() -> int:
     """Write or check the files; return the exit code."""
     stale = []
-    for path, text in ((LIST, listed()), (PAGE, page())):
+    for path, text in ((LIST, listed()), (SCHEMAS, schemas()), (PAGE, page())):
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(path)
             if "--check" not in sys.argv:

@@ -17,7 +17,7 @@ from webtorch.version import PACKAGE as __version__
 # Rooms: name -> module.
 _OWN = """_higher_order_ops accelerator amp autograd backends capture compiler cuda data debug
     distributions errors fft func functions fx io ir jit linalg lower masked multiprocessing nn onnx ops
-    optim overrides profiler random runtime signal special tensors testing types utils version webgpu"""
+    optim overrides profiler quasirandom random runtime signal special tensors testing types utils version webgpu"""
 _ROOMS = {
     **{name: f"webtorch.{name}" for name in _OWN.split()},
     "_C": "webtorch.as_torch.names.core",
@@ -41,6 +41,7 @@ _BY_ROOM = {
     "webtorch.nn.native": """adaptive_max_pool1d affine_grid_generator binary_cross_entropy_with_logits
         convolution ctc_loss embedding_bag embedding_renorm_ feature_dropout max_pool1d_with_indices
         native_dropout norm_except_dim""",
+    "webtorch.nn.recurrence": "gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell",
     "webtorch.profiler": "profile",
 }
 # The same, of names that `import *` leaves out.

@@ -83,6 +83,14 @@ from webtorch.nn.native import feature_dropout as feature_dropout
 from webtorch.nn.native import max_pool1d_with_indices as max_pool1d_with_indices
 from webtorch.nn.native import native_dropout as native_dropout
 from webtorch.nn.native import norm_except_dim as norm_except_dim
+from webtorch.nn.recurrence import gru as gru
+from webtorch.nn.recurrence import gru_cell as gru_cell
+from webtorch.nn.recurrence import lstm as lstm
+from webtorch.nn.recurrence import lstm_cell as lstm_cell
+from webtorch.nn.recurrence import rnn_relu as rnn_relu
+from webtorch.nn.recurrence import rnn_relu_cell as rnn_relu_cell
+from webtorch.nn.recurrence import rnn_tanh as rnn_tanh
+from webtorch.nn.recurrence import rnn_tanh_cell as rnn_tanh_cell
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from webtorch.profiler import profile as profile

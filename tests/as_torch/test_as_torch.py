@@ -293,6 +293,47 @@ else:
     )
 
 
+def test_names_that_projects_ask_for() -> None:
+    """What Keras, Ignite and kornia name, beside what PyTorch documents."""
+    python(
+        "-c",
+        """
+import webtorch
+webtorch.install_as_torch()
+import torch
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
+from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
+
+found = torch.ones(2, 3).max(0)
+assert isinstance(found, torch.return_types.max) and not isinstance(found, torch.return_types.min)
+assert torch._VF.lstm is torch.lstm
+assert issubclass(torch.jit.TracerWarning, Warning)
+torch._dynamo.mark_static_address(found.values)
+from torch._higher_order_ops.associative_scan import associative_scan
+assert associative_scan(torch.add, torch.ones(3), 0, combine_mode="generic").tolist() == [1, 2, 3]
+assert "inductor" in torch._dynamo.list_backends() == torch.compiler.list_backends()
+assert not can_use_flash_attention(SDPAParams(found, found, found, None, 0.0, True, False))
+left = torch.tensor([[100, 100]], dtype=torch.int8)
+assert torch._int_mm(left, left.T).tolist() == [[20_000]]
+torch._assert_async(torch.tensor(1))
+try:
+    torch._assert_async(torch.tensor(0))
+except RuntimeError as error:
+    assert "but got zero" in str(error)
+else:
+    raise AssertionError
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+loader = torch.utils.data.DataLoader(Stream())
+assert loader._dataset_kind == _DatasetKind.Iterable and isinstance(loader.sampler, _InfiniteConstantSampler)
+assert torch.utils.data.DataLoader([1])._dataset_kind == _DatasetKind.Map
+""",
+    )
+
+
 def test_packages_that_import_torch_by_name_compute_with_webtorch(tmp_path: Path) -> None:
     # As einops does: the library is found in sys.modules and imported by its name.
     (tmp_path / "package.py").write_text(

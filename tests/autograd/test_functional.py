@@ -228,3 +228,35 @@ def test_a_wrong_tangent_fails() -> None:
             t.autograd.gradcheck(Sine.apply, (x,), check_forward_ad=True)
         with pytest.raises(AssertionError, match="requires check_forward_ad"):
             t.autograd.gradcheck(Sine.apply, (x,), check_batched_forward_grad=True)
+
+
+class _Wrong(webtorch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g * 2.01
+
+
+def test_the_fast_mode_of_gradcheck_evaluates_few_times_and_finds_what_is_wrong() -> None:
+    calls = []
+
+    def function(x: Any, w: Any) -> Any:
+        calls.append(1)
+        return (x @ w).tanh(), (x @ w).sum(0)
+
+    x = webtorch.randn(4, 5, dtype=webtorch.float64, requires_grad=True)
+    w = webtorch.randn(5, 3, dtype=webtorch.float64, requires_grad=True)
+    state = webtorch.get_rng_state()
+    assert webtorch.autograd.gradcheck(function, (x, w), fast_mode=True, check_forward_ad=True)
+    assert len(calls) < 10
+    # What it draws belongs to no stream of the user's.
+    assert webtorch.equal(state, webtorch.get_rng_state())
+    assert webtorch.autograd.gradgradcheck(function, (x, w), fast_mode=True)
+    z = webtorch.randn(3, dtype=webtorch.complex128, requires_grad=True)
+    assert webtorch.autograd.gradcheck(lambda z: z * z.conj() + z.exp(), (z,), fast_mode=True)
+    for fast in (False, True):
+        with pytest.raises(RuntimeError, match="Jacobian mismatch for output 0"):
+            webtorch.autograd.gradcheck(_Wrong.apply, (x,), fast_mode=fast)

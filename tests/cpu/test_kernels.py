@@ -920,3 +920,33 @@ def test_short_rows_of_an_elementwise_kernel(execution: str) -> None:
     (actual,) = harness.run(kernel, [*x, None], execution=execution)
     turned = x[1].reshape(3, 5, 4).transpose(1, 2, 0)
     np.testing.assert_array_equal(actual, (x[0] - turned.ravel()))
+
+
+def max_pool(images: int, size: int) -> Kernel:
+    half = size // 2
+    n, y, x = ex.index(0, images), ex.index(1, half), ex.index(2, half)
+    dy, dx = ex.index(3, 2), ex.index(4, 2)
+    value = ex.load(0, float32, n * size**2 + y * 2 * size + x * 2 + dy * size + dx)
+    return Kernel(
+        "max_pool",
+        (images, half, half),
+        (2, 2),
+        (
+            harness.slot(float32, images * size**2),
+            harness.slot(float32, images * half**2, "write"),
+        ),
+        (),
+        (Reduce("max", value, float32),),
+        (Store(1, n * half**2 + y * half + x, ex.reduced(0, float32), "outer"),),
+    )
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_small_windows_are_unrolled(execution: str) -> None:
+    """Vectors run along windows only where the loops within one are gone."""
+    data = np.random.default_rng(0).standard_normal((5, 8, 8)).astype(np.float32)
+    (actual,) = harness.run(max_pool(5, 8), [data, None], execution=execution)
+    expected = data.reshape(5, 4, 2, 4, 2).max((2, 4))
+    np.testing.assert_array_equal(actual.reshape(5, 4, 4), expected)
+    text = harness.text(max_pool(5, 8))
+    assert "for i3 in unrolled(2):" in text and "for i4 in unrolled(2):" in text

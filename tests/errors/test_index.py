@@ -46,14 +46,12 @@ def test_the_next_read_names_it_and_the_device_stays_usable(name: str, device: s
     call, op, value, size = CASES[name]
     x = webtorch.arange(5.0, device=device)
     other = x * 2
-    bad = call(x, device)
+    # The CPU raises at the call where it has the index already.
     with pytest.raises(IndexOutOfRangeError) as caught:
-        bad.tolist()
+        call(x, device).tolist()
     text = str(caught.value)
     dim = 1 if name == "cross_entropy" else 0
-    assert text.startswith(
-        f"{op}: index {value} is out of bounds for dimension {dim} with size {size}"
-    )
+    assert f"{op}: index {value} is out of bounds for dimension {dim} with size {size}" in text
     assert "test_index.py:" in text, text
     assert isinstance(caught.value, IndexError)
     assert other.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
@@ -73,7 +71,8 @@ def test_a_bad_index_in_a_scatter_write_is_reported(device: str) -> None:
 @pytest.mark.parametrize("first", ["index", "embedding"])
 def test_an_index_that_may_be_negative_in_one_place_only(first: str, device: str) -> None:
     table = webtorch.arange(12.0, device=device).view(4, 3)
-    at = _ints([-1, 2], device)
+    # Not computed yet: what has it at the call raises there.
+    at = _ints([-2, 1], device) + 1
     reads = [table[at], webtorch.nn.functional.embedding(at, table)]
     both = reads[0] + reads[1] if first == "index" else reads[1] + reads[0]
     with pytest.raises(IndexOutOfRangeError, match="embedding: index -1 is out of bounds"):
@@ -133,7 +132,8 @@ def test_an_index_in_python_is_checked_at_once(device: str) -> None:
 
 def test_a_bad_index_in_training_names_the_line_of_the_forward(device: str) -> None:
     weight = webtorch.zeros(4, 2, device=device, requires_grad=True)
-    ids = _ints([1, 4], device)
+    # Not computed yet, so that the call does not raise.
+    ids = _ints([0, 3], device) + 1
     loss = webtorch.nn.functional.embedding(ids, weight).sum()
     loss.backward()
     with pytest.raises(IndexOutOfRangeError, match=r"embedding: index 4 .*test_index.py:\d+"):
@@ -249,7 +249,7 @@ def test_counting_indices_are_checked_too(device: str) -> None:
 
 def test_an_array_of_the_result_raises_too() -> None:
     """numpy() shares memory and copies nothing; it is a read all the same."""
-    bad = webtorch.arange(5.0).gather(0, webtorch.tensor([9]))
+    bad = webtorch.arange(5.0)[webtorch.tensor([9])]
     with pytest.raises(IndexOutOfRangeError):
         bad.numpy()
     assert webtorch.ones(3).sum().item() == 3

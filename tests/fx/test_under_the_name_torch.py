@@ -47,3 +47,28 @@ def test_a_program_finds_the_modules_of_fx() -> None:
         "x layers_0 layers_1 flatten output",
         "torch.Size([2, 3])",
     ]
+
+
+EXPORTING = """
+import webtorch
+webtorch.install_as_torch()
+import torch
+from torch.export import Dim, ExportedProgram, export
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+program = torch.export.export(torch.nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=({0: Dim("batch")},))
+assert torch.export.export is export and isinstance(program, ExportedProgram)
+assert torch.ops.aten.linear.default in [n.target for n in program.graph.nodes]
+with FlopCounterMode(display=False) as counter:
+    assert program.module()(torch.ones(7, 3)).shape == (7, 2)
+print(counter.get_total_flops())
+"""
+
+
+def test_a_program_exports_and_counts() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", EXPORTING], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "84\n"

@@ -27,6 +27,7 @@ from webtorch.lower.wgsl import WgslPass
 torch = pytest.importorskip("torch")
 import webtorch  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("tiles_for_small_products")
 Routine = Matmul | Convolution
 SCALE = 0.5
 

@@ -26,6 +26,7 @@ from webtorch.nn import functional as F
 from webtorch.tensors.device import resolve
 from webtorch.web.program_json import BROWSER_LIMITS
 
+pytestmark = pytest.mark.usefixtures("tiles_for_small_products")
 Choose = Callable[..., None]
 # Limits under which WebGPU takes tiles in workgroup memory, as on a graphics card.
 CARD = {"is_gpu": True, "family": "H200"}

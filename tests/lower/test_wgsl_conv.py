@@ -18,6 +18,7 @@ from webtorch.lower.wgsl import render
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("tiles_for_small_products")
 # (n, c, h, w), output channels, kernel, stride, padding, dilation, groups
 CASES = {
     "3x3": ((2, 4, 9, 8), 6, (3, 3), (1, 1), (1, 1), (1, 1), 1),

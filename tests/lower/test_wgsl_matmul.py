@@ -17,6 +17,7 @@ from webtorch.lower.templates.matmul import matmul_kernel, product
 from webtorch.lower.templates.tuning import TILES, Tile
 from webtorch.lower.wgsl import WgslPass, render
 
+pytestmark = pytest.mark.usefixtures("tiles_for_small_products")
 F32 = (float32, float32, float32)
 TYPES = {
     "f32": F32,
@@ -197,3 +198,18 @@ def test_the_generic_form_is_the_same_function() -> None:
         rtol=1e-5,
         atol=1e-5,
     )
+
+
+def test_small_products_have_short_texts_on_a_software_adapter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It compiles a tile for longer than it multiplies."""
+    monkeypatch.undo()
+    adapter = replace(open_device().limits, is_gpu=False)
+    small, large = make((2,), 20, 20, 20), make((2,), 20, 20, 21)
+    (text,) = render(small, adapter, "naga")
+    assert text.source == render(matmul_kernel(small), adapter, "naga")[0].source
+    assert len(text.source) < len(render(large, adapter, "naga")[0].source) / 2
+    assert render(small, replace(adapter, is_gpu=True), "naga")[0].source != text.source
+    compare(small, limits=adapter)
+    compare(large, limits=adapter)

@@ -392,7 +392,8 @@ def test_nonzero(case: str, device: str) -> None:
 def test_one_hot(device: str) -> None:
     compare(lambda lib, i: lib.F.one_hot(i), [ints(5, 2, 3)], device, gradients=False)
     compare(lambda lib, i: lib.F.one_hot(i, 7), [ints(5, 4)], device, gradients=False)
-    with pytest.raises(IndexError, match="index 4 is out of bounds"):
+    text = "Class values must be smaller than num_classes|index 4 is out of bounds"
+    with pytest.raises(RuntimeError, match=text):
         webtorch.nn.functional.one_hot(webtorch.tensor([4], device=device), 3).sum().item()
 
 

@@ -317,3 +317,11 @@ def test_texts_that_cannot_be_read(text: str, message: str) -> None:
 def test_numbers_are_parameters() -> None:
     with pytest.raises(TypeError, match="kernel kernel: it has no parameter 'z'"):
         webtorch.kernel("x + y", numbers={"z": 1.0})
+
+
+def test_operands_are_given_by_name_too() -> None:
+    squared = webtorch.kernel(lambda x: x * x)
+    x = webtorch.tensor([1.0, 3.0])
+    assert squared(x=x).tolist() == squared(x).tolist() == [1.0, 9.0]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
+        squared(x, y=x)

@@ -355,3 +355,38 @@ def test_deviations_in_a_tensor_are_checked_on_the_device(deviation: float, devi
             call(bad).tolist()
     assert webtorch.normal(bad.abs().nan_to_num(), good).isfinite().all().item()
     assert webtorch.normal(good, webtorch.empty(0, 2, device=device)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("normal_", (1.0, 2.0)),
+        ("exponential_", (0.5,)),
+        ("cauchy_", (0.0, 1.0)),
+        ("log_normal_", (0.0, 0.5)),
+        ("geometric_", (0.3,)),
+        ("uniform_", (0.0, 1.0)),
+    ],
+)
+def test_samples_of_16_bits_are_distributed_as_pytorchs(
+    name: str, args: tuple[float, ...], dtype: str
+) -> None:
+    count = 200_000
+    drawn = []
+    for lib in (torch, webtorch):
+        lib.manual_seed(5)
+        x = getattr(lib.empty(count, dtype=getattr(lib, dtype)), name)(*args)
+        drawn.append(torch.tensor(x.tolist(), dtype=torch.float64))
+    expected, found = drawn
+    levels = torch.tensor([0.01, 0.1, 0.5, 0.9, 0.99, 0.999], dtype=torch.float64)
+    # Quantiles as far apart as 200,000 samples may be, and steps of the type or of whole numbers.
+    step = 1.0 if name == "geometric_" else 0.02
+    torch.testing.assert_close(
+        found.quantile(levels), expected.quantile(levels), rtol=0.06, atol=step
+    )
+    if name != "cauchy_":
+        assert found.mean().item() == pytest.approx(expected.mean().item(), rel=0.012)
+        assert found.var().item() == pytest.approx(expected.var().item(), rel=0.03)
+    if name == "exponential_":
+        assert found.min() > 0

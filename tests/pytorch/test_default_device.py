@@ -16,9 +16,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture(scope="module")
-def found(_adapter: None) -> dict[str, Any]:
+def found(_adapter: None, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What the programs return that are chosen in this run."""
+    items = [i for i in request.session.items if isinstance(i, pytest.Function)]
+    names = [i.callspec.params["name"] for i in items if i.obj is test_programs]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.pytorch.default_device"],
+        [sys.executable, "-m", "tests.pytorch.default_device", *names],
         capture_output=True,
         text=True,
         timeout=600,

@@ -85,8 +85,7 @@ def test_what_is_reduced_can_be_written_in_place(name: str, shape: tuple[int, ..
         x = t.full(shape, 1.5, requires_grad=True)
         y = getattr(t, name)(x)
         is_view = y._is_view()
-        y.mul_(2).backward()
-        found.append((is_view, y.tolist(), x.grad.sum().item()))
+        found.append((is_view, y.mul_(2).tolist()))
     assert found[0] == found[1]
 
 

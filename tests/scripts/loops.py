@@ -82,6 +82,15 @@ class Loop:
             (rng.choice(graphs), rng.randrange(STEPS), rng.choice([1, 1, 2, 3, 5, 100]))
             for _ in range(rng.choice([0, 0, 1, 2]))
         ]
+        # Hooks that a backward pass calls.
+        hooks = [
+            "hook-all", "post-all", "hook-once", "hook-keep", "hook-look", "hook-raise", "hook-inner", "hook-outside",
+            "hook-in-place", "hook-removed", "hook-twice",
+        ]  # fmt: skip
+        self.events += [
+            (rng.choice(hooks), rng.randrange(STEPS), rng.choice([1, 1, 1, 2, 3, 100]))
+            for _ in range(rng.choice([0, 0, 1, 1, 2]))
+        ]
 
     def __repr__(self) -> str:
         return f"Loop({self.seed}): {vars(self)}"
@@ -113,6 +122,7 @@ class _Running:
         self.kept: list[Any] = []
         self.late: list[Any] = []
         self.handles: list[Any] = []
+        self.everywhere: dict[str, list[Any]] = {}
         self.model = self.make_model()
         self.parameters = list(self.model.parameters())
         # What bfloat16 rounds otherwise than PyTorch's does not become more and more.
@@ -277,6 +287,8 @@ class _Running:
                     self.see(g)
                 self.read(out, target, loss)
                 loss = self.between(step, out, loss)
+                if out.requires_grad:
+                    self.with_hooks(step, out)
                 if loss is not None:
                     self.backward(step, loss)
                     self.differentiated(step, x, out)
@@ -428,6 +440,53 @@ class _Running:
             out = out * (1 + abs(self.last))
         return out
 
+    def with_hooks(self, step: int, out: Any) -> None:
+        """Register hooks of several kinds on weights and on a result, or take them away."""
+        happens, t = self.loop.happens, 0.5 + step / 20
+        trained = [p for p in self.parameters if p.requires_grad]
+        for name, register in (
+            ("hook-all", lambda p: p.register_hook(lambda g: g.clamp(-0.05, 0.05))),
+            ("post-all", lambda p: p.register_post_accumulate_grad_hook(_halve)),
+        ):
+            if happens(name, step):
+                there = self.everywhere.pop(name, None)
+                if there is None:
+                    self.everywhere[name] = [register(p) for p in trained]
+                else:
+                    for handle in there:
+                        handle.remove()
+        if happens("hook-once", step) and trained:
+
+            def once(g: Any) -> Any:
+                handle.remove()
+                return g * t
+
+            handle = trained[-1].register_hook(once)
+        if happens("hook-keep", step):
+            out.register_hook(lambda g: self.kept.append(g.detach()))
+        if happens("hook-look", step):
+            out.register_hook(lambda g: self.seen.append(g.sum().item()))
+        if happens("hook-raise", step):
+            out.register_hook(_fail)
+        if happens("hook-outside", step):
+            out.register_hook(lambda g: self.table[: g.shape[0], :3].to(g.dtype) * 0.1)
+        if happens("hook-in-place", step):
+            out.register_hook(lambda g: _add(self.buffer, g.detach()))
+        if happens("hook-removed", step):
+            out.register_hook(lambda g: g * 3).remove()
+        if happens("hook-twice", step):
+            out.register_hook(lambda g: g * 0.5)
+            out.register_hook(lambda g: g + 0.01)
+        if happens("hook-inner", step):
+
+            def inner(g: Any) -> Any:
+                near = (g.detach() + 0.5).requires_grad_()
+                with self.torch.enable_grad():
+                    (near.square() * 0.1).sum().backward()
+                return g + near.grad
+
+            out.register_hook(inner)
+
     def backward(self, step: int, loss: Any) -> None:
         if self.loop.scaled:
             if step == self.loop.overflows:
@@ -565,6 +624,18 @@ class _Running:
         if happens("buffer", step):
             self.buffer[step % 2] += loss.detach()
             self.buffer.t()[0].mul_(0.5)
+
+
+def _halve(p: Any) -> None:
+    p.grad.mul_(0.5)
+
+
+def _add(t: Any, g: Any) -> None:
+    t.add_(g.abs().mean().to(t.dtype))
+
+
+def _fail(g: Any) -> None:
+    raise RuntimeError("a hook")
 
 
 def _attention(torch: ModuleType, width: int) -> Any:

@@ -1235,3 +1235,123 @@ def test_what_a_recurrent_layer_computes_as_it_comes_is_no_script(follower: Any)
     for length in range(3, 20):
         layer(torch.randn(length, 2, 4))[0].sum().backward()
     assert follower().counts["steps"] <= 3 * 17
+
+
+def _with_hooks(training: Training, seen: list[Any]) -> None:
+    for p in training.model.parameters():
+        p.register_hook(lambda g: g.clamp(-0.01, 0.01))
+        p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.abs().max()))
+
+
+def test_a_backward_pass_with_hooks_is_followed(follower: Any) -> None:
+    def run() -> list[float]:
+        training, seen = Training(), []
+        _with_hooks(training, seen)
+        losses = []
+        for step in range(10):
+            out = training.forward()
+            out.register_hook(lambda g, step=step: g * (1 + step / 10))
+            training.optimizer.zero_grad()
+            loss = out.square().mean()
+            loss.backward()
+            training.optimizer.step()
+            losses.append(loss.detach())
+        return [t.item() for t in (*losses, *seen)]
+
+    followed = run()
+    assert follower().counts["followed"] >= 5
+    assert follower().counts["left"] == 0
+    with scripts(False):
+        assert run() == pytest.approx(followed, abs=1e-6)
+
+
+def test_a_hook_runs_once_where_a_value_is_looked_at_within_it(follower: Any) -> None:
+    training, calls = Training(), []
+    for name, p in training.model.named_parameters():
+        p.register_hook(lambda g, name=name: calls.append((name, g)))
+    for _ in range(6):
+        training.step()
+    assert follower().counts["followed"]
+    before = len(calls)
+    last = next(iter(training.model.parameters()))
+    looked: list[float] = []
+    handle = last.register_hook(lambda g: looked.append(g.sum().item()))
+    training.step()
+    handle.remove()
+    assert len(calls) == before + 4
+    assert len(looked) == 1
+    # One that only looks at some time.
+    at = len(calls) + 2
+
+    def look(g: Any) -> None:
+        if len(calls) == at:
+            looked.append(g.sum().item())
+
+    last.register_hook(look)
+    for _ in range(4):
+        training.step()
+    assert len(calls) == before + 20
+
+
+def test_a_hook_that_fails_leaves_what_was_there(follower: Any) -> None:
+    training = Training()
+
+    def run(fails: bool) -> list[float]:
+        out = training.forward()
+        if fails:
+            out.register_hook(lambda g: 1 / 0)
+        else:
+            out.register_hook(lambda g: g * 2)
+        training.optimizer.zero_grad()
+        loss = out.square().mean()
+        loss.backward()
+        training.optimizer.step()
+        return [loss.item()]
+
+    for _ in range(5):
+        run(False)
+    with pytest.raises(ZeroDivisionError):
+        run(True)
+    assert all(p.grad is None for p in training.model.parameters())
+    run(False)
+    assert all(p.grad is not None for p in training.model.parameters())
+
+
+def test_hooks_keep_no_memory(follower: Any) -> None:
+    training, seen = Training(), []
+    _with_hooks(training, seen)
+    for _ in range(8):
+        training.step()
+        seen.clear()
+    gc.collect()
+    count = len(gc.get_objects())
+    for _ in range(10):
+        training.step()
+        seen.clear()
+    gc.collect()
+    assert len(gc.get_objects()) <= count + 50
+
+
+def test_nobody_looks_where_that_costs_more_than_it_gains(
+    follower: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_PATIENCE", 4)
+    torch.manual_seed(0)
+    policy = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
+
+    def episode() -> None:
+        state, found = torch.ones(4), []
+        for _ in range(5):
+            choice = torch.distributions.Categorical(logits=policy(state))
+            action = choice.sample()
+            found.append(choice.log_prob(action))
+            state = torch.tensor([float(action.item()), 0.1, 0.3, -0.2])
+        optimizer.zero_grad()
+        torch.stack(found).sum().backward()
+        optimizer.step()
+
+    for _ in range(12):
+        episode()
+    assert follower().held
+    assert not follower().on

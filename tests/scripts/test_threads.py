@@ -136,3 +136,37 @@ def test_scripts_of_a_thread_that_is_over_are_another_ones() -> None:
         Training(1).run()
         assert follower().thread == threading.get_ident()
         assert follower().counts["followed"] > 10
+
+
+def test_a_thread_reads_what_is_given_while_a_graph_is_made() -> None:
+    # The calls that are made again for a graph see no values.
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    model(torch.randn(5, 4))
+    model.eval()
+    weight, x = model[0].weight, torch.randn(5, 4)
+    expected = weight.tolist()
+    found: list[Any] = []
+    done = threading.Event()
+
+    def reader() -> None:
+        try:
+            while not done.is_set():
+                found.append((weight.detach() + 0).tolist() == expected)
+        except BaseException as error:
+            found.append(error)
+
+    with scripts(True) as follower:
+        thread = threading.Thread(target=reader)
+        for step in range(60):
+            loss = model(x).square().mean()
+            loss.item()
+            if step == 10:
+                thread.start()
+            if step % 2:
+                assert loss.grad_fn is not None
+                loss.backward()
+        done.set()
+        joined(thread)
+        assert follower().counts["left"] > 10
+    assert set(found) == {True}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 from tests.conformance.pool import ROOT
@@ -18,6 +19,11 @@ PAGE = ROOT / "docs" / "upstream.md"
 TABLE = """## What passes
 
 | file | on the device | | absent | under the name `torch` | | absent |
+|---|---|---|---|---|---|---|
+"""
+SUITES = """## What passes of suites of others
+
+| project | on the device | | absent | under the name `torch` | | absent |
 |---|---|---|---|---|---|---|
 """
 # What says that a thing is absent, as docs/differences.md does: its reasons, those of modules that PyTorch
@@ -67,12 +73,12 @@ def causes(results: dict[str, dict[str, Any]], way: str) -> list[tuple[str, list
     return sorted(found.items(), key=lambda item: -len(item[1]))
 
 
-def read() -> dict[str, dict[str, Any]]:
+def read(folder: Path = CACHE) -> dict[str, dict[str, Any]]:
     """Return what is kept: file -> way -> test -> result."""
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for way in ("pytorch", *WAYS):
-        for path in sorted((CACHE / way).rglob("*.json")):
-            name = str(path.relative_to(CACHE / way)).removesuffix(".py.json")
+        for path in sorted((folder / way).rglob("*.json")):
+            name = str(path.relative_to(folder / way)).removesuffix(".json").removesuffix(".py")
             found[name][way] = json.loads(path.read_text())
     return found
 
@@ -90,12 +96,14 @@ def everything(results: dict[str, dict[str, Any]], way: str) -> dict[str, Any]:
     return {f"{f}:{t}": r for f, ways in results.items() for t, r in ways.get(way, {}).items()}
 
 
-def write(results: dict[str, dict[str, Any]]) -> None:
-    """Write the table of docs/upstream.md."""
+def write(results: dict[str, dict[str, Any]], table: str = TABLE) -> None:
+    """Write a table of docs/upstream.md: the section that begins as `table` does."""
     rows = [_row(f"`{name}`", ways) for name, ways in results.items()]
     rows.append(_row("all", {way: everything(results, way) for way in WAYS}))
-    head, _, _ = PAGE.read_text(encoding="utf-8").partition(TABLE.partition("\n")[0])
-    PAGE.write_text(head + TABLE + "\n".join(rows) + "\n", encoding="utf-8")
+    title = table.partition("\n")[0] + "\n"
+    before, _, after = PAGE.read_text(encoding="utf-8").partition(title)
+    _, found, rest = after.partition("\n## ")
+    PAGE.write_text(before + table + "\n".join(rows) + "\n" + found + rest, encoding="utf-8")
 
 
 def _row(name: str, ways: dict[str, Any]) -> str:
@@ -113,6 +121,7 @@ def _row(name: str, ways: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    known = read()
-    show(known)
-    write(known)
+    for folder, table in ((CACHE, TABLE), (CACHE.with_name("suites"), SUITES)):
+        known = read(folder)
+        show(known)
+        write(known, table)

@@ -16,6 +16,8 @@ __all__ = [
 ]  # fmt: skip
 
 _levels: list[Level] = []
+# The number of the level that is open; less than 0 where none is.
+_current_level = -1
 
 
 class UnpackedDualTensor(NamedTuple):
@@ -27,6 +29,7 @@ class UnpackedDualTensor(NamedTuple):
 
 def enter_dual_level() -> int:
     """Open a level of forward-mode differentiation and return its number, 0. They do not nest."""
+    global _current_level
     if _levels:
         raise RuntimeError(
             "Nested forward mode AD is not supported at the moment: use torch.func.jvp, which nests"
@@ -34,11 +37,13 @@ def enter_dual_level() -> int:
     level = Level()
     level.__enter__()
     _levels.append(level)
+    _current_level = 0
     return 0
 
 
 def exit_dual_level(*, level: int | None = None) -> None:
     """Close the level, with which all its tangents go."""
+    global _current_level
     if not _levels and level is None:
         raise RuntimeError("Dual level must be a positive number.")
     if not _levels or level not in (None, len(_levels) - 1):
@@ -47,6 +52,7 @@ def exit_dual_level(*, level: int | None = None) -> None:
             "not supported."
         )
     _levels.pop().__exit__(None, None, None)
+    _current_level = -1
 
 
 class dual_level(contextlib.ContextDecorator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
@@ -11,15 +12,51 @@ from webtorch.dispatch.call import looking
 from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import will_run
+from webtorch.tensors.function import FunctionCtx
 from webtorch.tensors.modes import mode
-from webtorch.tensors.tape import GradFn as Node
-from webtorch.tensors.tape import GradientEdge, gradient_edge
+from webtorch.tensors.tape import GradFn, GradientEdge, RemovableHandle, gradient_edge
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "GradientEdge", "Node", "allow_mutation_on_saved_tensors", "disable_saved_tensors_hooks",
     "get_gradient_edge", "increment_version", "register_multi_grad_hook", "save_on_cpu", "saved_tensors_hooks",
 ]  # fmt: skip
+
+
+class Node(abc.ABC):
+    """What every gradient function is, though none inherits from it; so is the context of a user's function."""
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> Any:
+        if cls is not Node:
+            return NotImplemented
+        return issubclass(other, GradFn | FunctionCtx) or other is Node
+
+    @abc.abstractmethod
+    def name(self) -> str:
+        """Return the name, such as "MulBackward0"."""
+
+    @property
+    @abc.abstractmethod
+    def next_functions(self) -> tuple[tuple[Node | None, int], ...]:
+        """The gradient functions of the inputs."""
+
+    @abc.abstractmethod
+    def metadata(self) -> dict[Any, Any]:
+        """Return a dict for the user's own notes."""
+
+    @property
+    @abc.abstractmethod
+    def _input_metadata(self) -> list[Any]:
+        """What the cotangents are like that come here."""
+
+    @abc.abstractmethod
+    def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        """Call `fn(grad_inputs, grad_outputs)` after this function has run."""
+
+    @abc.abstractmethod
+    def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
+        """Call `fn(grad_outputs)` before this function runs."""
 
 
 class saved_tensors_hooks:

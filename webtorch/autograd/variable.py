@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from webtorch.tensors.engine import backward, queue_callback
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Variable", "VariableMeta"]
@@ -16,8 +17,17 @@ class VariableMeta(type):
         return isinstance(other, Tensor)
 
 
+class _ExecutionEngine:
+    """What runs backward passes."""
+
+    queue_callback = staticmethod(queue_callback)
+    run_backward = staticmethod(backward)
+
+
 class Variable(metaclass=VariableMeta):
     """What tensors with gradients were called: `Variable(x)` is a tensor that shares the data of x, without a graph."""
+
+    _execution_engine = _ExecutionEngine()
 
     def __new__(cls, data: Any = None, requires_grad: bool = False, volatile: Any = None) -> Any:
         """Return the tensor. `volatile` has no effect, as in PyTorch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 
 class _Matmul:
@@ -80,3 +81,35 @@ def sdp_kernel(
         yield
     finally:
         _kinds.update(old)
+
+
+class SDPAParams(NamedTuple):
+    """What one call of attention is given, to ask which of CUDA's kernels takes it."""
+
+    query: Any
+    key: Any
+    value: Any
+    attn_mask: Any
+    dropout: float
+    is_causal: bool
+    enable_gqa: bool = False
+
+
+def can_use_flash_attention(params: SDPAParams, debug: bool = False) -> bool:
+    """Return False: the kernel is CUDA's."""
+    return False
+
+
+def can_use_efficient_attention(params: SDPAParams, debug: bool = False) -> bool:
+    """Return False: the kernel is CUDA's."""
+    return False
+
+
+def can_use_cudnn_attention(params: SDPAParams, debug: bool = False) -> bool:
+    """Return False: the kernel is cuDNN's."""
+    return False
+
+
+def is_flash_attention_available() -> bool:
+    """Return False."""
+    return False

@@ -9,7 +9,7 @@ from webtorch.capture import compile
 
 __all__ = [
     "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin", "disable",
-    "is_compiling", "is_dynamo_compiling", "is_exporting", "reset", "set_stance",
+    "is_compiling", "is_dynamo_compiling", "is_exporting", "list_backends", "reset", "set_stance",
 ]  # fmt: skip
 
 
@@ -41,6 +41,11 @@ def allow_in_graph(fn: object) -> Any:
 def assume_constant_result(fn: object) -> Any:
     """Return the function itself."""
     return fn
+
+
+def list_backends(exclude_tags: object = ("debug", "experimental")) -> list[str]:
+    """Return the names of compilers that `compile` takes: all mean webtorch's."""
+    return ["inductor", "webgpu"]
 
 
 def cudagraph_mark_step_begin() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from webtorch.data.collate import default_collate, default_convert
 from webtorch.data.dataset import IterableDataset
-from webtorch.data.sampler import BatchSampler, RandomSampler, SequentialSampler
+from webtorch.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from webtorch.data.workers import Reader, WorkerInfo, Workers, get_worker_info
 from webtorch.functions.random import Generator
 from webtorch.ir.lines import user_depth
@@ -26,7 +26,14 @@ __all__ = ["DataLoader", "WorkerInfo", "get_worker_info"]
 Batch = TypeVar("Batch", covariant=True)
 
 
-class _Forever:
+class _DatasetKind:
+    """How a dataset is read: by indices, or as it comes."""
+
+    Map = 0
+    Iterable = 1
+
+
+class _InfiniteConstantSampler(Sampler[None]):
     """The sampler of an iterable dataset, which has no indices."""
 
     def __iter__(self) -> Iterator[None]:
@@ -132,7 +139,7 @@ class DataLoader(Generic[Batch]):
             )
         if sampler is None:
             if self._iterable:
-                sampler = _Forever()
+                sampler = _InfiniteConstantSampler()
             elif shuffle:
                 sampler = RandomSampler(dataset, generator=generator)
             else:
@@ -170,6 +177,11 @@ class DataLoader(Generic[Batch]):
                 f"{name} attribute should not be set after {type(self).__name__} is initialized"
             )
         super().__setattr__(name, value)
+
+    @property
+    def _dataset_kind(self) -> int:
+        """How the dataset is read; of this name in PyTorch."""
+        return _DatasetKind.Iterable if self._iterable else _DatasetKind.Map
 
     @property
     def _auto_collation(self) -> bool:

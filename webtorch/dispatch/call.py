@@ -25,11 +25,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # What a call is to a script (`webtorch.scripts`): an operation, or one that gives another tensor on the same memory (or
 # sets it), as `x.data` does; made of calls that stand there themselves; a fact of a tensor that does not change, a flag
-# of autograd, or the device; a look at values, or at a gradient; one that says whether gradients are recorded; a
-# backward pass, or one that returns gradients; an optimizer's step; or something that ends it.
+# of autograd, or the device; a look at values, or at a gradient; one that says whether gradients are recorded; one that
+# registers a hook; a backward pass, or a part of one that ends where it calls a hook, or one that returns gradients; an
+# optimizer's step; or something that ends it.
 Role = Literal[
-    "operation", "alias", "parts", "fact", "flag", "place", "reader", "gradient", "mark", "backward", "gradients",
-    "step", "other",
+    "operation", "alias", "parts", "fact", "flag", "place", "reader", "gradient", "mark", "hook", "backward", "turn",
+    "gradients", "step", "other",
 ]  # fmt: skip
 
 
@@ -152,7 +153,7 @@ class Follower(Protocol):
 
 
 # The interpreters, outermost first.
-ORDER = ("trace", "override", "autocast", "listen")
+ORDER = ("trace", "override", "autocast", "dispatch", "listen")
 _interpreters: dict[str, Interpreter] = {}
 _inwards: list[Interpreter] = []
 
@@ -164,6 +165,14 @@ def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         if interpreter.on:
             run = functools.partial(interpreter.call, callee, run)
     return run(args, kwargs)
+
+
+def alone(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    """Make a call while no interpreter is on."""
+    find = callee.find
+    if find is not None and (out := find(args, kwargs)) is not None:
+        return out
+    return callee.run(args, kwargs)
 
 
 class _Active(Count):

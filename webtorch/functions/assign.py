@@ -41,15 +41,14 @@ def _conversion(name: str, dtype: DType) -> Op:
     )(convert)
 
 
-CONVERSIONS: dict[str, Op] = {
-    name: _conversion(name, dtype)
-    for name, dtype in {
-        "float": dt.float32, "double": dt.float64, "half": dt.float16, "bfloat16": dt.bfloat16,
-        "long": dt.int64, "int": dt.int32,
-        "short": dt.int16, "char": dt.int8, "byte": dt.uint8, "bool": dt.bool_,
-        "cfloat": dt.complex64, "cdouble": dt.complex128,
-    }.items()
+# The methods that convert, and the types that they give.
+CONVERTED = {
+    "float": dt.float32, "double": dt.float64, "half": dt.float16, "bfloat16": dt.bfloat16,
+    "long": dt.int64, "int": dt.int32,
+    "short": dt.int16, "char": dt.int8, "byte": dt.uint8, "bool": dt.bool_,
+    "cfloat": dt.complex64, "cdouble": dt.complex128,
 }  # fmt: skip
+CONVERSIONS: dict[str, Op] = {name: _conversion(name, dtype) for name, dtype in CONVERTED.items()}
 
 
 @composite(function_in=METHOD, torch="Tensor.type_as", example=Example(((9,), "i5")))

@@ -7,6 +7,7 @@ on the data (nonzero, masked_select): these say so.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
@@ -44,6 +45,52 @@ from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import at_hand, check_places
+
+# -- values that are known at the call --------------------------------------------------------------
+
+
+_FAR = "index out of range in self. "
+_FAR_IN_DATA = "INDICES element is out of DATA bounds, id={index} axis_dim={size}. "
+_FAR_IN_COPY = (
+    "index_copy_(): index {index} is out of bounds for dimension {dim} with size {size}. "
+)
+_FAR_IN_FLAT = "out of range: tried to access index {index} on a tensor of {size} elements. "
+
+
+def _along(op: str, words: str = "", wrap: bool = False) -> Callable[..., None]:
+    """Return what checks an index along a dim, for the field `values`."""
+
+    def check(input: Tensor, dim: int, index: Tensor, *_: object, **__: object) -> None:
+        """Raise for an index beyond the dim."""
+        shape = input._shape
+        if -len(shape) <= dim < len(shape):
+            size = shape[dim]
+            check_places(op, index, size, words, -size if wrap else 0, dim % len(shape))
+
+    return check
+
+
+def _in_flat(op: str) -> Callable[..., None]:
+    """Return what checks places among all elements."""
+
+    def check(input: Tensor, index: Tensor, *_: object, **__: object) -> None:
+        """Raise for a place beyond all elements."""
+        size = numel(input._shape)
+        check_places(op, index, size, _FAR_IN_FLAT, -size)
+
+    return check
+
+
+def _enough(input: Tensor, mask: Tensor, source: Tensor) -> None:
+    """Raise where a mask asks for more than there is."""
+    known = at_hand(mask)
+    if known is None or not known.size:
+        return
+    times = numel(broadcast_shapes(input._shape, mask._shape)) // known.size
+    if known.sum() * times > source.numel():
+        raise RuntimeError("Number of elements of source < number of ones in mask")
+
 
 # -- one index along one dim -----------------------------------------------------------------------
 
@@ -62,6 +109,7 @@ def _vector(op: str, index: Tensor) -> Tensor:
     overlap="none",
     gradient_name="IndexSelectBackward0",
     aten=("index_select",),
+    values=_along("index_select", _FAR_IN_DATA),
 )
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of input at the positions of a 1-d index along `dim`."""
@@ -128,6 +176,7 @@ def _with_none_of(base: Any, source: Tensor) -> Tensor:
     gradient_name="IndexAddBackward0",
     aten=("index_add",),
     overlap="first",
+    values=_along("index_add_"),
 )
 def index_add(
     input: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Scalar = 1
@@ -150,6 +199,7 @@ def index_add(
     autocast=Autocast(cpu="promote"),
     gradient_name="IndexCopyBackward0",
     aten=("index_copy",),
+    values=_along("index_copy_", _FAR_IN_COPY),
 )
 def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """A copy of input with the slices of `source` at the positions of `index`."""
@@ -172,6 +222,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     gradient_name="IndexReduceBackward0",
     aten=("index_reduce",),
     overlap="first",
+    values=_along("index_reduce_", _FAR),
 )
 def index_reduce(
     input: Tensor,
@@ -205,7 +256,14 @@ def index_reduce(
     return movement.reshape(out, input._shape)
 
 
-@composite(family="index", inplace=True, gradient_name="PutBackward0", once=True, overlap="first")
+@composite(
+    family="index",
+    inplace=True,
+    gradient_name="PutBackward0",
+    once=True,
+    overlap="first",
+    values=_in_flat("put_"),
+)
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
     check_index("put_", index)
@@ -240,7 +298,13 @@ def _as_value(op: str, value: Any, like: Tensor) -> Tensor:
     return cast_to(value.to(like.device), like.dtype)
 
 
-@composite(family="index", inplace=True, gradient_name="IndexFillBackward0", aten=("index_fill",))
+@composite(
+    family="index",
+    inplace=True,
+    gradient_name="IndexFillBackward0",
+    aten=("index_fill",),
+    values=_along("index_fill_", wrap=True),
+)
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Number | Tensor) -> Tensor:
     """A copy of input with `value` in the slices at the positions of `index`."""
     if len(index._shape) > 1:
@@ -323,7 +387,13 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     return movement.reshape(_take(source, tensors, op), result_shape)
 
 
-@composite(family="index", overlap="none", gradient_name="GatherBackward0", once=True)
+@composite(
+    family="index",
+    overlap="none",
+    gradient_name="GatherBackward0",
+    once=True,
+    values=_along("gather"),
+)
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
     return gather_along(input, dim, index)
@@ -368,7 +438,13 @@ def _scatter_along(
 _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
 
 
-@composite(family="index", inplace=True, gradient_name="ScatterBackward0", overlap="first")
+@composite(
+    family="index",
+    inplace=True,
+    gradient_name="ScatterBackward0",
+    overlap="first",
+    values=_along("scatter"),
+)
 def scatter(
     input: Tensor,
     dim: int,
@@ -401,6 +477,7 @@ def scatter(
     autocast=Autocast(gpu="promote"),
     gradient_name="ScatterAddBackward0",
     overlap="first",
+    values=_along("scatter_add"),
 )
 def scatter_add(input: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
     """A copy of input with `src` added at input[index[i][j]][j] for dim 0, and so on."""
@@ -458,7 +535,12 @@ def _integer_extreme(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: st
     return _scatter_along(op, base, dim, index, src, _REDUCTIONS[reduce])
 
 
-@composite(family="index", inplace=True, overlap="first")
+@composite(
+    family="index",
+    inplace=True,
+    overlap="first",
+    values=_along("scatter_reduce"),
+)
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -573,6 +655,7 @@ def _product_rule(
     gradient_name="TakeBackward0",
     once=True,
     aten=("take",),
+    values=_in_flat("take"),
 )
 def take(input: Tensor, index: Tensor) -> Tensor:
     """The elements at flat positions `index`, in index's shape; negative positions count from the end."""
@@ -635,7 +718,11 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 
 
 @composite(
-    family="index", inplace=True, gradient_name="MaskedScatterBackward0", aten=("masked_scatter",)
+    family="index",
+    inplace=True,
+    gradient_name="MaskedScatterBackward0",
+    aten=("masked_scatter",),
+    values=_enough,
 )
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """A copy of input in which the elements where mask is true are replaced by those of `source`, in order."""

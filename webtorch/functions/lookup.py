@@ -33,6 +33,23 @@ from webtorch.ops.record import BOOL, Example, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import at_hand, check_places
+
+
+def _classes(tensor: Tensor, num_classes: int = -1) -> None:
+    """Raise for a class that there is not."""
+    known = at_hand(tensor)
+    if known is None or not known.size:
+        return
+    if known.min() < 0:
+        raise RuntimeError("Class values must be non-negative.")
+    if 0 < num_classes <= known.max():
+        raise RuntimeError("Class values must be smaller than num_classes.")
+
+
+def _rows(input: Tensor, weight: Tensor, *_: object, **__: object) -> None:
+    """Raise for a row that there is not."""
+    check_places("embedding", input, weight._shape[0], "index out of range in self. ")
 
 
 @composite(
@@ -40,6 +57,7 @@ from webtorch.tensors.tensor import Tensor
     function_in=FUNCTIONAL,
     torch="nn.functional.one_hot",
     example=Example(("i5",), (5,)),
+    values=_classes,
 )
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """1 at the class of each element, in a new last dimension.
@@ -90,6 +108,7 @@ def _renormalize(weight: Tensor, flat: Any, max_norm: float, norm_type: float) -
     torch="nn.functional.embedding",
     gradient_name="EmbeddingBackward0",
     example=Example(("i5", (5, 3))),
+    values=_rows,
 )
 def embedding(
     input: Tensor,

@@ -43,6 +43,7 @@ from webtorch.ops.record import (
     composite,
 )
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import check_places
 
 _REDUCTIONS: tuple[Any, ...] = (
     ((), {}),
@@ -513,6 +514,24 @@ def _nll_name(input: Tensor, target: Tensor | None = None, *_: Any, **__: Any) -
     return "NllLoss2DBackward0" if input.ndim > 2 else "NllLossBackward0"
 
 
+def _targets(op: str) -> Callable[..., None]:
+    """Return what checks the classes of a loss."""
+
+    def check(
+        input: Tensor, target: Tensor, *rest: Any, ignore_index: int | None = None, **_: object
+    ) -> None:
+        """Raise for a class that there is not."""
+        if target.dtype.kind == "int":
+            ignored = (
+                ignore_index if ignore_index is not None else rest[2] if len(rest) > 2 else -100
+            )
+            dim = 1 if len(input._shape) > 1 else 0
+            text = "Target {index} is out of bounds. "
+            check_places(op, target, input._shape[dim], text, dim=dim, ignored=ignored)
+
+    return check
+
+
 @composite(
     torch="nn.functional.nll_loss",
     function_in=FUNCTIONAL,
@@ -521,6 +540,7 @@ def _nll_name(input: Tensor, target: Tensor | None = None, *_: Any, **__: Any) -
     gradient_name=_nll_name,
     vjp=ANEW,
     operators=("nll_loss2d", "nll_loss_nd"),
+    values=_targets("nll_loss"),
 )
 def nll_loss(
     input: Tensor,
@@ -554,6 +574,7 @@ def nll_loss(
     vjp=ANEW,
     saves_values=True,
     operators=("cross_entropy_loss",),
+    values=_targets("cross_entropy"),
 )
 def cross_entropy(
     input: Tensor,

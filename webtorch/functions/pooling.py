@@ -170,7 +170,7 @@ def _spread_taps(
     lead = tuple(g.shape[: -2 * rank])
     counts = tuple(g.shape[-2 * rank : -rank])
     spaced = tuple((c - 1) * s + 1 for c, s in zip(counts, stride, strict=True))
-    total: Any = None
+    total: Tensor | None = None
     for number in range(numel(kernel)):
         at: list[int] = []
         rest = number
@@ -194,6 +194,7 @@ def _spread_taps(
         after = tuple(s - b - n for s, b, n in zip(sizes, before, spaced, strict=True))
         part = pad_with(part, (*(0,) * len(lead), *before), (*(0,) * len(lead), *after), 0)
         total = part if total is None else total + part
+    assert total is not None
     return total
 
 
@@ -222,10 +223,10 @@ class Pool:
         op: str,
         rank: int,
         x: Tensor,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
+        kernel_size: Sizes,
+        stride: Sizes | None,
+        padding: Sizes,
+        dilation: Sizes,
         ceil_mode: bool,
     ) -> None:
         self.rank = rank
@@ -326,7 +327,7 @@ _MAX = _indices_too(
     "input: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1, "
     "ceil_mode: bool = False"
 )
-_ADAPTIVE_MAX = _indices_too("input: Tensor, output_size: int | Sequence[int | None]")
+_ADAPTIVE_MAX = _indices_too("input: Tensor, output_size: int | Sequence[int | None] | None")
 
 
 def _to_maxima(g: Tensor, chosen: Tensor, pool: Pool) -> tuple[Tensor]:
@@ -340,10 +341,10 @@ def _max_pool(
     op: str,
     rank: int,
     input: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    dilation: Sizes,
     ceil_mode: bool,
     return_indices: bool,
 ) -> Any:
@@ -378,10 +379,10 @@ def max_pool_backward(
     rank: int,
     g: Tensor,
     input: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    dilation: Sizes,
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
@@ -397,9 +398,9 @@ def max_pool_backward(
     return pool.spread(where(indices.reshape(ones) == seen, g.reshape(ones), 0.0))
 
 
-def _positions(pool: Pool, chosen: Any) -> Tensor:
+def _positions(pool: Pool, chosen: Tensor) -> Tensor:
     """Return positions in the input's planes for numbers within windows."""
-    total: Any = None
+    total: Tensor | None = None
     rest = chosen
     parts: list[Tensor] = []
     for k in reversed(pool.kernel):
@@ -412,6 +413,7 @@ def _positions(pool: Pool, chosen: Any) -> Tensor:
             # A window whose input is all -inf finds the border first; PyTorch names its first input position.
             at = where(at < 0, at % pool.dilation[d], at)
         total = at if total is None else total * pool.sizes[d] + at
+    assert total is not None
     return total.contiguous()
 
 
@@ -420,7 +422,7 @@ def _named(name: str, rank: int, rest: str = "") -> str:
     return "SqueezeBackward1" if rank == 1 else f"{name}{rank}D{rest}Backward0"
 
 
-def _max_pooling(rank: int, doc: str, example: Example, **fields: Any) -> Composite[..., Any]:
+def _max_pooling(rank: int, doc: str, example: Example, **fields: object) -> Composite[..., Any]:
     """Declare max pooling of a rank, and the form that always gives indices."""
 
     def pool(
@@ -492,10 +494,10 @@ def _max_unpool(
     rank: int,
     input: Tensor,
     indices: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
-    output_size: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
+    output_size: Sequence[int] | None,
 ) -> Tensor:
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     stride = kernel if stride is None else sizes_of(op, "stride", stride, rank)
@@ -535,14 +537,14 @@ def _max_unpool(
     return out.reshape((*lead, *sizes))
 
 
-def _unpooling(rank: int, **fields: Any) -> Composite[..., Any]:
+def _unpooling(rank: int, **fields: object) -> Composite[..., Tensor]:
     def function(
         input: Tensor,
         indices: Tensor,
         kernel_size: Sizes,
-        stride: Any = None,
+        stride: Sizes | None = None,
         padding: Sizes = 0,
-        output_size: Any = None,
+        output_size: Sequence[int] | None = None,
     ) -> Tensor:
         rest = kernel_size, stride, padding, output_size
         return _max_unpool(f"max_unpool{rank}d", rank, input, indices, *rest)
@@ -565,9 +567,9 @@ def _avg_pool(
     op: str,
     rank: int,
     input: Tensor,
-    kernel_size: Any,
-    stride: Any,
-    padding: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
+    padding: Sizes,
     ceil_mode: bool,
     count_include_pad: bool,
     divisor_override: int | None,
@@ -634,11 +636,11 @@ def avg_pool1d(
     )
 
 
-def _avg_pooling(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
+def _avg_pooling(rank: int, doc: str, **fields: object) -> Composite[..., Tensor]:
     def function(
         input: Tensor,
         kernel_size: Sizes,
-        stride: Any = None,
+        stride: Sizes | None = None,
         padding: Sizes = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
@@ -677,8 +679,8 @@ def _lp_pool(
     rank: int,
     input: Tensor,
     norm_type: float,
-    kernel_size: Any,
-    stride: Any,
+    kernel_size: Sizes,
+    stride: Sizes | None,
     ceil_mode: bool,
 ) -> Tensor:
     if math.isinf(norm_type):
@@ -692,12 +694,12 @@ def _lp_pool(
     return (mean.sign() * mean.abs().relu() * numel(kernel)) ** (1.0 / norm_type)
 
 
-def _lp_pooling(rank: int, shapes: str, example: Example) -> Composite[..., Any]:
+def _lp_pooling(rank: int, shapes: str, example: Example) -> Composite[..., Tensor]:
     def function(
         input: Tensor,
         norm_type: float,
         kernel_size: Sizes,
-        stride: Any = None,
+        stride: Sizes | None = None,
         ceil_mode: bool = False,
     ) -> Tensor:
         return _lp_pool(f"lp_pool{rank}d", rank, input, norm_type, kernel_size, stride, ceil_mode)
@@ -717,7 +719,9 @@ lp_pool3d = _lp_pooling(3, "(N, C, D, H, W) or (C, D, H, W)", Example(((1, 2, 6,
 # ---- adaptive ------------------------------------------------------------------------------------
 
 
-def _output_sizes(op: str, input: Tensor, output_size: Any, rank: int) -> tuple[int, ...]:
+def _output_sizes(
+    op: str, input: Tensor, output_size: int | Sequence[int | None] | None, rank: int
+) -> tuple[int, ...]:
     """Return the output sizes; None keeps a size."""
     shape = tuple(input.shape)
     if not isinstance(output_size, int | None) and len(tuple(output_size)) >= input.ndim:
@@ -768,7 +772,9 @@ def _adaptive_mean(x: Tensor, count: int) -> Tensor:
     return where(held, x.unsqueeze(-2), 0.0).sum(-1) / counts
 
 
-def _adaptive_avg(op: str, rank: int, input: Tensor, output_size: Any) -> Tensor:
+def _adaptive_avg(
+    op: str, rank: int, input: Tensor, output_size: int | Sequence[int | None] | None
+) -> Tensor:
     sizes = _output_sizes(op, input, output_size, rank)
     lead = tuple(input.shape[:-rank])
     if not input.numel() or 0 in sizes:
@@ -786,11 +792,11 @@ def _adaptive_avg(op: str, rank: int, input: Tensor, output_size: Any) -> Tensor
     return x.contiguous().to(input.dtype)
 
 
-def _adaptive_averaging(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
-    def function(input: Tensor, output_size: Any) -> Tensor:
+def _adaptive_averaging(rank: int, doc: str, **fields: object) -> Composite[..., Tensor]:
+    def function(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
         return _adaptive_avg(f"adaptive_avg_pool{rank}d", rank, input, output_size)
 
-    def name(input: Tensor, output_size: Any) -> str:
+    def name(input: Tensor, output_size: int | Sequence[int | None] | None) -> str:
         sizes = (output_size,) if isinstance(output_size, int | None) else output_size
         alone = rank > 1 and set(sizes) == {1}
         return "MeanBackward1" if alone else _named("AdaptiveAvgPool", rank)
@@ -842,7 +848,13 @@ def _to_row_maxima(g: Tensor, chosen: Tensor, size: int) -> tuple[Tensor]:
     return (where(hit, g.unsqueeze(-1), 0.0).sum(-2),)
 
 
-def _adaptive_max(op: str, rank: int, input: Tensor, output_size: Any, return_indices: bool) -> Any:
+def _adaptive_max(
+    op: str,
+    rank: int,
+    input: Tensor,
+    output_size: int | Sequence[int | None] | None,
+    return_indices: bool,
+) -> Any:
     sizes = _output_sizes(op, input, output_size, rank)
     full, lead = tuple(input.shape[-rank:]), tuple(input.shape[:-rank])
     if not input.numel() or 0 in sizes:
@@ -853,7 +865,7 @@ def _adaptive_max(op: str, rank: int, input: Tensor, output_size: Any, return_in
         return _max_pool(op, rank, input, kernel, kernel, 0, 1, False, return_indices)
     # One dimension after the other, the last first: so the first maximum in row-major order wins, as in PyTorch.
     x = input
-    indices: Any = None
+    indices: Tensor | None = None
     for d in reversed(range(rank)):
         at = len(lead) + d
         x, chosen = _adaptive_max_last(x.transpose(at, -1), sizes[d])
@@ -864,11 +876,14 @@ def _adaptive_max(op: str, rank: int, input: Tensor, output_size: Any, return_in
         elif return_indices:
             indices = indices.gather(at, chosen) + chosen * step
     out = x.contiguous()
+    assert indices is not None
     return (out, indices.contiguous()) if return_indices else out
 
 
-def _adaptive_maximum(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
-    def function(input: Tensor, output_size: Any, return_indices: bool = False) -> Any:
+def _adaptive_maximum(rank: int, doc: str, **fields: object) -> Composite[..., Any]:
+    def function(
+        input: Tensor, output_size: int | Sequence[int | None] | None, return_indices: bool = False
+    ) -> Any:
         name = f"adaptive_max_pool{rank}d"
         return _adaptive_max(name, rank, input, output_size, return_indices)
 
@@ -897,7 +912,12 @@ adaptive_max_pool3d = _adaptive_maximum(
 
 
 def _columns(
-    op: str, kernel_size: Any, dilation: Any, padding: Any, stride: Any, sizes: Sequence[int]
+    op: str,
+    kernel_size: Sizes,
+    dilation: Sizes,
+    padding: Sizes,
+    stride: Sizes | None,
+    sizes: Sequence[int],
 ) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
     """Return kernel, dilation, padding, stride and the numbers of windows."""
     kernel, dilation = (

@@ -697,8 +697,9 @@ def _fill_in(x: Tensor, values: Tensor) -> Tensor:
     return write(x, cast_to(values, x.dtype))
 
 
-def _uniform_of(op: str, x: Tensor, generator: Generator | None) -> Tensor:
-    return _draw(x._shape, _floating(op, x.dtype), x.device, generator)
+def _drawn_for(op: str, x: Tensor, generator: Generator | None, kind: str = "uniform") -> Tensor:
+    """Return numbers to compute those of x from: of 16 bits there are too few different ones."""
+    return _draw(x._shape, _floating(op, x.dtype).compute, x.device, generator, kind)
 
 
 @_in_place()
@@ -721,7 +722,7 @@ def uniform_(
         raise RuntimeError(
             f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}"
         )
-    u = _uniform_of("uniform_", input, generator)
+    u = _draw(input._shape, _floating("uniform_", input.dtype), input.device, generator)
     return _fill_in(input, u * (high - low) + low)
 
 
@@ -732,10 +733,7 @@ def normal_(
     """Overwrite with normal numbers."""
     if std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
-    dtype = _floating("normal_", input.dtype)
-    return _fill_in(
-        input, _draw(input._shape, dtype, input.device, generator, "normal") * std + mean
-    )
+    return _fill_in(input, _drawn_for("normal_", input, generator, "normal") * std + mean)
 
 
 @_in_place()
@@ -780,8 +778,10 @@ def exponential_(
     """Overwrite with numbers of density lambd * exp(-lambd * x)."""
     if lambd <= 0:
         raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={lambd}")
-    u = _uniform_of("exponential_", input, generator)
-    return _fill_in(input, elementwise.log1p(-u) * (-1.0 / lambd))
+    u = _drawn_for("exponential_", input, generator)
+    # As PyTorch's, never 0.
+    least = -(2.0 ** -_MANTISSA[u.dtype.name])
+    return _fill_in(input, comparison.clamp_max(elementwise.log1p(-u), least) * (-1.0 / lambd))
 
 
 @_in_place()
@@ -791,8 +791,7 @@ def log_normal_(
     """Overwrite with numbers whose logarithm is normal."""
     if std <= 0:
         raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
-    dtype = _floating("log_normal_", input.dtype)
-    noise = _draw(input._shape, dtype, input.device, generator, "normal")
+    noise = _drawn_for("log_normal_", input, generator, "normal")
     return _fill_in(input, elementwise.exp(noise * std + mean))
 
 
@@ -803,7 +802,7 @@ def cauchy_(
     """Overwrite with numbers of the Cauchy distribution."""
     if sigma <= 0:
         raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
-    u = _uniform_of("cauchy_", input, generator)
+    u = _drawn_for("cauchy_", input, generator)
     return _fill_in(input, circular.tan((u - 0.5) * math.pi) * sigma + median)
 
 

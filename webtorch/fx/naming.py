@@ -16,12 +16,16 @@ from webtorch.tensors import override
 from webtorch.tensors.tensor import Tensor
 
 _PACKAGE = "webtorch"
+# Where operators say that they are, as PyTorch's do.
+_OPERATORS = "torch._ops."
 
 
 def is_ours(obj: object) -> bool:
     """Whether something is the package's own, so that code names it by its place in `torch`."""
     module = getattr(obj, "__module__", None)
-    return isinstance(module, str) and (module == _PACKAGE or module.startswith(f"{_PACKAGE}."))
+    return isinstance(module, str) and (
+        module == _PACKAGE or module.startswith((f"{_PACKAGE}.", _OPERATORS))
+    )
 
 
 @functools.cache
@@ -47,6 +51,8 @@ def qualified_name(func: Callable[..., Any]) -> str:
     if getattr(builtins, name, None) is func:
         return name
     if is_ours(func):
+        if func.__module__.startswith(_OPERATORS):
+            return f"{func.__module__.replace('torch._ops', 'torch.ops')}.{name}"
         return _public_place(func)
     if name == "<lambda>":
         # The name that it was given in its module.

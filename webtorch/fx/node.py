@@ -11,6 +11,7 @@ from webtorch.functions.legacy import typename
 from webtorch.fx.immutable_collections import immutable_dict, immutable_list
 from webtorch.fx.naming import qualified_name as _get_qualified_name
 from webtorch.fx.naming import type_repr as _type_repr
+from webtorch.fx.operator_schemas import ArgsKwargsPair, normalize_function, normalize_module
 from webtorch.ir.dtype import DType
 from webtorch.tensors.device import device
 from webtorch.tensors.formats import layout, memory_format
@@ -18,6 +19,7 @@ from webtorch.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from webtorch.fx.graph import Graph
+    from webtorch.nn import Module
 
 __all__ = ["Node", "has_side_effect", "map_aggregate", "map_arg"]
 
@@ -303,6 +305,25 @@ class Node:
             entry = getattr(getattr(self.target, "callee", None), "op", None)
             return impure_random and getattr(entry, "drawn", False)
         return False
+
+    def normalized_arguments(
+        self,
+        root: Module,
+        arg_types: tuple[Any, ...] | None = None,
+        kwarg_types: dict[str, Any] | None = None,
+        normalize_to_only_use_kwargs: bool = False,
+    ) -> ArgsKwargsPair | None:
+        """Return the arguments of a call by the parameters of what it calls, with the defaults; None where that is not
+        known. `root` has the modules.
+        """
+        by_name = normalize_to_only_use_kwargs
+        if self.op == "call_function" and callable(self.target):
+            return normalize_function(
+                self.target, self.args, self.kwargs, normalize_to_only_use_kwargs=by_name
+            )
+        if self.op == "call_module":
+            return normalize_module(root, str(self.target), self.args, self.kwargs, by_name)
+        return None
 
     def __repr__(self) -> str:
         return str(self.name) if self._repr_fn is None else self._repr_fn(self)

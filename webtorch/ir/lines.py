@@ -34,7 +34,7 @@ def source_text(place: str) -> str:
 
 
 def user_line(inside: int = 2) -> tuple[CodeType, int] | None:
-    """Return (code, instruction) of the user's innermost frame; `describe` turns it
+    """Return (code, instruction) of the user's innermost frame; `line_text` turns it
     into text. The frames nearer than `inside` are known to be the package's.
     """
     if made_again:
@@ -49,6 +49,22 @@ def user_line(inside: int = 2) -> tuple[CodeType, int] | None:
             return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def line_text(line: object) -> str:
+    """Return "file:line" of a remembered user line (code object, instruction), or ""; a text as it
+    is.
+    """
+    if isinstance(line, str):
+        return line
+    if not isinstance(line, tuple):
+        return ""
+    code, instruction = line
+    number = code.co_firstlineno
+    for start, end, lineno in code.co_lines():
+        if start <= instruction < end and lineno is not None:
+            number = lineno
+    return f"{code.co_filename}:{number}"
 
 
 def user_depth() -> int:

@@ -23,6 +23,10 @@ T = TypeVar("T")
 _said: set[str] = set()
 
 
+class TracerWarning(Warning):
+    """What PyTorch warns of while it traces: here nothing does, and programs filter it."""
+
+
 def _say(name: str) -> None:
     if name not in _said:
         _said.add(name)

@@ -17,6 +17,7 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
 from webtorch.ir.kernel import Check, Level
+from webtorch.ir.lines import line_text
 from webtorch.ir.program import Site
 from webtorch.ir.view import Shape, contiguous_strides, numel
 from webtorch.ops.primitive import COUNT
@@ -401,28 +402,11 @@ class Body:
         return self.value(node.srcs[0], position, valid)
 
 
-def line_text(line: object) -> str:
-    """Return "file:line" of a remembered user line (code object, instruction), or ""; a text as it
-    is.
-    """
-    if isinstance(line, str):
-        return line
-    if not isinstance(line, tuple):
-        return ""
-    code, instruction = line
-    number = code.co_firstlineno
-    for start, end, lineno in code.co_lines():
-        if start <= instruction < end and lineno is not None:
-            number = lineno
-    return f"{code.co_filename}:{number}"
-
-
 __all__ = [
     "Body",
     "Loops",
     "Unfusable",
     "flat_loops",
-    "line_text",
     "point_loops",
     "reduce_loops",
     "split_loops",

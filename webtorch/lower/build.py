@@ -15,10 +15,11 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
 from webtorch.ir.index import Index
 from webtorch.ir.kernel import Access, BufferSlot, Kernel, Level, Reduce, Store
+from webtorch.ir.lines import line_text
 from webtorch.ir.program import Site
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import numel
-from webtorch.lower.body import Body, Loops, Unfusable, line_text, split_loops
+from webtorch.lower.body import Body, Loops, Unfusable, split_loops
 from webtorch.lower.fusion_rules import Group
 
 # How often the loops of a kernel are split to turn quotients in its positions into strides.

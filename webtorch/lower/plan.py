@@ -32,9 +32,9 @@ from webtorch.ir.kernel import (
     epilogue_of,
 )
 from webtorch.ir.limits import Limits
+from webtorch.ir.lines import line_text
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Separation, Site, Step
 from webtorch.ir.view import numel
-from webtorch.lower.body import line_text
 from webtorch.lower.build import BuiltKernel, build_kernel
 from webtorch.lower.fuse import Fuser, is_other_result, matrix_operand, plain_operand
 from webtorch.lower.fusion_rules import Group, operation

@@ -37,7 +37,8 @@ _ROW_BYTES = 1 << 16
 # Innermost loops of fewer turns are merged with those around them, up to this many turns: vectors need some.
 _SHORT = 16
 _MERGED = 64
-# Inner loops of at most this many points in all are unrolled.
+# Nested inner loops of at most this many points in all are unrolled: LLVM's vectors run along outer points of one
+# loop at most.
 _UNROLLED = 8
 # From this cost on, a value is kept in a row rather than computed again in the next stage.
 _KEEP_COST = 12
@@ -49,7 +50,7 @@ class _Writer(ValueWriter):
     # -- the kernel ---------------------------
 
     def render(self) -> str:
-        """Return the source of `kernel(begin, end, buffers, arguments, status)`, for numba."""
+        """Return the source of `kernel(begin, end, buffers, arguments, status)`."""
         kernel = self.kernel
         params = ["begin", "end"]
         params += [f"b{i}: {b.dtype.name}" for i, b in enumerate(kernel.buffers)]
@@ -341,8 +342,10 @@ class _Writer(ValueWriter):
             self.close(f"for m in range({numel(tuple(self.dims[d] for d in together))}):")
         elif not live:
             self.close("if True:")
+        nested = len(apart) > 1 and self.kernel.inner_count <= _UNROLLED
+        kind = "unrolled" if nested else "range"
         for d in reversed(apart):
-            span = head if head and d == live[0] else f"range({self.dims[d]})"
+            span = head if head and d == live[0] else f"{kind}({self.dims[d]})"
             self.close(f"for i{d} in {span}:")
         self.written |= self.kept
 

@@ -79,7 +79,8 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
         m, n = size_class(m), size_class(n)
     most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
     columns = _reads_columns(writer)
-    if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _ITERATIONS) or n <= 128)):
+    # (On a software adapter a barrier costs more to compile than some hundred turns of a loop to run.)
+    if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _ITERATIONS) or n <= 512)):
         return Geometry(64 if m >= 64 else power_below(m), 1, True)
     if columns:
         tx = min(32, power_below(m))

@@ -13,8 +13,8 @@ from typing import TypeAlias, TypeVar
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType, Scalar, int64
+from webtorch.ir.lines import line_text
 from webtorch.ir.view import contiguous_strides, numel
-from webtorch.lower.body import line_text
 from webtorch.onnx.graph import TO_THE_END, Attr, ExportError, Graph, Ints, Step
 from webtorch.onnx.recording import Call, Recording, Value, contents, value_of_node
 from webtorch.ops.record import TABLE

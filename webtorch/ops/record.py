@@ -150,6 +150,10 @@ class Op:
     dtypes: tuple[DType, ...] = ALL
     # Types of the first tensor that PyTorch has no such operation for.
     refuses: tuple[DType, ...] = ()
+    # A function of the call's arguments that raises where values which lie in this process's memory are wrong, such
+    # as places beyond the end of a dim: PyTorch's error at the call. Of other tensors, and of calls that are
+    # remembered, kernels report them, and the next read raises.
+    values: Callable[..., object] | None = None
     # Test inputs are drawn from this interval.
     domain: tuple[float, float] = (-3.0, 3.0)
     # Wider relative tolerance for float32, with the reason written where it is set.
@@ -466,6 +470,10 @@ def composite(
     return declare
 
 
+# The classes of results that are several, by PyTorch's name in `torch.return_types`.
+RETURN_TYPES: dict[str, type] = {}
+
+
 def return_type(name: str) -> Callable[[type[R]], type[R]]:
     """Let a named tuple of an op's results print as PyTorch's `torch.return_types.<name>`."""
 
@@ -478,6 +486,7 @@ def return_type(name: str) -> Callable[[type[R]], type[R]]:
         """Name the class as PyTorch's is."""
         results.__name__ = results.__qualname__ = name
         results.__repr__ = show  # type: ignore[method-assign]
+        RETURN_TYPES[name] = results
         return results
 
     return declare

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -332,31 +332,11 @@ def flat(storage: Storage) -> Tensor:
     return Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
 
 
-class _Memories:
-    """Address -> memory. Pickling wraps an address in a new PyTorch storage, which does not carry the attribute."""
-
-    def __init__(self) -> None:
-        self.found: dict[int, weakref.ref[Memory]] = {}
-        # References to what is dead stay until there are this many: a callback for each would cost every operation.
-        self.most = 1024
-
-    def forget_dead(self) -> None:
-        """Drop the references to memory that is gone."""
-        # A list of keys is made at once. One of pairs allocates: what a collection then frees, or another thread,
-        # may change the dictionary meanwhile.
-        for address in list(self.found):
-            memory = self.found.get(address)
-            if memory is not None and memory() is None:
-                self.found.pop(address, None)
-        self.most = max(1024, 2 * len(self.found))
-
-
-_memories = _Memories()
-_reference = weakref.ref
+# Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
 _addresses = itertools.count(1)
 # PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory.
 _swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
-_construct = torch._C._construct_storage_from_data_pointer
+_construct: Callable[..., Any] = torch._C._construct_storage_from_data_pointer
 _create = torch._C._acc.create_empty_tensor
 _storage_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
 # The operator itself, without the wrapper that every call of `redispatch` would go through.
@@ -366,21 +346,9 @@ _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxe
 def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedStorage, Memory]:
     """Return a new PyTorch storage on the device, and its memory."""
     memory = Memory(nbytes, dtype)
-    storage: Any = _addressed(memory)
+    storage = _construct(next(_addresses) << 32, DEVICE, nbytes)
     storage._webgpu = memory
     return storage, memory
-
-
-def _addressed(memory: Memory) -> torch.UntypedStorage:
-    """Return a new PyTorch storage with an address by which `memory` is found; it does not carry it yet."""
-    # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
-    address = next(_addresses) << 32
-    found = _memories.found
-    found[address] = _reference(memory)
-    if len(found) > _memories.most:
-        _memories.forget_dead()
-    made: Any = _construct(address, DEVICE, memory.nbytes)
-    return made
 
 
 def memory_of(x: torch.Tensor) -> Memory:
@@ -459,16 +427,23 @@ def _resized(memory: Memory, nbytes: int) -> tuple[torch.UntypedStorage, Memory]
 
 def _memory_of_storage(storage: Any) -> Memory:
     found = getattr(storage, "_webgpu", None)
-    if found is None:
-        reference = _memories.found.get(storage.data_ptr())
-        found = None if reference is None else reference()
+    return found if type(found) is Memory else _made_memory(storage)
+
+
+_making = threading.Lock()
+
+
+def _made_memory(storage: Any) -> Memory:
+    """Return the memory of a PyTorch storage that carries its values' storage only: see `Blank.tensor`."""
+    with _making:
+        found: Memory | Storage | None = getattr(storage, "_webgpu", None)
         if found is None:
             raise RuntimeError(
                 "webgpu: this tensor has no memory: its storage was made by something other than this device"
             )
-        storage._webgpu = found
-    memory: Memory = found
-    return memory
+        if isinstance(found, Storage):
+            found = storage._webgpu = Memory(storage.nbytes(), found.dtype, found)
+        return found
 
 
 def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -537,11 +512,17 @@ class Blank:
         self.is_plain = _swap is not None and not offset and strides == contiguous_strides(size)
 
     def tensor(self, inner: Storage | None = None) -> torch.Tensor:
-        """Return a new tensor, with a new storage of PyTorch's, on a webtorch storage, or on nothing yet."""
-        memory = Memory(self.nbytes, self.held, inner)
-        if self.laid and inner is not None:
-            memory.storage, memory.laid = None, Laid(inner, self.size, self.strides)
-        storage: Any = _addressed(memory)
+        """Return a new tensor, with a new storage of PyTorch's, on a webtorch storage, or on nothing yet.
+
+        PyTorch's storage carries the webtorch storage itself, as the memory of most results is asked for nothing
+        else: `memory_of` makes it when it is.
+        """
+        home: Any = inner
+        if inner is None or self.laid:
+            home = Memory(self.nbytes, self.held, inner)
+            if self.laid and inner is not None:
+                home.storage, home.laid = None, Laid(inner, self.size, self.strides)
+        storage = _construct(next(_addresses) << 32, DEVICE, self.nbytes)
         if self.is_plain:
             x = _create(self.size, self.dtype)
             given, storage = storage, _storage_of(x)
@@ -549,7 +530,7 @@ class Blank:
         else:
             x = _create((0,), self.dtype)
             _set(CPU, x, storage, self.offset, self.size, self.strides)
-        storage._webgpu = memory
+        storage._webgpu = home
         return x
 
 
@@ -587,6 +568,11 @@ def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
         whole = offset == 0 and x.numel() == storage.elements and x.is_contiguous()
         out = Tensor._from_storage(storage, shape, strides, offset, whole)
     return -out if x.is_neg() else out
+
+
+def reach(x: torch.Tensor) -> int:
+    """Return how many bytes a tensor reaches from where it begins."""
+    return _reach(x.shape, x.stride(), 0) * x.element_size()
 
 
 def _reach(size: Sequence[int], stride: Sequence[int], offset: int) -> int:

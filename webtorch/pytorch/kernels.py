@@ -349,6 +349,76 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
     return many
 
 
+# PyTorch's kernels that make the functional and in-place forms of a structured operator of its out= form.
+STRUCTURED = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+
+
+def structured(overload: OpOverload, function: Kernel) -> Kernel:
+    """Return the kernel of a functional or in-place form that PyTorch makes of the out= form: once a kind of call has
+    come twice, and PyTorch's checks have passed, it is recorded at once.
+    """
+    schema = overload._schema
+    name = overload._name.removeprefix("aten::")
+    first = schema.arguments[0].alias_info
+    writes = first is not None and first.is_write
+    kinds = Kinds(is_free(function))
+    compose = functools.partial(overload._op_dk, STRUCTURED)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator."""
+        if flag.pressed:
+            check()
+        nodes: list[Node] = []
+        numbers: list[float] = []
+        out = args[0] if writes else None
+        plan = kinds.find(args, kwargs, nodes, numbers, out, writes)
+        if type(plan) is Plan:
+            if out is None:
+                return plan.tensors(nodes, numbers, user_line())
+            plan.write(out, nodes, numbers, user_line())
+            return out
+        made: Any = None if writes else compose(*args, **kwargs)
+        if type(plan) is tuple:
+            values = [operand(a, name) for a in args]
+            options = {k: operand(v, name) for k, v in kwargs.items()}
+
+            def call(values: Any, options: Any) -> object:
+                """Return the results as PyTorch's lie."""
+                found = function(*values, **options)
+                if out is not None:
+                    return _fitted(out, found, _is_fresh(found, values))
+                if isinstance(found, Tensor):
+                    return _alike(made, found, values)
+                seen, results = list(values), []
+                for x, result in zip(made, found, strict=True):
+                    results.append(_alike(x, result, seen))
+                    seen.append(result)
+                return tuple(results)
+
+            kinds.watch(plan, call, values, options, nodes, numbers)
+        if out is None:
+            return made
+        try:
+            return compose(*args, **kwargs)
+        except BaseException:
+            kinds.forget()
+            raise
+
+    return kernel
+
+
+def _alike(x: torch.Tensor, result: object, operands: list[object]) -> object:
+    """Return a result as PyTorch's tensor of it lies; as it is where it is another one."""
+    if (
+        not isinstance(result, Tensor)
+        or tuple(x.shape) != result._shape
+        or TO_WEBTORCH[x.dtype] is not result.dtype
+    ):
+        looks()
+        return result
+    return lie(result, _is_fresh(result, operands), x.stride())
+
+
 def _index(direct: Kernel) -> Kernel:
     """Return the kernel of indexing: where tensors are not row-major, PyTorch chooses the result's strides."""
     by_out = torch.ops.aten.index.Tensor
@@ -359,9 +429,7 @@ def _index(direct: Kernel) -> Kernel:
         masked = any(i.dtype in (torch.bool, torch.uint8) for i in given)
         if masked or all(t.is_contiguous() for t in (x, *given)):
             return direct(x, indices)
-        return by_out._op_dk(
-            torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional, x, indices
-        )
+        return by_out._op_dk(STRUCTURED, x, indices)
 
     return kernel
 

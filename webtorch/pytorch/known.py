@@ -13,16 +13,20 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from torch._C._dynamo.guards import TensorGuards
 
 from webtorch.dispatch.call import active, refuse_scripts
+from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import IN_MEMORY, Form, Node
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
     Blank,
     Lain,
+    Memory,
     offset_of,
     opened,
+    reach,
     runtime,
 )
 from webtorch.runtime.realize import Runtime
@@ -44,11 +48,13 @@ _OTHERS = frozenset((
 ))  # fmt: skip
 _PLAIN = {k: d for k, d in TO_WEBTORCH.items() if not d.is_complex}
 _find: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
-# Kind of a node -> where a kernel finds its value.
-_PLACES = {kind: kind for kind in IN_MEMORY}
+# Kinds of nodes whose values a kernel finds in memory.
+_IN_MEMORY = frozenset(IN_MEMORY)
 _NEW: Any = object()
 
-_FLOATS = frozenset(k for k in _PLAIN if k.is_floating_point)
+_FLOATS = frozenset(d for k, d in _PLAIN.items() if k.is_floating_point)
+# Kinds of calls of which all is alike but how their tensors lie, that are found by looking at these.
+_MOST_NEAR = 8
 
 Key = tuple[Any, ...]
 # The strides of a tensor, and whether its memory holds the values row-major all the same.
@@ -88,8 +94,8 @@ class Plan:
     """What calls of one kind record."""
 
     __slots__ = (
-        "form", "leaves", "make", "marks", "numbers", "only", "places", "record", "results", "steps",
-        "takes_all",
+        "attrs", "dtype", "form", "is_straight", "kind", "leaves", "lined", "make", "marks", "numbers",
+        "place", "places", "record", "results", "scalars", "shape", "single", "steps",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +105,8 @@ class Plan:
         self.marks = tuple(marks)
         self.leaves, self.make = result.leaves, result.kind
         self.places = [_Place(result, i, *how) for i, how in enumerate(laid)]
-        graph = self.places[0].attrs[0]
+        self.place = place = self.places[0]
+        graph = place.attrs[0]
         self.steps, self.results = graph.steps, graph.results
         # For each number of the nodes, in their order, its place among those of the call, or itself.
         self.numbers: list[int | None] = []
@@ -107,30 +114,32 @@ class Plan:
             self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
         # Records all of the nodes: made for the first call that asks for it.
         self.record: Callable[..., list[Node]] | None = None
-        # Whether its sources are the operands as they come.
-        self.takes_all = False
-        # The node itself where it is one, and the form of elementwise ones, whose numbers may be any.
-        self.only: Any = None
-        self.form: Form | None = None
-        if len(self.steps) == 1 and self.make is None:
-            kind, srcs, attrs, scalars, shape, dtype, lined = self.steps[0]
-            found = tuple([self.leaves[s] for s in srcs])
-            self.takes_all = found == tuple(range(operands))
-            self.only = kind, found, attrs, scalars, shape, dtype, lined
+        # The one node of a call with one result: what it records if that is one operation, or what stands for all.
+        self.kind, self.attrs, self.scalars = "call", place.attrs, tuple[Scalar, ...]()
+        self.shape, self.dtype = place.shape, place.kind
+        self.form: Form | None = graph
+        self.lined = True
+        # Whether the call is one operation; the numbers of elementwise ones may be any.
+        self.single = len(self.steps) == 1 and self.make is None
+        if self.single:
+            kind, srcs, self.attrs, self.scalars, self.shape, self.dtype, self.lined = self.steps[0]
+            self.kind, self.leaves = kind, [self.leaves[s] for s in srcs]
             self.form = Form() if kind == "map" else None
+        # Whether its sources are the operands as they come.
+        self.is_straight = self.leaves == list(range(operands))
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
         found = [n for n in self.numbers if n is not None]
-        if self.only is not None:
-            return self.only[0] == "map" and self.numbers == list(range(len(numbers)))
+        if self.single:
+            return self.kind == "map" and self.numbers == list(range(len(numbers)))
         return sorted(set(found)) == list(range(len(numbers)))
 
     def write(
         self, out: torch.Tensor, nodes: list[Node], numbers: Sequence[float], line: Any
     ) -> None:
         """Record a call with one result, and overwrite a tensor with it."""
-        self._put(out, self.node(nodes, numbers, line), self.places[0])
+        self._put(out, self.node(nodes, numbers, line), self.place)
 
     def write_all(
         self,
@@ -180,41 +189,42 @@ class Plan:
     @staticmethod
     def _put(out: torch.Tensor, node: Node, place: _Place) -> None:
         memory = _find(out)._webgpu
-        storage = memory.storage
-        if storage is None:
-            memory.adopt(Storage(node, runtime(), place.elements))
+        if type(memory) is Storage:
+            memory.replace(node)
+        elif memory.storage is not None:
+            memory.storage.replace(node)
         else:
-            storage.replace(node)
+            memory.adopt(Storage(node, runtime(), place.elements))
 
     def node(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Node:
         """Record a call with one result over the operands' nodes, and return its node."""
-        if self.only is not None:
-            kind, srcs, attrs, scalars, shape, dtype, lined = self.only
-            sources: Any = tuple(
-                nodes if self.takes_all else [nodes[s] if type(s) is int else s for s in srcs]
-            )
-            if numbers:
-                scalars = tuple(numbers)
-            return Node(
-                kind, sources, attrs, scalars, shape, dtype, line if lined else None, self.form
-            )
-        if numbers:
+        if numbers and not self.single:
             return self._all(nodes, numbers, line)[0]
-        leaves: Any = tuple([nodes[s] if type(s) is int else s for s in self.leaves])
-        place = self.places[0]
-        attrs = place.attrs
-        return Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
+        return Node(
+            self.kind,
+            tuple(nodes) if self.is_straight else self._sources(nodes),
+            self.attrs,
+            tuple(numbers) if numbers else self.scalars,
+            self.shape,
+            self.dtype,
+            line if self.lined else None,
+            self.form,
+        )
+
+    def _sources(self, nodes: list[Node]) -> tuple[Node, ...]:
+        return tuple([nodes[s] if type(s) is int else s for s in self.leaves])  # type: ignore[misc]
 
     def tensors(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Any:
         """Record a call over the operands' nodes, and return its results as new tensors."""
         home = opened.runtime
         assert home is not None
         if self.make is None:
-            return _tensor(self.places[0], self.node(nodes, numbers, line), home)
+            place = self.place
+            return place.tensor(Storage(self.node(nodes, numbers, line), home, place.elements))
         if numbers:
             made = self._all(nodes, numbers, line)
             return self.make([_tensor(p, n, home) for p, n in zip(self.places, made, strict=True)])
-        leaves: Any = tuple([nodes[s] if type(s) is int else s for s in self.leaves])
+        leaves = tuple(nodes) if self.is_straight else self._sources(nodes)
         results: list[weakref.ref[Node]] = []
         tensors: list[torch.Tensor] = []
         for place in self.places:
@@ -229,17 +239,41 @@ def _tensor(place: _Place, node: Node, home: Runtime) -> torch.Tensor:
     return place.tensor(Storage(node, home, place.elements))
 
 
+class _Near:
+    """How the tensors of a call lie: PyTorch compares their types, sizes and strides in one call, where to ask for them
+    takes three for each tensor, and their hash as long.
+    """
+
+    __slots__ = ("check", "offsets", "plan")
+
+    def __init__(self, tensors: Sequence[torch.Tensor], plan: Plan) -> None:
+        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        self.check: Callable[..., bool] = guards.check
+        # None where each is all of its memory, so that it lies at no other place of one of that size.
+        self.offsets: list[int] | None = None
+        if any(reach(x) != _find(x).nbytes() for x in tensors):
+            self.offsets = [offset_of(x) for x in tensors]
+        self.plan = plan
+
+
 class Kinds:
     """The kinds of calls that an operator knows. `free`: it records one elementwise operation, whatever its numbers."""
 
-    __slots__ = ("__weakref__", "failures", "found", "free")
+    __slots__ = ("__weakref__", "failures", "found", "free", "near")
 
     def __init__(self, free: bool = False) -> None:
         # By kind of call: False where it was seen once, None where it cannot be known.
         self.found: dict[Key, Plan | Literal[False] | None] = {}
+        # By what is known of a call without its tensors' geometry: see `_Near`.
+        self.near: dict[Key, list[_Near]] = {}
         self.failures = 0
         self.free = free
-        depending.append(self.found.clear)
+        depending.append(self.forget)
+
+    def forget(self) -> None:
+        """Drop what is known."""
+        self.found.clear()
+        self.near.clear()
 
     def find(
         self,
@@ -257,10 +291,9 @@ class Kinds:
         the first argument as well. `begun`: what `begin` gave for other arguments, whose free numbers are there.
         """
         home = opened.runtime
-        if active.count and not _alone():
-            return None
         if (
-            transforms.count
+            (active.count and not _alone())
+            or transforms.count
             or home is None
             or home.recording is not None
             or home.lent
@@ -268,44 +301,83 @@ class Kinds:
         ):
             return None
         parts: list[Any] = [*begun]
+        tensors: list[torch.Tensor] = []
         free = numbers if self.free else None
         try:
-            if not _kinds(args, parts, nodes, free):
-                return None
-            if kwargs:
-                for name, value in kwargs.items():
-                    parts.append(name)
-                    if not _kinds((value,), parts, nodes, free):
+            for x in args:
+                kind = type(x)
+                if kind is _Tensor or kind is _Parameter:
+                    # As in `_kinds`, without a frame.
+                    storage = _find(x)._webgpu
+                    if type(storage) is not Storage and (storage := _held(storage, parts)) is None:
                         return None
-            if out is not None and not _target(out, parts, nodes, int(inplace and args[0] is out)):
+                    node = storage.node
+                    dtype = node.dtype
+                    if free is not None and dtype not in _FLOATS:
+                        free = None
+                    parts += dtype, node.shape, node.kind in _IN_MEMORY and node.kind
+                    nodes.append(node)
+                    tensors.append(x)
+                elif not _kinds((x,), parts, nodes, tensors, free):
+                    return None
+            for name, value in kwargs.items():
+                parts.append(name)
+                if not _kinds((value,), parts, nodes, tensors, free):
+                    return None
+            if out is not None and not _target(
+                out, parts, nodes, tensors, inplace and args[0] is out
+            ):
                 return None
         except AttributeError:
             # The storage of another device, or one that does not carry its memory yet.
             return None
         count = len(nodes)
+        seen = tensors
         if count == 2:
-            parts.append(nodes[0] is nodes[1])
+            if nodes[0] is nodes[1]:
+                is_same = tensors[0] is tensors[1]
+                parts.append(is_same)
+                if is_same:
+                    # PyTorch compares different tensors only.
+                    seen = tensors[1:]
         elif count > 2:
             if len(set(nodes)) < count:
                 parts.append(tuple([nodes.index(n) for n in nodes]))
         elif not count:
             return None
-        key = tuple(parts)
+        brief = tuple(parts)
+        near = self.near.get(brief)
+        if near is not None:
+            for each in near:
+                if each.check(*seen):
+                    offsets = each.offsets
+                    if offsets is None or offsets == [offset_of(x) for x in seen]:
+                        return each.plan
+        key = brief, tuple([_lies(x) for x in tensors])
         found = self.found.get(key, _NEW)
         if found is False:
             return key
         if found is not _NEW:
+            if found is not None:
+                self._keep_near(brief, seen, found)
             return found
         if len(self.found) >= _MOST_KINDS:
-            self.found.clear()
-        self.found[key] = False if _are_typed(key) else None
+            self.forget()
+        self.found[key] = False if _are_typed(tensors, nodes) else None
         return None
+
+    def _keep_near(self, brief: Key, tensors: Sequence[torch.Tensor], plan: Plan) -> None:
+        """Let a plan be found by a look at the tensors. The last ones are kept."""
+        near = self.near.setdefault(brief, [])
+        if len(near) >= _MOST_NEAR:
+            near.pop(0)
+        near.append(_Near(tensors, plan))
 
     def begin(self, values: Sequence[Any]) -> tuple[list[Any], list[float]]:
         """Return what the kinds of several calls have in common, of numbers and the like, and their free numbers."""
         parts: list[Any] = []
         numbers: list[float] = []
-        _kinds(values, parts, [], numbers if self.free else None)
+        _kinds(values, parts, [], [], numbers if self.free else None)
         return parts, numbers
 
     def watch(
@@ -354,7 +426,7 @@ class Kinds:
         if plan is not None and numbers and not plan.takes(numbers):
             # The numbers are worked with: from now on they are part of the kind.
             self.free = False
-            self.found.clear()
+            self.forget()
         return out[0]
 
 
@@ -373,26 +445,40 @@ def _alone() -> bool:
     return True
 
 
-def _are_typed(key: Key) -> bool:
-    """Whether the memory of all tensors of a kind of call holds their types."""
-    return all(
-        _PLAIN.get(part[0]) is part[4]
-        for part in key
-        if type(part) is tuple and part and type(part[0]) is torch.dtype
-    )
+def _lies(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.dtype, x.shape, x.stride(), offset_of(x)
 
 
-def _target(out: torch.Tensor, parts: list[Any], nodes: list[Node], first: int) -> bool:
-    """Add to `parts` what writing a result depends on; False if one of the operands from `first` on lies there, too."""
+def _are_typed(tensors: Sequence[torch.Tensor], nodes: Sequence[Node]) -> bool:
+    """Whether the memory of all operands holds their types."""
+    return all(_PLAIN.get(x.dtype) is n.dtype for x, n in zip(tensors, nodes, strict=False))
+
+
+def _target(
+    out: torch.Tensor,
+    parts: list[Any],
+    nodes: list[Node],
+    tensors: list[torch.Tensor],
+    is_first: bool,
+) -> bool:
+    """Add to `parts` what writing a result depends on; False if one of the operands lies there, too."""
     memory = _find(out)._webgpu
-    storage = memory.storage
-    parts += (out.dtype, out.shape, out.stride(), offset_of(out), memory.nbytes)
-    if storage is None:
-        return memory.is_new and not memory.is_cut
+    if not is_first:
+        tensors.append(out)
+    if type(memory) is Storage:
+        storage = memory
+        parts.append(memory.nbytes)
+    else:
+        storage = memory.storage
+        parts.append(memory.nbytes)
+        if storage is None:
+            return bool(memory.is_new and not memory.is_cut)
+        if memory.is_cut:
+            return False
     node = storage.node
-    if memory.is_cut or _PLAIN.get(out.dtype) is not node.dtype:
+    if _PLAIN.get(out.dtype) is not node.dtype:
         return False
-    return all(n is not node for n in nodes[first:])
+    return all(n is not node for n in nodes[int(is_first) :])
 
 
 def tensor_of(x: Any) -> Any:
@@ -400,30 +486,37 @@ def tensor_of(x: Any) -> Any:
     return x.tensor if type(x) is Lain else x
 
 
+def _held(memory: Memory, parts: list[Any]) -> Storage | None:
+    """Return the storage with the values, and add to `parts` how they lie there; None where that is not all."""
+    if memory.is_cut:
+        return None
+    if memory.storage is None and memory.laid is not None:
+        parts.append(memory.laid.groups)
+        return memory.laid.storage
+    return memory.storage
+
+
 def _kinds(
-    values: Sequence[Any], parts: list[Any], nodes: list[Node], free: list[float] | None
+    values: Sequence[Any],
+    parts: list[Any],
+    nodes: list[Node],
+    tensors: list[torch.Tensor],
+    free: list[float] | None,
 ) -> bool:
-    """Add to `parts` what a call records depends on; False where that is not all."""
+    """Add to `parts` what a call records depends on, but how its tensors lie; False where that is not all."""
     for x in values:
         kind = type(x)
         if kind is _Tensor or kind is _Parameter:
-            memory = _find(x)._webgpu
-            storage = memory.storage
-            if storage is None:
-                if memory.laid is None:
-                    return False
-                storage = memory.laid.storage
-                parts.append(memory.laid.groups)
-            if memory.is_cut:
+            storage = _find(x)._webgpu
+            if type(storage) is not Storage and (storage := _held(storage, parts)) is None:
                 return False
-            dtype, node = x.dtype, storage.node
+            node = storage.node
+            dtype = node.dtype
             if free is not None and dtype not in _FLOATS:
                 free = None
-            parts.append((
-                dtype, x.shape, x.stride(), offset_of(x),
-                node.dtype, node.shape, _PLACES.get(node.kind),
-            ))  # fmt: skip
+            parts += dtype, node.shape, node.kind in _IN_MEMORY and node.kind
             nodes.append(node)
+            tensors.append(x)
         elif kind is float:
             # Where a formula asks for a number, it is this one.
             if free is not None and x != 1.0:
@@ -439,7 +532,7 @@ def _kinds(
         elif kind in _LISTS:
             parts += (kind, len(x))
             # Long lists are data.
-            if len(x) > _LONGEST or not _kinds(x, parts, nodes, free):
+            if len(x) > _LONGEST or not _kinds(x, parts, nodes, tensors, free):
                 return False
         else:
             return False

@@ -34,10 +34,12 @@ from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (
     COMPOSITIONS,
     KERNELS,
+    STRUCTURED,
     dispatched,
     functional,
     kernel_for,
     overloads,
+    structured,
 )
 from webtorch.pytorch.own import to_layout
 from webtorch_autoload.device import hide, libraries
@@ -52,9 +54,36 @@ _COMPOSITE = (
 )
 
 
+def _has_kernel(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
+
+
+# Operators that PyTorch takes numbers for where the schema says Tensor.
+_OF_NUMBERS = ("add", "sub", "mul", "div")
+
+
+def _is_composed(packet: str, name: str, operator: OpOverload, known: set[str]) -> bool:
+    """Whether PyTorch makes an operator of its out= form, and we may call what it makes.
+
+    Not where another overload gives it numbers as tensors without dims: kernels see numbers, which PyTorch does not
+    take from them. What is composed twice must not draw random numbers.
+    """
+    base = packet.removesuffix("_")
+    if not _has_kernel(name, STRUCTURED.name):
+        return False
+    types = [str(a.type) for a in operator._schema.arguments]
+    if "generator" in [a.name for a in operator._schema.arguments]:
+        return False
+    return base in _OF_NUMBERS or not any(
+        mine == "Tensor" and str(a.type) == "number"
+        for _, other in overloads(packet)
+        if other._name in known
+        for mine, a in zip(types, other._schema.arguments, strict=False)
+    )
+
+
 def _needs_kernel(name: str) -> bool:
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
-    return not any(has(f"aten::{name}", key) for key in _COMPOSITE)
+    return not any(_has_kernel(name, key) for key in _COMPOSITE)
 
 
 def _packets() -> Iterator[str]:
@@ -74,13 +103,19 @@ def _register_meanings(library: torch.library.Library) -> int:
     for packet in _packets():
         for overload, operator in overloads(packet):
             name = packet if overload == "default" else f"{packet}.{overload}"
-            if f"aten::{name}" not in known or not (_needs_kernel(name) or name in DIRECT):
+            if f"aten::{name}" not in known:
                 continue
-            function = meaning(packet, overload)
-            if function is not None and not torch._C._dispatch_has_kernel_for_dispatch_key(
-                f"aten::{name}", "PrivateUse1"
-            ):
-                library.impl(name, hide(kernel_for(operator, function)), "PrivateUse1")
+            if _needs_kernel(name) or name in DIRECT:
+                make = kernel_for
+                function = meaning(packet, overload)
+            elif _is_composed(packet, name, operator, known):
+                # An in-place form means what the functional one does.
+                make = structured
+                function = meaning(packet.removesuffix("_"), overload)
+            else:
+                continue
+            if function is not None and not _has_kernel(name, "PrivateUse1"):
+                library.impl(name, hide(make(operator, function)), "PrivateUse1")
                 count += 1
     return count
 

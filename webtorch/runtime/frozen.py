@@ -14,8 +14,8 @@ from typing import Any
 
 from webtorch.ir.dtype import DType, Scalar, float32, float64, int32, uint32
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
+from webtorch.ir.lines import line_text
 from webtorch.ir.view import numel
-from webtorch.lower.body import line_text
 from webtorch.runtime.parts import Held
 from webtorch.runtime.recording import Owner
 

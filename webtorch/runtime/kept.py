@@ -20,8 +20,8 @@ from webtorch.ir import serial
 from webtorch.ir.dtype import DType, int32, uint32
 from webtorch.ir.expr import input_
 from webtorch.ir.graph import Graph, GraphNode
+from webtorch.ir.lines import line_text
 from webtorch.ir.program import Copy, Program
-from webtorch.lower.body import line_text
 from webtorch.lower.wgsl_shader import WgslPass
 from webtorch.ops.record import Elementwise
 from webtorch.runtime.backend import Backend

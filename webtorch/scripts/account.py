@@ -6,8 +6,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 
-from webtorch.ir.lines import source_text, user_line
-from webtorch.lower.body import line_text
+from webtorch.ir.lines import line_text, source_text, user_line
 from webtorch.runtime.trace import debug_level, show_reason
 
 # How many reasons are kept.

@@ -10,6 +10,7 @@ from webtorch.scripts.script import (
     KNOWN,
     NEW,
     NUMBER,
+    OPAQUE,
     PRIOR,
     SEQUENCE,
     SLOT,
@@ -63,9 +64,7 @@ def _of_step(run: Run, s: Step, name: str, args: Args, kwargs: Kwargs) -> list[s
         if text := _of_value(run, p, kwargs[key]):
             found.append(f"argument {key} of {name} {text}")
     if s.kind == "backward":
-        found += _of_others(
-            run, s, [getattr(run.leaf(j), "_grad", None) for j, _ in s.leaves], "a gradient"
-        )
+        found += _of_others(run, s, run.watched_of(s), "a gradient, or how many hooks there are,")
     elif s.kind == "step" and s.callee is not None and s.callee.watch is not None:
         values = s.callee.watch(*args, **kwargs)
         if values is None:
@@ -88,6 +87,8 @@ def _of_value(run: Run, p: Pattern, value: Any) -> str:
         return _of_tensor(run, p, value)
     if p.form in (SLOT, KNOWN, NEW, PRIOR):
         return f"was a tensor and is {_short(value)}"
+    if p.form == OPAQUE:
+        return ""
     if p.form == SEQUENCE:
         if type(value) is not p.value or len(value) != len(p.parts):
             return "is another sequence"

@@ -9,7 +9,16 @@ import weakref
 from time import perf_counter
 from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs, active, interpreted, looking, watched
+from webtorch.dispatch.call import (
+    Args,
+    Callee,
+    Kwargs,
+    active,
+    alone,
+    interpreted,
+    looking,
+    watched,
+)
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
@@ -28,12 +37,14 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
+from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
+from webtorch.tensors.engine import TensorHook, in_pass
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import looks_at_each
+from webtorch.tensors.tape import RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -43,6 +54,10 @@ _REPEATS = 2
 # After so many runs in which nothing was learned or followed nobody looks any more, until the same programs have
 # run so many times as often.
 _PATIENCE = 8
+# Nor where, in so many times as many runs, more calls were recorded than were answered, and again in as many: then for
+# so many runs from here on, and four times as many at each time, whatever programs they are.
+_WINDOW = 8
+_HOLD, _LONGEST_HOLD = 256, 1 << 14
 _LONGER = 4
 _LONGEST = 512
 _OFTEN = 16
@@ -58,12 +73,12 @@ _MAX_ASIDES = 32
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient", "mark"})
+_ALONE = frozenset({"operation", "gradient", "mark", "hook"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
-_STEPS = frozenset({"operation", "alias", "backward", "gradients", "gradient", "mark", "step"})
+_STEPS = frozenset({"operation", "alias", "turn", "gradients", "gradient", "mark", "hook", "step"})
 
 
 class Follower:
@@ -78,10 +93,17 @@ class Follower:
         # Whether calls are looked at, and how many runs in a row were in vain.
         self.on = False
         self.in_vain = 0
+        # In how many runs, since these were counted last, how many calls were recorded or made again, and how many
+        # were answered and computed; and how often in a row the former were more.
+        self.runs = self.lost = self.gained = self.losses = 0
+        # For how many runs from here on nobody looks because that has cost more than it gained, and how many it were.
+        self.hold = self.held = 0
         # How many changes of tensors there had been when a run began to promise.
         self.changes = -1
         # Within how many calls the thread is.
         self.depth = 0
+        # Within how many backward passes that call functions of the user's.
+        self.passes = 0
         # Whether another thread ends the run's promises just now.
         self.elsewhere = False
         # How many backward passes stood in no script since an optimizer's step.
@@ -125,8 +147,13 @@ class Follower:
         elif frozen is not None and len(frozen.order) >= _FEWEST and runtime.debug < 4:
             count = self.seen[number] = self.seen.get(number, 0) + 1
             self.pause -= 1
+            self.hold -= 1
             # One that comes again and again does not wait for a pause that others have caused.
-            if count >= self.needed.get(number, _REPEATS) and (self.pause < 0 or count >= _OFTEN):
+            if (
+                self.hold < 0
+                and count >= self.needed.get(number, _REPEATS)
+                and (self.pause < 0 or count >= _OFTEN)
+            ):
                 self.start()
             if len(self.seen) > 4096:
                 self.seen.clear()
@@ -138,6 +165,7 @@ class Follower:
             if _listener.follower is not self:
                 return
             self.on, self.in_vain = True, 0
+            self.runs = self.lost = self.gained = self.losses = 0
         # What was computed before was not counted.
         changes.count += 1
         # Not before: every look at an attribute takes twice the time where a class has this.
@@ -186,7 +214,16 @@ class Follower:
             self.root, self.steps = Step(None), 0
         self.run = Run(self.root)
         self.computed.clear()
-        if self.in_vain > _PATIENCE and self.depth == 0:
+        self.runs += 1
+        if self.runs >= _WINDOW * _PATIENCE:
+            if self.lost > self.gained:
+                self.losses += 1
+            else:
+                self.losses = self.held = 0
+            self.runs = self.lost = self.gained = 0
+        if (self.in_vain > _PATIENCE or self.losses > 1) and self.depth == 0:
+            if self.losses > 1:
+                self.hold = self.held = min(max(_HOLD, 4 * self.held), _LONGEST_HOLD)
             self.stop()
 
     # ---- calls
@@ -195,9 +232,11 @@ class Follower:
         """Answer a call, or make it."""
         if threading.get_ident() != self.thread:
             return made_as_usual(callee, args, kwargs)
-        if self.depth:
-            return interpreted(callee, args, kwargs)
         run = self.run
+        if self.depth:
+            if run.refused and active.count == 1:
+                return alone(callee, args, kwargs)
+            return interpreted(callee, args, kwargs)
         at = run.at
         # What has been recorded in part is not followed: its program would do again what was done.
         if at.following and not run.taken and not run.refused:
@@ -229,6 +268,10 @@ class Follower:
             return (
                 callee.run(args, kwargs) if active.count == 1 else self.inside(callee, args, kwargs)
             )
+        if role == "backward":
+            return self.differentiate(callee, args, kwargs)
+        if role == "hook" and (len(args) != 2 or kwargs or not self.has_function(run, args[0])):
+            return self.other(run, callee, args, kwargs)
         if role == "mark" and run.slot_of(args[0]) is None:
             return self.mark(run, callee, args, kwargs)
         if role == "alias" and len(args) == 2:
@@ -252,6 +295,36 @@ class Follower:
                 args = (run.externals[0], *args[1:])
             return interpreted(callee, args, kwargs)
         return self.other(run, callee, args, kwargs)
+
+    def has_function(self, run: Run, t: Tensor) -> bool:
+        """Whether a tensor is a result of the run that has a gradient function."""
+        slot = run.slot_of(t)
+        if slot is None:
+            return False
+        return bool((facts_along(run.at) if run.promised else run.facts)[slot].title)
+
+    def differentiate(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+        """Run a backward pass; the hooks that it calls are called like other code."""
+        turning = Turning(callee, self.settle)
+        found = self.call(BEGIN, (turning, *args), kwargs)
+        if turning.function is None:
+            return None
+        self.passes += 1
+        try:
+            with in_pass(turning, False, True):
+                while turning.function is not None:
+                    given = turning.function(*found)
+                    if active.follower is self:
+                        found = self.call(GO_ON, (turning, given), {})
+                    else:
+                        found = turning.go_on(given)
+        except BaseException:
+            self.give_up("a hook fails")
+            turning.close()
+            raise
+        finally:
+            self.passes -= 1
+        return None
 
     def lies_there(self, run: Run, t: Tensor, value: Any) -> bool:
         """Whether a value is what a tensor from outside is, on the same memory."""
@@ -400,6 +473,10 @@ class Follower:
         """Make a call as usual; what it calls itself is not looked at."""
         self.depth += 1
         try:
+            if self.run.refused and active.count == 1:
+                # No script sees it: it may have changed anything.
+                changes.count += 1
+                return alone(callee, args, kwargs)
             return made_as_usual(callee, args, kwargs)
         finally:
             self.depth -= 1
@@ -417,7 +494,10 @@ class Follower:
     def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
         """Make a call that cannot stand in a script, nor what follows until something is computed."""
         self.give_up(why)
+        self.lost += 1
         run = self.run
+        if callee is BEGIN:
+            callee, args = args[0].callee, args[1:]
         out = self.inside(callee, args, kwargs)
         if callee.role in _PASSES and not self.is_looked_at():
             self.stray += 1
@@ -593,11 +673,17 @@ class Follower:
             return given
         if step.kind == "backward":
             run.differentiated = True
-            for (j, form), grad in zip(step.leaves, given, strict=True):
+            args[0].follow(run, step)
+            result, *gradients = given
+            for (j, form), grad in zip(step.leaves, gradients, strict=True):
                 leaf = run.leaf(j)
                 if type(form) is Facts and leaf is not None:
                     leaf._grad = grad
-        elif step.kind == "mark":
+            return result
+        if step.kind == "hook":
+            hooks = run.hooks.setdefault(run.slot_of(args[0]) or 0, {})
+            return RemovableHandle(hooks, TensorHook(args[1], step.place))
+        if step.kind == "mark":
             given._requires_grad = step.mark()
             return given
         elif step.kind == "gradient":
@@ -638,6 +724,7 @@ class Follower:
                     self.leave(run)
                     return
                 self.counts["followed"] += 1
+                self.gained += 1 + len(run.slots) - run.first
                 if program is not None and at.goes_on is not None and run.may_go_on:
                     run.go_on(at.goes_on, program, run.saved)
                     self.counts["steps"] += 1
@@ -710,6 +797,7 @@ class Follower:
             make_calls(run, path)
         finally:
             self.depth -= mine
+            self.lost += len(path)
             self.account.left(len(path), perf_counter() - started)
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
@@ -780,6 +868,7 @@ class Follower:
     def take(self, run: Run, step: Step) -> None:
         """Let a recorded call be the run's next step, which may be known."""
         following = run.at.following
+        self.lost += 1
         known = next(
             (
                 s
@@ -826,7 +915,9 @@ class Follower:
         run, computed = self.run, self.computed
         if run.promised:
             return
-        if (
+        if self.passes:
+            self.note("a value is looked at within a backward pass")
+        elif (
             run.at is not self.root
             and not run.refused
             and len(computed) == 1

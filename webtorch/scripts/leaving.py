@@ -11,6 +11,7 @@ from typing import Any
 from webtorch.dispatch.call import interpreted
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again
+from webtorch.ops.primitive import IDENTITY
 from webtorch.scripts.changes import changes
 from webtorch.scripts.recording import freed, note_mark, outputs_of, saved_storages
 from webtorch.scripts.run import Prior, Run
@@ -19,6 +20,7 @@ from webtorch.scripts.script import (
     NEW,
     NUMBER,
     OBJECT,
+    OPAQUE,
     PRIOR,
     SEQUENCE,
     SLOT,
@@ -97,19 +99,20 @@ def make_calls(run: Run, path: list[Step]) -> None:
 
 @contextlib.contextmanager
 def _without_values(run: Run, steps: list[Step]) -> Iterator[None]:
-    """Inside, tensors from outside have no values, and generators and gradients are what they were at the beginning:
-    calls that were computed are made again for their graph, on memory that they may have overwritten.
+    """Inside, generators and gradients are what they were at the beginning, and what is recorded is never computed:
+    calls that were computed are made again for their graph, on memory that they may have overwritten. For other threads
+    tensors from outside have the values that they have.
     """
     runtime = run.runtime
     assert runtime is not None
     with runtime.lock:
-        # Nothing but the calls is pending, and nothing of them is ever computed. What fails raises when it is read.
+        # What fails raises when it is read.
         with contextlib.suppress(Exception):
             runtime.realize()
+        recording = runtime.record()
         outside = {
             t._storage for t in run.externals if type(t) is not Prior and run.slot_of(t) is None
         }
-        values = [(s, s.node, s.donor) for s in outside]
         leaves = {j for step in steps for j, _ in step.leaves if j >= 0}
         leaves |= {
             p.number
@@ -120,18 +123,23 @@ def _without_values(run: Run, steps: list[Step]) -> Iterator[None]:
         }
         gradients = [(t, t._grad) for j in leaves if type(t := run.externals[j]) is not Prior]
         generators = [(g, g._seed, g._offset) for g, *_ in run.drawn.values()]
-        empty: dict[Node, Node] = {}
-        for storage, node, _ in values:
-            if node not in empty:
-                empty[node] = Node.in_memory(node.shape, node.dtype)
-            storage.node, storage.donor = empty[node], None
+        with runtime.writing:
+            copies: dict[Node, Node] = {}
+            for storage in outside:
+                node = storage.node
+                if node not in copies:
+                    attrs = (IDENTITY, "t", node.dtype.compute)
+                    copies[node] = Node("map", (node,), attrs, (), node.shape, node.dtype)
+                # So that it is not written in its own memory, and given back.
+                recording.overwrite(storage, node, copies[node])
+                recording.own.add(copies[node])
+                storage.node, storage.donor = copies[node], None
         for g, seed, start, _ in run.drawn.values():
             g._seed, g._offset = seed, start
         try:
             yield
         finally:
-            for storage, node, donor in values:
-                storage.node, storage.donor = node, donor
+            runtime.stop_recording(keep=False)
             for leaf, gradient in gradients:
                 leaf._grad = gradient
             for number, (g, _, start, _) in run.drawn.items():
@@ -200,14 +208,22 @@ def _make(run: Run, step: Step, taken: Step) -> None:
         if p.form == NEW:
             run.note_offset(run.externals[p.number], p)
     functions: dict[GradFn, None] = {}
+    if step.kind == "hook":
+        args[0]._grad_fn.tensor_hooks = run.hooks[_slot(step.args[0], run)]
+        return
     if step.kind == "backward":
         for (j, _), p in zip(step.leaves, step.watched):
             _leaf(run, j)._grad = _value(p, run)
-        functions = graph_of([args[0]._grad_fn])
-    elif step.kind == "gradients":
-        functions = graph_of([root._grad_fn for root in outputs_of(args, kwargs)])
-    out = interpreted(step.callee, args, kwargs)
+        with args[0].as_then():
+            out = interpreted(step.callee, args, kwargs)
+        functions = args[0].functions
+    else:
+        if step.kind == "gradients":
+            functions = graph_of([root._grad_fn for root in outputs_of(args, kwargs)])
+        out = interpreted(step.callee, args, kwargs)
     run.used_up.update(freed(functions))
+    if step.kind == "backward" and args[0].turn is None:
+        args[0].forget()
     _take_over(step.results, out, run)
     if step.kind == "mark":
         note_mark(run, out, step)
@@ -221,6 +237,16 @@ def _make(run: Run, step: Step, taken: Step) -> None:
 def _leaf(run: Run, number: int) -> Tensor:
     """Return the tensor of a `leaf_number`, while calls are made in the usual way."""
     return _external(run, number) if number >= 0 else run.made[-1 - number]
+
+
+def _slot(p: Pattern, run: Run) -> int:
+    """Return the number of the slot that an argument is."""
+    if p.form == SLOT:
+        return p.number
+    t = run.externals[p.number]
+    number = t.slot if type(t) is Prior else run.slot_of(t)
+    assert number is not None
+    return number
 
 
 def _external(run: Run, number: int) -> Tensor:
@@ -241,6 +267,8 @@ def _value(p: Pattern, run: Run) -> Any:
         return p.value(*parts) if hasattr(p.value, "_fields") else p.value(parts)
     if p.form == OBJECT:
         return p.value()
+    if p.form == OPAQUE:
+        return run.opaque[p.number]
     if p.form == NUMBER:
         return run.given.number(p.number, p.value)
     return float(p.value) if p.form == ZERO else p.value

@@ -22,6 +22,7 @@ from webtorch.scripts.script import (
     NEW,
     NUMBER,
     OBJECT,
+    OPAQUE,
     OTHER,
     PRIOR,
     SEQUENCE,
@@ -56,6 +57,7 @@ _TESTS = {
     STATIC: "{x} is not {V} and (type({x}) is not type({V}) or not {x} == {V})",
     VARYING: "not run.varies({P}, {x})",
     NUMBER: "not run.takes({P}, {x})",
+    OPAQUE: "not run.keeps({P}, {x})",
     ZERO: "type({x}) is not float or repr({x}) != {V}",
     OBJECT: "{x} is None or {V}() is not {x}",
 }
@@ -194,8 +196,8 @@ def prepare(step: Step) -> Matcher:
     step.plain = step.kind == "operation" and not step.writes
     step.matches = made = matcher(step.args, step.names, step.kwargs)
     step.watches = _Watch(step.watched) if step.kind == "step" else matcher(step.watched)
-    # A backward pass gives gradients.
-    promised = ("parts", (tuple, tuple(forms[1:]))) if step.kind == "backward" else step.results
+    # A backward pass gives gradients, beside what a hook gets.
+    promised = ("parts", (tuple, tuple(forms))) if step.kind == "backward" else step.results
     step.gives = giver(promised)
     if step.plain:
         step.answers = _answers(step)

@@ -23,6 +23,7 @@ from webtorch.scripts.script import (
     NEW,
     NUMBER,
     OBJECT,
+    OPAQUE,
     PRIOR,
     SEQUENCE,
     SLOT,
@@ -43,6 +44,7 @@ from webtorch.scripts.script import (
     patterns_in,
     split,
 )
+from webtorch.scripts.turning import BEGIN
 from webtorch.tensors import override
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import graph_of
@@ -56,6 +58,11 @@ from webtorch.tensors.tensor import Tensor
 _STATIC = (type(None), bool, int, float, complex, str, DType, device, slice, type(Ellipsis), type)
 
 
+# What calls are to a script that play other roles by themselves; and which argument is an object that may be any.
+_KINDS = {"alias": "operation", "turn": "backward"}
+_OPAQUE = {"turn": 0, "hook": 1}
+
+
 class Refused(Exception):
     """A call cannot stand in a script, for the reason that it says."""
 
@@ -67,26 +74,38 @@ class Note:
         """Raises Refused where the arguments cannot be compared later."""
         self.run = run
         self.step = step = Step(run.at)
-        step.callee, step.kind = callee, "operation" if callee.role == "alias" else callee.role
+        step.callee, step.kind = callee, _KINDS.get(callee.role, callee.role)
         step.modes, step.line = run.modes(), user_line()
-        step.args = [pattern_of(a, run) for a in args]
+        opaque = _OPAQUE.get(callee.role)
+        step.args = [
+            _opaque(a, run) if i == opaque else pattern_of(a, run) for i, a in enumerate(args)
+        ]
         step.names = tuple(kwargs)
         step.kwargs = [pattern_of(a, run) for a in kwargs.values()]
         self.leaves: list[Tensor] = []
         if step.kind == "backward":
-            if len(args) > 3 or kwargs.keys() - {"gradient", "retain_graph"}:
-                raise Refused("backward() is given arguments")
-            if run.slot_of(args[0]) is None:
-                raise Refused("it is given a tensor from before that has a graph")
-            self.functions = graph_of([args[0]._grad_fn])
-            self.leaves = _leaves(self.functions, run)
+            self.turning = turning = args[0]
+            if callee is BEGIN:
+                if len(args) > 4 or kwargs.keys() - {"gradient", "retain_graph"}:
+                    raise Refused("backward() is given arguments")
+                if run.slot_of(args[1]) is None:
+                    raise Refused("it is given a tensor from before that has a graph")
+                turning.leaves = _leaves(graph_of([args[1]._grad_fn]), run, hooks=True)
+            elif turning.run is not run:
+                raise Refused("something was computed within the backward pass")
+            self.leaves = turning.leaves
             step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
+            self.gradients = [leaf._grad for leaf in self.leaves]
+            # The last one may have been about to take its gradient.
+            self.count = max(0, len(turning.touched) - 1)
+        elif step.kind == "hook":
+            self.tensor = args[0]
         elif step.kind == "gradients":
             roots = outputs_of(args, kwargs)
             if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                 raise Refused("it is given a tensor from before that has a graph")
             self.functions = graph_of([root._grad_fn for root in roots])
-            _leaves(self.functions, run)
+            _leaves(self.functions, run, hooks=False)
         elif step.kind == "step":
             values = None if callee.watch is None else callee.watch(*args, **kwargs)
             if values is None:
@@ -155,7 +174,10 @@ class Note:
         step.writes = tuple(writes)
         if step.kind == "mark":
             note_mark(run, out, step)
-        step.results = form_of(out, run)
+        if step.kind == "hook":
+            step.place = note_hook(run, self.tensor)
+        else:
+            step.results = form_of(out, run)
         if any(f.requires_grad for f in forms_in(step.results)):
             for p in patterns_in([*step.args, *step.kwargs]):
                 if p.form not in (NEW, KNOWN):
@@ -163,30 +185,51 @@ class Note:
                 t = run.externals[p.number]
                 if history_of(t) is not None and run.slot_of(t) is None:
                     raise Refused("it is given a tensor from before that has a graph")
-        leaves = []
-        for leaf, p in zip(self.leaves, step.watched):
-            grad = leaf._grad
-            if grad is None or grad._grad_fn is not None:
-                raise Refused("a leaf gets no plain gradient")
-            if p.form == STATIC:
-                form = form_of(grad, run)
-                if type(form) is not Facts:
-                    raise Refused("a gradient is a tensor that was there before")
-            else:
-                # It was added to.
-                form = ("none", 0)
-            number = run.leaf_number(leaf)
-            assert number is not None
-            leaves.append((number, form))
-        step.leaves = tuple(leaves)
+        if step.kind == "backward":
+            self._note_part()
         if step.kind == "gradients" or step.kind == "backward":
             run.used_up.update(freed(self.functions))
             run.differentiated = True
+        if step.kind == "backward" and self.turning.turn is None:
+            self.turning.forget()
         step.key = (
             step.modes, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
-            step.results, step.writes, step.leaves,
+            step.results, step.writes, step.leaves, step.place,
         )  # fmt: skip
         return step
+
+    def _note_part(self) -> None:
+        """Note what a part of a backward pass has done."""
+        run, step, turning = self.run, self.step, self.turning
+        turning.run, self.functions = run, turning.functions
+        # The first part looks at all leaves, the others at those at which something arrives.
+        first = step.callee is BEGIN
+        arrived = {id(t) for t in (self.leaves if first else turning.touched[self.count :])}
+        leaves, watched = [], []
+        for leaf, p, before in zip(self.leaves, step.watched, self.gradients, strict=True):
+            if id(leaf) not in arrived:
+                continue
+            grad = leaf._grad
+            # It may come later, or be added to.
+            form: Form = ("none", 0)
+            if grad is not before:
+                form = ("none", 0) if grad is None else form_of(grad, run)
+                if grad is None or grad._grad_fn is not None or type(form) is not Facts:
+                    raise Refused("a gradient is no plain tensor, or was there before")
+            elif grad is None and turning.turn is None:
+                raise Refused("a leaf gets no gradient")
+            number = run.leaf_number(leaf)
+            assert number is not None
+            leaves.append((number, form))
+            watched.append(p)
+        counts = run.hook_counts(
+            [leaf for leaf in self.leaves if id(leaf) in arrived], step.callee is BEGIN
+        )
+        step.leaves, step.watched = tuple(leaves), [*watched, pattern_of(counts, run)]
+        if turning.turn is not None:
+            step.place = run.place_of(turning.turn.owner, turning.turn.key)
+            if step.place is None:
+                raise Refused("a hook looks at a gradient that cannot be found again")
 
 
 def _external(p: Pattern, run: Run) -> int | None:
@@ -211,6 +254,15 @@ def begin(run: Run) -> None:
             node = s.node
             if node.kind == "buffer" and run.home_of(node) is None:
                 run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
+
+
+def _opaque(value: Any, run: Run) -> Pattern:
+    """Return the pattern of an object that nobody looks at."""
+    for number, known in enumerate(run.opaque):
+        if known is value:
+            return Pattern(OPAQUE, False, number)
+    run.opaque.append(value)
+    return Pattern(OPAQUE, True, len(run.opaque) - 1)
 
 
 def pattern_of(value: Any, run: Run) -> Pattern:
@@ -292,6 +344,20 @@ def _new_slot(t: Tensor, run: Run) -> Facts:
     return f
 
 
+def note_hook(run: Run, t: Tensor) -> int:
+    """Note the hooks of a slot; return which output of its function it is."""
+    number, fn = run.slot_of(t), t._grad_fn
+    if number is None or fn is None or not fn.tensor_hooks:
+        raise Refused("a hook is registered on a tensor from outside")
+    for k, hooks in run.hooks.items():
+        if (k == number) != (hooks is fn.tensor_hooks):
+            raise Refused(
+                "hooks are registered on two results of one call, or on one before and after it is written"
+            )
+    run.hooks[number] = fn.tensor_hooks
+    return t._output_nr
+
+
 def note_mark(run: Run, t: Tensor, step: Step) -> None:
     """Take notice that gradients are recorded for a result from now on, or not."""
     number = run.slot_of(t)
@@ -338,17 +404,17 @@ def _facts(t: Tensor, run: Run) -> Facts:
     )  # fmt: skip
 
 
-def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
+def _leaves(functions: Iterable[GradFn], run: Run, hooks: bool) -> list[Tensor]:
     """Return the leaves that a backward pass through functions reaches. Raises Refused where somebody looks at what
-    it does.
+    it does, but for `hooks` of tensors.
     """
     leaves: list[Tensor] = []
     for fn in functions:
-        if fn.is_watched:
+        if is_watched(fn, run, hooks):
             raise Refused("a hook looks at a gradient")
         if isinstance(fn, AccumulateGrad):
             leaf = fn.variable
-            if leaf._hooks or leaf._post_accumulate or has_hooks(leaf):
+            if (not hooks and (leaf._hooks or leaf._post_accumulate)) or has_hooks(leaf):
                 raise Refused("a hook looks at the gradient of a leaf")
             if run.leaf_number(leaf) is None:
                 raise Refused("a leaf was no argument of what was recorded")
@@ -359,6 +425,12 @@ def _leaves(functions: Iterable[GradFn], run: Run) -> list[Tensor]:
         raise Refused("no leaf takes a gradient")
     leaves.sort(key=lambda t: run.leaf_number(t) or 0)
     return leaves
+
+
+def is_watched(fn: GradFn, run: Run, hooks: bool = True) -> bool:
+    """Whether somebody sees what arrives at a function or leaves it, but for `hooks` that a run knows."""
+    known = hooks and any(fn.tensor_hooks is found for found in run.hooks.values())
+    return fn.is_watched and not (known and not (fn.pre_hooks or fn.post_hooks or fn.retained))
 
 
 def freed(functions: Iterable[GradFn]) -> list[GradFn]:
@@ -500,7 +572,7 @@ def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
 def _check_graph(starts: Iterable[GradFn | None], run: Run) -> None:
     """Raise Refused where a graph is not made of plain calls."""
     for fn in graph_of(starts):
-        if fn.is_watched or hasattr(fn, "ctx"):
+        if is_watched(fn, run) or hasattr(fn, "ctx"):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
         if isinstance(fn, AccumulateGrad):
             if run.leaf_number(fn.variable) is None:

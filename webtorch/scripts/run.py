@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -24,6 +24,7 @@ from webtorch.scripts.script import (
     Step,
     nothing,
 )
+from webtorch.scripts.turning import BEGIN
 from webtorch.tensors import autocast
 from webtorch.tensors.autocast import Casts
 from webtorch.tensors.host import Varying
@@ -46,8 +47,7 @@ def facts_of(t: Tensor) -> tuple[Any, ...] | None:
     base = t._base
     graph = history_of(t) is not None
     if (
-        (t._hooks and not graph)
-        or t._levels
+        t._levels
         or (t._retains and not graph)
         or (base is not None and base._requires_grad and not graph)
         or t._storage.node.kind != "buffer"
@@ -173,6 +173,16 @@ class Run:
         self.versions: dict[Storage, int] = {}
 
     # Few runs need these.
+
+    @cached_property
+    def hooks(self) -> dict[int, dict[int, Any]]:
+        """The hooks of slots, by number."""
+        return {}
+
+    @cached_property
+    def opaque(self) -> list[Any]:
+        """The objects that calls were given and that may be any, by number."""
+        return []
 
     @cached_property
     def handed(self) -> weakref.WeakSet[Storage]:
@@ -438,6 +448,14 @@ class Run:
         self.given[p.number] = value
         return True
 
+    def keeps(self, p: Pattern, value: Any) -> bool:
+        """Whether a value is any object that is new, or the one that a pattern says."""
+        if not p.value:
+            return value is self.opaque[p.number]
+        del self.opaque[p.number :]
+        self.opaque.append(value)
+        return True
+
     def is_like(self, p: Pattern, t: Any) -> bool:
         """Whether a value is an external tensor that is seen first, and as a pattern says; it gets its number. One that
         comes again, and has its memory for itself, need not be compared until something changes tensors.
@@ -521,16 +539,13 @@ class Run:
     def watches(self, step: Step, args: tuple[Any, ...]) -> bool:
         """Whether what a backward pass or an optimizer's step depends on is as it was."""
         if step.kind == "backward":
-            leaves = [self.leaf(j) for j, _ in step.leaves]
-            for (j, _), leaf in zip(step.leaves, leaves, strict=True):
+            for j, _ in step.leaves:
                 # A promised tensor that gets hooks ends the script.
-                if (
-                    j >= 0
-                    and leaf is not None
-                    and (leaf._hooks or leaf._post_accumulate or has_hooks(leaf))
-                ):
+                if j >= 0 and has_hooks(self.externals[j]):
                     return False
-            found = [None if leaf is None else leaf._grad for leaf in leaves]
+            if step.place is not None and self.hook_at(step.place) is None:
+                return False
+            found = self.watched_of(step)
         elif step.kind == "gradients":
             # Which of them are reached is not known here.
             outside = [t for t in self.externals if self.slot_of(t) is None]
@@ -542,6 +557,58 @@ class Run:
                 return False
             found = values
         return step.watches is not None and step.watches(self, found, {})
+
+    def watched_of(self, step: Step) -> list[Any]:
+        """Return what a part of a backward pass depends on: gradients of leaves, and how many hooks there are."""
+        leaves = [self.leaf(j) for j, _ in step.leaves]
+        return [
+            *[None if leaf is None else leaf._grad for leaf in leaves],
+            self.hook_counts(leaves, step.callee is BEGIN),
+        ]
+
+    def hook_counts(self, leaves: Sequence[Tensor | None], first: bool) -> tuple[int, ...] | None:
+        """Return how many hooks leaves have, and slots if a backward pass is to begin; None where there are none."""
+        slots = self.hooks if first else None
+        if not slots and not any(
+            t is not None and (t._hooks or t._post_accumulate) for t in leaves
+        ):
+            return None
+        counts = [
+            len(hooks or ())
+            for t in leaves
+            for hooks in ((t._hooks, t._post_accumulate) if t is not None else ((), ()))
+        ]
+        return (*counts, *map(len, (slots or {}).values()))
+
+    def hooks_of(self, step: Step) -> list[dict[int, Any]]:
+        """Return the hooks that a backward pass may call."""
+        leaves = [t for j, _ in step.leaves if (t := self.leaf(j)) is not None]
+        found = [hooks for t in leaves for hooks in (t._hooks, t._post_accumulate) if hooks]
+        return [*found, *self.hooks.values()]
+
+    def place_of(self, owner: Any, key: int) -> Any:
+        """Return where a hook is found, among hooks under a key; None where it cannot be found again."""
+        if key not in owner:
+            return None
+        index = list(owner).index(key), len(owner)
+        for k, hooks in self.hooks.items():
+            if hooks is owner:
+                return (-1 - k, "", *index)
+        for number, t in enumerate(self.externals):
+            if type(t) is not Prior:
+                for name in ("_hooks", "_post_accumulate"):
+                    if getattr(t, name) is owner:
+                        return (number, name, *index)
+        return None
+
+    def hook_at(self, place: Any) -> Any:
+        """Return the hook that is found in a place now; None where there are more or fewer hooks than there were."""
+        number, name, index, count = place
+        owner = self.hooks[-1 - number] if number < 0 else getattr(self.externals[number], name)
+        if len(owner or ()) != count:
+            return None
+        hook = list(owner.values())[index]
+        return hook.hook if number < 0 else hook
 
     def count_writes(self, step: Step, sign: int, slots: bool = True) -> None:
         """Count the writes of a call once more, or once less, on tensors from outside; with `slots`, on slots too."""

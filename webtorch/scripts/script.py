@@ -55,8 +55,8 @@ class Step:
 
     __slots__ = (
         "answers", "args", "aside", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs",
-        "leaves", "line", "matches", "modes", "names", "parent", "plain", "program", "ready", "results", "until",
-        "watched", "watches", "writes",
+        "leaves", "line", "matches", "modes", "names", "parent", "place", "plain", "program", "ready", "results",
+        "until", "watched", "watches", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -77,6 +77,9 @@ class Step:
         # Leaves whose gradients a backward pass gives: the number of the external tensor, or -1 - that of the slot, and
         # its gradient.
         self.leaves: tuple[tuple[int, Form], ...] = ()
+        # Of a part of a backward pass: where the hook is found that is called next (`Run.hook_at`). Of a call that
+        # registers one: of which output of its function the tensor is.
+        self.place: Any = None
         # External tensors that are written: number, writes that tensor and storage count.
         self.writes: tuple[tuple[int, int, int], ...] = ()
         # Everything by which two steps are told apart.
@@ -152,7 +155,7 @@ def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
 
 
 # Forms of patterns.
-STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR = range(10)
+STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR, OPAQUE = range(11)
 
 
 # Instead of a result: a call is not that of a step.
@@ -165,7 +168,8 @@ def nothing() -> None:
 
 class Pattern:
     """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
-    if NEW), any number (the run's `number`), or a sequence of such. A slot that was computed is an external tensor from
+    if NEW), any number (the run's `number`), any object (OPAQUE: the run's `number`, new if `value` says so), or a
+    sequence of such. A slot that was computed is an external tensor from
     then on: it is slot `value` where it is seen the first time (PRIOR).
     """
 

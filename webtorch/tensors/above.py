@@ -12,7 +12,7 @@ from typing import Any
 
 _given: dict[str, Callable[..., Any]] = {}
 # Rooms that are loaded when what they give is first asked for; the others are loaded with the package.
-_ROOMS = {"compile": "webtorch.capture"}
+_ROOMS = {"arm_dispatch": "webtorch.aten.parts", "compile": "webtorch.capture"}
 
 
 def give(**functions: Callable[..., Any]) -> None:

@@ -45,6 +45,7 @@ from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import SavedTensor, composed
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import asking
 from webtorch.tensors.writing import check_overlap, check_places, check_writable, leave_hooks
 
 
@@ -111,7 +112,8 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     other_too = _OPERANDS if not op.function_in or op.numbers_for != "none" else (Tensor,)
     input_too = _OPERANDS if not op.function_in or op.numbers_for == "both" else (Tensor,)
 
-    if count == 1 and not op.numbers:
+    # A user's kernel has its own name for what it is given.
+    if op.tensors == ("input",) and not op.numbers:
 
         def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:
             if not active.count and out is None and isinstance(input, Tensor):
@@ -283,6 +285,8 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     written = op.function
     if op.layout is not None and op.layout is not of_operands:
         written = _laid(op, op.layout, written)
+    if op.values is not None:
+        written = asking(op.values, written)
     if not (op.function_in or op.vjp or op.refuses or op.gradient_name or op.autocast):
         # A part of other entries: its calls can be seen, and it is called as it is.
         parameters = inspect.signature(written) if op.written is None else op.parameters

@@ -6,13 +6,14 @@ may be as deep as memory allows.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import warnings
-from collections.abc import Callable, Container, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from webtorch.dispatch.call import dispatched
+from webtorch.dispatch.call import dispatched, looking
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import contiguous_strides, numel, strides_like
 from webtorch.ops import primitive
@@ -20,8 +21,9 @@ from webtorch.ops.purity import warn_once
 from webtorch.tensors.above import ask
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import tracing
-from webtorch.tensors.modes import in_transform, mode
+from webtorch.tensors.modes import Task, in_transform, mode
 from webtorch.tensors.tape import (
+    FREED,
     AccumulateGrad,
     Cotangents,
     Edge,
@@ -46,14 +48,6 @@ def _keep_retained(fn: GradFn, grads: Sequence[Tensor | None]) -> None:
             tensor._grad = g.clone() if tensor._grad is None else tensor._grad + g
 
 
-FREED = (
-    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
-    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
-    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
-    "after calling backward."
-)
-
-
 def run_backward(
     roots: Sequence[Tensor],
     cotangents: Sequence[Tensor],
@@ -66,23 +60,51 @@ def run_backward(
     """Propagate `cotangents` of `roots`. With `inputs`, return their gradients (or accumulate only
     into them).
     """
+    running = begin_backward(
+        roots, cotangents, retain_graph, create_graph, inputs, accumulate=accumulate
+    )
+    running.run()
+    return running.found
+
+
+class Turn(NamedTuple):
+    """A function of the user's that a backward pass calls: among the hooks `owner`, under `key`."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    owner: Any
+    key: Any
+
+
+Turns = Generator[Turn, Any, None]
+
+
+def take(turns: Turns, given: Any) -> Turn | None:
+    """Go on with what a function of the user's gave, up to the next one; None at the end."""
+    try:
+        return turns.send(given)
+    except StopIteration:
+        return None
+
+
+def begin_backward(
+    roots: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    retain_graph: bool,
+    create_graph: bool,
+    inputs: Sequence[Tensor] | None = None,
+    *,
+    accumulate: bool = True,
+) -> Backward:
+    """Return a backward pass that has not run anything."""
     ends = None if inputs is None else [_end(t) for t in inputs]
     edges = [gradient_edge(t) for t in roots]
     starts = [e[0] for e in edges if e is not None]
     if ends is not None and any(_is_gone(fn, ends) for fn in starts):
         raise RuntimeError(FREED)
-    running = _Backward(starts, ends, retain_graph, create_graph, accumulate)
-    before = mode.grad, mode.whole_backward, mode.task
-    mode.grad, mode.whole_backward = create_graph, inputs is None
-    mode.task = (starts, running.needed)
-    try:
-        for edge, g in zip(edges, cotangents, strict=True):
-            if edge is not None:
-                running.send(edge, g)
-        running.run()
-    finally:
-        mode.grad, mode.whole_backward, mode.task = before
-    return running.found
+    running = Backward(starts, ends, retain_graph, create_graph, accumulate)
+    running.sent = [(e, g) for e, g in zip(edges, cotangents, strict=True) if e is not None]
+    return running
 
 
 def _end(tensor: Tensor) -> Edge:
@@ -99,12 +121,27 @@ def _is_gone(fn: GradFn, ends: Sequence[Edge]) -> bool:
     return name_alone and all(fn is not end[0] for end in ends)
 
 
-class _Backward:
+@contextlib.contextmanager
+def in_pass(task: Task, grad: bool, whole: bool) -> Iterator[None]:
+    """Inside, a backward pass runs in this thread: whether it records gradients, and whether it goes to every leaf."""
+    before, hooks = (mode.grad, mode.whole_backward, mode.task), mode.saved_hooks
+    mode.grad, mode.whole_backward, mode.task = grad, whole, task
+    try:
+        yield
+    finally:
+        mode.grad, mode.whole_backward, mode.task = before
+        if mode.saved_hooks is not hooks:
+            # A hook or a user's rule has opened a block that it left open.
+            looking.add(len(hooks) - len(mode.saved_hooks))
+            mode.saved_hooks = hooks
+
+
+class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "accumulate", "create_graph", "found", "heap", "needed", "order", "retain_graph", "targets",
-        "waiting",
+        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "order", "retain_graph",
+        "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +153,9 @@ class _Backward:
         accumulate: bool,
     ) -> None:
         """`ends`: where the gradients that are asked for are; None: at every leaf."""
+        self.starts = starts
+        # What is called once all functions have run.
+        self.callbacks: list[Callable[[], object]] = []
         self.retain_graph = retain_graph
         self.create_graph = create_graph
         self.accumulate = accumulate
@@ -129,6 +169,20 @@ class _Backward:
         self.waiting: dict[GradFn, list[Tensor | None]] = {}
         self.heap: list[tuple[int, int, GradFn]] = []
         self.order = itertools.count()
+        # What the pass begins with.
+        self.sent: list[tuple[Edge, Tensor]] = []
+        # The leaves that something has arrived at.
+        self.touched: list[Tensor] = []
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Inside, the thread records what the pass does, or not, and knows which pass runs."""
+        with in_pass(self, self.create_graph, self.needed is None):
+            yield
+
+    def reach(self) -> Container[GradFn]:
+        """Return the functions that the pass runs."""
+        return graph_of(self.starts) if self.needed is None else self.needed
 
     def send(self, edge: Edge, g: Tensor) -> None:
         """Add a cotangent to those that wait for a function."""
@@ -145,7 +199,20 @@ class _Backward:
         parts[number] = g if previous is None else previous + g
 
     def run(self) -> None:
-        """Run the functions for which something waits, newest first, each once."""
+        """Run the pass, and what it calls of the user's."""
+        with self.at_work():
+            turns = self.turns()
+            turn = next(turns, None)
+            while turn is not None:
+                turn = take(turns, turn.function(*turn.args))
+
+    def turns(self) -> Turns:
+        """Run the functions for which something waits, newest first, each once; hooks of tensors are called by whoever
+        runs the pass, and what they give is sent back.
+        """
+        for edge, g in self.sent:
+            self.send(edge, g)
+        self.sent.clear()
         heap, waiting, needed = self.heap, self.waiting, self.needed
         while heap:
             fn = heapq.heappop(heap)[2]
@@ -159,9 +226,10 @@ class _Backward:
                     for number, i in self.targets.get(fn, ()):
                         self.found[i] = grads[number]
             if fn.tensor_hooks or fn.retained:
-                grads = _seen_by_tensors(fn, grads)
+                grads = yield from _seen_by_tensors(fn, grads)
             if isinstance(fn, AccumulateGrad):
-                self._arrive(fn, grads[0])
+                if grads[0] is not None:
+                    yield from self._arrive(fn, grads[0])
                 continue
             if ends:
                 for number, i in self.targets[fn]:
@@ -169,9 +237,11 @@ class _Backward:
                 continue
             if fn.pre_hooks:
                 grads = _before(fn, grads)
-            for edge, g in zip(fn.edges, self._call(fn, grads), strict=True):
-                if edge is not None and g is not None:
-                    self.send(edge, _fit(g, edge))
+            for to, found in zip(fn.edges, self._call(fn, grads), strict=True):
+                if to is not None and found is not None:
+                    self.send(to, _fit(found, to))
+        while self.callbacks:
+            yield Turn(self.callbacks.pop(0), (), (), 0)
 
     def _call(self, fn: GradFn, grads: list[Tensor | None]) -> Cotangents:
         """Return what a function gives, as its hooks leave it."""
@@ -193,11 +263,16 @@ class _Backward:
                 context._saved = None
         return _after(fn, result, grads) if fn.post_hooks else result
 
-    def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
+    def _arrive(self, end: AccumulateGrad, g: Tensor) -> Turns:
         """Take a cotangent at a leaf."""
-        if g is None:
-            return
-        g = _leaf_hooks(end.variable, g)
+        variable = end.variable
+        self.touched.append(variable)
+        hooks = variable._hooks
+        if hooks:
+            for key, hook in list(hooks.items()):
+                new = yield Turn(hook, (g,), hooks, key)
+                if new is not None:
+                    g = checked(new, g, hook)
         for _, i in self.targets.get(end, ()):
             self.found[i] = g
         if end.edges and end.edges[0] is not None:
@@ -209,18 +284,60 @@ class _Backward:
                     return
                 g = found
             # Its flag may have been taken away since.
-            if end.variable._requires_grad:
-                _accumulate(end.variable, g, self.create_graph)
+            if variable._requires_grad:
+                _accumulate(variable, g, self.create_graph)
+                hooks = variable._post_accumulate
+                if hooks:
+                    for key, hook in list(hooks.items()):
+                        if (yield Turn(hook, (variable,), hooks, key)) is not None:
+                            raise RuntimeError(
+                                "Tensor post accumulate grad hooks should return None."
+                            )
             if end.post_hooks:
                 _after(end, (), [g])
 
 
-def _seen_by_tensors(fn: GradFn, grads: list[Tensor | None]) -> list[Tensor | None]:
+class TensorHook:
+    """A hook of a tensor, among those of the function that gave it: it sees the cotangent of one output."""
+
+    __slots__ = ("hook", "number")
+
+    def __init__(self, hook: Callable[..., Any], number: int) -> None:
+        self.hook, self.number = hook, number
+
+    def __call__(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
+        """Call the hook, and return the cotangents with what it gave."""
+        g = grads[self.number]
+        return None if g is None else self.replaced(grads, self.hook(g))
+
+    def replaced(
+        self, grads: Sequence[Tensor | None], new: Any
+    ) -> tuple[Tensor | None, ...] | None:
+        """Return the cotangents with what the hook gave."""
+        number = self.number
+        g = grads[number]
+        if new is None or g is None:
+            return None
+        checked(new, g, self.hook)
+        return (*grads[:number], new, *grads[number + 1 :])
+
+
+def _seen_by_tensors(
+    fn: GradFn, grads: list[Tensor | None]
+) -> Generator[Turn, Any, list[Tensor | None]]:
     """Return the cotangents of a function as the hooks of its tensors leave them, and keep those that are to
     be kept.
     """
-    for hook in list((fn.tensor_hooks or {}).values()):
-        grads = list(hook(tuple(grads)) or grads)
+    hooks = fn.tensor_hooks or {}
+    for key, hook in list(hooks.items()):
+        if type(hook) is TensorHook:
+            g = grads[hook.number]
+            if g is not None:
+                grads = list(
+                    hook.replaced(grads, (yield Turn(hook.hook, (g,), hooks, key))) or grads
+                )
+        else:
+            grads = list(hook(tuple(grads)) or grads)
     if fn.retained:
         _keep_retained(fn, grads)
     return grads
@@ -265,9 +382,15 @@ def _replaced(
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
     """Whether the running backward pass reaches each of the functions."""
     assert mode.task is not None
-    starts, needed = mode.task
-    reached: Container[GradFn] = graph_of(starts) if needed is None else needed
+    reached = mode.task.reach()
     return [fn in reached for fn in fns]
+
+
+def queue_callback(callback: Callable[[], object]) -> None:
+    """Have the running backward pass call `callback` at its end."""
+    if mode.task is None:
+        raise RuntimeError("Final callbacks can only be installed during backward pass.")
+    mode.task.callbacks.append(callback)
 
 
 def graph_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
@@ -307,14 +430,6 @@ def _reachable(roots: list[GradFn], wanted: set[GradFn]) -> set[GradFn]:
     return needed
 
 
-def _leaf_hooks(variable: Tensor, g: Tensor) -> Tensor:
-    for hook in list((variable._hooks or {}).values()):
-        new = hook(g)
-        if new is not None:
-            g = checked(new, g, hook)
-    return g
-
-
 def checked(new: Tensor, g: Tensor, hook: Callable[..., Any]) -> Tensor:
     """Return what a hook gave in place of g. Raises RuntimeError if it has another shape or type."""
     if not hasattr(new, "_shape"):
@@ -348,8 +463,6 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
         variable._grad = old + g
     else:
         old += g
-    for hook in list((variable._post_accumulate or {}).values()):
-        hook(variable)
 
 
 def _lie_as(variable: Tensor, grad: Tensor) -> None:
@@ -371,6 +484,23 @@ def backward(
     """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs`
     only).
     """
+    targets = None if inputs is None else _listed(inputs)
+    running = pass_of(tensors, grad_tensors, retain_graph, create_graph, targets)
+    running.run()
+    for t, g in zip(targets or (), running.found, strict=False):
+        # An edge of the graph says how far to go; it keeps nothing.
+        if g is not None and type(t) is not GradientEdge and not t.is_leaf and not t._retains:
+            _accumulate(t, g, create_graph)
+
+
+def pass_of(
+    tensors: Tensor | Sequence[Tensor],
+    grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensor | Sequence[Tensor] | None = None,
+) -> Backward:
+    """Return the backward pass of what `backward` is given. Raises RuntimeError where that cannot be differentiated."""
     if in_transform():
         raise RuntimeError(
             "backward() called inside a functorch transform. This is not supported, please use "
@@ -392,13 +522,7 @@ def backward(
             "parameters to None after use to break the cycle and avoid the leak."
         )
     keep = create_graph if retain_graph is None else retain_graph
-    found = run_backward(
-        roots, cotangents, retain_graph=keep, create_graph=create_graph, inputs=targets
-    )
-    for t, g in zip(targets or (), found, strict=False):
-        # An edge of the graph says how far to go; it keeps nothing.
-        if g is not None and type(t) is not GradientEdge and not t.is_leaf and not t._retains:
-            _accumulate(t, g, create_graph)
+    return begin_backward(roots, cotangents, keep, create_graph, targets)
 
 
 @dispatched(role="gradients")

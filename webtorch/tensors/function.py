@@ -13,13 +13,20 @@ from webtorch.ir.lines import user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, unbatch
 from webtorch.tensors.device import device
-from webtorch.tensors.engine import FREED
 from webtorch.tensors.forward import fitted, transposed
 from webtorch.tensors.made_by import made_by_function
 from webtorch.tensors.modes import mode, transforms, unrecorded
 from webtorch.tensors.primitives import fill
 from webtorch.tensors.recorders import sum_to
-from webtorch.tensors.tape import Cotangents, GradFn, SavedTensor, gradient_edge, set_history
+from webtorch.tensors.tape import (
+    FREED,
+    Cotangents,
+    GradFn,
+    Nothing,
+    SavedTensor,
+    gradient_edge,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import rebase
 
@@ -35,6 +42,8 @@ class FunctionCtx:
         self._not_differentiable: tuple[Tensor, ...] = ()
         self._dirty: tuple[Tensor, ...] = ()
         self._materialize = True
+        # The same of results that have no gradient.
+        self._materialize_non_diff_grads = True
         self._owner: weakref.ref[GradFn] | None = None
         self._for_forward: tuple[Tensor | None, ...] = ()
         # Whether jvp runs: saved_tensors are then those of save_for_forward.
@@ -58,6 +67,15 @@ class FunctionCtx:
         if self._saved is None:
             raise RuntimeError(FREED)
         return tuple(None if s is None else s.unpack() for s in self._saved)
+
+    @property
+    def _raw_saved_tensors(self) -> tuple[SavedTensor, ...]:
+        """What keeps each of them, for hooks of its own."""
+        if self._saved is None:
+            raise RuntimeError(FREED)
+        return tuple(
+            [Nothing("with value None is forbidden") if s is None else s for s in self._saved]
+        )
 
     @property
     def saved_variables(self) -> tuple[Tensor | None, ...]:
@@ -338,12 +356,18 @@ def _record(
         else SavedTensor(back.get(id(t), t))
         for t in ctx._to_save
     ]
+    left_out = () if ctx._materialize_non_diff_grads else ctx._not_differentiable
+
+    def fills(o: object) -> bool:
+        """Whether zeros come for a result that was not used."""
+        return isinstance(o, Tensor) and not any(o is n for n in left_out)
+
     static = _Static(
         cls,
         ctx,
         len(args),
         tuple([(i, a._shape) for i, a in enumerate(args) if isinstance(a, Tensor)]),
-        tuple([(o._shape, o.dtype, o.device) if isinstance(o, Tensor) else None for o in outputs]),
+        tuple([(o._shape, o.dtype, o.device) if fills(o) else None for o in outputs]),
     )
     saved = [s for s in ctx._saved if s is not None]
     fn = GradFn(f"{cls.__name__}Backward", tuple(edges), _back, saved, static)
@@ -370,7 +394,7 @@ class _Static(NamedTuple):
     # How many arguments it has; the places and shapes of tensors among them.
     arguments: int
     tensors: tuple[tuple[int, tuple[int, ...]], ...]
-    # Of each result that is a tensor: shape, type and device.
+    # Of each result that is a tensor, and for which zeros come where it was not used: shape, type and device.
     results: tuple[tuple[tuple[int, ...], DType, device] | None, ...]
 
 

@@ -5,14 +5,25 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from webtorch.dispatch.call import Count, looking
 
 if TYPE_CHECKING:
     from webtorch.tensors.tape import GradFn, SavedTensor
+
+
+class Task(Protocol):
+    """A backward pass, as what runs within it sees it."""
+
+    @property
+    def callbacks(self) -> list[Callable[[], object]]:
+        """What is called once all functions have run."""
+
+    def reach(self) -> Container[GradFn]:
+        """Return the functions that it runs."""
 
 
 class _Mode(threading.local):
@@ -28,8 +39,8 @@ class _Mode(threading.local):
     forward: tuple[Any, ...] = ()
     # The differentiations of webtorch.func that run.
     transforms: tuple[Any, ...] = ()
-    # The running backward pass: where it starts, and what it needs to run (None: everything).
-    task: tuple[list[Any], set[GradFn] | None] | None = None
+    # The running backward pass.
+    task: Task | None = None
     # Why saved_tensors_hooks may not be used now, if they may not.
     hooks_disabled: str | None = None
     # Whether what is saved keeps its value when the tensor is overwritten.

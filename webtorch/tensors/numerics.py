@@ -14,8 +14,7 @@ from typing import Any
 from webtorch.dispatch.call import looking
 from webtorch.errors import NonFiniteError
 from webtorch.ir.graph import Node
-from webtorch.ir.lines import source_text
-from webtorch.lower.body import line_text
+from webtorch.ir.lines import line_text, source_text
 from webtorch.ops.record import TABLE, Op
 from webtorch.runtime.realize import Owner, Runtime, open_runtimes
 from webtorch.runtime.watch import watch

@@ -27,6 +27,7 @@ from webtorch.dispatch.call import (
     refuse_scripts,
 )
 from webtorch.ops.record import TABLE, public_name
+from webtorch.tensors import above
 
 
 class _State(threading.local):
@@ -267,9 +268,7 @@ def _converted(found: object, cls: type[Any]) -> Any:
 
 
 def arm_for(cls: object) -> None:
-    """Get ready for tensors of a class. Raises TypeError where it is no class of tensors, and
-    NotImplementedError where it replaces PyTorch's kernels.
-    """
+    """Get ready for tensors of a class. Raises TypeError where it is no class of tensors."""
     if not (isinstance(cls, type) and issubclass(cls, Tensor)):
         raise TypeError(
             "Creating a Tensor subclass from a class that does not inherit from Tensor is not possible. "
@@ -278,18 +277,11 @@ def arm_for(cls: object) -> None:
     if cls in plain:
         return
     if getattr(cls, "__torch_dispatch__", disabled) is not disabled:
-        raise NotImplementedError(NO_DISPATCH.format(cls.__name__))
+        above.ask("arm_dispatch")()
     if asks(cls):
         override.arm()
     else:
         plain.add(cls)
-
-
-NO_DISPATCH = (
-    "{}: __torch_dispatch__ replaces the kernels of PyTorch's dispatcher, and there is none here: operations "
-    "are recorded and compiled together. Write __torch_function__ (a classmethod of the class, or a "
-    "torch.overrides.TorchFunctionMode), which sees the same calls one floor higher."
-)
 
 
 # Types that are asked nothing; Tensor and Parameter join when they exist.

@@ -46,6 +46,7 @@ from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     NUMBER,
     ONCE,
+    Called,
     Cotangents,
     Edge,
     GradFn,
@@ -142,6 +143,14 @@ class _Gradient:
             self.op.gradient_name, tuple(edges), self.rule, saved or self.once, (others, numbers)
         )
         set_history(out, fn)
+
+    def called(self, static: Any) -> Called:
+        """Return what is known of a call, by its parameters."""
+        others, numbers = static
+        op = self.op
+        saved = [op.tensors[i] for i in self.places] + ["out"] * self.reads_out
+        known = {op.tensors[i]: o for i, o in zip(self.others, others, strict=True)}
+        return Called(saved, known | dict(zip(op.numbers, numbers, strict=False)))
 
     def _values(
         self, saved: Sequence[SavedTensor], others: Sequence[Scalar | complex]

@@ -22,6 +22,7 @@ from webtorch.tensors.primitives import conjugate
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tape import (
+    Called,
     Cotangents,
     Edge,
     GradFn,
@@ -172,6 +173,20 @@ class _Rule:
             return cast("Cotangents", found)
         rest = iter(found)
         return [next(rest) if there else None for there in gaps]
+
+    def called(self, static: _Static) -> Called:
+        """Return what is known of a call, by its parameters."""
+        names = tuple(self.signature.parameters)
+        saved = [names[i] for i in static.places]
+        results = [f"out{i}" for i in range(self.op.outputs)] if self.many else ["out"]
+        known: dict[str, Any] = {}
+        for name, value in zip(names, static.values, strict=True):
+            if not str(self.signature.parameters[name].annotation).startswith("Tensor"):
+                known[name] = value
+            elif value is not None and name not in saved:
+                shape = value[0] if static.chosen.anew else value
+                known["self_sym_sizes" if name == "input" else f"{name}_sym_sizes"] = shape
+        return Called([*saved, *(results if static.chosen.reads_out else ())], known)
 
     def move(self, args: Args, results: Sequence[Tensor]) -> None:
         """Give the results of a call their tangents, by the transpose of the rule."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from webtorch.dispatch.call import Args, Kwargs, Run, looking
 from webtorch.errors import CaptureError
-from webtorch.ir.dtype import legacy_name
+from webtorch.ir.dtype import DType, legacy_name
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.above import ask
@@ -44,6 +44,12 @@ class _Once(tuple[Any, ...]):
         return True
 
 
+FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after they have already been "
+    "freed). Saved intermediate values of the graph are freed when you call .backward() or autograd.grad(). Specify "
+    "retain_graph=True if you need to backward through the graph a second time or if you need to access saved tensors "
+    "after calling backward."
+)
 ONCE = _Once()
 # The same of a number, of which PyTorch makes a tensor where the user calls.
 NUMBER = _Once()
@@ -127,6 +133,14 @@ class _Anomaly:
 anomaly = _Anomaly()
 
 
+class Meta(NamedTuple):
+    """What a tensor is like."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    device_type: str
+
+
 class GradFn:
     """One node of the autograd graph: what a call needs to be differentiated, as data.
 
@@ -198,6 +212,11 @@ class GradFn:
         return self.title
 
     @property
+    def _input_metadata(self) -> list[Meta | None]:
+        """What the cotangents are like that come here."""
+        return [None if m is None else Meta(m[0], m[1], m[2].kind) for m in self.metas]
+
+    @property
     def metadata(self) -> dict[Any, Any]:
         """A dict for the user's own notes."""
         notes: dict[Any, Any] = self.__dict__.setdefault("_notes", {})
@@ -247,9 +266,8 @@ def shown(fn: GradFn) -> GradFn:
         custom = "ctx" in fn.__dict__
         found = _SHOWN.get((fn.title, custom))
         if found is None:
-            names: dict[str, Any] = {"__slots__": ()}
-            if custom:
-                names["__getattr__"] = _of_context
+            look = _of_context if custom else _of_call
+            names = {"__slots__": (), "__getattr__": look}
             found = _SHOWN[fn.title, custom] = type(fn.title, (GradFn,), names)
         fn.__class__ = found
     return fn
@@ -260,6 +278,43 @@ def _of_context(fn: GradFn, name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     return getattr(fn.__dict__["ctx"], name)
+
+
+class Called(NamedTuple):
+    """What a gradient function has of its call, by the names of the parameters."""
+
+    # Of what is saved, in order.
+    saved: Sequence[str]
+    # Numbers, and shapes of operands that are not saved.
+    static: Mapping[str, Any]
+
+
+# What PyTorch calls them.
+_PYTORCH = {"input": "self", "out": "result"}
+
+
+def _of_call(fn: GradFn, name: str) -> Any:
+    """Return what PyTorch shows of a call: `_saved_self` is the value of an operand that is saved, `_raw_saved_self`
+    what keeps it, `_saved_dim` a number. Raises RuntimeError for a tensor that is no longer kept.
+    """
+    lead, _, asked = name.rpartition("_saved_")
+    known: Callable[[Any], Called] | None = getattr(
+        getattr(fn.rule, "__self__", None), "called", None
+    )
+    if lead in ("", "_raw") and known is not None:
+        saved, static = known(fn.static)
+        names = [_PYTORCH.get(n, n) for n in saved]
+        if asked in names:
+            if fn.saved is not None:
+                kept = fn.saved[names.index(asked)]
+                return kept if lead else kept.unpack()
+            if lead:
+                return Nothing("after it has been freed. " + FREED)
+            raise RuntimeError(FREED)
+        for n, value in static.items():
+            if not lead and _PYTORCH.get(n, n) == asked:
+                return value
+    raise AttributeError(f"'{fn.title}' object has no attribute '{name}'")
 
 
 def composed(
@@ -420,12 +475,12 @@ class SavedTensor:
         if output is None and (
             tensor._requires_grad or (tensor._base is not None and tensor.requires_grad)
         ):
-            if tensor._grad_fn is None and tensor._base is None:
+            if tensor._grad_fn is None and (tensor._base is None or tensor.is_leaf):
                 self.leaf = tensor
             else:
                 self.edge = gradient_edge(tensor)
         if mode.saved_hooks:
-            self._pack(tensor)
+            self._pack(tensor, *mode.saved_hooks[-1])
         elif apart or mode.mutation_allowed:
             self._part(tensor)
         if mode.overwriting is not None:
@@ -441,16 +496,38 @@ class SavedTensor:
                 level.follow(shared, self.storage)
         self._forget_leaf()
 
-    def _pack(self, tensor: Tensor) -> None:
-        """Keep what the innermost hook gives for the tensor in its place."""
-        pack, unpack = mode.saved_hooks[-1]
+    def register_hooks(self, *hooks: Callable[[Any], Any]) -> None:
+        """Keep what the first of two hooks gives for the tensor in its place; the second gives the tensor back."""
+        if len(hooks) != 2 or not all(callable(h) for h in hooks):
+            raise TypeError(
+                "register_hooks(): incompatible function arguments. The following argument types are supported: "
+                "(pack_hook: Callable, unpack_hook: Callable)"
+            )
+        if self.packed is not None:
+            raise RuntimeError(
+                "Calling register_hooks on a saved tensor whose hooks have already been set. Hint: only one pair of "
+                "hooks is allowed at a time."
+            )
+        self._pack(self.unpack(), *hooks)
+
+    def _pack(
+        self, tensor: Tensor, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]
+    ) -> None:
+        """Keep what a hook gives for the tensor in its place."""
         with no_grad():
             value = tensor.detach()
             if mode.overwriting is not None:
                 # What is written in place now has its old value for whoever unpacks it.
                 shared = tensor._storage
                 value._storage = value._counter = Storage(shared.share(), shared.runtime)
+            version = value._counter.version
             self.packed = pack(value), unpack
+            if value._counter.version != version:
+                raise RuntimeError(
+                    "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook "
+                    "can not be modified by in-place operations as this can lead to unexpected side-effects. Please "
+                    "open an issue if you need to perform in-place operations on the input to a pack hook."
+                )
         if transforms.count and mode.forward:
             self.present = value
         self.storage = self.counter = None
@@ -510,6 +587,19 @@ class SavedTensor:
                 tensor._grad_fn, tensor._output_nr = fn, self.output
                 tensor._requires_grad = True
         return tensor
+
+
+class Nothing(SavedTensor):
+    """Stands for a tensor that is not kept."""
+
+    __slots__ = ()
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+
+    def register_hooks(self, *hooks: Callable[[Any], Any]) -> None:
+        """Raise RuntimeError."""
+        raise RuntimeError(f"Calling register_hooks on a saved tensor {self.why}")
 
 
 def _type_text(dtype: Any, storage: Storage) -> str:

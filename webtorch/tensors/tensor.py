@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.dispatch.call import plays
@@ -33,7 +33,7 @@ from webtorch.tensors.above import ask, give
 from webtorch.tensors.arrays import as_numpy, nest, see
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
-from webtorch.tensors.engine import backward, checked
+from webtorch.tensors.engine import TensorHook, backward
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
 from webtorch.tensors.modes import in_transform, mode, transforms
@@ -121,9 +121,33 @@ class Tensor(TensorBase):
         return self
 
     @staticmethod
-    def _make_wrapper_subclass(cls: type[Any], *_: object, **__: object) -> NoReturn:
-        """Raise NotImplementedError: such a tensor has no data, and `__torch_dispatch__` computes."""
-        raise NotImplementedError(override.NO_DISPATCH.format(cls.__name__))
+    def _make_wrapper_subclass(
+        cls: type[Any],
+        size: Sequence[int],
+        strides: Sequence[int] | None = None,
+        storage_offset: int | None = None,
+        memory_format: object = None,
+        dtype: DType | None = None,
+        layout: object = None,
+        device: DeviceLike = None,
+        pin_memory: bool = False,
+        requires_grad: bool = False,
+        *_: object,
+        **__: object,
+    ) -> Any:
+        """Return a tensor of a class, which has no data: the `__torch_dispatch__` of the class computes."""
+        shown = device_of(resolve(device))
+        if strides is None:
+            data = TABLE["empty"](tuple(size), dtype=dtype, device="meta")
+        else:
+            data = TABLE["empty_strided"](tuple(size), tuple(strides), dtype=dtype, device="meta")
+        self = Tensor._make_subclass(cls, data, requires_grad)
+        self.__dict__["_shown_device"] = shown
+        if cls.device is Tensor.device:
+            cls.device = property(
+                lambda x: x.__dict__.get("_shown_device") or device_of(x._storage.runtime)
+            )
+        return self
 
     @staticmethod
     def _make_subclass(cls: type[Any], data: Tensor, require_grad: bool = False) -> Any:
@@ -436,6 +460,7 @@ class Tensor(TensorBase):
         self._retains = True
         retain(self)
 
+    @plays("hook")
     def register_hook(self, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         """Call `hook(grad)` when the gradient of this tensor is computed; what it returns replaces
         the gradient.
@@ -450,17 +475,7 @@ class Tensor(TensorBase):
             if self._hooks is None:
                 self._hooks = {}
             return RemovableHandle(self._hooks, hook)
-        number = self._output_nr
-
-        def prehook(grads: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-            """Call the hook with this tensor's gradient, and return the gradients with its result."""
-            g = grads[number]
-            new = None if g is None else hook(g)
-            if new is not None and g is not None:
-                checked(new, g, hook)
-            return None if new is None else (*grads[:number], new, *grads[number + 1 :])
-
-        return fn.register_tensor_hook(prehook)
+        return fn.register_tensor_hook(TensorHook(hook, self._output_nr))
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
         """Call `hook(self)` after `.grad` of this leaf has been added to."""
@@ -603,7 +618,14 @@ class Tensor(TensorBase):
             return array.astype(dtype)
         return array.copy() if copy else array
 
-    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = -1,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
         """Return a DLPack capsule that shares the memory of a CPU tensor.
 
         Raises BufferError where no other library can see the memory, as PyTorch does for tensors that
@@ -616,7 +638,13 @@ class Tensor(TensorBase):
                 f"__dlpack__: the tensor is on {self.device}, whose memory other libraries cannot see. "
                 "Use tensor.cpu()"
             )
-        return self.numpy().__dlpack__(stream=stream, **options)
+        if stream is not None and type(stream) is not int:
+            raise TypeError("stream must be ``int`` or ``none``")
+        # The CPU has no streams: -1, which asks for no order, is all the same.
+        stream = None if stream == -1 else stream
+        return self.numpy().__dlpack__(
+            stream=stream, max_version=max_version, dl_device=dl_device, copy=copy
+        )
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's number of the device: (1, 0) for the CPU. Raises BufferError otherwise."""
@@ -719,7 +747,7 @@ class Tensor(TensorBase):
         to(device, dtype), to(other).
         """
         memory_format = kwargs.pop("memory_format", None)
-        target, dtype, copy = _parse_to(args, kwargs)
+        target, dtype, copy = parse_to(args, kwargs)
         out = self
         if target is not None:
             runtime = resolve(target)
@@ -925,9 +953,10 @@ def _itself(g: Tensor) -> Tensor:
     return g
 
 
-def _parse_to(
+def parse_to(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[DeviceLike, DType | None, bool]:
+    """Return the device, the type and whether to copy, as `Tensor.to` is asked."""
     target: DeviceLike = kwargs.pop("device", None)
     dtype: DType | None = kwargs.pop("dtype", None)
     copy = bool(kwargs.pop("copy", False))

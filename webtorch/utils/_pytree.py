@@ -12,12 +12,14 @@ import importlib
 import json
 from collections import OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-Flatten = Callable[[Any], tuple[Any, Any]]
-Unflatten = Callable[[Any, Any], Any]
-IsLeaf = Callable[[Any], bool] | None
-KeyPath = tuple[Any, ...]
+# Any value: a leaf, or a container of such.
+PyTree: TypeAlias = Any
+Flatten = Callable[[PyTree], tuple[PyTree, PyTree]]
+Unflatten = Callable[[PyTree, PyTree], PyTree]
+IsLeaf = Callable[[PyTree], bool] | None
+KeyPath = tuple[PyTree, ...]
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------
@@ -31,7 +33,7 @@ class SequenceKey(NamedTuple):
     def __str__(self) -> str:
         return f"[{self.idx!r}]"
 
-    def get(self, sequence: Any) -> Any:
+    def get(self, sequence: PyTree) -> PyTree:
         """Return the part of a sequence."""
         return sequence[self.idx]
 
@@ -39,12 +41,12 @@ class SequenceKey(NamedTuple):
 class MappingKey(NamedTuple):
     """The key of a part of a mapping."""
 
-    key: Any
+    key: PyTree
 
     def __str__(self) -> str:
         return f"[{self.key!r}]"
 
-    def get(self, mapping: Any) -> Any:
+    def get(self, mapping: PyTree) -> PyTree:
         """Return the part of a mapping."""
         return mapping[self.key]
 
@@ -57,7 +59,7 @@ class GetAttrKey(NamedTuple):
     def __str__(self) -> str:
         return f".{self.name}"
 
-    def get(self, obj: Any) -> Any:
+    def get(self, obj: PyTree) -> PyTree:
         """Return the attribute of an object."""
         return getattr(obj, self.name)
 
@@ -67,7 +69,7 @@ def keystr(kp: KeyPath) -> str:
     return "".join(map(str, kp))
 
 
-def key_get(obj: Any, kp: KeyPath) -> Any:
+def key_get(obj: PyTree, kp: KeyPath) -> PyTree:
     """Return the part of an object at a path."""
     for key in kp:
         obj = key.get(obj)
@@ -80,7 +82,7 @@ def key_get(obj: Any, kp: KeyPath) -> Any:
 class NodeDef(NamedTuple):
     """How containers of a class come apart and are built, and the keys of their parts if they have some."""
 
-    type: type[Any]
+    type: type
     flatten_fn: Flatten
     unflatten_fn: Unflatten
     flatten_with_keys_fn: Flatten | None = None
@@ -90,12 +92,12 @@ class _Serialized(NamedTuple):
     """What a class is called in a serialised form, and how its contexts are written and read."""
 
     name: str
-    write: Callable[[Any], Any] | None = None
-    read: Callable[[Any], Any] | None = None
+    write: Callable[[PyTree], PyTree] | None = None
+    read: Callable[[PyTree], PyTree] | None = None
 
 
-SUPPORTED_NODES: dict[Any, NodeDef] = {}
-_SERIALIZED: dict[Any, _Serialized] = {}
+SUPPORTED_NODES: dict[PyTree, NodeDef] = {}
+_SERIALIZED: dict[PyTree, _Serialized] = {}
 CONSTANT_NODES: set[type] = set()
 
 
@@ -105,8 +107,8 @@ def register_pytree_node(
     unflatten_fn: Unflatten,
     *,
     serialized_type_name: str | None = None,
-    to_dumpable_context: Callable[[Any], Any] | None = None,
-    from_dumpable_context: Callable[[Any], Any] | None = None,
+    to_dumpable_context: Callable[[PyTree], PyTree] | None = None,
+    from_dumpable_context: Callable[[PyTree], PyTree] | None = None,
     flatten_with_keys_fn: Flatten | None = None,
     **names: object,
 ) -> None:
@@ -129,7 +131,7 @@ def _deregister_pytree_node(cls: type) -> None:
 
 
 def register_dataclass(
-    cls: type[Any],
+    cls: type,
     *,
     field_names: list[str] | None = None,
     drop_field_names: list[str] | None = None,
@@ -140,17 +142,17 @@ def register_dataclass(
         field_names = [f.name for f in dataclasses.fields(cls) if f.init]
     names = [name for name in field_names if name not in (drop_field_names or ())]
 
-    def apart(obj: Any) -> tuple[list[Any], list[str]]:
+    def apart(obj: PyTree) -> tuple[list[PyTree], list[str]]:
         """Return the fields that are set, and their names."""
         kept = [name for name in names if getattr(obj, name) is not None]
         return [getattr(obj, name) for name in kept], kept
 
-    def with_keys(obj: Any) -> tuple[list[Any], list[str]]:
+    def with_keys(obj: PyTree) -> tuple[list[PyTree], list[str]]:
         """Return the fields with their keys."""
         parts, kept = apart(obj)
         return list(zip(map(GetAttrKey, kept), parts, strict=True)), kept
 
-    def build(parts: Iterable[Any], kept: list[str]) -> Any:
+    def build(parts: Iterable[PyTree], kept: list[str]) -> PyTree:
         """Return an object with these fields; the others are None."""
         given = dict(zip(kept, parts, strict=True))
         return cls(**{name: given.get(name) for name in names})
@@ -163,7 +165,7 @@ def register_dataclass(
 class ConstantNode:
     """A value that belongs to the form of a container: the context of a constant."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: PyTree) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
@@ -173,7 +175,7 @@ class ConstantNode:
         return hash(self.value)
 
 
-def register_constant(cls: type[Any]) -> None:
+def register_constant(cls: type) -> None:
     """Take a class whose objects have no leaves and belong to the form; they need `__eq__` and `__hash__`."""
     if "__eq__" not in {n for k in cls.__mro__[:-1] for n in vars(k)}:
         raise TypeError(
@@ -185,12 +187,12 @@ def register_constant(cls: type[Any]) -> None:
     CONSTANT_NODES.add(cls)
 
 
-def is_constant_class(cls: type[Any]) -> bool:
+def is_constant_class(cls: type) -> bool:
     """Whether a class was given to `register_constant`."""
     return cls in CONSTANT_NODES
 
 
-def is_namedtuple_class(cls: Any) -> bool:
+def is_namedtuple_class(cls: PyTree) -> bool:
     """Whether a class is a named tuple's."""
     fields = getattr(cls, "_fields", None)
     return isinstance(cls, type) and issubclass(cls, tuple) and isinstance(fields, tuple)
@@ -209,7 +211,7 @@ def is_namedtuple_instance(obj: object) -> bool:
 _is_namedtuple_instance = is_namedtuple_instance
 
 
-def is_structseq_class(cls: Any) -> bool:
+def is_structseq_class(cls: PyTree) -> bool:
     """Whether a class is one of Python's sequences with named fields, such as `os.stat_result`."""
     return (
         isinstance(cls, type)
@@ -228,23 +230,23 @@ def is_structseq_instance(obj: object) -> bool:
     return is_structseq_class(type(obj))
 
 
-def _sequence_keys(parts: Iterable[Any]) -> list[tuple[SequenceKey, Any]]:
+def _sequence_keys(parts: Iterable[PyTree]) -> list[tuple[SequenceKey, PyTree]]:
     return [(SequenceKey(i), part) for i, part in enumerate(parts)]
 
 
-def _pairs(mapping: Mapping[Any, Any]) -> list[tuple[MappingKey, Any]]:
+def _pairs(mapping: Mapping[PyTree, PyTree]) -> list[tuple[MappingKey, PyTree]]:
     return [(MappingKey(k), v) for k, v in mapping.items()]
 
 
-def _dict_flatten(d: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+def _dict_flatten(d: dict[PyTree, PyTree]) -> tuple[list[PyTree], list[PyTree]]:
     return list(d.values()), list(d)
 
 
-def _dict_flatten_with_keys(d: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+def _dict_flatten_with_keys(d: dict[PyTree, PyTree]) -> tuple[list[PyTree], list[PyTree]]:
     return _pairs(d), list(d)
 
 
-def _dict_unflatten(values: Iterable[Any], context: list[Any]) -> dict[Any, Any]:
+def _dict_unflatten(values: Iterable[PyTree], context: list[PyTree]) -> dict[PyTree, PyTree]:
     return dict(zip(context, values, strict=True))
 
 
@@ -252,7 +254,7 @@ def _class_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _class_of(name: str) -> Any:
+def _class_of(name: str) -> PyTree:
     module, _, rest = name.rpartition(".")
     return getattr(importlib.import_module(module), rest)
 
@@ -271,7 +273,7 @@ def _register_builtins() -> None:
         dict, _dict_flatten, _dict_unflatten,
         serialized_type_name="builtins.dict", flatten_with_keys_fn=_dict_flatten_with_keys,
     )  # fmt: skip
-    named: Any = namedtuple
+    named: PyTree = namedtuple
     register(
         named, lambda d: (list(d), type(d)), lambda parts, kind: kind(*parts),
         serialized_type_name="collections.namedtuple", to_dumpable_context=_class_name,
@@ -308,7 +310,7 @@ STANDARD_DICT_TYPES = frozenset((dict, OrderedDict, defaultdict))
 BUILTIN_TYPES = frozenset((tuple, list, dict, namedtuple, OrderedDict, defaultdict, deque))
 
 
-def _get_node_type(tree: Any) -> Any:
+def _get_node_type(tree: PyTree) -> PyTree:
     """Return the class under which a container is known: `collections.namedtuple` for all named tuples."""
     kind = type(tree)
     if kind not in SUPPORTED_NODES and is_namedtuple_class(kind):
@@ -316,7 +318,7 @@ def _get_node_type(tree: Any) -> Any:
     return kind
 
 
-def tree_is_leaf(tree: Any, is_leaf: IsLeaf = None) -> bool:
+def tree_is_leaf(tree: PyTree, is_leaf: IsLeaf = None) -> bool:
     """Whether an object is a leaf: of no known class of containers, or one that `is_leaf` says is."""
     if is_leaf is not None and is_leaf(tree):
         return True
@@ -334,14 +336,14 @@ class TreeSpec:
 
     __slots__ = ("_children", "_context", "num_leaves", "num_nodes", "type")
 
-    def __init__(self, type: Any, context: Any, children_specs: list[TreeSpec]) -> None:
+    def __init__(self, type: PyTree, context: PyTree, children_specs: list[TreeSpec]) -> None:
         self.type, self._context, self._children = type, context, children_specs
         leaf = type is None
         self.num_nodes: int = sum((c.num_nodes for c in children_specs), 1)
         self.num_leaves: int = 1 if leaf else sum(c.num_leaves for c in children_specs)
 
     @property
-    def context(self) -> Any:
+    def context(self) -> PyTree:
         """What else the container is built of."""
         return self._context
 
@@ -390,7 +392,7 @@ class TreeSpec:
         parts = [child.__repr__(inner) for child in self._children]
         return f"{head}{(',' + chr(10) + ' ' * inner).join(parts)}])"
 
-    def flatten_up_to(self, tree: Any) -> list[Any]:
+    def flatten_up_to(self, tree: PyTree) -> list[PyTree]:
         """Return what lies in a container at the places of the leaves. Raises ValueError for another form."""
         if self.type is None:
             return [tree]
@@ -420,7 +422,7 @@ class TreeSpec:
             for x in child.flatten_up_to(part)
         ]
 
-    def unflatten(self, leaves: Iterable[Any]) -> Any:
+    def unflatten(self, leaves: Iterable[PyTree]) -> PyTree:
         """Return the container of this form with these leaves. Raises ValueError for another number of them."""
         leaves = leaves if isinstance(leaves, (list, tuple)) else list(leaves)
         if len(leaves) != self.num_leaves:
@@ -454,14 +456,16 @@ def treespec_tuple(iterable: Iterable[TreeSpec] = (), /) -> TreeSpec:
 
 
 def treespec_dict(
-    mapping: Mapping[Any, TreeSpec] | Iterable[tuple[Any, TreeSpec]] = (), /, **kwargs: TreeSpec
+    mapping: Mapping[PyTree, TreeSpec] | Iterable[tuple[PyTree, TreeSpec]] = (),
+    /,
+    **kwargs: TreeSpec,
 ) -> TreeSpec:
     """Return the form of a dict of parts of these forms."""
     found = dict(mapping, **kwargs)
     return TreeSpec(dict, list(found), list(found.values()))
 
 
-def _build(leaves: Iterator[Any], spec: TreeSpec) -> Any:
+def _build(leaves: Iterator[PyTree], spec: TreeSpec) -> PyTree:
     if spec.type is None:
         return next(leaves)
     parts = [_build(leaves, child) for child in spec._children]
@@ -471,7 +475,7 @@ def _build(leaves: Iterator[Any], spec: TreeSpec) -> Any:
 # -- functions ---------------------------------------------------------------------------------------------------------
 
 
-def _flatten(tree: Any, is_leaf: IsLeaf, leaves: list[Any]) -> TreeSpec:
+def _flatten(tree: PyTree, is_leaf: IsLeaf, leaves: list[PyTree]) -> TreeSpec:
     """Put the leaves of a container into a list; return its form."""
     kind = _get_node_type(tree)
     if kind not in SUPPORTED_NODES or (is_leaf is not None and is_leaf(tree)):
@@ -481,19 +485,19 @@ def _flatten(tree: Any, is_leaf: IsLeaf, leaves: list[Any]) -> TreeSpec:
     return TreeSpec(kind, context, [_flatten(part, is_leaf, leaves) for part in parts])
 
 
-def tree_flatten(tree: object, is_leaf: IsLeaf = None) -> tuple[list[Any], TreeSpec]:
+def tree_flatten(tree: object, is_leaf: IsLeaf = None) -> tuple[list[PyTree], TreeSpec]:
     """Return (leaves, form)."""
-    leaves: list[Any] = []
+    leaves: list[PyTree] = []
     spec = _flatten(tree, is_leaf, leaves)
     return leaves, spec
 
 
-def tree_unflatten(leaves: Iterable[Any], treespec: TreeSpec) -> Any:
+def tree_unflatten(leaves: Iterable[PyTree], treespec: TreeSpec) -> PyTree:
     """Return the container of that form with these leaves."""
     return treespec.unflatten(leaves)
 
 
-def tree_iter(tree: object, is_leaf: IsLeaf = None) -> Iterator[Any]:
+def tree_iter(tree: object, is_leaf: IsLeaf = None) -> Iterator[PyTree]:
     """Give the leaves one by one."""
     kind = _get_node_type(tree)
     if kind not in SUPPORTED_NODES or (is_leaf is not None and is_leaf(tree)):
@@ -503,7 +507,7 @@ def tree_iter(tree: object, is_leaf: IsLeaf = None) -> Iterator[Any]:
         yield from tree_iter(part, is_leaf)
 
 
-def tree_leaves(tree: object, is_leaf: IsLeaf = None) -> list[Any]:
+def tree_leaves(tree: object, is_leaf: IsLeaf = None) -> list[PyTree]:
     """Return the leaves."""
     return list(tree_iter(tree, is_leaf))
 
@@ -513,46 +517,46 @@ def tree_structure(tree: object, is_leaf: IsLeaf = None) -> TreeSpec:
     return tree_flatten(tree, is_leaf)[1]
 
 
-def arg_tree_leaves(*args: object, **kwargs: object) -> list[Any]:
+def arg_tree_leaves(*args: object, **kwargs: object) -> list[PyTree]:
     """Return the leaves of all arguments."""
     return [leaf for arg in (*args, *kwargs.values()) for leaf in tree_iter(arg)]
 
 
 def tree_map(
     func: Callable[..., object], tree: object, *rests: object, is_leaf: IsLeaf = None
-) -> Any:
+) -> PyTree:
     """Return the same container with `func` of each leaf, and of what lies at its place in the others."""
     leaves, spec = tree_flatten(tree, is_leaf)
     return _build(map(func, leaves, *[spec.flatten_up_to(rest) for rest in rests]), spec)
 
 
 def tree_map_(
-    func: Callable[..., object], tree: Any, *rests: object, is_leaf: IsLeaf = None
-) -> Any:
+    func: Callable[..., object], tree: PyTree, *rests: object, is_leaf: IsLeaf = None
+) -> PyTree:
     """Call `func` with each leaf; return the container itself."""
     tree_map(func, tree, *rests, is_leaf=is_leaf)
     return tree
 
 
-def _holds(wanted: Any) -> Callable[[Any], bool]:
+def _holds(wanted: PyTree) -> Callable[[PyTree], bool]:
     """Return whether an object is of a type, of one of several, or what a function says."""
     if isinstance(wanted, (type, tuple)) or not callable(wanted):
         return lambda x: isinstance(x, wanted)
-    found: Callable[[Any], bool] = wanted
+    found: Callable[[PyTree], bool] = wanted
     return found
 
 
 def map_only(
-    type_or_types_or_pred: Any, /
-) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+    type_or_types_or_pred: object, /
+) -> Callable[[Callable[[PyTree], PyTree]], Callable[[PyTree], PyTree]]:
     """Return a decorator: the function is called with what is of a type, and all else stays."""
     holds = _holds(type_or_types_or_pred)
 
-    def wrapper(func: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def wrapper(func: Callable[[PyTree], PyTree]) -> Callable[[PyTree], PyTree]:
         """Return the function of leaves of the type."""
 
         @functools.wraps(func)
-        def wrapped(x: Any) -> Any:
+        def wrapped(x: PyTree) -> PyTree:
             """Call, or return what is of another type."""
             return func(x) if holds(x) else x
 
@@ -562,52 +566,54 @@ def map_only(
 
 
 def tree_map_only(
-    type_or_types_or_pred: Any,
+    type_or_types_or_pred: object,
     /,
-    func: Callable[[Any], Any],
-    tree: Any,
+    func: Callable[[PyTree], PyTree],
+    tree: PyTree,
     is_leaf: IsLeaf = None,
-) -> Any:
+) -> PyTree:
     """Return the same container with `func` of each leaf of a type."""
     return tree_map(map_only(type_or_types_or_pred)(func), tree, is_leaf=is_leaf)
 
 
 def tree_map_only_(
-    type_or_types_or_pred: Any,
+    type_or_types_or_pred: object,
     /,
-    func: Callable[[Any], Any],
-    tree: Any,
+    func: Callable[[PyTree], PyTree],
+    tree: PyTree,
     is_leaf: IsLeaf = None,
-) -> Any:
+) -> PyTree:
     """Call `func` with each leaf of a type; return the container itself."""
     return tree_map_(map_only(type_or_types_or_pred)(func), tree, is_leaf=is_leaf)
 
 
-def tree_all(pred: Callable[[Any], bool], tree: object, is_leaf: IsLeaf = None) -> bool:
+def tree_all(pred: Callable[[PyTree], bool], tree: object, is_leaf: IsLeaf = None) -> bool:
     """Whether `pred` holds of all leaves."""
     return all(map(pred, tree_iter(tree, is_leaf)))
 
 
-def tree_any(pred: Callable[[Any], bool], tree: object, is_leaf: IsLeaf = None) -> bool:
+def tree_any(pred: Callable[[PyTree], bool], tree: object, is_leaf: IsLeaf = None) -> bool:
     """Whether `pred` holds of a leaf."""
     return any(map(pred, tree_iter(tree, is_leaf)))
 
 
 def tree_all_only(
-    type_or_types: Any, /, pred: Callable[[Any], bool], tree: object, is_leaf: IsLeaf = None
+    type_or_types: PyTree, /, pred: Callable[[PyTree], bool], tree: object, is_leaf: IsLeaf = None
 ) -> bool:
     """Whether `pred` holds of all leaves of a type."""
     return all(pred(x) for x in tree_iter(tree, is_leaf) if isinstance(x, type_or_types))
 
 
 def tree_any_only(
-    type_or_types: Any, /, pred: Callable[[Any], bool], tree: object, is_leaf: IsLeaf = None
+    type_or_types: PyTree, /, pred: Callable[[PyTree], bool], tree: object, is_leaf: IsLeaf = None
 ) -> bool:
     """Whether `pred` holds of a leaf of a type."""
     return any(pred(x) for x in tree_iter(tree, is_leaf) if isinstance(x, type_or_types))
 
 
-def broadcast_leaves(tree: object, treespec: TreeSpec, is_leaf: IsLeaf = None) -> list[Any] | None:
+def broadcast_leaves(
+    tree: object, treespec: TreeSpec, is_leaf: IsLeaf = None
+) -> list[PyTree] | None:
     """Return a leaf of `tree` for each leaf of a form that is nested at least as deep; None if they differ."""
     if treespec.type is None:
         return [tree]
@@ -618,7 +624,7 @@ def broadcast_leaves(tree: object, treespec: TreeSpec, is_leaf: IsLeaf = None) -
     parts = list(parts)
     if (kind, context, len(parts)) != (treespec.type, treespec._context, treespec.num_children):
         return None
-    out: list[Any] = []
+    out: list[PyTree] = []
     for part, spec in zip(parts, treespec._children, strict=True):
         inner = broadcast_leaves(part, spec, is_leaf)
         if inner is None:
@@ -633,7 +639,7 @@ _broadcast_to_and_flatten = broadcast_leaves
 # -- paths -------------------------------------------------------------------------------------------------------------
 
 
-def _with_paths(path: KeyPath, tree: Any, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, Any]]:
+def _with_paths(path: KeyPath, tree: PyTree, is_leaf: IsLeaf) -> Iterator[tuple[KeyPath, PyTree]]:
     kind = _get_node_type(tree)
     if kind not in SUPPORTED_NODES or (is_leaf is not None and is_leaf(tree)):
         yield path, tree
@@ -648,21 +654,21 @@ def _with_paths(path: KeyPath, tree: Any, is_leaf: IsLeaf) -> Iterator[tuple[Key
         yield from _with_paths((*path, key), part, is_leaf)
 
 
-def tree_leaves_with_path(tree: object, is_leaf: IsLeaf = None) -> list[tuple[KeyPath, Any]]:
+def tree_leaves_with_path(tree: object, is_leaf: IsLeaf = None) -> list[tuple[KeyPath, PyTree]]:
     """Return the leaves with their paths."""
     return list(_with_paths((), tree, is_leaf))
 
 
 def tree_flatten_with_path(
     tree: object, is_leaf: IsLeaf = None
-) -> tuple[list[tuple[KeyPath, Any]], TreeSpec]:
+) -> tuple[list[tuple[KeyPath, PyTree]], TreeSpec]:
     """Return (the leaves with their paths, form)."""
     return tree_leaves_with_path(tree, is_leaf), tree_structure(tree, is_leaf)
 
 
 def tree_map_with_path(
     func: Callable[..., object], tree: object, *rests: object, is_leaf: IsLeaf = None
-) -> Any:
+) -> PyTree:
     """Return the same container with `func` of each leaf's path and the leaf."""
     pairs, spec = tree_flatten_with_path(tree, is_leaf)
     others = [spec.flatten_up_to(rest) for rest in rests]

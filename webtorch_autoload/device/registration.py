@@ -141,6 +141,21 @@ def _storages(torch: ModuleType) -> None:
         return resized(self, nbytes)
 
     torch.UntypedStorage.resize_ = resize_
+    # PyTorch reads and writes files through another storage of the address, which is only a name.
+    written, read = torch.UntypedStorage._write_file, torch.UntypedStorage._set_from_file
+
+    def write_file(self: Any, *args: Any, **options: Any) -> object:
+        """Write the bytes to a file."""
+        return written(self.cpu() if self.device.type == NAME else self, *args, **options)
+
+    def set_from_file(self: Any, *args: Any, **options: Any) -> object:
+        """Read the bytes from a file."""
+        if self.device.type != NAME:
+            return read(self, *args, **options)
+        return self.copy_(read(original(type(self), self.nbytes()), *args, **options))
+
+    torch.UntypedStorage._write_file = write_file
+    torch.UntypedStorage._set_from_file = set_from_file
     # What `_setup_privateuseone_for_python_backend` leaves out: storage.webgpu(), storage.is_webgpu.
     registration: Any = importlib.import_module("torch.utils.backend_registration")
     registration._generate_storage_methods_for_privateuse1_backend(NAME)

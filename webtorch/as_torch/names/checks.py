@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from webtorch.functions import public as webtorch
+from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 
 Message = Callable[[], object] | None
@@ -79,3 +80,11 @@ def _check_tensor_all_with(
 def _check_tensor_all(cond: Tensor, message: Message = None) -> None:
     """Raise RuntimeError unless all elements of a bool tensor are true. Waits for the device."""
     _check_tensor_all_with(RuntimeError, cond, message)
+
+
+def _assert_async(
+    input: Tensor, assert_msg: str = "Expected Tensor with single nonzero value, but got zero"
+) -> None:
+    """Raise RuntimeError unless a tensor of one element is true; a captured step cannot, and does not look."""
+    if reads.possible and not bool(input):
+        raise RuntimeError(assert_msg)

@@ -7,6 +7,7 @@ import enum
 
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from webtorch.tensors.modes import mode
 from webtorch.tensors.override import disabled as _disabled_torch_function_impl
 from webtorch.tensors.override import state
 from webtorch.tensors.tensor import Tensor as TensorBase
@@ -20,6 +21,11 @@ _DisableTorchDispatch = _DisableFuncTorch = contextlib.nullcontext
 
 def _log_api_usage_once(event: str) -> None:
     """Do nothing: nothing is logged."""
+
+
+def _current_graph_task_id() -> int:
+    """Return a number for the running backward pass, -1 while none runs."""
+    return -1 if mode.task is None else id(mode.task)
 
 
 def _get_tracing_state() -> None:

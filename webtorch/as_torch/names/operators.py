@@ -1,75 +1,13 @@
-"""torch.ops: operators that torch.library was given, by namespace. PyTorch's own are not among them."""
+"""torch.ops: operators by namespace, those that torch.library was given, and PyTorch's own."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from webtorch import nn
 from webtorch.as_torch.names.library import _OPERATORS
-from webtorch.tensors.absent import pytorch_names
-from webtorch.tensors.tensor import Tensor
-
-
-def _alias(x: Any) -> Any:
-    return x.view(x.shape)
-
-
-def _slice(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
-
-
-def _index(x: Any, indices: Any) -> Any:
-    return x[tuple(slice(None) if i is None else i for i in indices)]
-
-
-# Operators that Python writes otherwise.
-_WRITTEN: dict[str, Callable[..., Any]] = {
-    "alias": _alias,
-    "slice": _slice,
-    "index": _index,
-    "lift_fresh": _alias,
-}
-
-
-def _is_known(name: str) -> bool:
-    """Whether PyTorch may have an operator of this name: a public function, a method, or a part of one."""
-    if name in _WRITTEN:
-        return True
-    if name.startswith("_"):
-        return not name.startswith("__")
-    return any(name in pytorch_names().get(place, ()) for place in ("", "Tensor", "nn.functional"))
-
-
-class _Aten:
-    """An operator of PyTorch's own: a name to compare with, which calls the public function of that name."""
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-        self._qualified_op_name = f"aten::{name}"
-
-    def __repr__(self) -> str:
-        return f"<OpOverloadPacket(op='aten.{self.__name__}')>"
-
-    def __getattr__(self, overload: str) -> _Aten:
-        # Its overloads (default, Tensor, out, ...) are one here: the function looks at its arguments.
-        if overload.startswith("_"):
-            raise AttributeError(overload)
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self.__name__ in _WRITTEN:
-            return _WRITTEN[self.__name__](*args, **kwargs)
-        for place in (sys.modules["webtorch"], nn.functional, Tensor):
-            found = getattr(place, self.__name__, None)
-            if found is not None:
-                return found(*args, **kwargs)
-        raise NotImplementedError(
-            f"torch.ops.aten.{self.__name__}: webtorch has no public function of this name"
-        )
+from webtorch.aten.parts import aten
 
 
 class _Namespace:
@@ -78,12 +16,12 @@ class _Namespace:
 
     def __getattr__(self, name: str) -> Any:
         found = _OPERATORS.get(f"{self._name}::{name}")
-        if found is None and self._name == "aten" and _is_known(name):
-            return self.__dict__.setdefault(name, _Aten(name))
+        if found is None and self._name == "aten":
+            return getattr(aten, name)
         if found is None:
             raise AttributeError(
                 f"'_OpNamespace' '{self._name}' object has no attribute '{name}': webtorch knows the operators that "
-                "torch.library was given; PyTorch's own are called by their public names"
+                "torch.library was given, and PyTorch's own as `torch.ops.aten`"
             )
         return found
 

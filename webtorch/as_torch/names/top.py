@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module as _import_module
 from typing import Any, NamedTuple
 
 from webtorch import webgpu
@@ -91,6 +92,11 @@ def compiled_with_cxx11_abi() -> bool:
     return True
 
 
+def _int_mm(input: Any, mat2: Any) -> Any:
+    """Return the product of two matrices of int8 in int32."""
+    return webtorch.mm(input.int(), mat2.int())
+
+
 def get_device_module(device: Any = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webgpu
@@ -99,4 +105,7 @@ def get_device_module(device: Any = None) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("_foreach_") and name.removeprefix("_foreach_") in NAMES:
         return foreach(name.removeprefix("_foreach_"))
+    if name == "export":
+        # PyTorch's module; webtorch's own function of this name writes pages (`webtorch.web.export`).
+        return _import_module("webtorch.fx.export")
     raise AttributeError(f"module 'torch' has no attribute {name!r}")

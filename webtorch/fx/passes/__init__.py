@@ -1,1 +1,1 @@
-"""Passes over graphs: shapes of values."""
+"""Passes over graphs: shapes of values, parts, pictures."""

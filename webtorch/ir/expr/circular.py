@@ -329,7 +329,9 @@ def tanh_pair(z: Pair) -> Pair:
         where(eq(x, 0.0), x, beta * sqrt(1.0 + s * s) * s / below),
         where(eq(z.im, 0.0), z.im, t / below),
     )
-    return select(far, Pair(copysign(const(1.0, x.dtype), z.re), tail), near)
+    # Far from 0 and at no angle (infinite, or NaN) both parts are NaN.
+    one = where(isnan(tail), tail, copysign(const(1.0, x.dtype), z.re))
+    return select(far, Pair(one, tail), near)
 
 
 def tan_pair(z: Pair) -> Pair:

@@ -21,7 +21,7 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Convolution, Kernel
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates import conv_units, matrix_units, winograd
-from webtorch.lower.templates.gemm import choose, product_passes
+from webtorch.lower.templates.gemm import choose, pays, product_passes
 from webtorch.lower.templates.generic import conv_kernel, guarded, within
 from webtorch.lower.templates.phases import phase, untouched
 from webtorch.lower.templates.product import BATCH, COLUMN, ROW, TAP, K, Product, finishes, split
@@ -257,10 +257,14 @@ def _has_phases(r: Convolution, p: Product) -> bool:
     return r.kind == "input" and max(r.stride) > 1 and p.m * p.n * p.k > 1 << 20
 
 
-def is_product(r: Convolution) -> bool:
+def is_product(r: Convolution, limits: Limits) -> bool:
     """Whether one product of tiles computes the routine."""
     p, _ = product(r)
-    return min(p.m, p.n) >= 4 and p.k > 0 and not _has_phases(r, p)
+    return _has_tiles(p, limits) and not _has_phases(r, p)
+
+
+def _has_tiles(p: Product, limits: Limits) -> bool:
+    return min(p.m, p.n) >= 4 and p.k > 0 and pays(p.batch * p.m * p.n * p.k, limits)
 
 
 def is_special(r: Convolution, limits: Limits, engine: Engine) -> bool:
@@ -275,7 +279,7 @@ def is_special(r: Convolution, limits: Limits, engine: Engine) -> bool:
 def render(routine: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a convolution or of one of its gradients."""
     p, columns = product(routine)
-    if p.m < 4 or p.n < 4 or p.k == 0:
+    if not _has_tiles(p, limits):
         return render_kernel(conv_kernel(routine), limits, engine)
     # Where there is one tap, and all lies in vectors, matrix units read what there is.
     found = matrix_units.render(p, limits, engine, columns)

@@ -43,6 +43,9 @@ _LONGEST = 4 << 15
 # What a workgroup spends before and after its loop, in k; what a second pass costs, in seconds; and
 # the bytes a second in which partial sums are written and read.
 _OVERHEAD_K, _SECOND_PASS, _BYTES = 48, 3e-6, 3e12
+# Multiplications from which on a tile gains on a software adapter what its text, which is long, takes more
+# time to compile than the generic kernel's: on lavapipe, 80 ms against 30.
+_MANY = 1 << 14
 # Operations spent on one element of an operand whose position is computed.
 _GATHER = 20
 
@@ -60,6 +63,11 @@ def shape_class(p: Product, limits: Limits) -> str:
     whole = (p.batch, p.m, p.n + sum(p.others), p.k)
     sizes = "x".join(str(_rounded(size)) for size in whole)
     return f"{p.buffers[0].dtype.name} {''.join(how)} {sizes}"
+
+
+def pays(multiplications: int, limits: Limits) -> bool:
+    """Whether a product is worth the compilation of a tile."""
+    return limits.is_gpu or multiplications >= _MANY
 
 
 def choose(p: Product, limits: Limits, tuned: bool = True) -> tuple[Tile | None, int]:

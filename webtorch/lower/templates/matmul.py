@@ -12,7 +12,7 @@ from webtorch.ir.kernel import Kernel, Matmul, Products
 from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.templates import matrix_units
-from webtorch.lower.templates.gemm import choose, product_drafts, ranked, render_product
+from webtorch.lower.templates.gemm import choose, pays, product_drafts, ranked, render_product
 from webtorch.lower.templates.generic import matmul_kernel
 from webtorch.lower.templates.matrix_units import matrix_drafts
 from webtorch.lower.templates.product import (
@@ -88,15 +88,16 @@ def _scale(batch: tuple[int, ...], strides: tuple[int, ...]) -> int | None:
     return found or 0
 
 
-def is_product(r: Matmul) -> bool:
+def is_product(r: Matmul, limits: Limits) -> bool:
     """Whether tiles serve. Dot products and matrix-vector products are reductions: nothing is read
     twice."""
-    return r.k > 0 and r.m > 1 and r.n > 1 and numel(r.batch) * r.m * r.n >= 16
+    outputs = numel(r.batch) * r.m * r.n
+    return r.k > 0 and r.m > 1 and r.n > 1 and outputs >= 16 and pays(outputs * r.k, limits)
 
 
 def render(routine: Matmul, limits: Limits, engine: Engine) -> list[WgslPass]:
     """Return the dispatches of a matrix product."""
-    work = product(routine) if is_product(routine) else matmul_kernel(routine)
+    work = product(routine) if is_product(routine, limits) else matmul_kernel(routine)
     return _rendered(work, limits, engine)
 
 
@@ -115,7 +116,7 @@ def render_products(r: Products, limits: Limits, engine: Engine) -> list[WgslPas
     ]
     found: list[Product | Kernel] = []
     for part, (slots, args) in zip(r.parts, numbered, strict=True):
-        if is_product(part):
+        if is_product(part, limits):
             p = replace(product(part, slots), buffers=r.buffers, args=r.args)
             if p.epilogue is not None:
                 p = replace(p, epilogue=renumbered(p.epilogue, slots, args, r.buffers, r.args))

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable as _Callable
 from collections.abc import Sequence as _Sequence
-from typing import Any as _Any
 from typing import Literal as _Literal
 from typing import overload as _overload
 
@@ -14,44 +13,65 @@ from webtorch.nn.size import Sizes as _size_Sizes
 from webtorch.tensors.promotion import Operand as _Operand
 from webtorch.tensors.tensor import Tensor as _Tensor
 
-def adaptive_avg_pool1d(input: _Tensor, output_size: _Any) -> _Tensor: ...
-def adaptive_avg_pool2d(input: _Tensor, output_size: _Any) -> _Tensor: ...
-def adaptive_avg_pool3d(input: _Tensor, output_size: _Any) -> _Tensor: ...
-@_overload
-def adaptive_max_pool1d(
-    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: _Literal[False] = ...
+def adaptive_avg_pool1d(
+    input: _Tensor, output_size: int | _Sequence[int | None] | None
+) -> _Tensor: ...
+def adaptive_avg_pool2d(
+    input: _Tensor, output_size: int | _Sequence[int | None] | None
+) -> _Tensor: ...
+def adaptive_avg_pool3d(
+    input: _Tensor, output_size: int | _Sequence[int | None] | None
 ) -> _Tensor: ...
 @_overload
 def adaptive_max_pool1d(
-    input: _Tensor, output_size: int | _Sequence[int | None], *, return_indices: _Literal[True]
+    input: _Tensor,
+    output_size: int | _Sequence[int | None] | None,
+    return_indices: _Literal[False] = ...,
+) -> _Tensor: ...
+@_overload
+def adaptive_max_pool1d(
+    input: _Tensor,
+    output_size: int | _Sequence[int | None] | None,
+    *,
+    return_indices: _Literal[True],
 ) -> tuple[_Tensor, _Tensor]: ...
 @_overload
 def adaptive_max_pool1d(
-    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+    input: _Tensor, output_size: int | _Sequence[int | None] | None, return_indices: bool = ...
 ) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 @_overload
 def adaptive_max_pool2d(
-    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: _Literal[False] = ...
+    input: _Tensor,
+    output_size: int | _Sequence[int | None] | None,
+    return_indices: _Literal[False] = ...,
 ) -> _Tensor: ...
 @_overload
 def adaptive_max_pool2d(
-    input: _Tensor, output_size: int | _Sequence[int | None], *, return_indices: _Literal[True]
+    input: _Tensor,
+    output_size: int | _Sequence[int | None] | None,
+    *,
+    return_indices: _Literal[True],
 ) -> tuple[_Tensor, _Tensor]: ...
 @_overload
 def adaptive_max_pool2d(
-    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+    input: _Tensor, output_size: int | _Sequence[int | None] | None, return_indices: bool = ...
 ) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 @_overload
 def adaptive_max_pool3d(
-    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: _Literal[False] = ...
+    input: _Tensor,
+    output_size: int | _Sequence[int | None] | None,
+    return_indices: _Literal[False] = ...,
 ) -> _Tensor: ...
 @_overload
 def adaptive_max_pool3d(
-    input: _Tensor, output_size: int | _Sequence[int | None], *, return_indices: _Literal[True]
+    input: _Tensor,
+    output_size: int | _Sequence[int | None] | None,
+    *,
+    return_indices: _Literal[True],
 ) -> tuple[_Tensor, _Tensor]: ...
 @_overload
 def adaptive_max_pool3d(
-    input: _Tensor, output_size: int | _Sequence[int | None], return_indices: bool = ...
+    input: _Tensor, output_size: int | _Sequence[int | None] | None, return_indices: bool = ...
 ) -> _Tensor | tuple[_Tensor, _Tensor]: ...
 def affine_grid(
     theta: _Tensor, size: _Sequence[int], align_corners: bool | None = ...
@@ -70,7 +90,7 @@ def avg_pool1d(
 def avg_pool2d(
     input: _Tensor,
     kernel_size: _Sizes,
-    stride: _Any = ...,
+    stride: _Sizes | None = ...,
     padding: _Sizes = ...,
     ceil_mode: bool = ...,
     count_include_pad: bool = ...,
@@ -81,7 +101,7 @@ def avg_pool2d(
 def avg_pool3d(
     input: _Tensor,
     kernel_size: _Sizes,
-    stride: _Any = ...,
+    stride: _Sizes | None = ...,
     padding: _Sizes = ...,
     ceil_mode: bool = ...,
     count_include_pad: bool = ...,
@@ -344,13 +364,25 @@ def linear(
 def log_softmax(input: _Tensor, dim: int | None = ..., dtype: _DType | None = ...) -> _Tensor: ...
 def logsigmoid(input: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def lp_pool1d(
-    input: _Tensor, norm_type: float, kernel_size: _Sizes, stride: _Any = ..., ceil_mode: bool = ...
+    input: _Tensor,
+    norm_type: float,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    ceil_mode: bool = ...,
 ) -> _Tensor: ...
 def lp_pool2d(
-    input: _Tensor, norm_type: float, kernel_size: _Sizes, stride: _Any = ..., ceil_mode: bool = ...
+    input: _Tensor,
+    norm_type: float,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    ceil_mode: bool = ...,
 ) -> _Tensor: ...
 def lp_pool3d(
-    input: _Tensor, norm_type: float, kernel_size: _Sizes, stride: _Any = ..., ceil_mode: bool = ...
+    input: _Tensor,
+    norm_type: float,
+    kernel_size: _Sizes,
+    stride: _Sizes | None = ...,
+    ceil_mode: bool = ...,
 ) -> _Tensor: ...
 def margin_ranking_loss(
     input1: _Tensor,
@@ -485,25 +517,25 @@ def max_unpool1d(
     input: _Tensor,
     indices: _Tensor,
     kernel_size: _Sizes,
-    stride: _Any = ...,
+    stride: _Sizes | None = ...,
     padding: _Sizes = ...,
-    output_size: _Any = ...,
+    output_size: _Sequence[int] | None = ...,
 ) -> _Tensor: ...
 def max_unpool2d(
     input: _Tensor,
     indices: _Tensor,
     kernel_size: _Sizes,
-    stride: _Any = ...,
+    stride: _Sizes | None = ...,
     padding: _Sizes = ...,
-    output_size: _Any = ...,
+    output_size: _Sequence[int] | None = ...,
 ) -> _Tensor: ...
 def max_unpool3d(
     input: _Tensor,
     indices: _Tensor,
     kernel_size: _Sizes,
-    stride: _Any = ...,
+    stride: _Sizes | None = ...,
     padding: _Sizes = ...,
-    output_size: _Any = ...,
+    output_size: _Sequence[int] | None = ...,
 ) -> _Tensor: ...
 def mish(input: _Tensor, inplace: bool = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
 def mse_loss(

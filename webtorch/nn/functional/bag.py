@@ -10,10 +10,13 @@ from webtorch.functions.check import demand
 from webtorch.nn.functional.table import table
 from webtorch.ops.purity import warn
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import at_hand
 
 __all__ = ["embedding_bag"]
 
 _embedding = table("embedding")
+_BEGINNING = "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0"
+_END = "offsets[-1] can not be greater than input's length"
 
 
 @dispatched()
@@ -101,14 +104,17 @@ def _checked(bags: Tensor, offsets: Tensor, length: int) -> Tensor:
     """Return the bags, which are right where the offsets begin with 0 and end within the input."""
     if not int(offsets.shape[0]) or not length:
         return bags
+    known = at_hand(offsets)
+    if known is not None and known[0]:
+        raise RuntimeError(f"{_BEGINNING}. However, got {known[0]}")
+    if known is not None and known[-1] > length:
+        raise RuntimeError(f"{_END} {length} but got offsets[-1] of {known[-1]}")
     bags = demand(
         bags,
         offsets[0] == 0,
-        "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0",
+        _BEGINNING,
     )
-    return demand(
-        bags, offsets[-1] <= length, f"offsets[-1] can not be greater than input's length {length}"
-    )
+    return demand(bags, offsets[-1] <= length, f"{_END} {length}")
 
 
 def _reduced(

@@ -23,7 +23,7 @@ class BasePruningMethod(ABC):
     _tensor_name: str
     PRUNING_TYPE: str
 
-    def __call__(self, module: Module, inputs: Any) -> None:
+    def __call__(self, module: Module, inputs: object) -> None:
         """Put the masked parameter in its place: the hook that runs before forward."""
         setattr(module, self._tensor_name, self.apply_mask(module))
 
@@ -123,7 +123,7 @@ class PruningContainer(BasePruningMethod):
         for method in args:
             self.add_pruning_method(method)
 
-    def add_pruning_method(self, method: Any) -> None:
+    def add_pruning_method(self, method: BasePruningMethod | None) -> None:
         """Add a method of the same parameter."""
         if method is not None and not isinstance(method, BasePruningMethod):
             raise TypeError(f"{type(method)} is not a BasePruningMethod subclass")
@@ -137,7 +137,7 @@ class PruningContainer(BasePruningMethod):
     def __len__(self) -> int:
         return len(self._pruning_methods)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[BasePruningMethod]:
         return iter(self._pruning_methods)
 
     def __getitem__(self, idx: Any) -> Any:
@@ -337,13 +337,13 @@ class CustomFromMask(BasePruningMethod):
         return super().apply(module, name, mask=mask)
 
 
-def identity(module: Module, name: str) -> Any:
+def identity(module: Module, name: str) -> Module:
     """Give a parameter a mask of ones. Returns the module."""
     Identity.apply(module, name)
     return module
 
 
-def random_unstructured(module: Module, name: str, amount: float) -> Any:
+def random_unstructured(module: Module, name: str, amount: float) -> Module:
     """Prune elements at random: `amount` of them, or that fraction. Returns the module."""
     RandomUnstructured.apply(module, name, amount)
     return module
@@ -357,7 +357,7 @@ def l1_unstructured(
     return module
 
 
-def random_structured(module: Module, name: str, amount: float, dim: int) -> Any:
+def random_structured(module: Module, name: str, amount: float, dim: int) -> Module:
     """Prune channels along a dim at random. Returns the module."""
     RandomStructured.apply(module, name, amount, dim)
     return module
@@ -377,8 +377,8 @@ def ln_structured(
 
 
 def global_unstructured(
-    parameters: Any,
-    pruning_method: Any,
+    parameters: Iterable[tuple[Module, str]],
+    pruning_method: type[BasePruningMethod],
     importance_scores: dict[tuple[Module, str], Tensor] | None = None,
     **kwargs: Any,
 ) -> None:
@@ -406,13 +406,13 @@ def global_unstructured(
         start += t.numel()
 
 
-def custom_from_mask(module: Module, name: str, mask: Tensor) -> Any:
+def custom_from_mask(module: Module, name: str, mask: Tensor) -> Module:
     """Prune by a mask. Returns the module."""
     CustomFromMask.apply(module, name, mask)
     return module
 
 
-def remove(module: Module, name: str) -> Any:
+def remove(module: Module, name: str) -> Module:
     """Make pruning of a parameter permanent: the masked values become the parameter. Returns the module."""
     for key, hook in module._forward_pre_hooks.items():
         if isinstance(hook, BasePruningMethod) and hook._tensor_name == name:

@@ -59,6 +59,16 @@ class ProcessorBackend:
         """Return what `download` returns."""
         return self.download(buffer)
 
+    def at_hand(
+        self,
+        buffer: Any,
+        shape: Sequence[int] | None = None,
+        strides: Sequence[int] = (),
+        first: int = 0,
+    ) -> Any:
+        """Return a view of the contents as an array of NumPy's, where there is one."""
+        return None
+
     def kept_form(self, program: Program) -> Sequence[Sequence[object]]:
         """Return nothing: what is kept of kernels has files of its own, if any."""
         return ()

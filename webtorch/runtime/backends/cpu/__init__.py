@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -55,6 +55,21 @@ class CpuBackend(ProcessorBackend):
         self.synchronize()
         array = buffer.array if count is None else buffer.array[first : first + count]
         return memoryview(array.view(np.uint8).copy().data)
+
+    def at_hand(
+        self,
+        buffer: CpuBuffer,
+        shape: Sequence[int] | None = None,
+        strides: Sequence[int] = (),
+        first: int = 0,
+    ) -> Array:
+        """Return a view of the contents as an array, flat where no shape is given."""
+        array = buffer.array
+        if shape is None:
+            return array
+        width = array.itemsize
+        steps = [s * width for s in strides]
+        return np.ndarray(tuple(shape), array.dtype, array, first * width, steps)
 
     def adopt(self, array: Array, dtype: DType) -> ArrayBuffer:
         """Return the memory of a NumPy array as a buffer."""

@@ -45,11 +45,20 @@ def matmul(routine: Matmul) -> Run:
     left_offset, right_offset = routine.left_offset, routine.right_offset
     plain = all(t not in (bfloat16, float16) for t in types) and types[0] is types[1]
     same = plain and types[0] is types[2]
+    # What BLAS does not take NumPy sums term by term: slow, and less exact where sums are long.
+    copied = [
+        types[0].is_floating_point and not _blas_takes(shape, strides)
+        for shape, strides in ((left_shape, left_strides), (right_shape, right_strides))
+    ]
 
     def run(left: Array, right: Array, out: Array) -> None:
         """Multiply, through BLAS where the types allow it."""
         a = view(left, left_offset, left_shape, left_strides)
         b = view(right, right_offset, right_shape, right_strides)
+        if copied[0]:
+            a = np.ascontiguousarray(a)
+        if copied[1]:
+            b = np.ascontiguousarray(b)
         if same:
             np.matmul(a, b, out=out.reshape(out_shape))
         elif plain:
@@ -59,6 +68,14 @@ def matmul(routine: Matmul) -> Run:
             out.reshape(out_shape)[...] = narrow(product, types[2])
 
     return run
+
+
+def _blas_takes(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether matrices of a stack lie as BLAS reads them: by rows or columns, with no element twice."""
+    (rows, columns), (down, along) = shape[-2:], strides[-2:]
+    if rows == 1 or columns == 1:
+        return (rows == 1 or down > 0) and (columns == 1 or along > 0)
+    return (along == 1 and down >= columns) or (down == 1 and along >= rows)
 
 
 def simplified(

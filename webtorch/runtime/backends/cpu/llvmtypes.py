@@ -108,18 +108,10 @@ class Variable(Ir, Protocol):
     initializer: Ir
 
 
-class Values(Protocol):
-    """What llvmlite.ir.values has."""
-
-    def MDValue(self, module: IrModule, values: Sequence[Ir], name: str) -> Metadata:
-        """Return a node that refers to itself."""
-
-
 class Llvm(Protocol):
     """What makes types, constants and functions (the module llvmlite.ir)."""
 
     Undefined: object
-    values: Values
 
     def IntType(self, bits: int) -> Kind:
         """Return the type of integers of so many bits."""

@@ -137,6 +137,14 @@ class LoopCompiler:
                 self.store(target, self.value(value))
             case ast.AugAssign(target=ast.Name(id=name), op=op, value=value):
                 self.let(name, self.accumulated(op, self.variable(name), self.value(value)))
+            case ast.For(
+                target=ast.Name(id=name),
+                iter=ast.Call(func=ast.Name(id="unrolled"), args=[ast.Constant(value=int(turns))]),
+                body=body,
+            ):
+                for turn in range(turns):
+                    self.let(name, self.m.wrap(self.ir.Constant(self.index, turn), "int"))
+                    self.block(body)
             case ast.For(target=ast.Name(id=name), iter=ast.Call(args=args), body=body):
                 self.loop(name, [self.value(a) for a in args], body)
             case ast.While(test=test, body=body):

@@ -136,6 +136,7 @@ NAMESPACE |= {
     "where": where,
     "div": div,
     "rem": rem,
+    "unrolled": range,
     "report": report,
     "order_max": order_max,
     "order_min": order_min,

@@ -1,0 +1,189 @@
+"""What a gradient function shows of its call, and hooks on what it saves: as PyTorch's."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+
+BOTH = pytest.mark.parametrize("lib", [torch, webtorch], ids=["torch", "webtorch"])
+
+
+def _data(lib: Any, *shape: int) -> Any:
+    count = 1
+    for size in shape:
+        count *= size
+    return lib.arange(1.0, count + 1).reshape(shape).requires_grad_()
+
+
+CALLS: list[tuple[Any, tuple[str, ...]]] = [
+    (lambda lib, a: a * a, ("_saved_self", "_saved_other")),
+    (lambda lib, a: a.exp(), ("_saved_result",)),
+    (lambda lib, a: a**2.5, ("_saved_self",)),
+    (lambda lib, a: a.mean(), ("_saved_self_sym_sizes",)),
+    (lambda lib, a: lib.nn.functional.softplus(a, 2.0), ("_saved_self", "_saved_beta")),
+    (lambda lib, a: lib.log_softmax(a, 1), ("_saved_result", "_saved_dim")),
+]
+
+
+@pytest.mark.parametrize("number", range(len(CALLS)))
+def test_names_of_what_is_saved(number: int) -> None:
+    call, names = CALLS[number]
+    found = []
+    for lib in (torch, webtorch):
+        fn = call(lib, _data(lib, 2, 3)).grad_fn
+        values = [getattr(fn, n) for n in names]
+        found.append([v.tolist() if hasattr(v, "tolist") else v for v in values])
+    for expected, actual in zip(*found, strict=True):
+        same = pytest.approx(expected) if isinstance(expected, int | float) else expected
+        if isinstance(expected, list):
+            assert webtorch.tensor(actual).allclose(webtorch.tensor(expected))
+        else:
+            assert actual == same
+
+
+@BOTH
+def test_a_leaf_is_saved_as_it_is_and_freed_with_the_graph(lib: Any) -> None:
+    a = _data(lib, 3)
+    y = a * a
+    assert y.grad_fn._saved_self is a
+    assert not hasattr(y.grad_fn, "_saved_nothing")
+    kept = y.grad_fn._raw_saved_other
+    kept.register_hooks(lambda x: x * 2, lambda x: x)
+    assert y.grad_fn._saved_other.tolist() == [2.0, 4.0, 6.0]
+    with pytest.raises(RuntimeError, match="already been set"):
+        kept.register_hooks(lambda x: x, lambda x: x)
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        y.grad_fn._raw_saved_self.register_hooks(lambda x: x)
+    # PyTorch's must not outlive what is saved.
+    del kept
+    y.sum().backward()
+    # One of the two factors was doubled.
+    assert a.grad.tolist() == [3.0, 6.0, 9.0]
+    with pytest.raises(RuntimeError, match="after they have already been freed"):
+        _ = y.grad_fn._saved_self
+    with pytest.raises(RuntimeError, match="after it has been freed"):
+        y.grad_fn._raw_saved_self.register_hooks(lambda x: x, lambda x: x)
+
+
+@BOTH
+def test_a_hook_that_writes_what_it_packs_is_refused(lib: Any) -> None:
+    def add(x: Any) -> Any:
+        x += 1
+        return x
+
+    a = _data(lib, 3)
+    refused = pytest.raises(RuntimeError, match="modifying its input in place")
+    with lib.autograd.graph.saved_tensors_hooks(add, lambda x: x), refused:
+        a.exp()
+    y = a.exp()
+    with pytest.raises(RuntimeError, match="modifying its input in place"):
+        y.grad_fn._raw_saved_result.register_hooks(add, lambda x: x)
+
+
+@BOTH
+def test_what_a_context_saved(lib: Any) -> None:
+    class Double(lib.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x, None)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            assert isinstance(ctx, lib.autograd.graph.Node)
+            return g * 2
+
+    y = Double.apply(_data(lib, 3))
+    kept = y.grad_fn._raw_saved_tensors
+    with pytest.raises(RuntimeError, match="None is forbidden"):
+        kept[1].register_hooks(lambda x: x, lambda x: x)
+    del kept
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="already been freed"):
+        _ = y.grad_fn._raw_saved_tensors
+
+
+@BOTH
+def test_hooks_that_a_backward_pass_leaves_on_are_off_after_it(lib: Any) -> None:
+    def scope() -> Any:
+        def unpack(x: Any) -> Any:
+            context().__enter__()
+            return x
+
+        hooks = lib.autograd.graph.saved_tensors_hooks(lambda x: x, unpack)
+        context = weakref.ref(hooks)
+        x = _data(lib, 3)
+        with hooks:
+            x.sin().sum().backward()
+        return weakref.ref(unpack)
+
+    gc.disable()
+    try:
+        assert scope()() is None
+    finally:
+        gc.enable()
+
+
+@BOTH
+def test_gradient_functions_are_nodes_that_inherit_from_none(lib: Any) -> None:
+    node, fn = lib.autograd.graph.Node, _data(lib, 3).exp().grad_fn
+    assert isinstance(fn, node)
+    assert issubclass(type(fn), node)
+    assert node not in type(fn).mro()
+    assert isinstance(fn.next_functions[0][0], node)
+    assert not isinstance(node, node)
+    assert not isinstance(1, node)
+
+
+@BOTH
+def test_what_comes_to_a_function_is_known(lib: Any) -> None:
+    (meta,) = _data(lib, 2, 3).exp().grad_fn._input_metadata
+    assert (tuple(meta.shape), meta.dtype) == ((2, 3), lib.float32)
+
+
+@BOTH
+def test_hooks_after_accumulation_return_nothing(lib: Any) -> None:
+    a = _data(lib, 3)
+    a.register_post_accumulate_grad_hook(lambda x: x.grad)
+    with pytest.raises(RuntimeError, match=r"hooks should return None\."):
+        a.sum().backward()
+
+
+@BOTH
+def test_gaps_stay_where_a_context_asks_for_it(lib: Any) -> None:
+    class Twice(lib.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            second = x.clone()
+            ctx.mark_non_differentiable(second)
+            ctx._materialize_non_diff_grads = False
+            return x.clone(), second
+
+        @staticmethod
+        def backward(ctx: Any, g: Any, none: Any) -> Any:
+            assert none is None
+            return g
+
+    a = _data(lib, 1)
+    Twice.apply(a)[0].backward()
+    assert a.grad.tolist() == [1.0]
+
+
+@BOTH
+def test_a_callback_is_called_at_the_end_of_the_pass(lib: Any) -> None:
+    called: list[str] = []
+    queue = lib.autograd.Variable._execution_engine.queue_callback
+    a = _data(lib, 3)
+    y = a * 2
+    y.register_hook(lambda g: queue(lambda: called.append("end")))
+    a.register_hook(lambda g: called.append("leaf"))
+    y.sum().backward()
+    assert called == ["leaf", "end"]
+    with pytest.raises(RuntimeError, match="only be installed during backward"):
+        queue(lambda: None)

@@ -1,0 +1,76 @@
+"""Values that are wrong and lie in this process's memory raise at the call, with PyTorch's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+
+CALLS: dict[str, Any] = {
+    "gather": lambda t, x, far, _: x.gather(0, far[None, 1:]),
+    "scatter": lambda t, x, far, _: x.scatter(0, far[None], x[:, :2]),
+    "scatter_value": lambda t, x, far, _: x.scatter(0, far[None], 1.0),
+    "scatter_add": lambda t, x, far, _: x.scatter_add(0, far[None], x[:, :2]),
+    "scatter_reduce": lambda t, x, far, _: x.scatter_reduce(0, far[None], x[:, :2], "sum"),
+    "scatter_": lambda t, x, far, _: x.clone().scatter_(0, far[None], x[:, :2]),
+    "index_select": lambda t, x, far, _: x.index_select(1, far),
+    "index_add": lambda t, x, far, _: x.index_add(1, far, x[:, :2]),
+    "index_copy": lambda t, x, far, _: x.index_copy(1, far, x[:, :2]),
+    "index_fill": lambda t, x, far, _: x.index_fill(1, far, 1.0),
+    "index_reduce": lambda t, x, far, _: x.index_reduce(1, far, x[:, :2], "prod"),
+    "take": lambda t, x, far, _: x.take(far),
+    "put": lambda t, x, far, _: x.put(far, x[0, :2]),
+    "embedding": lambda t, x, far, _: t.nn.functional.embedding(far, x),
+    "embedding_below": lambda t, x, _, below: t.nn.functional.embedding(below, x),
+    "gather_below": lambda t, x, _, below: x.gather(0, below[None]),
+    "one_hot": lambda t, x, far, _: t.nn.functional.one_hot(far, 3),
+    "one_hot_below": lambda t, x, _, below: t.nn.functional.one_hot(below, 3),
+    "cross_entropy": lambda t, x, far, _: t.nn.functional.cross_entropy(x, far),
+    "nll_loss_below": lambda t, x, _, below: t.nn.functional.nll_loss(x, below),
+    "bag_begins": lambda t, x, far, _: t.nn.functional.embedding_bag(far * 0, x, t.tensor([1])),
+    "bag_ends": lambda t, x, far, _: t.nn.functional.embedding_bag(far * 0, x, t.tensor([0, 5])),
+    "masked_scatter": lambda t, x, *_: x.masked_scatter(t.tensor([True, False, True]), x[0]),
+}
+
+
+def _error(lib: Any, call: Any) -> Exception:
+    x = lib.tensor([[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]])
+    with pytest.raises(Exception, match=r".") as raised:
+        call(lib, x, lib.tensor([0, 9]), lib.tensor([0, -9]))
+    return raised.value
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_value_raises_at_the_call(name: str) -> None:
+    expected, found = _error(torch, CALLS[name]), _error(webtorch, CALLS[name])
+    assert isinstance(found, type(expected))
+    first = str(expected).split("\n")[0]
+    assert first in str(found) or str(found) in first
+
+
+def test_a_remembered_call_raises_at_the_next_read_at_the_latest() -> None:
+    x = webtorch.arange(6.0).reshape(2, 3)
+    near, far = webtorch.tensor([0, 1]), webtorch.tensor([0, 9])
+    for _ in range(5):
+        x.index_select(1, near).tolist()
+    with pytest.raises(IndexError, match="index"):
+        x.index_select(1, far).tolist()
+
+
+def test_classes_that_are_ignored_are_no_error() -> None:
+    x = webtorch.zeros(2, 3)
+    target = webtorch.tensor([-100, 1])
+    assert webtorch.nn.functional.cross_entropy(x, target).item() == pytest.approx(1.0986123)
+    other = webtorch.tensor([255, 1])
+    loss = webtorch.nn.functional.cross_entropy(x, other, ignore_index=255)
+    assert loss.item() == pytest.approx(1.0986123)
+
+
+def test_what_is_not_computed_yet_raises_at_the_next_read() -> None:
+    x = webtorch.arange(6.0).reshape(2, 3)
+    found = x.index_select(1, webtorch.tensor([0, 4]) + 1)
+    with pytest.raises(IndexError, match="out of bounds"):
+        found.tolist()

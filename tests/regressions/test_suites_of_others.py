@@ -1,0 +1,78 @@
+"""What test suites of projects that use PyTorch have found (docs/upstream.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import webtorch
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_long_products_with_an_expanded_matrix(side: str) -> None:
+    """A matrix whose columns are one memory is multiplied as exactly as its copy is (einops)."""
+    x = np.random.default_rng(0).random(68_880, dtype=np.float32)
+    ours, exact = webtorch.tensor(x), torch.tensor(x).double()
+    expanded = ours[:, None].expand(-1, 4)
+    out = expanded.T @ ours[:, None] if side == "left" else ours[None] @ expanded
+    expected = torch.full(out.shape, (exact @ exact).item())
+    torch.testing.assert_close(torch.tensor(out.tolist()), expected, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["tanh", "tan"])
+def test_hyperbolic_tangent_at_no_angle(name: str, device: str) -> None:
+    """Both parts are NaN, near 0 and far from it (array-api-tests)."""
+    inf, nan = float("inf"), float("nan")
+    points = [complex(x, y) for x in (2.0, -40.0, 1e5, inf, -inf) for y in (inf, -inf, nan, 1.0)]
+    points = points if name == "tanh" else [complex(z.imag, z.real) for z in points]
+    ours = getattr(webtorch, name)(webtorch.tensor(points, device=device))
+    theirs = getattr(torch, name)(torch.tensor(points))
+    torch.testing.assert_close(torch.tensor(ours.tolist()), theirs, equal_nan=True)
+
+
+RECURRENCES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrences_as_functions(name: str) -> None:
+    """torch.lstm and its kind, as torch._VF has them too, with PyTorch's arguments (Keras)."""
+    rng, gates = np.random.default_rng(1), RECURRENCES[name]
+    shapes = ((gates * 3, 4), (gates * 3, 3), (gates * 3,), (gates * 3,))
+    x, h, *weights = (
+        rng.standard_normal(s, dtype=np.float32) for s in ((2, 5, 4), (1, 2, 3), *shapes)
+    )
+    found = []
+    for library in (webtorch, torch):
+        data, state = library.tensor(x), library.tensor(h)
+        params = [library.tensor(w) for w in weights]
+        start = (state, state + 1) if name == "lstm" else state
+        whole = getattr(library, name)(data, start, params, True, 1, 0.0, True, False, True)
+        start = (state[0], state[0] + 1) if name == "lstm" else state[0]
+        step = getattr(library, f"{name}_cell")(data[:, 0], start, *params)
+        found.append([*whole, *(step if name == "lstm" else [step])])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(torch.tensor(ours.tolist()), theirs)
+
+
+def test_capsules_with_the_arguments_of_pytorch() -> None:
+    """-1 is no stream, versions and copies may be asked for by name (array-api-tests)."""
+    x = webtorch.arange(3.0, device="cpu")
+
+    class Given:
+        def __init__(self, **arguments: object) -> None:
+            self.arguments = arguments
+
+        def __dlpack__(self, **_: object) -> object:
+            return x.__dlpack__(**self.arguments)  # type: ignore[arg-type]
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return x.__dlpack_device__()
+
+    shared, copied = Given(stream=-1, max_version=(1, 0)), Given(copy=True, max_version=(1, 0))
+    arrays = [np.from_dlpack(shared), np.from_dlpack(copied)]
+    x.add_(1)
+    assert [a.tolist() for a in arrays] == [x.tolist(), [0.0, 1.0, 2.0]]
+    for library in (torch, webtorch):
+        with pytest.raises(TypeError, match="stream must be ``int`` or ``none``"):
+            library.ones(1, device="cpu").__dlpack__(stream="0")

@@ -1,0 +1,504 @@
+"""`torch.ops.aten`: PyTorch's operators as objects, and `__torch_dispatch__`, which is handed their calls. Floor 6.
+
+Modes and classes with a `__torch_dispatch__` see calls of operators below autograd, autocast and `__torch_function__`.
+Here too: they are asked by an interpreter (`webtorch.dispatch.call`) behind the others. The call of a function is that
+of the operator of its name, of the overload that takes the arguments (`schema`); what PyTorch writes otherwise stands
+in `parts`. Where PyTorch writes an operator with others, these are handed over if `parts` says which, or if they are
+products; else the operator itself is.
+
+What a mode returns gets the gradient function of the call that it stands for, as in PyTorch. If a mode calls what it
+is given with the same arguments, that goes on with the call of the user, so that nothing is done twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from webtorch import nn
+from webtorch.aten.schema import Schema, known, overloads
+from webtorch.aten.table import REDUCTIONS, load, meaning
+from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
+from webtorch.ops.record import TABLE, Elementwise, gradient_title
+from webtorch.tensors import above
+from webtorch.tensors.modes import mode, unrecorded
+from webtorch.tensors.override import disabled, flat
+from webtorch.tensors.tape import Cotangents, GradFn, SavedTensor, gradient_edge, set_history
+from webtorch.tensors.tensor import Tensor
+
+Function = Callable[..., Any]
+# Filled by `parts`: functions of Python as calls of operators, operators of others, and those that autograd calls.
+WRITTEN: dict[str, Function] = {}
+COMPOSED: dict[str, Function] = {}
+COMPUTED: dict[str, Function] = {}
+BACKWARD: dict[str, Function] = {}
+
+
+class OpOverload:
+    """One overload of an operator: `torch.ops.aten.add.Tensor`."""
+
+    def __init__(self, packet: OpOverloadPacket, overload: str, schema: Schema | None) -> None:
+        self._overloadpacket = self.overloadpacket = packet
+        self._overloadname, self._opname, self.namespace = overload, packet.__name__, "aten"
+        self.__name__ = f"{packet.__name__}.{overload}"
+        self.__module__ = "torch._ops.aten"
+        self.__qualname__ = f"aten.{self.__name__}"
+        self._stated = schema
+        self.tags: list[Any] = []
+
+    @property
+    def _schema(self) -> Schema:
+        if self._stated is None:
+            raise AttributeError(f"{self}: webtorch does not know its schema")
+        return self._stated
+
+    @property
+    def is_view(self) -> bool:
+        """Whether its results are views of an argument."""
+        return self._schema.is_view
+
+    def name(self) -> str:
+        """Return PyTorch's name of it: "aten::add.Tensor"."""
+        overload = "" if self._overloadname == "default" else f".{self._overloadname}"
+        return f"aten::{self._opname}{overload}"
+
+    def __str__(self) -> str:
+        return self.__qualname__
+
+    def __repr__(self) -> str:
+        return f"<OpOverload(op='aten.{self._opname}', overload='{self._overloadname}')>"
+
+    def __deepcopy__(self, memo: object) -> OpOverload:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _named, (self._opname, self._overloadname)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        frame = state.frame
+        if frame is not None and frame.stands_for(self, args, kwargs):
+            run = frame.run
+        else:
+            run = functools.partial(self._compute, args, kwargs)
+        return enter(self, args, kwargs, run) if dispatching.on else run()
+
+    def decompose(self, *args: Any, **kwargs: Any) -> Any:
+        """Call what PyTorch writes the operator with; NotImplemented if it has kernels."""
+        if not self._schema.composite or self._opname not in COMPOSED:
+            return NotImplemented
+        return COMPOSED[self._opname](*args, **kwargs)
+
+    def _compute(self, args: Args, kwargs: Kwargs) -> Any:
+        name = self._opname
+        function = COMPUTED.get(name)
+        writes = name.endswith("_") and not name.startswith("__")
+        if function is None and not writes:
+            function = _meaning(name, self._overloadname)
+        for place in (sys.modules["webtorch"], Tensor, nn.functional):
+            function = function or getattr(place, name, None)
+        function = function or _library(name) or _meaning(name, self._overloadname)
+        if function is None:
+            raise NotImplementedError(
+                f"torch.ops.aten.{name}: webtorch has no public function of this name"
+            )
+        return function(*args, **kwargs)
+
+
+def _library(name: str) -> Function | None:
+    """Return a function that stands in a library: "linalg_norm", "special_erf"."""
+    library, _, rest = name.partition("_")
+    if library not in ("linalg", "special", "fft"):
+        return None
+    return getattr(getattr(sys.modules["webtorch"], library), rest, None)
+
+
+@functools.cache
+def _meaning(name: str, overload: str) -> Function | None:
+    load()
+    return meaning(name, overload)
+
+
+class OpOverloadPacket:
+    """An operator with all of its overloads: `torch.ops.aten.add`."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__, self._qualified_op_name = name, f"aten::{name}"
+
+    def __str__(self) -> str:
+        return f"aten.{self.__name__}"
+
+    def __repr__(self) -> str:
+        return f"<OpOverloadPacket(op='aten.{self.__name__}')>"
+
+    def __deepcopy__(self, memo: object) -> OpOverloadPacket:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _packet, (self.__name__,)
+
+    def __getattr__(self, overload: str) -> OpOverload:
+        schemas = overloads(self.__name__)
+        # Those that take `out`, and operators that are not known here, can be named.
+        if overload.startswith("__") or (
+            schemas and overload not in schemas and not overload.endswith("out")
+        ):
+            raise AttributeError(
+                f"The underlying op of 'aten.{self.__name__}' has no overload name '{overload}'"
+            )
+        found = OpOverload(self, overload, schemas.get(overload))
+        setattr(self, overload, found)
+        return found
+
+    def overloads(self) -> list[str]:
+        """Return the names of the overloads."""
+        return list(overloads(self.__name__))
+
+    def resolve(self, args: Args, kwargs: Kwargs) -> tuple[OpOverload, Args, Kwargs] | None:
+        """Return the overload that takes the arguments of a call, and these as it is given them."""
+        for overload, schema in overloads(self.__name__).items():
+            bound = schema.bind(args, kwargs)
+            if bound is not None:
+                return getattr(self, overload), *bound
+        return None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self.resolve(args, kwargs)
+        return self.default(*args, **kwargs) if found is None else found[0](*args, **kwargs)
+
+
+@functools.cache
+def _packet(name: str) -> OpOverloadPacket:
+    return OpOverloadPacket(name)
+
+
+def _named(name: str, overload: str) -> OpOverload:
+    found: OpOverload = getattr(_packet(name), overload)
+    return found
+
+
+class _Aten:
+    """PyTorch's own operators by name."""
+
+    def __getattr__(self, name: str) -> OpOverloadPacket:
+        if not known(name) and (not name.startswith("_") or name.startswith("__")):
+            raise AttributeError(
+                f"'_OpNamespace' 'aten' object has no attribute '{name}': PyTorch has no operator of this name, or one "
+                "of layouts, types and devices that webtorch does not have"
+            )
+        setattr(self, name, _packet(name))
+        return _packet(name)
+
+
+aten = _Aten()
+
+
+# ---- calls
+# ------------------------------------------------------------------------------------------------------------
+
+
+class _State(threading.local):
+    # The modes that are on, innermost last.
+    modes: tuple[Any, ...] = ()
+    # Whether classes are asked.
+    classes = True
+    # The call that the innermost `__torch_dispatch__` at work was given.
+    frame: _Frame | None = None
+
+
+state = _State()
+
+
+def dispatches(kind: type[Any]) -> bool:
+    """Whether tensors of a class are asked for kernels."""
+    return getattr(kind, "__torch_dispatch__", disabled) is not disabled
+
+
+class Dispatching:
+    """The interpreter that hands calls of operators to modes, or else to the classes of their tensors."""
+
+    def __init__(self) -> None:
+        # Whether there are classes to be asked.
+        self.armed = False
+
+    @property
+    def on(self) -> bool:
+        """Whether this thread has modes or classes to ask."""
+        return bool(state.modes) or (self.armed and state.classes)
+
+    inside = watches = on
+
+    def arm(self) -> None:
+        """Ask the classes of arguments, from now on."""
+        if not self.armed:
+            self.armed = True
+            active.add(1)
+
+    def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
+        """Return what modes and classes make of a call, and what it gives where there are none."""
+        if not state.modes and not any(_classes((args, kwargs))):
+            return run(args, kwargs)
+        name = callee.name
+        written = WRITTEN.get(name)
+        if written is not None:
+            found = written(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        elif callee.role not in ("operation", "parts"):
+            return run(args, kwargs)
+        if name.startswith("__i"):
+            name = f"{name[3:-2]}_"
+        entry = callee.op
+        if entry is not None and entry.aten:
+            name = entry.aten[0]
+        elif isinstance(entry, Elementwise) and not known(name):
+            # What adds two tensors is a part of what adds with a factor.
+            name = name.strip("_")
+        call = (
+            _packet(name).resolve(*_as_stated(name, callee, args, kwargs)) if known(name) else None
+        )
+        if call is None:
+            out = run(args, kwargs)
+            if entry is not None and type(out) is Tensor and any(_wrappers(args)):
+                raise NotImplementedError(
+                    f"{callee.name}: webtorch has no operator of PyTorch's for this part of a call, and a tensor that "
+                    "wraps others has no data. Write __torch_function__, or differentiate what is wrapped."
+                )
+            return out
+        return enter(*call, functools.partial(run, args, kwargs))
+
+
+dispatching = Dispatching()
+install("dispatch", dispatching)
+above.give(arm_dispatch=dispatching.arm)
+# Parameters here, and in schemas.
+_NAMES = {"input": "self", "axis": "dim", "keepdims": "keepdim"}
+
+
+def _as_stated(name: str, callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """Return the arguments of a call with their names in schemas."""
+    if callee.parameters is not None and "reduction" in callee.parameters.parameters:
+        # Of a loss: its reduction is a number to the operator, and has other places.
+        kwargs = dict(callee.parameters.bind(*args, **kwargs).arguments)
+        args = ()
+        reduction = kwargs.get("reduction", "mean")
+        if reduction in REDUCTIONS and kwargs.get("size_average") is kwargs.get("reduce") is None:
+            kwargs["reduction"] = REDUCTIONS.index(reduction)
+    return args, {_NAMES.get(k, k): v for k, v in kwargs.items()} if kwargs else kwargs
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    args, kwargs = values
+    return (x for x in flat((*args, *kwargs.values())) if isinstance(x, Tensor))
+
+
+def _classes(values: Any) -> Iterator[type[Any]]:
+    """Give the classes of tensors in arguments that are asked for kernels."""
+    return (type(x) for x in _tensors(values) if type(x) is not Tensor and dispatches(type(x)))
+
+
+def _wrappers(args: Args) -> Iterator[Tensor]:
+    """Give the tensors in arguments that wrap others."""
+    return (x for x in _tensors((args, {})) if "_shown_device" in x.__dict__)
+
+
+def enter(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> Any:
+    """Call an operator while somebody is asked; `run` is the call as the user made it."""
+    # A mode that is `whole` sees operators as users call them: `torch.export` does.
+    whole = bool(state.modes) and getattr(state.modes[-1], "whole", False)
+    if operator._schema.composite and not whole:
+        composed = COMPOSED.get(operator._opname)
+        if composed is not None:
+            found = composed(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        entry = TABLE.get(operator._opname)
+        if entry is not None and entry.family == "contract":
+            # Products, which are seen.
+            return run()
+    rule = None if whole or not mode.grad else BACKWARD.get(str(operator)) or _derivative(operator)
+    # A view is differentiated by what it is a view of, unless only its class knows what that is.
+    if rule is not None and operator.is_view and not any(_classes((args, kwargs))):
+        rule = None
+    wanted = [x.requires_grad for x in _tensors((args, kwargs))]
+    # What is derived by name knows the first operand's gradient only.
+    if rule is not None and any(wanted) and (str(operator) in BACKWARD or not any(wanted[1:])):
+        return _differentiated(operator, rule, args, kwargs, run)
+    return _ask(operator, args, kwargs, run)
+
+
+@functools.cache
+def _derivative(operator: OpOverload) -> Function | None:
+    """Return the derivative of an operator of which PyTorch has another one with the same arguments, that reads the
+    first operand or the result: `gelu_backward`, `tanh_backward`.
+    """
+    name = f"{operator._opname}_backward"
+    schema = overloads(name).get("default")
+    if schema is None or operator._overloadname != "default" or operator._schema.is_mutable:
+        return None
+    mine, theirs = ([a.name for a in s.arguments] for s in (operator._schema, schema))
+    if mine[1:] != theirs[2:]:
+        return None
+    reads_result = theirs[1] in ("output", "result")
+
+    def rule(needs: Any, g: Any, out: Any, x: Any, *rest: Any, **options: Any) -> Any:
+        found = getattr(aten, name)(g, out if reads_result else x, *rest, **options)
+        return (found, *[None] * (len(needs) - 1))
+
+    return rule
+
+
+def _differentiated(
+    operator: OpOverload, rule: Function, args: Args, kwargs: Kwargs, run: Callable[[], Any]
+) -> Any:
+    """Call an operator, the gradient of which another operator computes: `rule(needs, gradients, results, *args)`
+    returns the cotangents of the tensors among the arguments, `needs` says for which of them.
+    """
+    with unrecorded():
+        out = _ask(operator, args, kwargs, run)
+    results = [x for x in flat((out,)) if isinstance(x, Tensor)]
+    rest_of = [a for a in operator._schema.arguments if not a.kwarg_only][len(args) :]
+    args = (*args, *[a.default_value for a in rest_of])
+    tensors = list(_tensors((args, {})))
+    needs = tuple([x.requires_grad for x in tensors])
+    edges = tuple([gradient_edge(x) if x.requires_grad else None for x in tensors])
+    with _kept((*tensors, *results)):
+        saved = [*map(SavedTensor, tensors), *(SavedTensor(x, i) for i, x in enumerate(results))]
+    places = tuple([isinstance(x, Tensor) for x in args])
+    rest = tuple([None if p else x for p, x in zip(places, args, strict=True)])
+    fn = GradFn(
+        gradient_title(operator._opname),
+        edges,
+        _cotangents,
+        saved,
+        (rule, needs, places, rest, kwargs),
+    )
+    for i, x in enumerate(results):
+        if x.dtype.has_gradient:
+            set_history(x, fn, i)
+    return out
+
+
+def _cotangents(gs: Cotangents, saved: Any, static: Any) -> Cotangents:
+    rule, needs, places, rest, kwargs = static
+    values = [s.unpack() for s in saved]
+    tensors, results = iter(values), values[sum(places) :]
+    args = [next(tensors) if place else x for place, x in zip(places, rest, strict=True)]
+    many = len(results) > 1
+    found = rule(needs, gs if many else gs[0], results if many else results[0], *args, **kwargs)
+    return found if isinstance(found, (tuple, list)) else (found,)
+
+
+class _Frame:
+    """A call that a `__torch_dispatch__` is asked about."""
+
+    def __init__(
+        self, operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]
+    ) -> None:
+        self.operator, self.args, self.kwargs, self._run = operator, args, kwargs, run
+        self.grad = mode.grad
+        self.out: Any = None
+
+    def stands_for(self, operator: OpOverload, args: Args, kwargs: Kwargs) -> bool:
+        """Whether an operator is called as the user called it, for the first time."""
+        return (
+            operator is self.operator
+            and self.out is None
+            and len(args) == len(self.args)
+            and kwargs.keys() == self.kwargs.keys()
+            and all(_same(a, b) for a, b in zip(args, self.args, strict=True))
+            and all(_same(kwargs[k], v) for k, v in self.kwargs.items())
+        )
+
+    def run(self) -> Any:
+        """Make the call as the user did, who may record gradients."""
+        before = state.frame, mode.grad
+        state.frame, mode.grad = None, self.grad
+        try:
+            self.out = self._run()
+        finally:
+            state.frame, mode.grad = before
+        return self.out
+
+    def settle(self, result: Any) -> Any:
+        """Return a result with the gradient functions of the call."""
+        schema = self.operator._schema
+        if schema.is_mutable and self.operator._opname.endswith("_"):
+            return self.args[0]
+        if result is self.out or not self.grad or schema.is_mutable:
+            return result
+        with _kept(_tensors((self.args, self.kwargs))) as kept:
+            if self.out is None and any(
+                x.requires_grad for x in _tensors((self.args, self.kwargs))
+            ):
+                modes, classes = state.modes, state.classes
+                state.modes, state.classes = (), False
+                try:
+                    self.run()
+                finally:
+                    state.modes, state.classes = modes, classes
+        made = [x for x in flat((self.out,)) if isinstance(x, Tensor)]
+        for mine, given in zip(made, flat((result,)), strict=False):
+            other = mine is not given and isinstance(given, Tensor) and not given.requires_grad
+            if other and mine._grad_fn is not None and given._base is None:
+                set_history(given, mine._grad_fn, mine._output_nr)
+                kept[id(mine._storage)] = given
+        return result
+
+
+@contextlib.contextmanager
+def _kept(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
+    """A block in which tensors whose classes compute are saved as they are: their memory holds nothing. Gives them by
+    their storages; results join them.
+    """
+    found = {id(x._storage): x for x in tensors if dispatches(type(x))}
+    if not found:
+        yield {}
+        return
+    before = mode.saved_hooks
+    mode.saved_hooks = (*before, (lambda x: x, lambda x: found.get(id(x._storage), x)))
+    try:
+        yield found
+    finally:
+        mode.saved_hooks = before
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two arguments are one: modes hand on copies of the lists that they were given."""
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
+
+
+def _ask(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> Any:
+    """Return what the innermost mode, or else the first class that accepts, makes of a call."""
+    modes, before = state.modes, (state.frame, mode.grad)
+    asked: Iterable[Any] = dict.fromkeys(_classes((args, kwargs))) if state.classes else ()
+    types = tuple(asked)
+    frame = _Frame(operator, args, kwargs, run)
+    if not modes and not types:
+        return run()
+    try:
+        state.frame, mode.grad = frame, False
+        if modes:
+            state.modes = modes[:-1]
+            result = modes[-1].__torch_dispatch__(operator, types, args, kwargs)
+            if result is not NotImplemented:
+                return frame.settle(result)
+        for kind in types:
+            result = kind.__torch_dispatch__(operator, types, args, kwargs)
+            if result is not NotImplemented:
+                return frame.settle(result)
+    finally:
+        state.modes = modes
+        state.frame, mode.grad = before
+    raise TypeError(
+        f"Multiple dispatch failed for 'torch._ops.{operator}'; all __torch_dispatch__ handlers returned "
+        "NotImplemented:\n\n"
+        + "\n".join(
+            f"  - {x}" for x in (*[f"mode object {m}" for m in modes[-1:]], *map(str, types))
+        )
+    )

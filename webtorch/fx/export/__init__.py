@@ -1,0 +1,293 @@
+"""`torch.export`: a module as a graph of PyTorch's operators, with what it reads as inputs. Floor 6.
+
+A mode of `__torch_dispatch__` writes down what the module calls (`recording`); dimensions that change are found by
+recording at several sizes (`sizes`). The result is a `program`, whose inputs `signature` tells apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from operator import add as _ADD
+from operator import mul as _MUL
+from typing import Any, cast
+
+import webtorch.aten.parts as parts
+from webtorch.fx.export.program import CallSpec, ExportedProgram
+from webtorch.fx.export.recording import Recorded, run, tensors_of
+from webtorch.fx.export.signature import (
+    ConstantArgument,
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from webtorch.fx.export.sizes import (
+    Dim,
+    Formula,
+    Marked,
+    UserError,
+    dims,
+    formula_of,
+    marked,
+    others,
+    sizes_of,
+    specs_of,
+)
+from webtorch.fx.graph import Graph
+from webtorch.fx.node import Node
+from webtorch.nn import Module
+from webtorch.ops.primitive import fill
+from webtorch.tensors.tensor import Tensor
+from webtorch.utils import _pytree as pytree
+
+__all__ = [
+    "ConstantArgument", "Dim", "ExportGraphSignature", "ExportedProgram", "InputKind", "InputSpec", "OutputKind",
+    "OutputSpec", "TensorArgument", "UserError", "dims", "export",
+]  # fmt: skip
+
+
+def export(
+    mod: Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    preserve_module_call_signature: Sequence[str] = (),
+    prefer_deferred_runtime_asserts_over_guards: bool = False,
+) -> ExportedProgram:
+    """Return a module as a graph of the operators that it calls with arguments like these.
+
+    Nothing is computed. What is no tensor among the arguments is part of the program, and so are sizes, but for
+    `dynamic_shapes`: for each argument, by name or in order, `Dim`s by dimension. Raises UserError where the module
+    looks at a value that it computes, or a number is no sum or product of sizes.
+    """
+    if not isinstance(mod, Module):
+        raise ValueError(f"Expected `mod` to be an instance of `torch.nn.Module`, got {type(mod)}.")
+    if not isinstance(args, tuple):
+        raise UserError(
+            f"Expecting `args` to be a tuple of example positional inputs, got {type(args)}"
+        )
+    given = dict(kwargs or {})
+    names = _leaf_names(mod, args, given)
+    leaves, in_spec = pytree.tree_flatten((args, given))
+    where = marked(leaves, _specs(mod, args, given, dynamic_shapes))
+    state = _state(mod)
+    used: set[str] = {name for name, _, _ in state}
+    names = [_free(n, used) for n in names]
+
+    def recorded(leaves: Sequence[Any]) -> Recorded:
+        own = pytree.tree_unflatten(list(leaves), in_spec)
+        inputs = [*((name, x) for name, x, _ in state), *zip(names, leaves, strict=True)]
+        return run(mod, own[0], own[1], inputs)
+
+    # In-place writes of the module are undone, but tensors of the user's stay out of it.
+    first = recorded([x.detach() if isinstance(x, Tensor) else x for x in leaves])
+    if where:
+        example = sizes_of(leaves, where)
+        trials = [example, *others(example)]
+        again = []
+        for sizes in trials[1:]:
+            try:
+                again.append(recorded(_resized(leaves, where, sizes)))
+            except (ValueError, RuntimeError, IndexError) as error:
+                given = {d.__name__: n for d, n in sizes.items()}
+                raise UserError(
+                    f"torch.export: the module fails at the sizes {given}: {error}"
+                ) from error
+        _make_dynamic(first, again, trials, where, names)
+    graph, outputs = first.graph, _outputs(first)
+    graph.lint()
+    specs = [s for _, _, s in state]
+    specs += [
+        InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(n), n.removeprefix("c_"))
+        for n in first.constants
+    ]
+    specs += [
+        InputSpec(InputKind.USER_INPUT, _argument(n, x), None)
+        for n, x in zip(names, leaves, strict=True)
+    ]
+    _put_in_order(graph, specs)
+    _, buffers, plain = tensors_of(mod)
+    kept = dict(mod.state_dict(keep_vars=True))
+    constants = {k: v for k, v in {**buffers, **plain}.items() if k not in kept}
+    constants |= {n.removeprefix("c_"): x for n, x in first.constants.items()}
+    return ExportedProgram(
+        graph, ExportGraphSignature(specs, outputs), cast("dict[str, Tensor]", kept), constants,
+        CallSpec(in_spec, first.spec), names, leaves, where, (args, given),
+    )  # fmt: skip
+
+
+def _state(mod: Module) -> list[tuple[str, Tensor, InputSpec]]:
+    """Return what a module has as inputs of its graph: name of the node, tensor, what it is."""
+    parameters, buffers, plain = tensors_of(mod)
+    persistent = set(mod.state_dict())
+    found = []
+    for prefix, kind, table in (
+        ("p", InputKind.PARAMETER, parameters),
+        ("b", InputKind.BUFFER, buffers),
+        ("c", InputKind.CONSTANT_TENSOR, plain),
+    ):
+        for target, x in table.items():
+            name = f"{prefix}_{target.replace('.', '_')}"
+            kept = target in persistent if kind is InputKind.BUFFER else None
+            found.append((name, x, InputSpec(kind, TensorArgument(name), target, kept)))
+    return found
+
+
+def _leaf_names(mod: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Return names for the leaves of arguments: the parameter's, with the way to the leaf within it."""
+    bound = inspect.signature(mod.forward).bind(*args, **kwargs)
+    parameters = inspect.signature(mod.forward).parameters
+    found: list[str] = []
+    for name, value in bound.arguments.items():
+        for path, _ in pytree.tree_flatten_with_path(value)[0]:
+            keys = [str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", "")))) for k in path]
+            if parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                found.append("_".join(keys))
+            else:
+                found.append("_".join((name, *keys)).lower())
+    return found
+
+
+def _free(name: str, used: set[str]) -> str:
+    count, found = 0, name
+    while found in used:
+        count += 1
+        found = f"{name}_{count}"
+    used.add(found)
+    return found
+
+
+def _specs(mod: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> list[Any]:
+    """Return what `dynamic_shapes` says of each leaf of the arguments."""
+    bound = inspect.signature(mod.forward).bind(*args, **kwargs).arguments
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        if len(given) != len(bound):
+            raise UserError(
+                f"When `dynamic_shapes` is specified as a tuple, it has one entry for each argument: {len(bound)}, not "
+                f"{len(given)}"
+            )
+        given = dict(zip(bound, given, strict=True))
+    if unknown := given.keys() - bound.keys():
+        raise UserError(
+            "When `dynamic_shapes` is specified as a dict, its top-level keys must be the arg names "
+            f"{list(bound)} of `inputs`, but here they are {sorted(unknown)}"
+        )
+    return [s for name, value in bound.items() for s in specs_of(value, given.get(name))]
+
+
+def _resized(leaves: Sequence[Any], where: Marked, sizes: Mapping[Dim, int]) -> list[Any]:
+    """Return inputs of other sizes; nobody looks at their values."""
+    found = []
+    for i, x in enumerate(leaves):
+        if isinstance(x, Tensor):
+            shape = [sizes[where[i, d]] if (i, d) in where else s for d, s in enumerate(x.shape)]
+            x = fill(shape, 0, x.dtype, x.device)
+        found.append(x)
+    return found
+
+
+def _make_dynamic(
+    first: Recorded,
+    again: Sequence[Recorded],
+    trials: Sequence[Mapping[Dim, int]],
+    where: Marked,
+    names: Sequence[str],
+) -> None:
+    """Put formulas of sizes in the places of numbers that differ between recordings."""
+    graph = first.graph
+    nodes = [list(r.graph.nodes) for r in (first, *again)]
+    alike = len({len(n) for n in nodes}) == 1 and all(
+        len({(n.op, n.name, str(n.target)) for n in row}) == 1 for row in zip(*nodes, strict=False)
+    )
+    if not alike:
+        raise UserError(
+            "torch.export: the module calls other operators at other sizes, so that its dimensions are not dynamic: "
+            f"{[{d.__name__: n for d, n in s.items()} for s in trials]}"
+        )
+    places = {n.name: n for n in nodes[0] if n.op == "placeholder"}
+    sources: dict[Dim, tuple[str, int]] = {}
+    for (i, d), dim in where.items():
+        sources.setdefault(dim, (names[i], d))
+    begin = (
+        next(n for n in nodes[0] if n.op != "placeholder") if len(nodes[0]) > len(places) else None
+    )
+    made: dict[Dim, Node] = {}
+
+    def place(node: Node | None) -> Any:
+        """A block in which nodes are put before one, without one at the end."""
+        return graph.inserting_after(None) if node is None else graph.inserting_before(node)
+
+    def size_of(dim: Dim) -> Node:
+        if dim not in made:
+            name, d = sources[dim]
+            with place(begin):
+                made[dim] = graph.create_node(
+                    "call_function", parts.aten.sym_size.int, (places[name], d), {}, "sym_size_int"
+                )
+        return made[dim]
+
+    def written(formula: Formula, before: Node | None) -> Node:
+        kind, sizes, number = formula
+        terms: list[Any] = []
+        with place(before):
+            for dim, factor in sizes.items():
+                node = size_of(dim)
+                terms.append(graph.call_function(_MUL, (node, factor)) if factor != 1 else node)
+            combine, neutral = (_ADD, 0) if kind == "sum" else (_MUL, 1)
+            terms += [number] * (number != neutral)
+            found = terms[0]
+            for term in terms[1:]:
+                found = graph.call_function(combine, (found, term))
+        return cast("Node", found)
+
+    def replaced(values: Sequence[Any], before: Node | None) -> Any:
+        value = values[0]
+        if isinstance(value, (list, tuple)):
+            return type(value)([replaced(v, before) for v in zip(*values, strict=True)])
+        if isinstance(value, dict):
+            return {k: replaced([v[k] for v in values], before) for k in value}
+        if isinstance(value, int) and not isinstance(value, bool):
+            formula = formula_of(values, trials)
+            return value if formula is None else written(formula, before)
+        return value
+
+    for row in zip(*nodes, strict=True):
+        node = row[0]
+        node.args = replaced([n.args for n in row], node)
+        node.kwargs = replaced([n.kwargs for n in row], node)
+    first.leaves[:] = [
+        replaced(v, None) for v in zip(first.leaves, *[r.leaves for r in again], strict=True)
+    ]
+
+
+def _outputs(recorded: Recorded) -> list[OutputSpec]:
+    """End the graph, and return what its results are."""
+    recorded.graph.output(tuple(recorded.leaves))
+    return [
+        OutputSpec(
+            OutputKind.USER_OUTPUT,
+            TensorArgument(x.name) if isinstance(x, Node) else ConstantArgument("", x),
+        )
+        for x in recorded.leaves
+    ]
+
+
+def _argument(name: str, x: Any) -> TensorArgument | ConstantArgument:
+    return TensorArgument(name) if isinstance(x, Tensor) else ConstantArgument(name, x)
+
+
+def _put_in_order(graph: Graph, specs: Sequence[InputSpec]) -> None:
+    """Have the placeholders stand as their specifications do."""
+    places = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+    for spec in reversed(specs):
+        node = places[spec.arg.name]
+        first = next(iter(graph.nodes))
+        if first is not node:
+            first.prepend(node)

@@ -1,0 +1,119 @@
+"""`webtorch.quasirandom`: Sobol's sequences. Floor 5. Direction numbers are SciPy's, which has Joe and Kuo's."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from webtorch.functions import public as torch
+from webtorch.ir.dtype import DType
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["SobolEngine"]
+
+
+@functools.lru_cache(16)
+def _directions(dimension: int, bits: int) -> Tensor:
+    """Return the direction numbers of so many dimensions, (dimension, bits)."""
+    try:
+        qmc: Any = importlib.import_module("scipy.stats.qmc")
+    except ImportError as error:
+        raise ImportError(
+            "torch.quasirandom.SobolEngine: direction numbers are SciPy's: pip install scipy"
+        ) from error
+    return torch.tensor(qmc.Sobol(dimension, scramble=False, bits=bits)._sv.tolist())
+
+
+def _scrambled(directions: Tensor, matrices: Tensor, powers: Tensor) -> Tensor:
+    """Return directions whose bits, the largest first, are multiplied by lower triangular matrices with a diagonal of
+    ones; `powers` are those of two.
+    """
+    bits = len(powers)
+    ones = torch.eye(bits, dtype=torch.int64)
+    matrices = torch.where(ones == 1, ones, matrices)
+    set_bits = (directions.unsqueeze(-1) >> torch.arange(bits - 1, -1, -1)) & 1
+    product = (matrices.unsqueeze(1) * set_bits.unsqueeze(2)).sum(-1) % 2
+    return (product * powers.flip(0)).sum(-1)
+
+
+class SobolEngine:
+    """Draws points of a Sobol sequence in the unit cube of `dimension` dimensions; `scramble`d ones by random matrices
+    and shifts, from `seed` or torch's generator.
+    """
+
+    MAXBIT = 30
+    MAXDIM = 21201
+
+    def __init__(self, dimension: int, scramble: bool = False, seed: int | None = None) -> None:
+        """Begin at the sequence's first point."""
+        if dimension > self.MAXDIM or dimension < 1:
+            raise ValueError(
+                "Supported range of dimensionality for SobolEngine is [1, " + f"{self.MAXDIM}]"
+            )
+        self.seed, self.scramble, self.dimension = seed, scramble, dimension
+        self.sobolstate = _directions(dimension, self.MAXBIT).clone()
+        self.shift = torch.zeros(dimension, dtype=torch.int64)
+        if scramble:
+            self._scramble()
+        self.num_generated = 0
+
+    def draw(self, n: int = 1, out: Tensor | None = None, dtype: DType | None = None) -> Tensor:
+        """Return the next n points, (n, dimension)."""
+        points = self._points(self.num_generated, n).to(dtype or torch.get_default_dtype())
+        self.num_generated += n
+        points = points * 2.0**-self.MAXBIT
+        if out is None:
+            return points
+        return out.resize_(points.shape).copy_(points)
+
+    def draw_base2(self, m: int, out: Tensor | None = None, dtype: DType | None = None) -> Tensor:
+        """Return the next 2 ** m points; all points so far must then be a power of two, for their balance."""
+        n = 2**m
+        total = self.num_generated + n
+        if total & (total - 1):
+            raise ValueError(
+                "The balance properties of Sobol' points require n to be a power of 2. "
+                f"{self.num_generated} points have been previously generated, then: "
+                f"n={self.num_generated}+2**{m}={total}. "
+                "If you still want to do this, please use 'SobolEngine.draw()' instead."
+            )
+        return self.draw(n=n, out=out, dtype=dtype)
+
+    def reset(self) -> SobolEngine:
+        """Go back to the first point."""
+        self.num_generated = 0
+        return self
+
+    def fast_forward(self, n: int) -> SobolEngine:
+        """Leave out n points."""
+        self.num_generated += n
+        return self
+
+    def _points(self, first: int, count: int) -> Tensor:
+        """Return points as integers of so many bits: the point of a number is the sum, bit by bit, of the directions of
+        the bits that are set in its Gray code.
+        """
+        number = torch.arange(first, first + count)
+        gray = (number ^ (number >> 1)).unsqueeze(1)
+        found = self.shift.expand(count, self.dimension)
+        for bit in range((first + count).bit_length()):
+            found = found ^ (((gray >> bit) & 1) * self.sobolstate[:, bit])
+        return found
+
+    def _scramble(self) -> None:
+        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        bits, size = self.MAXBIT, self.dimension
+        powers = torch.tensor([2**i for i in range(bits)])
+        drawn = torch.randint(2, (size, bits), generator=generator)
+        self.shift = (drawn * powers).sum(1)
+        matrices = torch.randint(2, (size, bits, bits), generator=generator).tril()
+        self.sobolstate = _scrambled(self.sobolstate, matrices, powers)
+
+    def __repr__(self) -> str:
+        parts = [f"dimension={self.dimension}"]
+        if self.scramble:
+            parts.append("scramble=True")
+        if self.seed is not None:
+            parts.append(f"seed={self.seed}")
+        return f"{type(self).__name__}({', '.join(parts)})"

@@ -1,0 +1,121 @@
+"""A backward pass that calls functions of the user's, as a row of calls.
+
+Its first call runs it up to where a hook is to be called, and gives what the hook gets. The hook is called like any
+other code, so that what it calls itself are calls of the script; what it gives is an argument of the call that goes on
+to the next hook, or to the end. So a script that is left makes a pass that is told what the hooks gave, and goes on
+from there: no hook runs twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Container, Iterator
+from typing import TYPE_CHECKING, Any
+
+from webtorch.dispatch.call import Args, Callee, Kwargs
+from webtorch.tensors.engine import Backward, Turn, Turns, graph_of, pass_of, take
+from webtorch.tensors.tape import GradFn
+
+if TYPE_CHECKING:
+    from webtorch.scripts.run import Run
+    from webtorch.scripts.script import Step
+    from webtorch.tensors.tensor import Tensor
+
+
+class Turning:
+    """One backward pass, which is promised, or runs."""
+
+    def __init__(self, callee: Callee, settle: Callable[[str], None]) -> None:
+        """`callee`: what runs it as a whole; `settle` makes what is promised in the usual way."""
+        self.callee, self.settle = callee, settle
+        # The run in whose script it stands.
+        self.run: Run | None = None
+        # The function of the user's that is to be called, None at the end.
+        self.function: Callable[..., Any] | None = None
+        # Where it runs: the pass, how it goes on, what it has come to; its functions, the leaves that something has
+        # arrived at, and all leaves.
+        self.running: Backward | None = None
+        self.turns: Turns | None = None
+        self.turn: Turn | None = None
+        self.functions: dict[GradFn, None] = {}
+        self.touched: list[Tensor] = []
+        self.leaves: list[Tensor] = []
+        # Where it is promised: the hooks that there were when it began.
+        self.hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
+
+    def begin(self, args: Args, kwargs: Kwargs) -> Any:
+        """Run up to the first function of the user's, and return what that is given."""
+        self.running = pass_of(*args, **kwargs)
+        self.functions = graph_of(self.running.starts)
+        self.turns, self.touched = self.running.turns(), self.running.touched
+        with self.running.at_work():
+            return self._arrived(next(self.turns, None))
+
+    def go_on(self, given: Any) -> Any:
+        """Go on with what a function gave, and return what the next one is given."""
+        assert self.running is not None and self.turns is not None
+        with self.running.at_work():
+            return self._arrived(take(self.turns, given))
+
+    def _arrived(self, turn: Turn | None) -> Any:
+        self.turn = turn
+        if turn is None:
+            # What it holds is kept by nobody else.
+            self.function = self.running = self.turns = None
+            return None
+        self.function = turn.function
+        return turn.args
+
+    def follow(self, run: Run, step: Step) -> None:
+        """Take notice that a call was answered by a script."""
+        if self.run is None:
+            self.run = run
+            self.hooks = [(hooks, dict(hooks)) for hooks in run.hooks_of(step)]
+        self.function = None if step.place is None else run.hook_at(step.place)
+
+    def _made(self) -> Backward:
+        """Return the pass, which runs from now on."""
+        if self.running is None:
+            self.settle("a graph is looked at")
+        assert self.running is not None
+        return self.running
+
+    @property
+    def callbacks(self) -> list[Callable[[], object]]:
+        """What is called once all functions have run."""
+        return self._made().callbacks
+
+    def reach(self) -> Container[GradFn]:
+        """Return the functions that the pass runs."""
+        return self._made().reach()
+
+    @contextlib.contextmanager
+    def as_then(self) -> Iterator[None]:
+        """Inside, hooks are those that there were when the pass began."""
+        now = [(hooks, dict(hooks)) for hooks, _ in self.hooks]
+        _put(self.hooks)
+        try:
+            yield
+        finally:
+            _put(now)
+
+    def forget(self) -> None:
+        """Keep nothing of a pass that is over."""
+        self.functions, self.leaves, self.touched = {}, [], []
+
+    def close(self) -> None:
+        """Run nothing more."""
+        if self.turns is not None:
+            self.turns.close()
+        self.function = self.turns = None
+
+
+def _put(found: list[tuple[dict[int, Any], dict[int, Any]]]) -> None:
+    for hooks, items in found:
+        hooks.clear()
+        hooks.update(items)
+
+
+# The calls: the first is given the pass and what it is a pass of, the others the pass and what a function gave.
+BEGIN = Callee("backward", lambda args, kwargs: args[0].begin(args[1:], kwargs), role="turn")
+GO_ON = Callee("a hook", lambda args, kwargs: args[0].go_on(args[1]), role="turn")

@@ -1,0 +1,76 @@
+"""Values that lie in this process's memory, looked at before a call is recorded: PyTorch's errors come at the call.
+Elsewhere kernels report what is wrong, and the next read raises. Floor 4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from webtorch.errors import IndexOutOfRangeError
+from webtorch.ir.lines import line_text, user_line
+from webtorch.ir.program import Site
+from webtorch.tensors.host import tracing
+from webtorch.tensors.tensor import Tensor
+
+
+def at_hand(x: Tensor) -> Any:
+    """Return the elements of a tensor as a NumPy array, to be read only; None where they are not computed, or on
+    another device.
+    """
+    storage = x._storage
+    node = storage.node
+    if node.kind != "buffer" or x._levels:
+        return None
+    runtime = storage.runtime
+    if runtime.kind != "cpu" or runtime.recording is not None:
+        return None
+    backend: Any = runtime.backend
+    if x._whole:
+        return backend.at_hand(node.buffer)
+    return backend.at_hand(node.buffer, x._shape, x._strides, x._offset)
+
+
+def check_places(
+    op: str,
+    places: Tensor,
+    size: int,
+    words: str = "",
+    low: int = 0,
+    dim: int = 0,
+    ignored: int | None = None,
+) -> None:
+    """Raise IndexOutOfRangeError if one of the places is known to be below `low`, or not below `size`.
+
+    `words`: PyTorch's, before what a kernel would report; with "{index}", "{dim}" and "{size}" in them.
+    """
+    known = at_hand(places)
+    if known is None or not known.size:
+        return
+    for value in (known.max(), known.min()):
+        if not low <= value < size and value != ignored:
+            site = Site(op, dim, size, line_text(user_line()))
+            raise IndexOutOfRangeError(
+                words.format(index=value, dim=dim, size=size) + site.message(value)
+            )
+
+
+def asking(ask: Callable[..., object], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that asks the values of its operands first; `ask` has its parameters.
+
+    It stands within what remembers calls: one that is like others before it is recorded without, and the next read
+    raises.
+    """
+
+    @functools.wraps(function)
+    def asked(*args: object, **kwargs: object) -> Any:
+        """Ask, and call."""
+        if not tracing.active:
+            # The call itself says what else is wrong with its arguments.
+            with contextlib.suppress(TypeError, AttributeError, ValueError):
+                ask(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return asked
