@@ -950,3 +950,18 @@ def test_what_a_compiled_function_writes_and_its_backward_reads_keeps_its_value(
         weight.grad = None
         y.pow(2).sum().backward()
         torch.testing.assert_close(torch.tensor(weight.grad.tolist()), theirs.grad)
+
+
+def test_views_of_what_is_detached_need_no_gradient_in_a_compiled_call(device: str) -> None:
+    def story(t: Any, tensor: Callable[..., Any]) -> Any:
+        def views(x: Any) -> Any:
+            part = x.detach()
+            with t.no_grad():
+                unrecorded = x[1:]
+            return part.unfold(-1, 2, 1), part.mT, part.view(-1), x.detach()[1:], unrecorded, x[0]
+
+        x = tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True)
+        call = _compiled(t, views)
+        return [[(y.requires_grad, y.tolist()) for y in call(x)] for _ in range(3)]
+
+    _both(story, device)
