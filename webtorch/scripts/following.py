@@ -599,9 +599,12 @@ class Follower:
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
+        if self.run.refused:
+            # Nothing is promised or prepared any more: PyTorch's operators come here each.
+            return
         changes.count += 1
         give_all()
-        if not self.run.refused and not self.depth and threading.get_ident() == self.thread:
+        if not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
     # ---- following

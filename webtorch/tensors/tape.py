@@ -436,6 +436,13 @@ class RemovableHandle:
         self.remove()
 
 
+def geometry_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return how a tensor lies on its storage, as a saved one keeps it."""
+    return (
+        tensor._shape, tensor._strides, tensor._offset, tensor._whole, tensor.dtype, tensor._levels,
+    )  # fmt: skip
+
+
 class SavedTensor:
     """A tensor that a gradient rule needs, kept without keeping the tensor's own graph node alive
     in a cycle.
