@@ -95,6 +95,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.distributed": ("webtorch.as_torch.names.distributed",),
     "torch.multiprocessing": ("webtorch.multiprocessing",),
     "torch._C": ("webtorch.as_torch.names.core",),
+    "torch._C._autograd": ("webtorch.as_torch.names.autograd_parts",),
+    "torch._C._functions": ("webtorch.as_torch.names.autograd_parts",),
     "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
     "torch._dynamo": ("webtorch.compiler", "webtorch.capture", "webtorch.as_torch.names.dynamo"),
     "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),

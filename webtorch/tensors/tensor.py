@@ -363,6 +363,10 @@ class Tensor(TensorBase):
     @plays("alias")
     def data(self, value: Tensor) -> None:
         """Let this tensor share the memory, shape and strides of another."""
+        if self._requires_grad and not value.dtype.has_gradient:
+            raise RuntimeError(
+                "data set to a tensor that requires gradients must be floating point or complex dtype"
+            )
         if value._storage is not self._storage:
             bindings.change()
         self._counter = Counter(self._counter.version)
