@@ -40,7 +40,7 @@ class Left(Counter):
         self.last = home.version
 
     @property
-    def version(self) -> int:  # type: ignore[override]
+    def version(self) -> int:
         """How often it was written."""
         home = self.home()
         if home is not None:
