@@ -41,7 +41,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: upstream faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types checks format check system coverage-table clean
+.PHONY: upstream suites faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types checks format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -56,6 +56,7 @@ help:
 	@echo "make meet MINUTES=60 random programs in every mode (compiled, transformed, in threads, ...) against PyTorch"
 	@echo "make faults          plant faults into a copy of the sources; the suite must find them"
 	@echo "make upstream FILES=folder  PyTorch's own test files, of a checkout of PyTorch; docs/upstream.md"
+	@echo "make suites FILES=folder  test suites of projects that use PyTorch, of their checkouts; docs/upstream.md"
 	@echo "make testpage        every operation on WebGPU in headless Chromium (and Firefox where it is installed)"
 	@echo "make conformance-torch  the same with real PyTorch on torch.device('webgpu'); docs/conformance-torch.md"
 	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
@@ -130,6 +131,10 @@ numerics: $(VENV)/.full system
 # FILES: the folder `test` of a checkout of PyTorch; ONLY=test_indexing,nn/ takes some.
 upstream: $(VENV)/.full
 	$(TEST_ENV) $(BIN)/python -m tests.upstream.run $(FILES) --only "$(ONLY)"
+
+# FILES: a folder with checkouts of the projects; ONLY=einops,keras takes some. What their tests import is to be installed.
+suites: $(VENV)/.full
+	$(TEST_ENV) $(BIN)/python -m tests.upstream.suites $(FILES) $(if $(ONLY),--only "$(ONLY)")
 
 # They bring much along, and so stay out of the suite's environment.
 packages: $(VENV)/.full

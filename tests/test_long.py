@@ -10,6 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = """
 import pytest
+from tests import long
 
 @pytest.fixture(params=["cpu", "webgpu"])
 def device(request): return request.param
@@ -32,6 +33,8 @@ def test_marked(x): pass
 
 @pytest.mark.one_in(4)
 def test_one(): pass
+
+def test_asked(): assert not long.runs()
 """
 
 
@@ -56,5 +59,5 @@ def test_each_value_has_its_turn_and_the_rest_is_left_and_counted(tmp_path: Path
     assert each == set(product(("cpu", "webgpu"), "fhi"))
     assert len(taken["test_part"]) == 3
     assert taken["test_marked"] == [["1"]] and len(taken["test_one"]) == 1
-    left = 24 + 12 + 10 + 2 + 1 - sum(map(len, taken.values()))
+    left = 24 + 12 + 10 + 2 + 1 + 1 - sum(map(len, taken.values()))
     assert f"{left} long tests are left to `make test-all`" in done.stdout

@@ -159,6 +159,11 @@ BEHAVIOUR = """
   input is NaN in all of its tiles of 4 x 4 outputs; in PyTorch it stays within its windows. There is no switch.
 - `torch.fx` writes functions as users find them (`torch.nn.functional.gelu`; PyTorch `torch._C._nn.gelu`), with the
   arguments that they were given; PyTorch's functions of Python add those that they pass on (`inplace = False`).
+- `__torch_dispatch__` sees PyTorch's operators wherever products, layers and single operations are called. A function
+  that is one operation here and several in PyTorch (`x.unflatten`, `torch.tensor_split`) is seen as itself, dropout as
+  on accelerators (`native_dropout`), and of gradients that PyTorch has no operator for, what they are made of.
+- `torch.export` keeps the example's sizes in `meta["val"]`, refuses numbers that are read (`item()`), and names ranges
+  by `Dim`; conversions that change nothing are in PyTorch's graphs only. Under our own name it is `webtorch.fx.export`.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """
 # The modules of PyTorch's documentation.

@@ -37,6 +37,9 @@ _BY_ROOM = {
     "webtorch.autograd.anomaly_mode": "is_anomaly_check_nan_enabled is_anomaly_enabled",
     "webtorch.capture": "compile mark_dynamic",
     "webtorch.func.control_flow": "cond while_loop",
+    "webtorch.functions.storages": """BFloat16Storage BoolStorage ByteStorage CharStorage ComplexDoubleStorage
+        ComplexFloatStorage DoubleStorage FloatStorage HalfStorage IntStorage LongStorage ShortStorage
+        TypedStorage UntypedStorage is_storage""",
     "webtorch.io.checkpoint": "load save",
     "webtorch.nn.native": """adaptive_max_pool1d affine_grid_generator binary_cross_entropy_with_logits
         convolution ctc_loss embedding_bag embedding_renorm_ feature_dropout max_pool1d_with_indices

@@ -29,6 +29,7 @@ from webtorch import ops as ops
 from webtorch import optim as optim
 from webtorch import overrides as overrides
 from webtorch import profiler as profiler
+from webtorch import quasirandom as quasirandom
 from webtorch import random as random
 from webtorch import runtime as runtime
 from webtorch import signal as signal
@@ -70,6 +71,21 @@ from webtorch.func.control_flow import cond as cond
 from webtorch.func.control_flow import while_loop as while_loop
 from webtorch.functions.check import _assert as _assert
 from webtorch.functions.public import *
+from webtorch.functions.storages import BFloat16Storage as BFloat16Storage
+from webtorch.functions.storages import BoolStorage as BoolStorage
+from webtorch.functions.storages import ByteStorage as ByteStorage
+from webtorch.functions.storages import CharStorage as CharStorage
+from webtorch.functions.storages import ComplexDoubleStorage as ComplexDoubleStorage
+from webtorch.functions.storages import ComplexFloatStorage as ComplexFloatStorage
+from webtorch.functions.storages import DoubleStorage as DoubleStorage
+from webtorch.functions.storages import FloatStorage as FloatStorage
+from webtorch.functions.storages import HalfStorage as HalfStorage
+from webtorch.functions.storages import IntStorage as IntStorage
+from webtorch.functions.storages import LongStorage as LongStorage
+from webtorch.functions.storages import ShortStorage as ShortStorage
+from webtorch.functions.storages import TypedStorage as TypedStorage
+from webtorch.functions.storages import UntypedStorage as UntypedStorage
+from webtorch.functions.storages import is_storage as is_storage
 from webtorch.io.checkpoint import load as load
 from webtorch.io.checkpoint import save as save
 from webtorch.nn.native import adaptive_max_pool1d as adaptive_max_pool1d

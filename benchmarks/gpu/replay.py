@@ -1,5 +1,5 @@
-"""What replaying the compiled training step of a GPT costs the host: processor time of the calling
-thread, in all, in the native library (encoding, finishing, submitting), and in Python.
+"""What replaying the compiled training step of a GPT (of an MLP, where it is to be quick) costs the host: processor
+time of the calling thread, in all, in the native library (encoding, finishing, submitting), and in Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WARM = 12
 
 def measure(quick: bool = False, count: int = 200) -> list[Row]:
     """Return the rows: microseconds a dispatch, in a row's `figures`."""
-    job = work("gpt", quick)
+    job = work("mlp" if quick else "gpt", quick)
     (batch,) = to_ours(batches(job, 1), OURS)
     step: Any = our_step(job, initial_weights(job), OURS, compiled=True)
     for _ in range(WARM):

@@ -308,6 +308,9 @@ found = torch.ones(2, 3).max(0)
 assert isinstance(found, torch.return_types.max) and not isinstance(found, torch.return_types.min)
 assert torch._VF.lstm is torch.lstm
 assert issubclass(torch.jit.TracerWarning, Warning)
+torch._dynamo.mark_static_address(found.values)
+from torch._higher_order_ops.associative_scan import associative_scan
+assert associative_scan(torch.add, torch.ones(3), 0, combine_mode="generic").tolist() == [1, 2, 3]
 assert "inductor" in torch._dynamo.list_backends() == torch.compiler.list_backends()
 assert not can_use_flash_attention(SDPAParams(found, found, found, None, 0.0, True, False))
 left = torch.tensor([[100, 100]], dtype=torch.int8)
@@ -379,3 +382,23 @@ def test_a_device_that_is_not_there_is_said_before_the_program_runs(tmp_path: Pa
     with pytest.raises(DeviceError):
         run(str(program), device="webgpu:99")
     assert not (tmp_path / "ran").exists()
+
+
+def test_names_of_autograds_core(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\n"
+        "x = torch.ones(2, requires_grad=True)\n"
+        "fn = (x * x).grad_fn\n"
+        "assert isinstance(fn._raw_saved_self, torch._C._autograd.SavedTensor)\n"
+        "assert isinstance(fn.next_functions[0][0], torch._C._functions.AccumulateGrad)\n"
+        "enabled = torch._C._autograd._saved_tensors_hooks_is_enabled\n"
+        "with torch.autograd.graph.disable_saved_tensors_hooks('no'):\n"
+        "    assert not enabled()\n"
+        "assert enabled()\n"
+        "from torch._functorch.apis import chunk_vmap\n"
+        "assert chunk_vmap(lambda v: v * 2)(torch.arange(4)).tolist() == [0, 2, 4, 6]\n"
+        "print('done')\n"
+    )
+    out, _ = python("-m", "webtorch", "run", str(program))
+    assert out.strip().endswith("done")

@@ -187,3 +187,22 @@ def test_a_callback_is_called_at_the_end_of_the_pass(lib: Any) -> None:
     assert called == ["leaf", "end"]
     with pytest.raises(RuntimeError, match="only be installed during backward"):
         queue(lambda: None)
+
+
+@BOTH
+def test_hooks_are_not_forbidden_while_they_are_on(lib: Any) -> None:
+    graph = lib.autograd.graph
+    with (
+        graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+        pytest.raises(RuntimeError, match="no hooks"),
+        graph.disable_saved_tensors_hooks("no hooks"),
+    ):
+        pass
+
+
+@BOTH
+def test_data_of_what_needs_gradients_stays_a_float(lib: Any) -> None:
+    a = lib.tensor(1.0, requires_grad=True)
+    a.data = lib.tensor(2.0)
+    with pytest.raises(RuntimeError, match="must be floating point or complex dtype"):
+        a.data = lib.tensor(3)

@@ -103,7 +103,7 @@ def test_demo_gpt_trains_samples_and_reports(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     few = {
-        "layers": 1, "channels": 32, "context": 16, "steps": 2, "held_out_windows": 1, "sample_length": 4,
+        "layers": 1, "channels": 16, "context": 8, "batch": 2, "steps": 2, "held_out_windows": 1, "sample_length": 4,
     }  # fmt: skip
     monkeypatch.setattr(gpt, "QUICK", {**gpt.QUICK, **few})
     figures = check_gpt(device, tmp_path, monkeypatch, capsys)

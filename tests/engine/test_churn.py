@@ -128,3 +128,16 @@ def test_bind_groups_that_are_made_again_are_named(monkeypatch: pytest.MonkeyPat
     counts = webtorch.debug.caches()["webgpu"]["bind groups"]
     assert counts["made_again"] >= 20
     assert counts["evictions"] > 0
+
+
+def test_what_memory_is_taken_does_not_depend_on_the_order_in_which_it_came_back() -> None:
+    need_device("webgpu")
+    backend: Any = webtorch.zeros(1, device="webgpu")._storage.runtime.backend
+    pool, size = backend.pool, 4 * 54321
+    blocks = [pool.take(size) for _ in range(4)]
+    for order in ((0, 1, 2, 3), (2, 0, 3, 1), (3, 2, 1, 0)):
+        for n in order:
+            pool.give_back(blocks[n])
+        assert [pool.take(size) for _ in range(4)] == blocks
+    for block in blocks:
+        pool.give_back(block)

@@ -151,6 +151,20 @@ def test_two_dimensions_and_their_product() -> None:
     assert number == 9
 
 
+def test_code_may_ask_whether_it_is_exported() -> None:
+    for lib, exporter in LIBRARIES:
+
+        class Asks(lib.nn.Module):  # type: ignore[misc]
+            def forward(self, x: Any) -> Any:
+                compiler = lib.compiler  # noqa: B023  (called within the loop)
+                return x.sin() if compiler.is_exporting() and compiler.is_compiling() else x.cos()
+
+        program = exporter.export(Asks(), (lib.ones(2),))
+        assert [str(n.target) for n in program.graph.nodes][1] == "aten.sin.default"
+        assert not lib.compiler.is_exporting()
+        assert not lib.compiler.is_compiling()
+
+
 def refusing(forward: Callable[[Any, Any], Any]) -> Any:
     return type("Refused", (webtorch.nn.Module,), {"forward": forward})()
 

@@ -594,3 +594,20 @@ def test_forward_mode_over_gradients(name: str, webgpu: str) -> None:
         for got, expected in zip(transform(x.to(webgpu)), transform(x), strict=True):
             assert got.dtype is torch.float32
             torch.testing.assert_close(got.cpu(), expected.to(torch.float32), rtol=1e-4, atol=1e-5)
+
+
+def test_forms_of_one_operator_in_turn(webgpu: str) -> None:
+    """In place, into `out` and out of place: tensors of the same types and sizes, another number of them."""
+    x, index, value = (
+        torch.arange(12.0).reshape(3, 4),
+        torch.tensor([[0], [1], [2]]),
+        torch.ones(3, 1),
+    )
+    there = [t.to(webgpu) for t in (x, index, value)]
+    expected = x.scatter(1, index, value)
+    for _ in range(5):
+        inplace, out = there[0].clone(), torch.empty_like(there[0])
+        inplace.scatter_(1, *there[1:])
+        torch.scatter(there[0], 1, *there[1:], out=out)
+        for got in (inplace, out, there[0].scatter(1, *there[1:])):
+            torch.testing.assert_close(got.cpu(), expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -76,3 +78,55 @@ def test_capsules_with_the_arguments_of_pytorch() -> None:
     for library in (torch, webtorch):
         with pytest.raises(TypeError, match="stream must be ``int`` or ``none``"):
             library.ones(1, device="cpu").__dlpack__(stream="0")
+
+
+def _with_private_methods(library: Any) -> list[Any]:
+    """What classes that override or call private methods of PyTorch's see: its parameters (Ignite and others)."""
+    seen: list[Any] = []
+
+    class Plateau(library.optim.lr_scheduler.ReduceLROnPlateau):  # type: ignore[misc]
+        def _reduce_lr(self, epoch: int) -> None:
+            seen.append(epoch)
+
+    class Up(library.nn.ConvTranspose2d):  # type: ignore[misc]
+        def forward(self, x: Any, output_size: Any = None) -> Any:
+            args = (self.stride, self.padding, self.kernel_size, 2, self.dilation)
+            seen.append([*self._output_padding(x, output_size, *args)])
+            return super().forward(x, output_size)
+
+    class Layer(library.nn.TransformerEncoderLayer):  # type: ignore[misc]
+        def _sa_block(self, x: Any, attn_mask: Any, key_padding_mask: Any, is_causal: bool) -> Any:
+            seen.append((attn_mask is None, key_padding_mask is None, is_causal))
+            return super()._sa_block(
+                x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal
+            )
+
+    class Scaled(library.nn.Conv1d):  # type: ignore[misc]
+        def _conv_forward(self, input: Any, weight: Any, bias: Any) -> Any:
+            seen.append(bias is None)
+            return super()._conv_forward(input, weight * 0 + 2, bias)
+
+    class Decoder(library.nn.TransformerDecoderLayer):  # type: ignore[misc]
+        def _mha_block(self, x: Any, mem: Any, *masks: Any) -> Any:
+            seen.append((tuple(x.shape), tuple(mem.shape), len(masks)))
+            return super()._mha_block(x, mem, *masks)
+
+    weights = [library.nn.Parameter(library.zeros(1))]
+    plateau = Plateau(library.optim.SGD(weights, lr=1.0), patience=0)
+    for loss in (1.0, 2.0, 3.0):
+        plateau.step(loss)
+    up, x = Up(1, 1, 3, 2, 1), library.zeros(1, 1, 4, 4)
+    seen += [tuple(up(x).shape), tuple(up(x, (8, 7)).shape)]
+    with pytest.raises(ValueError, match=r"valid sizes range from \[7, 7\] to \[8, 8\] \(for an"):
+        up(x, (9, 7))
+    Layer(4, 2, 4)(library.zeros(2, 3, 4))
+    Decoder(4, 2, 4)(library.zeros(2, 3, 4), library.zeros(5, 3, 4))
+    scaled = Scaled(1, 1, 2, bias=False, padding=1, padding_mode="circular")
+    seen.append(scaled(library.arange(3.0)[None]).tolist())
+    linear = library.nn.Linear(2, 2)
+    return [*seen, [name for name, _ in linear._named_members(lambda m: m._parameters.items())]]
+
+
+def test_private_methods_have_the_parameters_of_pytorch() -> None:
+    found, expected = _with_private_methods(webtorch), _with_private_methods(torch)
+    assert found == expected

@@ -835,6 +835,9 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     if loop.autocast == "around" and loop.cached:
         # PyTorch evaluates with what it cast of parameters before they were written.
         others |= {"evaluate", "evaluate-graph", "evaluate-read"}
+    if loop.scaled:
+        # There parameters count as written where a step is taken back on the device.
+        others |= {"late-graph"}
     if loop.dropout or names & others:
         # PyTorch draws other numbers, saves other tensors, and rounds otherwise.
         return "", counts

@@ -63,8 +63,12 @@ SUITES = {
     "torchmetrics": Suite("torch", ["tests/unittests"], ["src", "tests"], every=20),
     "keras": Suite("torch", ["keras/src"], environment={"KERAS_BACKEND": "torch"}, every=20),
     "utilities": Suite("torch", ["tests/unittests"], ["src", "tests"]),
-    "ignite": Suite("torch", ["tests/ignite"], every=10),
-    "kornia": Suite("torch", ["tests"], every=20),
+    "ignite": Suite(
+        "torch", [f"tests/ignite/{part}" for part in ("base", "engine", "handlers", "metrics")], every=10
+    ),
+    "kornia": Suite(
+        "torch", [f"tests/{part}" for part in ("color", "enhance", "filters", "losses", "morphology")], every=20
+    ),
     "transformers": Suite(
         "device",
         [f"tests/models/{family}/test_modeling_{family}.py" for family in TRANSFORMERS],

@@ -1,4 +1,4 @@
-"""The runner of PyTorch's test files, on a file of its own."""
+"""The runners of PyTorch's test files and of others' suites, on files of their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.upstream import report, run
+from tests.upstream import report, run, suites
 
 FILE = """
 import os, sys
@@ -80,6 +80,53 @@ def test_on_the_device(folder: Path) -> None:
     found = run.ask("device", folder, "test_real.py", ["", *names], 1)
     assert sorted(found[""]["tests"]) == sorted(names)
     assert [report.kind(found[n]) for n in names] == ["passed", "passed", "skipped"]
+
+
+SUITE = """
+import os
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_sum(n):
+    assert torch.ones(3).sum() == 3
+
+
+def test_which():
+    assert torch.__file__
+
+
+def test_ends():
+    os._exit(3)
+
+
+def test_missing():
+    pytest.importorskip("a_package_that_nobody_has")
+"""
+
+
+@pytest.mark.parametrize("way", ["pytorch", "torch"])
+def test_suite_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """All tests or a few run with pytest, also behind one that ends its process, and what is known runs no more."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").write_text("")
+    (tmp_path / "tests" / "test_it.py").write_text(SUITE)
+    monkeypatch.setattr(suites, "CACHE", tmp_path / "cache")
+    monkeypatch.setitem(suites.SUITES, "it", suites.Suite("torch", ["tests"]))
+    names = [f"tests/test_it.py::test_{n}" for n in ("sum[0]", "which", "ends", "missing")]
+    found = suites.run("it", tmp_path, way, only=names)
+    which = "passed" if way == "pytorch" else "failed"
+    assert [found[n]["outcome"] for n in names] == ["passed", which, "died", "skipped"]
+    started = (tmp_path / "cache" / way / "it.log").stat().st_mtime_ns
+    assert suites.run("it", tmp_path, way, only=names) == found
+    assert (tmp_path / "cache" / way / "it.log").stat().st_mtime_ns == started
+    (tmp_path / "cache" / way / "it.json").unlink()
+    assert [n[23:] for n in suites.run("it", tmp_path, way, every=2)] == [
+        "sum[0]",
+        "which",
+        "missing",
+    ]
 
 
 def test_causes() -> None:

@@ -95,14 +95,28 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.distributed": ("webtorch.as_torch.names.distributed",),
     "torch.multiprocessing": ("webtorch.multiprocessing",),
     "torch._C": ("webtorch.as_torch.names.core",),
+    "torch._C._autograd": ("webtorch.as_torch.names.autograd_parts",),
+    "torch._C._functions": ("webtorch.as_torch.names.autograd_parts",),
     "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
-    "torch._dynamo": ("webtorch.compiler", "webtorch.capture"),
+    "torch._dynamo": ("webtorch.compiler", "webtorch.capture", "webtorch.as_torch.names.dynamo"),
     "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),
     "torch.func": ("webtorch.func",),
     "torch.hub": ("webtorch.as_torch.names.hub",),
     "torch.mps": ("webtorch.backends.mps",),
     "torch.xpu": ("webtorch.as_torch.names.xpu",),
 }
+for _name in (
+    "torch._functorch",
+    "torch._functorch.apis",
+    "torch._functorch.batch_norm_replacement",
+    "torch._functorch.deprecated",
+    "torch._functorch.eager_transforms",
+    "torch._functorch.functional_call",
+    "torch._functorch.make_functional",
+    "torch._functorch.vmap",
+    "torch._C._functorch",
+):
+    SOURCES[_name] = ("webtorch.as_torch.names.functorch_parts",)
 # These files of torch.nn.modules are called the same in webtorch.nn.
 for _name in (
     "container",

@@ -27,7 +27,14 @@ from webtorch.ops.record import TABLE, Elementwise, gradient_title
 from webtorch.tensors import above
 from webtorch.tensors.modes import mode, unrecorded
 from webtorch.tensors.override import disabled, flat
-from webtorch.tensors.tape import Cotangents, GradFn, SavedTensor, gradient_edge, set_history
+from webtorch.tensors.tape import (
+    Cotangents,
+    GradFn,
+    SavedTensor,
+    geometry_of,
+    gradient_edge,
+    set_history,
+)
 from webtorch.tensors.tensor import Tensor
 
 Function = Callable[..., Any]
@@ -445,6 +452,10 @@ class _Frame:
             other = mine is not given and isinstance(given, Tensor) and not given.requires_grad
             if other and mine._grad_fn is not None and given._base is None:
                 set_history(given, mine._grad_fn, mine._output_nr)
+                for saved in mine._grad_fn.saved or ():
+                    # A rule that reads the result reads this one.
+                    if saved.output == mine._output_nr and saved.storage is mine._storage:
+                        saved.move(given._storage, geometry_of(given))
                 kept[id(mine._storage)] = given
         return result
 

@@ -101,6 +101,16 @@ def _to_copy(x: Tensor, *, dtype: DType | None = None, **options: Any) -> Tensor
     return found.clone(memory_format=form) if form else found.clone() if found is x else found
 
 
+@written("__radd__")
+def _radd(x: Tensor, other: Any) -> Any:
+    return aten.add(x, other)
+
+
+@written("__rmul__")
+def _rmul(x: Tensor, other: Any) -> Any:
+    return aten.mul(x, other)
+
+
 @written("__rsub__")
 def _rsub(x: Tensor, other: Any) -> Any:
     return aten.rsub(x, other)
@@ -157,11 +167,17 @@ def _conjugate(x: Tensor) -> Any:
     return aten.conj_physical(x) if x.dtype.is_complex else x
 
 
-@composed("contiguous")
+@written("contiguous")
 def _contiguous(x: Tensor, memory_format: Any = None) -> Any:
-    if x.is_contiguous(**({} if memory_format is None else {"memory_format": memory_format})):
-        return x
-    return aten.clone(x, memory_format=memory_format or contiguous_format)
+    # PyTorch asks nobody where nothing is to do.
+    options = {} if memory_format is None else {"memory_format": memory_format}
+    return x if x.is_contiguous(**options) else NotImplemented
+
+
+@composed("contiguous")
+def _in_order(x: Tensor, memory_format: Any = None) -> Any:
+    form = memory_format or contiguous_format
+    return x if _contiguous(x, form) is x else aten.clone(x, memory_format=form)
 
 
 @composed("reshape")
@@ -426,7 +442,7 @@ def _group_norm(
 ) -> Any:
     n, c = x.shape[:2]
     rest = numel(x._shape[2:])
-    return aten.native_group_norm(_contiguous(x), weight, bias, n, c, rest, groups, eps)[0]
+    return aten.native_group_norm(_in_order(x), weight, bias, n, c, rest, groups, eps)[0]
 
 
 @written("batch_norm")

@@ -105,7 +105,9 @@ class save_on_cpu(saved_tensors_hooks):
 
 @contextlib.contextmanager
 def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
-    """Inside, saved_tensors_hooks raise RuntimeError with this text."""
+    """Inside, saved_tensors_hooks raise RuntimeError with this text; so does this within such hooks."""
+    if mode.saved_hooks:
+        raise RuntimeError(error_message)
     before, mode.hooks_disabled = mode.hooks_disabled, error_message
     try:
         yield

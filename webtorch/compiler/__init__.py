@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 from webtorch.capture import compile
+from webtorch.tensors.modes import mode
 
 __all__ = [
     "allow_in_graph", "assume_constant_result", "compile", "cudagraph_mark_step_begin", "disable",
@@ -14,8 +15,8 @@ __all__ = [
 
 
 def is_compiling() -> bool:
-    """Return False: `webtorch.compile` runs a function as it is, and branches are taken as always."""
-    return False
+    """Whether a module is being exported; `webtorch.compile` runs a function as it is, with the branches of always."""
+    return mode.exporting
 
 
 def is_dynamo_compiling() -> bool:
@@ -24,8 +25,8 @@ def is_dynamo_compiling() -> bool:
 
 
 def is_exporting() -> bool:
-    """Return False."""
-    return False
+    """Whether `torch.export` records what a module calls."""
+    return mode.exporting
 
 
 def disable(fn: object = None, recursive: bool = True, *, reason: str | None = None) -> Any:

@@ -153,7 +153,7 @@ def _one_argnum(number: object, count: int) -> int:
     raise RuntimeError(f"Got argnum={number}, but only {count} positional inputs")
 
 
-def _argnums(argnums: object, count: int) -> tuple[int, ...]:
+def checked_argnums(argnums: object, count: int) -> tuple[int, ...]:
     if not isinstance(argnums, (int, tuple)):
         raise RuntimeError(f"argnums must be int or Tuple[int, ...], got: {type(argnums)}")
     if isinstance(argnums, int):
@@ -200,7 +200,7 @@ def grad_and_value(
     @functools.wraps(func)
     def computed(*args: object, **kwargs: object) -> Any:
         """Return the gradient and the value, with aux if there is one."""
-        numbers = _argnums(argnums, len(args))
+        numbers = checked_argnums(argnums, len(args))
         with _Transform() as transform:
             starts = [tree_map(transform.start, args[n]) for n in numbers]
             output = func(*_replaced(args, numbers, starts), **kwargs)
@@ -256,7 +256,7 @@ def vjp(func: Callable[..., Any], *primals: object, has_aux: bool = False) -> An
 def _vjp(
     func: Callable[..., Any], args: tuple[Any, ...], argnums: Argnums | None, has_aux: bool
 ) -> Any:
-    numbers = tuple(range(len(args))) if argnums is None else _argnums(argnums, len(args))
+    numbers = tuple(range(len(args))) if argnums is None else checked_argnums(argnums, len(args))
     with _Transform() as transform:
         starts = [tree_map(transform.start, args[n]) for n in numbers]
         result = func(*_replaced(args, numbers, starts))
@@ -345,7 +345,7 @@ def _jvp(
         raise RuntimeError(
             f"{_JVP}: Expected primals to be a tuple. E.g. it should be valid to call f(*primals)."
         )
-    numbers = tuple(range(len(args))) if argnums is None else _argnums(argnums, len(args))
+    numbers = tuple(range(len(args))) if argnums is None else checked_argnums(argnums, len(args))
     chosen = tuple([args[n] for n in numbers])
     leaves, spec = tree_flatten(chosen)
     directions, given_spec = tree_flatten(
@@ -472,7 +472,7 @@ def jacrev(
         output, vjp_fn = result[:2]
         outputs, out_spec = tree_flatten(output)
         _refuse_complex("jacrev", outputs, "outputs")
-        chosen = [args[n] for n in _argnums(argnums, len(args))]
+        chosen = [args[n] for n in checked_argnums(argnums, len(args))]
         leaves, spec = tree_flatten(chosen)
         sizes = [o.numel() for o in outputs]
         total = sum(sizes)
@@ -523,7 +523,9 @@ def jacfwd(
     def computed(*args: object) -> Any:
         """Return the Jacobian, with aux if there is one."""
         _refuse_complex("jacfwd", args, "inputs")
-        numbers = tuple(range(len(args))) if argnums is None else _argnums(argnums, len(args))
+        numbers = (
+            tuple(range(len(args))) if argnums is None else checked_argnums(argnums, len(args))
+        )
         chosen = tuple([args[n] for n in numbers])
         leaves, spec = tree_flatten(chosen)
         sizes = [p.numel() for p in leaves]

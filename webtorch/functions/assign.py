@@ -230,10 +230,22 @@ def resize_as_(
     example="changes what memory a tensor shows",
     geometry=("set_.source_Tensor", "is_set_to"),
 )
-def set_(self: Tensor, source: Tensor | None = None) -> Tensor:
-    """Make this tensor the same view of the same storage as `source`."""
+def set_(
+    self: Tensor,
+    source: Any = None,
+    storage_offset: int = 0,
+    size: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+) -> Tensor:
+    """Make this tensor the same view of the same storage as `source`, or a view of a storage."""
     if source is None:
         source = empty((0,), self.dtype, self.device)
+    elif not isinstance(source, Tensor):
+        source = source._seen_as(self.dtype)
+    if size is not None:
+        source = source.as_strided(
+            size, contiguous_strides(tuple(size)) if stride is None else stride, storage_offset
+        )
     if source.dtype is not self.dtype:
         raise DTypeError(
             f"set_: cannot set a tensor of {self.dtype} to one of {source.dtype}: its type stays. Use "

@@ -334,6 +334,9 @@ def made_of(data: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
         raise TypeError(f"new(): invalid data type '{type(data).__name__}'")
     if _is_array(data):
         return _from_array(data, dtype, device)
+    if (seen := getattr(data, "_seen_as", None)) is not None:
+        # A storage.
+        return _moved(seen(dtype or data.dtype).clone(), None, device)
     shape = _shape_of(data)
     if len(shape) > 1 and _is_array(data[0]) and not isinstance(data[0], Tensor):
         warn_once(

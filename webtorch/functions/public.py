@@ -56,7 +56,6 @@ from webtorch.tensors.switches import (
     get_deterministic_debug_mode,
     get_num_interop_threads,
     is_deterministic_algorithms_warn_only_enabled,
-    is_storage,
     is_warn_always_enabled,
     set_default_tensor_type,
     set_deterministic_debug_mode,

@@ -93,7 +93,6 @@ from webtorch.tensors.switches import get_num_interop_threads as get_num_interop
 from webtorch.tensors.switches import (
     is_deterministic_algorithms_warn_only_enabled as is_deterministic_algorithms_warn_only_enabled,
 )
-from webtorch.tensors.switches import is_storage as is_storage
 from webtorch.tensors.switches import is_warn_always_enabled as is_warn_always_enabled
 from webtorch.tensors.switches import set_default_tensor_type as set_default_tensor_type
 from webtorch.tensors.switches import set_deterministic_debug_mode as set_deterministic_debug_mode

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions import public as webtorch
@@ -184,11 +185,13 @@ class _Conv(_ConvNd):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of (N, C, *sizes) or (C, *sizes)."""
+        return self._conv_forward(input, self.weight, self.bias)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution with other weights: layers that derive theirs call this, or replace it."""
         function = (F.conv1d, F.conv2d, F.conv3d)[self._rank - 1]
         padded, padding = self._padded(input)
-        return function(
-            padded, self.weight, self.bias, self.stride, padding, self.dilation, self.groups
-        )
+        return function(padded, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
 class Conv1d(_Conv):
@@ -253,25 +256,38 @@ class _ConvTransposeNd(_ConvNd):
     def forward(self, input: Tensor, output_size: Any = None) -> Tensor:
         """Return the transposed convolution; `output_size` picks among the possible sizes."""
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[self._rank - 1]
-        output_padding = self.output_padding
-        if output_size is not None:
-            output_padding = self._output_padding(input, tuple(output_size))
+        padding: Any = self.padding
+        output_padding = self._output_padding(
+            input, output_size, self.stride, padding, self.kernel_size, self._rank, self.dilation
+        )
         return function(
             input,
             self.weight,
             self.bias,
             self.stride,
-            self.padding,
+            padding,
             output_padding,
             self.groups,
             self.dilation,
         )
 
-    def _output_padding(self, input: Tensor, output_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the output padding that makes the output `output_size`."""
-        rank = self._rank
+    def _output_padding(
+        self,
+        input: Tensor,
+        output_size: Sequence[int] | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        kernel_size: Sequence[int],
+        num_spatial_dims: int,
+        dilation: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Return the output padding that makes the output `output_size`; layers derived from this one ask too."""
+        if output_size is None:
+            return [*self.output_padding]
+        rank = num_spatial_dims
         spatial = tuple(input.shape)[-rank:]
         leading = input.dim() - rank
+        output_size = tuple(output_size)
         if len(output_size) == leading + rank:
             output_size = output_size[leading:]
         if len(output_size) != rank:
@@ -279,19 +295,17 @@ class _ConvTransposeNd(_ConvNd):
                 f"ConvTranspose{rank}D: for {input.dim()}D input, output_size must have {rank} or "
                 f"{leading + rank} elements (got {len(output_size)})"
             )
-        out = []
-        for i in range(rank):
-            pads: Any = 2 * self.padding[i]
-            span = self.dilation[i] * (self.kernel_size[i] - 1) + 1
-            low = (spatial[i] - 1) * self.stride[i] - pads + span
-            high = low + self.stride[i] - 1
-            if not low <= output_size[i] <= high:
-                raise ValueError(
-                    f"requested an output size of {output_size}, but dimension {i} ranges from "
-                    f"{low} to {high} (for an input of {spatial})"
-                )
-            out.append(output_size[i] - low)
-        return tuple(out)
+        spans = [
+            (1 if dilation is None else dilation[i]) * (kernel_size[i] - 1) + 1 for i in range(rank)
+        ]
+        low = [(spatial[i] - 1) * stride[i] - 2 * padding[i] + spans[i] for i in range(rank)]
+        high = [low[i] + stride[i] - 1 for i in range(rank)]
+        if any(not low[i] <= output_size[i] <= high[i] for i in range(rank)):
+            raise ValueError(
+                f"requested an output size of {output_size}, but valid sizes range from {low} to {high} "
+                f"(for an input of {input.shape[2:]})"
+            )
+        return [output_size[i] - low[i] for i in range(rank)]
 
 
 class ConvTranspose1d(_ConvTransposeNd):

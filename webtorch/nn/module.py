@@ -836,10 +836,10 @@ class Module:
 
     def _named_members(
         self,
-        members: Callable[[Module], Any],
-        prefix: str,
-        recurse: bool,
-        remove_duplicate: bool,
+        get_members_fn: Callable[[Module], Any],
+        prefix: str = "",
+        recurse: bool = True,
+        remove_duplicate: bool = True,
     ) -> Iterator[tuple[str, Any]]:
         """Yield (dotted name, member) of the module and, if `recurse`, of all below it."""
         seen: set[int] = set()
@@ -849,7 +849,7 @@ class Module:
             else [(prefix, self)]
         )
         for path, module in walk:
-            for name, member in members(module):
+            for name, member in get_members_fn(module):
                 if member is None or id(member) in seen:
                     continue
                 if remove_duplicate:

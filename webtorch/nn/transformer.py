@@ -127,11 +127,15 @@ class TransformerEncoderLayer(Module):
         return self.norm2(x + self._ff_block(x))
 
     def _sa_block(
-        self, x: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        is_causal: bool = False,
     ) -> Tensor:
         """Return the self-attention sublayer's output."""
         out, _ = self.self_attn(
-            x, x, x, attn_mask=mask, key_padding_mask=padding, need_weights=False,
+            x, x, x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, need_weights=False,
             is_causal=is_causal,
         )  # fmt: skip
         return self.dropout1(out)
@@ -238,41 +242,48 @@ class TransformerDecoderLayer(Module):
         memory_is_causal: bool = False,
     ) -> Tensor:
         """Return the decoded sequence, of the shape of `tgt`."""
+        to_self = (tgt_mask, tgt_key_padding_mask, tgt_is_causal)
+        to_memory = (memory, memory_mask, memory_key_padding_mask, memory_is_causal)
+        if self.norm_first:
+            x = tgt + self._sa_block(self.norm1(tgt), *to_self)
+            x = x + self._mha_block(self.norm2(x), *to_memory)
+            return x + self._ff_block(self.norm3(x))
+        x = self.norm1(tgt + self._sa_block(tgt, *to_self))
+        x = self.norm2(x + self._mha_block(x, *to_memory))
+        return self.norm3(x + self._ff_block(x))
 
-        def attend(
-            attention: Module, q: Tensor, kv: Tensor, mask: Any, padding: Any, causal: bool
-        ) -> Tensor:
-            """Return the attention's output alone."""
-            return attention(
-                q, kv, kv, attn_mask=mask, key_padding_mask=padding, is_causal=causal,
-                need_weights=False,
-            )[0]  # fmt: skip
+    def _sa_block(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return the self-attention block of x."""
+        out, _ = self.self_attn(
+            x, x, x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal,
+            need_weights=False,
+        )  # fmt: skip
+        return self.dropout1(out)
 
-        def to_self(x: Tensor) -> Tensor:
-            """Return the self-attention block of x."""
-            return self.dropout1(
-                attend(self.self_attn, x, x, tgt_mask, tgt_key_padding_mask, tgt_is_causal)
-            )
+    def _mha_block(
+        self,
+        x: Tensor,
+        mem: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """Return the block that attends to the encoder's output `mem`."""
+        out, _ = self.multihead_attn(
+            x, mem, mem, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal,
+            need_weights=False,
+        )  # fmt: skip
+        return self.dropout2(out)
 
-        def to_memory(x: Tensor) -> Tensor:
-            """Return the block that attends to the encoder's output."""
-            return self.dropout2(
-                attend(
-                    self.multihead_attn, x, memory, memory_mask, memory_key_padding_mask,
-                    memory_is_causal,
-                )
-            )  # fmt: skip
-
-        def feed(x: Tensor) -> Tensor:
-            """Return the feedforward block of x."""
-            return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
-
-        x = tgt
-        for norm, block in (
-            (self.norm1, to_self), (self.norm2, to_memory), (self.norm3, feed),
-        ):  # fmt: skip
-            x = x + block(norm(x)) if self.norm_first else norm(x + block(x))
-        return x
+    def _ff_block(self, x: Tensor) -> Tensor:
+        """Return the feedforward block of x."""
+        return self.dropout3(self.linear2(self.dropout(self.activation(self.linear1(x)))))
 
 
 class TransformerDecoder(Module):

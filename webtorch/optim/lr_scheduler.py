@@ -590,12 +590,12 @@ class ReduceLROnPlateau(LRScheduler):
             self.cooldown_counter -= 1
             self.num_bad_epochs = 0  # an epoch of the cooldown is never a bad one
         if self.num_bad_epochs > self.patience:
-            self._reduce_lr()
+            self._reduce_lr(epoch)
             self.cooldown_counter = self.cooldown
             self.num_bad_epochs = 0
         self._last_lr = self._current()
 
-    def _reduce_lr(self) -> None:
+    def _reduce_lr(self, epoch: float) -> None:
         """Reduce the learning rates, down to their least."""
         groups = self.optimizer.param_groups
         if len(groups) != len(self.min_lrs):

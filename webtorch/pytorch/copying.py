@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
 
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType, Number
+from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
 from webtorch.ir.view import contiguous_strides
 from webtorch.ops import primitive
 from webtorch.ops.layout import of_first
@@ -21,12 +24,14 @@ from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
     UNSUPPORTED,
+    Lain,
     allocate,
     changes,
     check_device,
     check_layout,
     flat,
     flush,
+    is_whole,
     memory_of,
     new_tensor,
     offset_of,
@@ -37,7 +42,9 @@ from webtorch.pytorch.device import (
     webtorch_dtype,
     wrap,
 )
+from webtorch.pytorch.known import Kinds, Plan
 from webtorch.tensors.creation import from_contents
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
 # So many recorded results are worth a program of their own.
@@ -100,9 +107,37 @@ def _is_raw(x: torch.Tensor) -> bool:
     return kind is not dtypes.uint8 and x.numel() == memory.nbytes
 
 
+# Copies within the device to a part of a tensor's memory.
+_parts = Kinds()
+
+
+def _overwritten(values: Any, options: object) -> Lain:
+    """Return all of a memory after a copy to the first tensor, which is a part of it; nothing is written."""
+    target, given = values
+    if given.dtype is not target.dtype:
+        given = primitive.cast_to(given, target.dtype)
+    if given._shape != target._shape:
+        given = given.expand(target._shape)
+    old = target._storage
+    made = Storage(old.node, old.runtime, old.elements)
+    part = Tensor._from_storage(made, target._shape, target._strides, target._offset, False)
+    primitive.write(part, given)
+    # The storage that will hold the value says whose memory it takes over.
+    made.donor = None
+    return Lain(flat(made), (made.elements,), (1,), False)
+
+
 def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copy between devices, or within this one, converting and broadcasting to `dst`."""
     interrupt.check()
+    if src.device.type == dst.device.type and not (src.is_neg() or dst.is_neg()):
+        nodes: list[Node] = []
+        plan = _parts.find((dst, src), {}, nodes, [], dst, inplace=True)
+        if type(plan) is Plan:
+            plan.write(dst, nodes, (), user_line())
+            return dst
+        if type(plan) is tuple and not is_whole(dst) and dst.numel():
+            _parts.watch(plan, _overwritten, (wrap(dst), wrap(src)), {}, nodes, ())
     if dst.device.type == "webgpu":
         target = memory_of(dst)
         if src.device.type == "webgpu":

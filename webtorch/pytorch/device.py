@@ -451,20 +451,21 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
     if interrupt.flag.pressed:
         interrupt.check()
     key = tuple(size), tuple(stride), dtype
-    blank = _blanks.get(key)
-    if blank is None:
-        blank = _blank(*key)
-        # A type that stands for another one is looked at each time.
-        if blank.dtype is dtype and blank.nbytes:
-            if len(_blanks) >= _MOST_BLANKS:
-                _blanks.clear()
-            _blanks[key] = blank
-    return blank.tensor()
+    return (_blanks.get(key) or _kept(key, _blank(*key))).tensor()
 
 
-# How tensors lie that were asked for before, by their sizes, strides and types.
-_blanks: dict[tuple[tuple[int, ...], tuple[int, ...], torch.dtype], Blank] = {}
+# How tensors lie that were asked for before, by what was asked.
+_blanks: dict[tuple[object, ...], Blank] = {}
 _MOST_BLANKS = 1024
+
+
+def _kept(key: tuple[object, ...], blank: Blank) -> Blank:
+    # A type that stands for another one is looked at each time.
+    if blank.dtype in key and blank.nbytes:
+        if len(_blanks) >= _MOST_BLANKS:
+            _blanks.clear()
+        _blanks[key] = blank
+    return blank
 
 
 def _blank(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Blank:
@@ -765,10 +766,16 @@ def empty(
     memory_format: torch.memory_format | None,
 ) -> torch.Tensor:
     """`aten::empty.memory_format`."""
-    check_device(device)
-    check_layout(layout)
-    strides = strides_in(tuple(size), memory_format)
-    out = allocate(size, strides, dtype or torch.get_default_dtype())
+    if interrupt.flag.pressed:
+        interrupt.check()
+    dtype = dtype or torch.get_default_dtype()
+    key = (tuple(size), dtype, layout, device, memory_format)
+    blank = _blanks.get(key)
+    if blank is None:
+        check_device(device)
+        check_layout(layout)
+        blank = _kept(key, _blank(key[0], strides_in(key[0], memory_format), dtype))
+    out = blank.tensor()
     return _fill_empty(out) if _fills_empty() else out
 
 

@@ -172,17 +172,37 @@ def functional(name: str, function: Kernel) -> Kernel:
 
 
 def _filling(name: str, function: Kernel) -> Kernel:
-    """Return the kernel of `fill_` or `zero_`, which may write to an expanded tensor: to its memory once."""
-    plain = _inplace(name, function)
+    """Return the kernel of `fill_` or `zero_`: nothing of what was there is read, and an expanded tensor is written in
+    its memory once.
+    """
+    kinds = Kinds(is_free(function))
 
     def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
-        """Write the number to each element of the memory once."""
-        strides = self.stride()
+        """Write the number to each element of the memory."""
+        if flag.pressed:
+            check()
+        nodes: list[Node] = []
+        numbers: list[float] = []
+        plan = kinds.find(args, {}, nodes, numbers, self)
+        if type(plan) is Plan:
+            plan.write(self, nodes, numbers, user_line())
+            return self
+        out, strides = self, self.stride()
         if 0 in strides:
             size = [1 if n and not s else n for n, s in zip(self.shape, strides, strict=True)]
-            plain(self.as_strided(size, strides, self.storage_offset()), *args)
+            out = self.as_strided(size, strides, self.storage_offset())
+        target = wrap(out)
+
+        def call(values: Any, options: Any) -> Any:
+            """Return what is stored."""
+            found = function(target, *values)
+            return _fitted(out, found, _is_fresh(found, (target, *values)))
+
+        values = [operand(a, name) for a in args]
+        if type(plan) is tuple:
+            _put(out, kinds.watch(plan, call, values, {}, nodes, numbers))
         else:
-            plain(self, *args)
+            _put(out, call(values, {}))
         return self
 
     return kernel

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
-from webtorch.dispatch.call import active, refuse_scripts
+from webtorch.dispatch.call import active
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import IN_MEMORY, Form, Node
 from webtorch.pytorch.device import (
@@ -318,6 +318,8 @@ class Kinds:
                     parts += dtype, node.shape, node.kind in _IN_MEMORY and node.kind
                     nodes.append(node)
                     tensors.append(x)
+                elif x is None:
+                    parts.append(None)
                 elif not _kinds((x,), parts, nodes, tensors, free):
                     return None
             for name, value in kwargs.items():
@@ -332,19 +334,13 @@ class Kinds:
             # The storage of another device, or one that does not carry its memory yet.
             return None
         count = len(nodes)
-        seen = tensors
-        if count == 2:
-            if nodes[0] is nodes[1]:
-                is_same = tensors[0] is tensors[1]
-                parts.append(is_same)
-                if is_same:
-                    # PyTorch compares different tensors only.
-                    seen = tensors[1:]
-        elif count > 2:
-            if len(set(nodes)) < count:
-                parts.append(tuple([nodes.index(n) for n in nodes]))
-        elif not count:
+        if not (count or out is not None):
             return None
+        seen = tensors
+        if count > 1 and (nodes[0] is nodes[1] if count == 2 else len(set(nodes)) < count):
+            parts += _repeats(nodes), _repeats(tensors)
+            # PyTorch compares different tensors only.
+            seen = list({id(x): x for x in tensors}.values())
         brief = tuple(parts)
         near = self.near.get(brief)
         if near is not None:
@@ -435,13 +431,21 @@ def _freed(x: Any, places: Iterator[int]) -> Any:
     return _Free.of(x, next(places)) if type(x) is float and x != 1.0 else x
 
 
+def _repeats(values: Sequence[object]) -> tuple[int, ...]:
+    """Return which values are the same ones."""
+    numbers = [id(x) for x in values]
+    return tuple([numbers.index(n) for n in numbers])
+
+
 def _alone() -> bool:
     """Whether no interpreter is on but a script, which then leaves alone what follows: PyTorch calls each operator
     with tensors that are wrapped anew.
     """
-    if active.others:
+    follower = active.follower
+    if active.count > (follower is not None):
         return False
-    refuse_scripts("PyTorch's operators are called")
+    if follower is not None:
+        follower.refuse("PyTorch's operators are called")
     return True
 
 
@@ -465,12 +469,11 @@ def _target(
     memory = _find(out)._webgpu
     if not is_first:
         tensors.append(out)
+    parts += (is_first, memory.nbytes)
     if type(memory) is Storage:
         storage = memory
-        parts.append(memory.nbytes)
     else:
         storage = memory.storage
-        parts.append(memory.nbytes)
         if storage is None:
             return bool(memory.is_new and not memory.is_cut)
         if memory.is_cut:

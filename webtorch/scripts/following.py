@@ -43,7 +43,7 @@ from webtorch.tensors.engine import TensorHook, in_pass
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
-from webtorch.tensors.storage import Counter, Storage, writes
+from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tape import RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
@@ -279,8 +279,7 @@ class Follower:
         if role == "alias" and len(args) == 2:
             if not self.lies_there(run, *args):
                 return self.other(run, callee, args, kwargs)
-            # As `x.data += 1` ends: it is there already, and the tensor counts its writes itself from now on.
-            args[0]._counter = Counter(args[0]._counter.version)
+            # As `x.data += 1` ends: it is there already.
             return None
         if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
@@ -331,7 +330,7 @@ class Follower:
 
     def lies_there(self, run: Run, t: Tensor, value: Any) -> bool:
         """Whether a value is what a tensor from outside is, on the same memory."""
-        if not isinstance(value, Tensor) or run.external_of(t) is None or t._counter is t._storage:
+        if not isinstance(value, Tensor) or run.external_of(t) is None:
             return False
         slot, place = run.slot_of(value), (t._shape, t._strides, t._offset, t.dtype)
         if (value._shape, value._strides, value._offset, value.dtype) != place:
@@ -402,9 +401,13 @@ class Follower:
                 self.go_on(needed.run, needed.program, needed.saved)
 
     def go_on_with(self, last: Run) -> None:
-        """Have runs go on where one ended that stands aside, this one as well if nothing came between."""
+        """Have runs go on where one ended that stands aside, this one as well if nothing came between. Where it may not
+        come back its graph is made when it is looked at.
+        """
         at, run = last.at.parent, self.run
         assert at is not None
+        if not last.may_come_back:
+            return
         if at.goes_on is None:
             at.go_on()
             self.steps += 1
@@ -430,7 +433,7 @@ class Follower:
             out = self.answer(fresh, step, args, kwargs)
             if out is not OTHER:
                 return out
-        if self.run is fresh and run in self.asides:
+        if self.run is fresh and run in self.asides and run.may_come_back:
             self.asides.remove(run)
             run.come_back(run.at)
             self.run = run
@@ -598,9 +601,12 @@ class Follower:
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
+        if self.run.refused:
+            # Nothing is promised or prepared any more: PyTorch's operators come here each.
+            return
         changes.count += 1
         give_all()
-        if not self.run.refused and not self.depth and threading.get_ident() == self.thread:
+        if not self.depth and threading.get_ident() == self.thread:
             self.give_up(why)
 
     # ---- following

@@ -399,13 +399,21 @@ class Run:
                 homes[t._storage] = homes[t._counter] = None
         self.then = [(home, home.version) for home in homes]
 
+    @property
+    def may_come_back(self) -> bool:
+        """Whether all that calls were given is there, and none of it was written since the run stood aside: a backward
+        pass looks whether what was saved is as it was.
+        """
+        return all(home.version == version for home, version in self.then) and all(
+            self.slots[t.slot]() is not None for t in self.externals if type(t) is Prior
+        )
+
     def come_back(self, at: Step) -> None:
         """Go on after a step, where the run stood aside."""
         self.at, self.ended = at, None
-        for j, t in enumerate(self.externals):
-            slot = self.slots[t.slot]() if type(t) is Prior else None
-            if slot is not None:
-                self.externals[j] = slot
+        self.externals[:] = [
+            self.slots[t.slot]() if type(t) is Prior else t for t in self.externals
+        ]
 
     @contextlib.contextmanager
     def as_then(self) -> Iterator[None]:

@@ -12,7 +12,13 @@ from typing import Any
 
 _given: dict[str, Callable[..., Any]] = {}
 # Rooms that are loaded when what they give is first asked for; the others are loaded with the package.
-_ROOMS = {"arm_dispatch": "webtorch.aten.parts", "compile": "webtorch.capture"}
+_ROOMS = {
+    "arm_dispatch": "webtorch.aten.parts",
+    "compile": "webtorch.capture",
+    "storage_type": "webtorch.functions.storages",
+    "typed": "webtorch.functions.storages",
+    "untyped": "webtorch.functions.storages",
+}
 
 
 def give(**functions: Callable[..., Any]) -> None:

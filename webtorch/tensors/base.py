@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from webtorch.dispatch.call import plays
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import format_order, is_contiguous, lies_in, numel
+from webtorch.tensors.above import ask
 from webtorch.tensors.absent import Absent
 from webtorch.tensors.device import device, device_of
 from webtorch.tensors.formats import strided
@@ -22,44 +23,6 @@ from webtorch.tensors.tape import GradFn
 
 if TYPE_CHECKING:
     from webtorch.tensors.tensor import Tensor
-
-
-class UntypedStorage:
-    """The memory that a tensor and its views share, as PyTorch shows it. Sizes are in bytes."""
-
-    __slots__ = ("_storage",)
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-
-    def nbytes(self) -> int:
-        """Return the size in bytes, as PyTorch counts it."""
-        return self._storage.nbytes
-
-    size = __len__ = nbytes
-
-    def element_size(self) -> int:
-        """Return 1: a storage without a type counts bytes."""
-        return 1
-
-    @property
-    def device(self) -> device:
-        """The device that holds the memory."""
-        return device_of(self._storage.runtime)
-
-    def data_ptr(self) -> int:
-        """Return the address where NumPy sees the memory, else a number that stands for it."""
-        node = self._storage.node
-        return id(self._storage) if node.host is None else int(node.buffer.address)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, UntypedStorage) and other._storage is self._storage
-
-    def __hash__(self) -> int:
-        return hash(self._storage)
-
-    def __repr__(self) -> str:
-        return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
 
 
 # What a tensor that a script has promised lacks until somebody looks (`webtorch.scripts`).
@@ -275,9 +238,17 @@ class TensorBase(TensorMethods):
         """Return False: conj() makes a tensor of its own."""
         return False
 
-    def untyped_storage(self) -> UntypedStorage:
+    def untyped_storage(self) -> Any:
         """Return the memory that this tensor and its views share."""
-        return UntypedStorage(self._storage)
+        return ask("untyped")(self._storage)
+
+    def storage(self) -> Any:
+        """Return the memory as elements of this type. Deprecated in PyTorch: `untyped_storage()` is what stays."""
+        return ask("typed")(wrap_storage=self.untyped_storage(), dtype=self.dtype)
+
+    def storage_type(self) -> Any:
+        """Return the class of storages of this type."""
+        return ask("storage_type")(self)
 
     def is_set_to(self, tensor: Tensor) -> bool:
         """Return whether both tensors are the same view of the same storage."""

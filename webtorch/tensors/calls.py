@@ -43,7 +43,7 @@ from webtorch.tensors.recorders import apply, apply_one, apply_two
 from webtorch.tensors.remember import Memory, Views
 from webtorch.tensors.rules import with_rule
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import SavedTensor, composed
+from webtorch.tensors.tape import SavedTensor, composed, geometry_of
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import asking
 from webtorch.tensors.writing import check_overlap, check_places, check_writable, leave_hooks
@@ -577,5 +577,5 @@ def _write_and_keep(x: Tensor, result: Tensor, name: str, saved: list[SavedTenso
     write_result(x, result, name)
     for s in saved:
         if same_dtype and s.storage is made and s.output is not None:
-            s.move(x._storage, (x._shape, x._strides, x._offset, x._whole, x.dtype, x._levels))
+            s.move(x._storage, geometry_of(x))
     return x

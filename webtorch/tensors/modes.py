@@ -41,6 +41,8 @@ class _Mode(threading.local):
     transforms: tuple[Any, ...] = ()
     # The running backward pass.
     task: Task | None = None
+    # Whether a module is being exported, whose code may ask that.
+    exporting = False
     # Why saved_tensors_hooks may not be used now, if they may not.
     hooks_disabled: str | None = None
     # Whether what is saved keeps its value when the tensor is overwritten.

@@ -11,7 +11,6 @@ from typing import Any
 from webtorch.ir.dtype import float16, float32, float64
 from webtorch.ir.lines import user_depth
 from webtorch.ops.purity import Said
-from webtorch.tensors.base import UntypedStorage
 from webtorch.tensors.promotion import set_default_dtype
 
 # What the debug mode is: "default", "warn" or "error".
@@ -87,11 +86,6 @@ def get_num_interop_threads() -> int:
 def set_flush_denormal(mode: bool) -> bool:
     """Return False: denormal numbers are treated as the device does."""
     return False
-
-
-def is_storage(obj: object) -> bool:
-    """Return whether something is a tensor's storage."""
-    return isinstance(obj, UntypedStorage)
 
 
 def set_default_tensor_type(t: Any, /) -> None:

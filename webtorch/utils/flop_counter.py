@@ -11,6 +11,7 @@ from typing import Any
 
 from webtorch.aten.dispatch import OpOverloadPacket
 from webtorch.aten.parts import aten
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils._python_dispatch import TorchDispatchMode
 from webtorch.utils._pytree import tree_map, tree_map_
@@ -189,7 +190,8 @@ class FlopCounterMode:
         """Say how deep modules are shown, whether they are at all, and the formulas of operators of one's own."""
         if mods is not None:
             warnings.warn(
-                "mods argument is not needed anymore, you can stop passing it", stacklevel=2
+                "mods argument is not needed anymore, you can stop passing it",
+                stacklevel=user_depth(),
             )
         self.flop_counts: dict[str, dict[Any, int]] = defaultdict(lambda: defaultdict(int))
         self.depth, self.display = depth, display

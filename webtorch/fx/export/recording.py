@@ -14,6 +14,7 @@ from webtorch.fx.node import Node
 from webtorch.nn import Module
 from webtorch.onnx.recording import contents, record, value_of
 from webtorch.ops.primitive import empty
+from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils import _pytree as pytree
 from webtorch.utils._python_dispatch import TorchDispatchMode
@@ -114,8 +115,12 @@ def run(
     held: list[Any] = []
 
     def call() -> Any:
-        with recorder:
-            out = module(*args, **kwargs)
+        before, mode.exporting = mode.exporting, True
+        try:
+            with recorder:
+                out = module(*args, **kwargs)
+        finally:
+            mode.exporting = before
         leaves, spec = pytree.tree_flatten(out)
         held.append((recorder.node_of(leaves)[0], spec))
         return [x for x in leaves if isinstance(x, Tensor)]

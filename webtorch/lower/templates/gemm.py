@@ -67,7 +67,7 @@ def shape_class(p: Product, limits: Limits) -> str:
 
 def pays(multiplications: int, limits: Limits) -> bool:
     """Whether a product is worth the compilation of a tile."""
-    return limits.is_gpu or limits.varying or multiplications >= _MANY
+    return limits.is_gpu or multiplications >= _MANY
 
 
 def choose(p: Product, limits: Limits, tuned: bool = True) -> tuple[Tile | None, int]:

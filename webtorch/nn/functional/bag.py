@@ -10,12 +10,13 @@ from webtorch.functions.check import demand
 from webtorch.nn.functional.table import table
 from webtorch.ops.purity import warn
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand
+from webtorch.tensors.values import at_hand, check_places
 
 __all__ = ["embedding_bag"]
 
 _embedding = table("embedding")
 _BEGINNING = "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0"
+_FAR = "Expected idx >= 0 && idx < num_embeddings but found idx to be {index}. "
 _END = "offsets[-1] can not be greater than input's length"
 
 
@@ -95,6 +96,7 @@ def embedding_bag(
         raise ValueError(
             f"input has to be 1D or 2D Tensor, but got Tensor of dimension {input.dim()}"
         )
+    check_places("embedding_bag", input, int(weight.shape[0]), _FAR)
     flat = input.reshape(-1)
     rows = _embedding(flat, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     return _reduced(rows, flat, bags, count, mode, per_sample_weights, padding_idx, weight)

@@ -206,7 +206,9 @@ class Pool:
             if not free and self._parked:
                 self._unpark()
                 free = self._free.get(capacity)
-            block = free.popitem()[1] if free else self._grow(capacity, nbytes, dtype, elements)
+            # The first ones: what a loop finds unused then follows from what it uses, not from the order in which
+            # blocks came back, so that its programs meet the same memory again.
+            block = free.pop(min(free)) if free else self._grow(capacity, nbytes, dtype, elements)
             if preferred is not None:
                 preferred.append(block)
                 if len(preferred) > _PREFERRED:

@@ -1,0 +1,111 @@
+"""Storages with and without a type, beside PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+BOTH = pytest.mark.parametrize("lib", [torch, webtorch], ids=["torch", "webtorch"])
+TYPES = [
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "int64",
+    "int16",
+    "uint8",
+    "bool",
+    "complex64",
+    "complex128",
+]
+
+
+@BOTH
+@pytest.mark.parametrize("name", TYPES)
+def test_a_typed_storage_is_the_memory_of_its_tensor(lib: Any, name: str) -> None:
+    dtype = getattr(lib, name)
+    x = lib.tensor([[1, 0, 1], [1, 1, 0]]).to(dtype)
+    storage = x.storage()
+    assert storage.tolist() == x.flatten().tolist()
+    assert len(storage) == storage.size() == 6
+    assert storage.nbytes() == len(storage.untyped()) == 6 * x.element_size()
+    assert x.storage_type().__name__ == storage.type().removeprefix("torch.")
+    assert isinstance(storage, x.storage_type())
+    storage[1] = 1
+    assert x[0, 1].item() == 1
+    storage[2:4] = 0
+    assert x.flatten()[2:4].tolist() == [0, 0]
+    with pytest.raises(RuntimeError, match="slices are only supported"):
+        storage[1:2]
+    for memory in (storage, storage.untyped()):
+        assert lib.tensor(memory, dtype=dtype).tolist() == x.flatten().tolist()
+        shown = lib.tensor([], dtype=dtype).set_(memory)
+        shown[0] = 0
+        assert x[0, 0].item() == 0
+    other = lib.int32
+    with pytest.raises(RuntimeError, match="Expected a Storage of type"):
+        lib.tensor(storage, dtype=other)
+    with pytest.raises(RuntimeError, match="Expected a Storage of type"):
+        lib.tensor([], dtype=other).set_(storage)
+
+
+@BOTH
+def test_a_part_of_a_storage_is_shown(lib: Any) -> None:
+    memory = lib.FloatStorage([1, 2, 3, 4, 5, 6])
+    x = lib.empty(0).set_(memory.untyped(), 1, (2, 2), (1, 2))
+    assert x.tolist() == [[2.0, 4.0], [3.0, 5.0]]
+    assert x.stride() == (1, 2)
+    assert lib.is_storage(memory)
+    assert lib.is_storage(memory.untyped())
+    assert not lib.is_storage(x)
+
+
+@BOTH
+def test_bytes(lib: Any) -> None:
+    memory = lib.UntypedStorage([1, 2, 3, 4])
+    assert memory.tolist() == [1, 2, 3, 4]
+    assert (memory[1], memory[1:3].tolist(), memory.nbytes()) == (2, [2, 3], 4)
+    clone, deep = memory.clone(), copy.deepcopy(memory)
+    memory.fill_(7)
+    assert list(memory) == [7, 7, 7, 7]
+    assert clone.tolist() == deep.tolist() == [1, 2, 3, 4]
+    memory.copy_(clone)
+    memory[0] = 9
+    assert memory.tolist() == [9, 2, 3, 4]
+    clone.byteswap(lib.float16)
+    assert clone.tolist() == [2, 1, 4, 3]
+    x = lib.tensor([1.0, 2.0])
+    x.untyped_storage().resize_(16)
+    assert x.untyped_storage().nbytes() == 16
+    assert x.tolist() == [1.0, 2.0]
+    assert lib.UntypedStorage(3).size() == 3
+
+
+@BOTH
+def test_conversions_and_old_names(lib: Any) -> None:
+    storage = lib.IntStorage([-1, 0, 1, 2])
+    assert storage.dtype is lib.int32
+    assert storage.type() == "torch.IntStorage"
+    for name in ("float", "double", "half", "bfloat16", "long", "short", "char", "bool"):
+        found = getattr(storage, name)()
+        assert found.tolist() == lib.tensor([-1, 0, 1, 2]).to(found.dtype).tolist()
+    assert storage.complex_float().tolist() == [-1, 0, 1, 2]
+    assert lib.DoubleStorage(3).size() == 3
+
+
+@BOTH
+def test_on_the_device_without_data(lib: Any) -> None:
+    storage = lib.TypedStorage([1, 2, 3], device="meta", dtype=lib.int64)
+    assert (storage.size(), storage.nbytes(), storage.data_ptr()) == (3, 24, 0)
+    with pytest.raises(NotImplementedError, match="Not available"):
+        storage[0]
+    with pytest.raises(NotImplementedError, match="Cannot copy out"):
+        storage.cpu()
+    with pytest.raises(NotImplementedError, match="Cannot copy out"):
+        lib.LongStorage(3).copy_(storage)

@@ -1,0 +1,104 @@
+"""Operators that are called again with operands of the same kinds: the third call gives what the first one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+Step = Callable[[torch.Tensor, torch.Tensor], Any]
+
+AGAIN: dict[str, Step] = {
+    "floor": lambda x, y: x.floor(),
+    "floor of a turned tensor": lambda x, y: x.t().floor(),
+    "clamp": lambda x, y: x.clamp(-0.5, 0.5),
+    "max": lambda x, y: torch.max(x, 1),
+    "remainder by a number": lambda x, y: torch.remainder(x, 2),
+    "lerp": lambda x, y: x.lerp(y, 0.25),
+    "itself": lambda x, y: torch.addcmul(x, y, y, value=0.5),
+    "itself and a view": lambda x, y: torch.addcmul(x, y, y.t().reshape(3, 3), value=0.5),
+    "two of one and one of another": lambda x, y: torch.addcmul(x, x, y),
+    "one and two of another": lambda x, y: torch.addcmul(x, y, x),
+    "add_": lambda x, y: x.add_(y, alpha=2),
+    "add_ of a number": lambda x, y: x.add_(1),
+    "add_ of a row": lambda x, y: x.add_(y[1]),
+    "eq_": lambda x, y: x.eq_(y),
+    "mul_ by itself": lambda x, y: x.mul_(x),
+    "a part": lambda x, y: x[1].mul_(y[0]),
+    "scatter_": lambda x, y: x.scatter_(0, torch.zeros_like(x).long(), 2.0, reduce="multiply"),
+    "scatter_reduce_": lambda x, y: x.scatter_reduce_(0, torch.zeros_like(x).long(), y, "sum"),
+    "fill_": lambda x, y: x.fill_(0.5),
+    "fill_ of an expanded tensor": lambda x, y: x[0].expand(4, 3).fill_(2.0),
+    "zero_ of a column": lambda x, y: x[:, 1].zero_(),
+    "x[1] = 2": lambda x, y: x.__setitem__(1, 2.0),
+    "x[:, ::2] = y": lambda x, y: x.__setitem__((slice(None), slice(None, None, 2)), y[:, :2]),
+    "x[0] = -y": lambda x, y: x.__setitem__(0, torch._neg_view(y[2])),
+    "x[0] = x[1]": lambda x, y: x.__setitem__(0, x[1]),
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_the_same_comes_of_later_calls(webgpu: str, name: str) -> None:
+    step = AGAIN[name]
+    torch.manual_seed(0)
+    for _ in range(5):
+        x, y = torch.randn(3, 3), torch.randn(3, 3)
+        # What lies elsewhere in memory of the same size is another kind.
+        twin, other = x.to(webgpu), torch.cat([y, y]).to(webgpu)[3:]
+        wanted, found = step(x, y), step(twin, other)
+        torch.testing.assert_close(twin.cpu(), x)
+        for a, b in zip(_tensors(found), _tensors(wanted), strict=True):
+            assert a.stride() == b.stride()
+            torch.testing.assert_close(a.cpu(), b)
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return [] if result is None else list(result)
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], object]] = {
+    "numbers that integers cannot hold": lambda x: x.long().add_(0.5),
+    "more dims than there are": lambda x: x[0].add_(x),
+    "memory that overlaps": lambda x: x[:1].expand(3, 3).mul_(2.0),
+    "memory that is read elsewhere": lambda x: x[1:].mul_(x[:-1]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_once_is_refused_again(webgpu: str, name: str) -> None:
+    call = REFUSED[name]
+    x = torch.ones(3, 3, device=webgpu)
+    for _ in range(2):
+        x[0].add_(x[1])
+        x.mul_(2.0)
+    with pytest.raises(RuntimeError) as first:
+        call(x)
+    for _ in range(4):
+        with pytest.raises(RuntimeError) as later:
+            call(x)
+        assert str(later.value) == str(first.value)
+
+
+def test_a_type_that_changes_is_another_kind(webgpu: str) -> None:
+    for dtype in (torch.float32, torch.float16, torch.int32) * 4:
+        x = torch.tensor([[1, -2], [3, 4]], dtype=dtype, device=webgpu)
+        assert torch.equal((x * x).cpu(), x.cpu() * x.cpu())
+        assert x.clamp(0, 3).dtype is dtype
+        bits = x.view(torch.uint8)
+        assert torch.equal(bits.clone().cpu(), x.cpu().view(torch.uint8))
+
+
+def test_storages_are_saved_and_loaded_without_their_addresses(webgpu: str, tmp_path: Any) -> None:
+    x = torch.arange(6.0, device=webgpu) + 1
+    for zipped in (True, False):
+        file = tmp_path / f"{zipped}.pt"
+        torch.save({"x": x, "part": x[2:4]}, file, _use_new_zipfile_serialization=zipped)
+        found = torch.load(file)
+        assert torch.equal(found["x"].cpu(), x.cpu())
+        found["x"].zero_()
+        assert found["part"].is_webgpu
+        assert not found["part"].cpu().any()

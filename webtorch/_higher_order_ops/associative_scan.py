@@ -1,0 +1,3 @@
+"""Where PyTorch has `associative_scan`."""
+
+from webtorch.func.associative_scan import associative_scan as associative_scan

@@ -1,0 +1,152 @@
+"""torch._functorch: what `import functorch` and programs of its time call, over `webtorch.func`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from webtorch.func import functional_call, stack_module_state
+from webtorch.func import functionalize as functionalize
+from webtorch.func import grad as grad
+from webtorch.func import grad_and_value as grad_and_value
+from webtorch.func import hessian as hessian
+from webtorch.func import jacfwd as jacfwd
+from webtorch.func import jacrev as jacrev
+from webtorch.func import jvp as jvp
+from webtorch.func import linearize as linearize
+from webtorch.func import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
+from webtorch.func import vjp as vjp
+from webtorch.func import vmap as vmap
+from webtorch.func.derivatives import checked_argnums
+from webtorch.nn.module import Module
+from webtorch.tensors.tensor import Tensor
+from webtorch.utils._pytree import tree_leaves
+
+
+class FunctionalModuleWithBuffers(Module):
+    """A module that is called with its parameters and buffers, in order."""
+
+    def __init__(self, model: Module, params: Sequence[str], buffers: Sequence[str]) -> None:
+        super().__init__()
+        self.stateless_model = model
+        self.param_names, self.buffer_names = tuple(params), tuple(buffers)
+
+    def forward(self, params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the module with these in place of its own."""
+        state = dict(zip(self.param_names, params, strict=True))
+        state |= zip(self.buffer_names, buffers, strict=True)
+        return functional_call(self.stateless_model, state, args, kwargs)
+
+
+class FunctionalModule(FunctionalModuleWithBuffers):
+    """A module that is called with its parameters, in order."""
+
+    def forward(self, params: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the module with these in place of its own."""
+        return super().forward(params, (), *args, **kwargs)
+
+
+def make_functional_with_buffers(
+    model: Module, disable_autograd_tracking: bool = False
+) -> tuple[FunctionalModuleWithBuffers, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return a module as a function of its parameters and buffers, and copies of these."""
+    own = copy.deepcopy(model)
+    params, buffers = dict(own.named_parameters()), dict(own.named_buffers())
+    if disable_autograd_tracking:
+        for p in params.values():
+            p.requires_grad_(False)
+    function = FunctionalModuleWithBuffers(own, tuple(params), tuple(buffers))
+    return function, tuple(params.values()), tuple(buffers.values())
+
+
+def make_functional(
+    model: Module, disable_autograd_tracking: bool = False
+) -> tuple[FunctionalModule, tuple[Tensor, ...]]:
+    """Return a module as a function of its parameters, and copies of these."""
+    if any(True for _ in model.buffers()):
+        raise RuntimeError(
+            "make_functional(model): `model` has buffers. Please use make_functional_with_buffers(model) instead."
+        )
+    made, params, _ = make_functional_with_buffers(model, disable_autograd_tracking)
+    return FunctionalModule(made.stateless_model, made.param_names, ()), params
+
+
+def combine_state_for_ensemble(
+    models: Sequence[Module],
+) -> tuple[FunctionalModuleWithBuffers, tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return one function for models of one class, and their parameters and buffers, stacked."""
+    if not models:
+        raise RuntimeError("combine_state_for_ensemble: Expected at least one model, got 0.")
+    if any(m.training != models[0].training for m in models):
+        raise RuntimeError(
+            "combine_state_for_ensemble: Expected all models to have the same training/eval mode."
+        )
+    if any(type(m) is not type(models[0]) for m in models):
+        raise RuntimeError(
+            "combine_state_for_ensemble: Expected all models to be of the same class."
+        )
+    params, buffers = stack_module_state(models)
+    made, _, _ = make_functional_with_buffers(models[0])
+    return made, tuple(params.values()), tuple(buffers.values())
+
+
+def chunk_vmap(
+    func: Callable[..., Any],
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    chunks: int = 2,
+) -> Callable[..., Any]:
+    """Return vmap of a function, computed in `chunks` parts."""
+    if chunks == 1:
+        return vmap(func, in_dims=in_dims, out_dims=out_dims, randomness=randomness)
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        """Call, in parts of one size."""
+        dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
+        sizes = [
+            leaf.shape[dim]
+            for arg, dim in zip(args, dims, strict=False)
+            if isinstance(dim, int)
+            for leaf in tree_leaves(arg)
+            if isinstance(leaf, Tensor)
+        ]
+        size = -(-sizes[0] // chunks) if sizes and sizes[0] else None
+        return vmap(func, in_dims, out_dims, randomness, chunk_size=size)(*args, **kwargs)
+
+    return called
+
+
+def _slice_argnums(args: tuple[Any, ...], argnums: Any, as_tuple: bool = True) -> Any:
+    """Return the arguments that are differentiated; with `as_tuple` a single one as a tuple."""
+    found = tuple([args[n] for n in checked_argnums(argnums, len(args))])
+    return found if as_tuple or not isinstance(argnums, int) else found[0]
+
+
+# -- torch._C._functorch ---------------------------------------------------------------------------------------
+
+
+def _is_vmap_fallback_enabled() -> bool:
+    """Return False: every operation is recorded over hidden dimensions, and none is done one by one."""
+    return False
+
+
+def _set_vmap_fallback_enabled(enabled: bool) -> None:
+    """Do nothing: there is no fallback."""
+
+
+def is_batchedtensor(x: Tensor) -> bool:
+    """Whether vmap hides a dimension of a tensor."""
+    return bool(x._levels)
+
+
+def reshape_dim_into(src: int, dst: int, x: Tensor) -> Tensor:
+    """Return x with a dim merged into another one, which counts without the first."""
+    moved = x.movedim(src, dst % (x.ndim - 1))
+    return moved.flatten(dst % (x.ndim - 1), dst % (x.ndim - 1) + 1)
+
+
+def reshape_dim_outof(src: int, size: int, x: Tensor) -> Tensor:
+    """Return x with a dim split in two, of which the first has `size`."""
+    return x.unflatten(src % x.ndim, (size, -1))

@@ -1,0 +1,432 @@
+"""The memory of tensors as PyTorch shows it: `UntypedStorage` counts bytes, `TypedStorage` elements of a type.
+
+Both are written with the flat tensor that lies in the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from webtorch.functions import creation
+from webtorch.ir.dtype import (
+    DType,
+    bfloat16,
+    bool_,
+    complex64,
+    complex128,
+    float16,
+    float32,
+    float64,
+    int8,
+    int16,
+    int32,
+    int64,
+    legacy_name,
+    uint8,
+)
+from webtorch.ops.purity import warn_once
+from webtorch.tensors.above import give
+from webtorch.tensors.device import DeviceLike, device, device_of
+from webtorch.tensors.promotion import get_default_dtype
+from webtorch.tensors.storage import Storage
+from webtorch.tensors.tensor import Tensor
+
+
+def _made(args: tuple[Any, ...], dtype: DType, where: DeviceLike) -> Storage:
+    """Return memory of a type: of a number of elements, or with a sequence in it."""
+    if len(args) > 1 or (args and isinstance(args[0], str)):
+        raise TypeError(f"Storage: takes a size or a sequence, got {args!r}")
+    content = args[0] if args else 0
+    if isinstance(content, int):
+        return creation.empty(content, dtype=dtype, device=where)._storage
+    return creation.tensor(list(content), dtype=dtype, device=where)._storage
+
+
+class _Memory:
+    """What storages with and without a type have in common."""
+
+    __slots__ = ()
+
+    dtype: DType
+
+    @property
+    def _flat(self) -> Tensor:
+        """The elements, as a tensor on the memory itself."""
+        raise NotImplementedError
+
+    def _readable(self) -> Tensor:
+        if self.device.type == "meta":
+            raise NotImplementedError("Not available for 'meta' device type")
+        return self._flat
+
+    @property
+    def device(self) -> device:
+        """The device that holds the memory."""
+        return self._flat.device
+
+    is_cuda = is_sparse = is_hpu = False
+
+    def size(self) -> int:
+        """Return the number of elements."""
+        return len(self)
+
+    def __len__(self) -> int:
+        return self._flat.numel()
+
+    def __setitem__(self, at: int | slice, value: Any) -> None:
+        if isinstance(value, _Memory):
+            value = value._flat
+        self._readable()[at] = value
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.tolist())
+
+    def tolist(self) -> list[Any]:
+        """Return the elements."""
+        return list(self._readable().tolist())
+
+    def fill_(self, value: Any) -> Self:
+        """Set all elements to a number."""
+        self._flat.fill_(value)
+        return self
+
+    def _from(self, source: _Memory) -> Tensor:
+        if source.device.type == "meta" != self.device.type:
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+        return source._flat
+
+    def is_pinned(self, device: object = "cuda") -> bool:
+        """Return False: memory is never page-locked."""
+        return False
+
+    def is_shared(self) -> bool:
+        """Return False: processes share no memory."""
+        return False
+
+    def _refuse(self, *_: object, **__: object) -> Any:
+        raise RuntimeError(
+            "Sharing memory between processes is only available on CPU, and not here"
+        )
+
+    share_memory_ = _share_fd_cpu_ = _share_filename_cpu_ = _refuse
+
+
+class UntypedStorage(_Memory):
+    """The memory that a tensor and its views share, as PyTorch shows it. Sizes are in bytes."""
+
+    __slots__ = ("__weakref__", "_storage")
+
+    def __init__(self, *args: Any, device: DeviceLike = None) -> None:
+        """Take a number of bytes, or a sequence of them."""
+        own = len(args) == 1 and isinstance(args[0], Storage)
+        self._storage: Storage = args[0] if own else _made(args, uint8, device)
+
+    @property
+    def _flat(self) -> Tensor:
+        return self._seen_as(uint8)
+
+    def _seen_as(self, dtype: DType) -> Tensor:
+        """Return the memory as a flat tensor of a type."""
+        storage = self._storage
+        whole = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True, storage.dtype, ())
+        return whole if dtype is storage.dtype else whole.view(dtype)
+
+    def __len__(self) -> int:
+        return self._storage.nbytes
+
+    nbytes = __len__
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return self._storage.nbytes
+
+    def element_size(self) -> int:
+        """Return 1: a storage without a type counts bytes."""
+        return 1
+
+    @property
+    def device(self) -> device:
+        """The device that holds the memory."""
+        return device_of(self._storage.runtime)
+
+    def data_ptr(self) -> int:
+        """Return the address where NumPy sees the memory, else a number that stands for it."""
+        if self._storage.runtime.kind == "meta":
+            return 0
+        node = self._storage.node
+        return id(self._storage) if node.host is None else int(node.buffer.address)
+
+    def __getitem__(self, at: int | slice) -> Any:
+        """Return a byte, or a storage with a copy of several."""
+        found = self._readable()[at]
+        return UntypedStorage(found.clone()._storage) if isinstance(at, slice) else found.item()
+
+    def clone(self) -> UntypedStorage:
+        """Return a copy."""
+        return UntypedStorage(self._flat.clone()._storage)
+
+    def __copy__(self) -> UntypedStorage:
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> UntypedStorage:
+        shared: dict[Any, UntypedStorage] = memo.setdefault("torch", {})
+        if self._storage not in shared:
+            shared[self._storage] = self.clone()
+        return shared[self._storage]
+
+    def copy_(self, source: _Memory, non_blocking: bool = False) -> UntypedStorage:
+        """Overwrite with the bytes of another storage."""
+        given = source._untyped_storage if isinstance(source, TypedStorage) else source
+        self._flat.copy_(self._from(given))
+        return self
+
+    def resize_(self, size: int) -> UntypedStorage:
+        """Have `size` bytes; those that there were stay."""
+        if size < len(self):
+            raise RuntimeError(
+                "A storage cannot shrink while tensors may be views of it: clone a part of it"
+            )
+        if size > len(self):
+            dtype = self._storage.dtype
+            self._seen_as(dtype).resize_(-(-size // dtype.itemsize))
+        return self
+
+    def byteswap(self, dtype: DType) -> None:
+        """Reverse the bytes of each element of a type; a complex number is two."""
+        width = (dtype.to_real() if dtype.is_complex else dtype).itemsize
+        self._flat.copy_(self._flat.clone().reshape(-1, width).flip(1).reshape(-1))
+
+    def untyped(self) -> UntypedStorage:
+        """Return the storage itself."""
+        return self
+
+    def new(self) -> UntypedStorage:
+        """Return an empty storage on the same device."""
+        return UntypedStorage(0, device=self.device)
+
+    def to(self, *, device: DeviceLike, non_blocking: bool = False) -> UntypedStorage:
+        """Return a copy on a device; the storage itself where it is there."""
+        flat = self._flat
+        moved = flat.to(device)
+        return self if moved is flat else UntypedStorage(moved._storage)
+
+    def cpu(self) -> UntypedStorage:
+        """Return a copy in the computer's memory; the storage itself where it is there."""
+        if self.device.type == "meta":
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+        return self.to(device="cpu")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UntypedStorage) and other._storage is self._storage
+
+    def __hash__(self) -> int:
+        return hash(self._storage)
+
+    def __repr__(self) -> str:
+        return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
+
+
+_OLD = (
+    "TypedStorage is deprecated. It will be removed in the future and UntypedStorage will be the only storage class. "
+    "This should only matter to you if you are using storages directly.  To access UntypedStorage directly, use "
+    "tensor.untyped_storage() instead of tensor.storage()"
+)
+
+
+class TypedStorage(_Memory):
+    """The memory of tensors as elements of a type. Deprecated in PyTorch."""
+
+    __slots__ = ("__weakref__", "_untyped_storage", "dtype")
+
+    def __init__(
+        self,
+        *args: Any,
+        wrap_storage: UntypedStorage | None = None,
+        dtype: DType | None = None,
+        device: DeviceLike = None,
+        _internal: bool = False,
+    ) -> None:
+        """Take a number of elements, a sequence of them, or memory to show as such."""
+        if not _internal:
+            warn_once(_OLD)
+        if wrap_storage is not None:
+            if args or dtype is None or device is not None:
+                raise RuntimeError(
+                    "TypedStorage: with wrap_storage= there is dtype= and nothing else"
+                )
+            self._untyped_storage = wrap_storage
+        else:
+            dtype = get_default_dtype() if dtype is None else dtype
+            self._untyped_storage = UntypedStorage(_made(args, dtype, device))
+        self.dtype = dtype
+
+    @property
+    def _flat(self) -> Tensor:
+        return self._untyped_storage._seen_as(self.dtype)
+
+    def _seen_as(self, dtype: DType | None) -> Tensor:
+        """Return the elements as a flat tensor. Raises RuntimeError for another type."""
+        if dtype is not None and dtype is not self.dtype:
+            raise RuntimeError(
+                f"Expected a Storage of type {legacy_name(dtype)} or an UntypedStorage, but got type "
+                f"{legacy_name(self.dtype)} for argument 1 'storage'"
+            )
+        return self._flat
+
+    def __len__(self) -> int:
+        return self.nbytes() // self.dtype.itemsize
+
+    @property
+    def device(self) -> device:
+        """The device that holds the memory."""
+        return self._untyped_storage.device
+
+    def nbytes(self) -> int:
+        """Return the size in bytes."""
+        return self._untyped_storage.nbytes()
+
+    def element_size(self) -> int:
+        """Return the bytes of an element."""
+        return self.dtype.itemsize
+
+    def data_ptr(self) -> int:
+        """Return the address of the memory."""
+        return self._untyped_storage.data_ptr()
+
+    def __getitem__(self, at: int) -> Any:
+        if isinstance(at, slice):
+            raise RuntimeError("slices are only supported in UntypedStorage.__getitem__")
+        if not isinstance(at, int):
+            raise RuntimeError(f"can't index a {type(self)} with {type(at)}")
+        return self._readable()[at].item()
+
+    def untyped(self) -> UntypedStorage:
+        """Return the memory without a type."""
+        return self._untyped_storage
+
+    def _of(self, flat: Tensor) -> TypedStorage:
+        return TypedStorage(
+            wrap_storage=UntypedStorage(flat._storage), dtype=flat.dtype, _internal=True
+        )
+
+    def clone(self) -> TypedStorage:
+        """Return a copy."""
+        return self._of(self._flat.clone())
+
+    def __copy__(self) -> TypedStorage:
+        return self.clone()
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> TypedStorage:
+        memory = self._untyped_storage.__deepcopy__(memo)
+        return TypedStorage(wrap_storage=memory, dtype=self.dtype, _internal=True)
+
+    def copy_(self, source: _Memory, non_blocking: bool | None = None) -> TypedStorage:
+        """Overwrite with the elements of another storage."""
+        self._flat.copy_(self._from(source))
+        return self
+
+    def resize_(self, size: int) -> TypedStorage:
+        """Have `size` elements; those that there were stay."""
+        self._untyped_storage.resize_(size * self.dtype.itemsize)
+        return self
+
+    def cpu(self) -> TypedStorage:
+        """Return a copy in the computer's memory; the same where it is there."""
+        memory = self._untyped_storage.cpu()
+        return TypedStorage(wrap_storage=memory, dtype=self.dtype, _internal=True)
+
+    def to(self, *, device: DeviceLike, non_blocking: bool = False) -> TypedStorage:
+        """Return a copy on a device; the same where it is there."""
+        memory = self._untyped_storage.to(device=device)
+        return TypedStorage(wrap_storage=memory, dtype=self.dtype, _internal=True)
+
+    def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
+        """Return the name of the class with this type, or the elements as another class's."""
+        if dtype is None:
+            return f"torch.{legacy_name(self.dtype)}Storage"
+        return self._of(self._flat.to(dtype.dtype).clone())
+
+    def _as(self, dtype: DType) -> TypedStorage:
+        return self if dtype is self.dtype else self._of(self._flat.to(dtype))
+
+    def __repr__(self) -> str:
+        lines = "".join(f" {value}\n" for value in self.tolist())
+        return (
+            f"{lines}[torch.storage.TypedStorage(dtype={self.dtype}, device={self.device}) of size "
+            f"{len(self)}]"
+        )
+
+
+def _conversion(name: str, dtype: DType) -> Callable[[TypedStorage], TypedStorage]:
+    def convert(self: TypedStorage) -> TypedStorage:
+        return self._as(dtype)
+
+    convert.__name__ = name
+    convert.__qualname__ = f"TypedStorage.{name}"
+    convert.__doc__ = f"Return the elements as {dtype.name}."
+    return convert
+
+
+_CONVERSIONS = {
+    "bfloat16": bfloat16, "bool": bool_, "byte": uint8, "char": int8, "complex_double": complex128,
+    "complex_float": complex64, "double": float64, "float": float32, "half": float16, "int": int32, "long": int64,
+    "short": int16,
+}  # fmt: skip
+for _name, _dtype in _CONVERSIONS.items():
+    setattr(TypedStorage, _name, _conversion(_name, _dtype))
+
+
+class _OfType(type):
+    """A class whose calls make typed storages of one type, and whose instances are all such."""
+
+    dtype: DType
+
+    def __call__(cls, *args: Any, wrap_storage: UntypedStorage | None = None) -> TypedStorage:
+        return TypedStorage(*args, wrap_storage=wrap_storage, dtype=cls.dtype, _internal=True)
+
+    def __instancecheck__(cls, other: object) -> bool:
+        return isinstance(other, TypedStorage) and other.dtype is cls.dtype
+
+
+def _class_of(dtype: DType) -> Any:
+    text = {"dtype": dtype, "__module__": "webtorch", "__doc__": f"Storages of {dtype.name}."}
+    return _OfType(f"{legacy_name(dtype)}Storage", (), text)
+
+
+BFloat16Storage = _class_of(bfloat16)
+BoolStorage = _class_of(bool_)
+ByteStorage = _class_of(uint8)
+CharStorage = _class_of(int8)
+ComplexDoubleStorage = _class_of(complex128)
+ComplexFloatStorage = _class_of(complex64)
+DoubleStorage = _class_of(float64)
+FloatStorage = _class_of(float32)
+HalfStorage = _class_of(float16)
+IntStorage = _class_of(int32)
+LongStorage = _class_of(int64)
+ShortStorage = _class_of(int16)
+_CLASSES: dict[DType, Any] = {
+    c.dtype: c
+    for c in (
+        BFloat16Storage, BoolStorage, ByteStorage, CharStorage, ComplexDoubleStorage, ComplexFloatStorage,
+        DoubleStorage, FloatStorage, HalfStorage, IntStorage, LongStorage, ShortStorage
+    )
+}  # fmt: skip
+
+
+def _dtype_to_storage_type_map() -> dict[DType, str]:
+    """Return the names of the classes by type."""
+    return {dtype: found.__name__ for dtype, found in _CLASSES.items()}
+
+
+def _storage_type(x: Tensor) -> Any:
+    return _CLASSES[x.dtype]
+
+
+def is_storage(obj: object) -> bool:
+    """Return whether something is a tensor's storage."""
+    return isinstance(obj, _Memory)
+
+
+give(untyped=UntypedStorage, typed=TypedStorage, storage_type=_storage_type)
