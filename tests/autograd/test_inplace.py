@@ -466,3 +466,25 @@ def test_a_power_may_be_written_before_its_backward_pass(exponent: float) -> Non
         return x.grad, error(lambda: t.autograd.grad((x.exp() ** exponent).sum(), x))
 
     same(program)
+
+
+def test_a_tensor_that_gets_other_data_goes_on_counting() -> None:
+    # What was saved of it, and what lies where it lay, counts with it.
+    def program(t: Any) -> Any:
+        found = []
+        for same_memory in (True, False):
+            x = tensor(t, [1.0, 2.0])
+            y, view = (x * x).sum(), x.detach()
+            if same_memory:
+                x.data -= 0.5
+            else:
+                x.data = x.data - 0.5
+            versions = [x._version, view._version]
+            with t.no_grad():
+                x.add_(1)
+            versions += [x._version, view._version]
+            view.mul_(2)
+            found.append(([*versions, x._version, view._version], error(y.backward), x, view))
+        return found
+
+    same(program)

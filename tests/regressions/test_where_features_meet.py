@@ -47,6 +47,48 @@ def test_results_share_memory_where_pytorchs_do(op: Op) -> None:
                 ), f"{op.name}{args}{kwargs} {dtype.name} {layout}"
 
 
+def _are_views(results: list[Any], inputs: list[Any]) -> list[Any]:
+    """Of each result, whether it is an input or a view."""
+    return [any(r is x for x in inputs) or r._is_view() for r in results]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", table.tested(), ids=lambda op: op.name)
+def test_results_are_views_where_pytorchs_are(op: Op) -> None:
+    """How a result is computed is nobody's concern: one that is made of a view can be written in place."""
+    for recorded in (False, True):
+        for layout in table.LAYOUTS:
+            theirs, ours = (
+                [
+                    x.detach().requires_grad_(recorded and x.is_floating_point())
+                    for x in table.shown(given, layout)
+                ]
+                for given in table.inputs(op, layout, float32, "cpu")
+            )
+            for args, kwargs in op.samples:
+                try:
+                    expected = table.flat(table.oracle(op)(*theirs, *args, **kwargs))
+                    got = table.flat(table.function(op)(*ours, *args, **kwargs))
+                except (RuntimeError, IndexError, ValueError, TypeError):
+                    continue  # The table's own test looks at errors.
+                assert _are_views(got, ours) == _are_views(expected, theirs), (
+                    f"{op.name}{args}{kwargs} {layout} {recorded}"
+                )
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 1), (1,), ()])
+@pytest.mark.parametrize("name", ["median", "nanmedian", "prod", "sum", "max"])
+def test_what_is_reduced_can_be_written_in_place(name: str, shape: tuple[int, ...]) -> None:
+    found = []
+    for t in (webtorch, torch):
+        x = t.full(shape, 1.5, requires_grad=True)
+        y = getattr(t, name)(x)
+        is_view = y._is_view()
+        found.append((is_view, y.mul_(2).tolist()))
+    assert found[0] == found[1]
+
+
 def _both(story: Callable[[Any, Callable[..., Any]], Any], device: str) -> None:
     def ours(values: Any, **kwargs: Any) -> Any:
         return webtorch.tensor(values, device=device, **kwargs)
@@ -908,3 +950,18 @@ def test_what_a_compiled_function_writes_and_its_backward_reads_keeps_its_value(
         weight.grad = None
         y.pow(2).sum().backward()
         torch.testing.assert_close(torch.tensor(weight.grad.tolist()), theirs.grad)
+
+
+def test_views_of_what_is_detached_need_no_gradient_in_a_compiled_call(device: str) -> None:
+    def story(t: Any, tensor: Callable[..., Any]) -> Any:
+        def views(x: Any) -> Any:
+            part = x.detach()
+            with t.no_grad():
+                unrecorded = x[1:]
+            return part.unfold(-1, 2, 1), part.mT, part.view(-1), x.detach()[1:], unrecorded, x[0]
+
+        x = tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], requires_grad=True)
+        call = _compiled(t, views)
+        return [[(y.requires_grad, y.tolist()) for y in call(x)] for _ in range(3)]
+
+    _both(story, device)

@@ -12,7 +12,7 @@ import pytest
 import webtorch
 from tests.scripts import tangles
 from tests.scripts.following import scripts
-from tests.scripts.loops import check
+from tests.scripts.loops import Loop, check, differ, prepared
 
 SEEDS = range(60)
 TANGLES = range(150)
@@ -23,6 +23,40 @@ TANGLES = range(150)
 def test_a_loop_gives_the_same_numbers(seed: int) -> None:
     found, _ = check(seed)
     assert not found, found
+
+
+def _loop(kind: str, optimizer: str, micro: int, events: list[tuple[str, int, int]]) -> Loop:
+    """Return a loop in float64 without more than this, in which all is read."""
+    loop = Loop(0)
+    loop.width, loop.batches, loop.kind, loop.optimizer, loop.micro = 4, [5], kind, optimizer, micro
+    loop.zero, loop.loss, loop.reads, loop.events = "between", "mse", "both", events
+    loop.autocast, loop.scaled, loop.dropout = "", False, 0.0
+    return loop
+
+
+def test_a_loss_of_the_step_before_raises_where_parameters_were_written_since() -> None:
+    loop = _loop("attention", "none", 2, [("keep-loss", 10, 1)])
+    with prepared(loop, webtorch):
+        with scripts(False):
+            plain = loop.run(webtorch)
+        with scripts(True) as follower:
+            followed = loop.run(webtorch)
+            assert follower().counts["followed"]
+    assert plain.count("inplace") == 3
+    assert differ(followed, plain, 1e-12) == ""
+
+
+def test_a_run_does_not_come_back_where_what_it_was_given_is_gone() -> None:
+    # The next tensor that is made may have the number of one that is gone.
+    loop = _loop("deep", "AdamW", 3, [("evaluate", 1, 1)])
+    loop.batches = [4, 2]
+    with prepared(loop, webtorch):
+        with scripts(False):
+            plain = loop.run(webtorch)
+        with scripts(True) as follower:
+            followed = loop.run(webtorch)
+            assert follower().counts["followed"]
+    assert differ(followed, plain, 1e-12) == ""
 
 
 def test_calls_that_are_made_again_for_their_graph_leave_nothing_pending() -> None:

@@ -2,7 +2,8 @@
 
 The scale, the count of good steps and whether gradients overflowed stay on the device. Nothing is
 read back: webtorch's optimizers take a step back on the device where `found_inf` says so, so that a
-compiled step with a scaler is one program.
+compiled step with a scaler is one program. Parameters count as written then, as with PyTorch's fused
+optimizers: a backward pass that saved them before says so.
 """
 
 from __future__ import annotations

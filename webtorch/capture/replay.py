@@ -13,7 +13,6 @@ from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.tensors.host import HostScalar, bindings
-from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, set_history
 from webtorch.tensors.tensor import Tensor
@@ -201,12 +200,12 @@ class Rebuild:
             if isinstance(value, Tensor):
                 return value
         if x.base is not None:
-            before, mode.grad = mode.grad, mode.grad and x.differentiable
-            try:
-                name = x.history.removesuffix("Backward0") or "AsStrided"
-                return as_view(self(x.base), x.shape, x.strides, x.offset, name=name)
-            finally:
-                mode.grad = before
+            base = self(x.base)
+            if base.requires_grad and not x.differentiable:
+                # It was made of what is detached.
+                base = base.detach()
+            name = x.history.removesuffix("Backward0") or "AsStrided"
+            return as_view(base, x.shape, x.strides, x.offset, name=name)
         storage = x.storage
         if x.number is not None:
             storage = self.fresh.get(x.number) or self.targets[x.number]  # type: ignore[assignment]

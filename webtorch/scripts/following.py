@@ -35,7 +35,7 @@ from webtorch.scripts.late import give_all, give_storage
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
-from webtorch.scripts.run import Run
+from webtorch.scripts.run import Run, keep_saved
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
@@ -43,7 +43,7 @@ from webtorch.tensors.engine import TensorHook, in_pass
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
-from webtorch.tensors.storage import Counter, Storage, writes
+from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tape import RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
@@ -73,12 +73,14 @@ _MAX_ASIDES = 32
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient", "mark", "hook"})
+_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
-_STEPS = frozenset({"operation", "alias", "turn", "gradients", "gradient", "mark", "hook", "step"})
+_STEPS = frozenset(
+    {"operation", "alias", "turn", "gradients", "gradient", "mark", "hook", "function", "step"}
+)
 
 
 class Follower:
@@ -262,7 +264,7 @@ class Follower:
         if role == "parts" or role == "fact":
             return interpreted(callee, args, kwargs)
         if role == "gradient" and not (
-            len(args) == 2 and (run.differentiated or self.is_part(args[1]))
+            len(args) == 2 and (run.differentiated or run.sets_gradients or self.is_part(args[1]))
         ):
             # It calls nothing itself.
             return (
@@ -277,8 +279,7 @@ class Follower:
         if role == "alias" and len(args) == 2:
             if not self.lies_there(run, *args):
                 return self.other(run, callee, args, kwargs)
-            # As `x.data += 1` ends: it is there already, and the tensor counts its writes itself from now on.
-            args[0]._counter = Counter(args[0]._counter.version)
+            # As `x.data += 1` ends: it is there already.
             return None
         if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
@@ -329,7 +330,7 @@ class Follower:
 
     def lies_there(self, run: Run, t: Tensor, value: Any) -> bool:
         """Whether a value is what a tensor from outside is, on the same memory."""
-        if not isinstance(value, Tensor) or run.external_of(t) is None or t._counter is t._storage:
+        if not isinstance(value, Tensor) or run.external_of(t) is None:
             return False
         slot, place = run.slot_of(value), (t._shape, t._strides, t._offset, t.dtype)
         if (value._shape, value._strides, value._offset, value.dtype) != place:
@@ -400,9 +401,13 @@ class Follower:
                 self.go_on(needed.run, needed.program, needed.saved)
 
     def go_on_with(self, last: Run) -> None:
-        """Have runs go on where one ended that stands aside, this one as well if nothing came between."""
+        """Have runs go on where one ended that stands aside, this one as well if nothing came between. Where it may not
+        come back its graph is made when it is looked at.
+        """
         at, run = last.at.parent, self.run
         assert at is not None
+        if not last.may_come_back:
+            return
         if at.goes_on is None:
             at.go_on()
             self.steps += 1
@@ -419,7 +424,7 @@ class Follower:
         OTHER.
         """
         steps = [s for s in self.root.following if s.callee is callee and s.ready]
-        if not steps:
+        if not steps or run.is_kept:
             return OTHER
         fresh = self.run = Run(self.root)
         self._no_promises(run)
@@ -428,7 +433,7 @@ class Follower:
             out = self.answer(fresh, step, args, kwargs)
             if out is not OTHER:
                 return out
-        if self.run is fresh and run in self.asides:
+        if self.run is fresh and run in self.asides and run.may_come_back:
             self.asides.remove(run)
             run.come_back(run.at)
             self.run = run
@@ -680,6 +685,14 @@ class Follower:
                 if type(form) is Facts and leaf is not None:
                     leaf._grad = grad
             return result
+        if step.kind == "function":
+            keep_saved(args)
+            run.is_kept = True
+            for number, f in step.changed:
+                t = run.slots[number]()
+                if t is not None:
+                    t._requires_grad = f.requires_grad
+            return None
         if step.kind == "hook":
             hooks = run.hooks.setdefault(run.slot_of(args[0]) or 0, {})
             return RemovableHandle(hooks, TensorHook(args[1], step.place))
@@ -687,6 +700,7 @@ class Follower:
             given._requires_grad = step.mark()
             return given
         elif step.kind == "gradient":
+            run.sets_gradients = True
             for t in leaves_of(args):
                 t._grad = args[1]
         return None
@@ -713,7 +727,9 @@ class Follower:
                 program = at.program_for(run.given) if at.ready else None
                 if program is not None and not program.confirmed:
                     program = None
-                if program is not None and program.open and (graph or not mine):
+                # What a context keeps would be alive for as long as the run is.
+                now = graph or not mine or (run.is_kept and at.goes_on is None)
+                if program is not None and program.open and now:
                     program = None
                 try:
                     done = program is not None and compute(run, at, program)
@@ -869,6 +885,7 @@ class Follower:
         """Let a recorded call be the run's next step, which may be known."""
         following = run.at.following
         self.lost += 1
+        run.sets_gradients |= step.kind == "gradient"
         known = next(
             (
                 s

@@ -28,6 +28,32 @@ class Counter:
         self.version = version
 
 
+class Left(Counter):
+    """The count of a storage that a tensor has left. What still lies there, or was saved, counts with it; the memory is
+    not held for it.
+    """
+
+    __slots__ = ("home", "last")
+
+    def __init__(self, home: Storage) -> None:
+        self.home = weakref.ref(home)
+        self.last = home.version
+
+    @property
+    def version(self) -> int:
+        """How often it was written."""
+        home = self.home()
+        if home is not None:
+            self.last = home.version
+        return self.last
+
+    @version.setter
+    def version(self, count: int) -> None:
+        self.last, home = count, self.home()
+        if home is not None:
+            home.version = count
+
+
 class Kept:
     """Buffers that were found in storages, to be taken again without looking; None once they may be others."""
 

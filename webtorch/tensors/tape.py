@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -161,6 +161,8 @@ class GradFn:
     pre_hooks: dict[int, Callable[..., Any]] | None = None
     # Whether the rule also runs where no cotangent has come: a user's may fill in zeros.
     takes_gaps = False
+    # A rule that calls a function of the user's, as a generator that yields where it is to be called.
+    turns: Callable[[Cotangents, Any], Generator[Any, Any, Cotangents]] | None = None
     # Output number -> the tensor that keeps its gradient; served after the hooks of tensors.
     retained: dict[int, weakref.ref[Tensor]] | None = None
     post_hooks: dict[int, Callable[..., Any]] | None = None
@@ -338,22 +340,24 @@ def composed(
         """Call the operation, and name the gradient function of its results."""
         if kwargs and renamed:
             kwargs = {renamed.get(name, name): value for name, value in kwargs.items()}
-        if unchanged or not mode.grad:
+        if unchanged:
             return run(args, kwargs)
-        first = next(_sequence)
+        first = next(_sequence) if mode.grad else 0
         out = run(args, kwargs)
         results = out if isinstance(out, tuple) else (out,)
         for t in results:
-            fn = getattr(t, "_grad_fn", None)
+            base = None if own_view else getattr(t, "_base", None)
+            if (
+                base is not None
+                and not base._history
+                and not any(r is base for r in results)
+                and not _lies_in(t, args, kwargs)
+            ):
+                # A view of what nobody else has is no view: its hooks stay when it is written.
+                t._base = t._made_by = None
+            fn = getattr(t, "_grad_fn", None) if first else None
             # An older function is an input's: the operation returned its input.
             if fn is not None and fn.sequence > first:
-                base = t._base
-                fresh = base is not None and not base._history and not own_view
-                if fresh and not any(r is base for r in results):
-                    made = base._grad_fn
-                    if made is not None and made.sequence > first:
-                        # A view of what nobody else has is no view: its hooks stay when it is written.
-                        t._base = None
                 if once and not fn.saved:
                     fn.saved = ONCE
                 elif not once and fn.saved is NUMBER:
@@ -368,6 +372,18 @@ def composed(
         return out
 
     return named
+
+
+def _lies_in(t: Tensor, args: Args, kwargs: Kwargs) -> bool:
+    """Whether a tensor shares memory with one that a call was given."""
+    storage, pending = t._storage, [*args, *kwargs.values()]
+    while pending:
+        x = pending.pop()
+        if isinstance(x, (tuple, list)):
+            pending += x
+        elif getattr(x, "_storage", None) is storage:
+            return True
+    return False
 
 
 class AccumulateGrad(GradFn):

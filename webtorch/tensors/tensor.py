@@ -38,7 +38,7 @@ from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
 from webtorch.tensors.modes import in_transform, mode, transforms
 from webtorch.tensors.size import Size
-from webtorch.tensors.storage import Counter, Storage
+from webtorch.tensors.storage import Counter, Left, Storage
 from webtorch.tensors.tape import (
     GradFn,
     RemovableHandle,
@@ -362,14 +362,15 @@ class Tensor(TensorBase):
     @data.setter
     @plays("alias")
     def data(self, value: Tensor) -> None:
-        """Let this tensor share the memory, shape and strides of another."""
+        """Let this tensor share the memory, shape and strides of another. Its writes are counted as before."""
         if self._requires_grad and not value.dtype.has_gradient:
             raise RuntimeError(
                 "data set to a tensor that requires gradients must be floating point or complex dtype"
             )
         if value._storage is not self._storage:
             bindings.change()
-        self._counter = Counter(self._counter.version)
+            if self._counter is self._storage:
+                self._counter = Left(self._storage)
         self._storage = value._storage
         self._shape, self._strides, self._offset, self._whole = (
             value._shape,
