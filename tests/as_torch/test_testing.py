@@ -80,3 +80,10 @@ def test_dlpack_refuses_what_cannot_be_shared() -> None:
         torch.from_dlpack(webtorch.ones(1, device="cpu", requires_grad=True))
     with pytest.raises(TypeError, match="__dlpack__"):
         webtorch.from_dlpack([1.0])
+
+
+def test_what_make_tensor_gives_is_no_view() -> None:
+    for dtype in (webtorch.float32, webtorch.complex64):
+        made = webtorch.testing.make_tensor((2, 3), dtype=dtype, device="cpu")
+        assert not made._is_view()
+        assert made[0]._base is made

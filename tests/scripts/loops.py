@@ -76,7 +76,7 @@ class Loop:
         # functions of the user's that a backward pass calls.
         graphs = [
             "leaf-input", "late-graph", "inner-step", "rest-graph", "function", "hook-after", "hook-module",
-            "checkpoint", "leaf-result", "evaluate-read", "by-data", "target",
+            "checkpoint", "leaf-result", "evaluate-read", "by-data", "target", "function-two", "function-look",
         ]  # fmt: skip
         self.events += [
             (rng.choice(graphs), rng.randrange(STEPS), rng.choice([1, 1, 2, 3, 5, 100]))
@@ -322,6 +322,12 @@ class _Running:
             out = self.model(x)
         if happens("function", step):
             out = _doubled(torch).apply(out)
+        if happens("function-two", step):
+            out, large = _two(torch).apply(out, 0.5 + step / 20)
+            if step % 3 == 0:
+                self.kept.append(large)
+        if happens("function-look", step):
+            out = _looked(torch, self.seen).apply(out)
         if happens("leaf-result", step):
             # A leaf that begins a graph of its own.
             near = (out.detach() + 0.5).requires_grad_()
@@ -680,6 +686,39 @@ def _doubled(torch: ModuleType) -> Any:
             return g * 2 + 0 * x.detach().sum()
 
     return Doubled
+
+
+def _two(torch: ModuleType) -> Any:
+    class Two(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any, factor: float) -> Any:
+            out, large = x.tanh() * factor, x > 0.2
+            ctx.mark_non_differentiable(large)
+            ctx.save_for_backward(out, large)
+            ctx.factor, ctx.shift = factor, x.detach().mean()
+            return out, large
+
+        @staticmethod
+        def backward(ctx: Any, g: Any, _: Any) -> Any:
+            out, large = ctx.saved_tensors
+            found = g * (ctx.factor - out * out / ctx.factor)
+            return found + large.to(g.dtype) * 0.01 * ctx.shift, None
+
+    return Two
+
+
+def _looked(torch: ModuleType, seen: list[Any]) -> Any:
+    class Looked(torch.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 1.5
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            seen.append(g.sum().item())
+            return g * 1.5
+
+    return Looked
 
 
 def _own(torch: ModuleType, width: int) -> Any:

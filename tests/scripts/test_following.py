@@ -1355,3 +1355,109 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
         episode()
     assert follower().held
     assert not follower().on
+
+
+class _Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        ctx.save_for_backward(x)
+        return x * x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return g * 3 * x * x
+
+
+def test_a_function_of_the_users_is_followed(follower: Any) -> None:
+    def run(read: bool) -> list[float]:
+        training, losses = Training(), []
+        for _ in range(10):
+            training.optimizer.zero_grad()
+            loss = _Cubed.apply(training.forward().tanh()).square().mean()
+            if read:
+                losses.append(loss.item())
+            loss.backward()
+            training.optimizer.step()
+            losses.append(loss.detach())
+        return [float(t) for t in losses]
+
+    for read in (False, True):
+        before = follower().counts["followed"]
+        followed = run(read)
+        assert follower().counts["followed"] - before >= 6
+        plain = _plainly(lambda read=read: run(read))
+        assert plain == pytest.approx(followed, abs=1e-6)
+
+
+def _plainly(run: Any) -> Any:
+    """Run without scripts, beside a test that has them."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(run()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_what_a_function_saved_is_used_up_once(follower: Any) -> None:
+    training, contexts = Training(), []
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            contexts.append(ctx)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 2 + 0 * ctx.saved_tensors[0]
+
+    for step in range(7):
+        training.optimizer.zero_grad()
+        loss = Kept.apply(training.forward()).square().mean()
+        loss.backward(retain_graph=step == 6)
+        training.optimizer.step()
+    assert follower().counts["followed"] >= 3
+    with pytest.raises(RuntimeError, match="second time"):
+        _ = contexts[-2].saved_tensors
+    assert len(contexts[-1].saved_tensors) == 1
+
+
+def test_a_function_of_the_users_keeps_no_memory(follower: Any) -> None:
+    training = Training()
+
+    def steps(count: int) -> int:
+        for _ in range(count):
+            training.count = 0
+            _Cubed.apply(training.forward()).square().mean().item()
+            loss = _Cubed.apply(training.forward()).square().mean()
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+        gc.collect()
+        return len(gc.get_objects())
+
+    before = steps(12)
+    assert steps(12) <= before + 60
+
+
+def test_a_gradient_that_is_dropped_after_it_was_set_stays_dropped(follower: Any) -> None:
+    def run() -> list[float]:
+        training = Training()
+        found = []
+        for step in range(10):
+            parameters = list(training.model.parameters())
+            training.optimizer.zero_grad()
+            training.forward().square().mean().backward()
+            found += [p.grad.sum().item() for p in parameters]
+            for p in parameters:
+                p.grad = p.grad * 0.5
+            if step >= 7:
+                parameters[-1].grad = None
+            training.optimizer.step()
+        return [*found, *training.model[-1].bias.tolist()]
+
+    followed = run()
+    assert follower().counts["followed"] >= 4
+    assert _plainly(run) == pytest.approx(followed, abs=1e-6)

@@ -170,11 +170,10 @@ class UntypedStorage(_Memory):
         return self.clone()
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> UntypedStorage:
-        shared = memo.setdefault("torch", {})
+        shared: dict[Any, UntypedStorage] = memo.setdefault("torch", {})
         if self._storage not in shared:
             shared[self._storage] = self.clone()
-        found: UntypedStorage = shared[self._storage]
-        return found
+        return shared[self._storage]
 
     def copy_(self, source: _Memory, non_blocking: bool = False) -> UntypedStorage:
         """Overwrite with the bytes of another storage."""

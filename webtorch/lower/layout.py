@@ -273,11 +273,7 @@ def lay_out(
         if step.routine not in rendered:
             rendered[step.routine] = parts_of(step.routine)
         for part, (shader, own, sizes) in enumerate(rendered[step.routine]):
-            if not 1 <= min(shader.grid) <= max(shader.grid) <= max_workgroups_per_dim:
-                raise KernelError(
-                    f"compile {program.routines[step.routine].name}: the grid {shader.grid} has a side outside "
-                    f"1..{max_workgroups_per_dim}"
-                )
+            _check_grid(program.routines[step.routine], shader, max_workgroups_per_dim)
             bindings = [bound(step.buffers[slot]) for slot in shader.slots]
             for place, nbytes in enumerate(map(aligned, shader.scratch)):
                 scratch.extend([0] * (place + 1 - len(scratch)))
@@ -304,6 +300,13 @@ def lay_out(
         tuple(types),
         tuple(constants),
     )
+
+
+def _check_grid(routine: Routine, shader: WgslPass, most: int) -> None:
+    if not 1 <= min(shader.grid) <= max(shader.grid) <= most:
+        raise KernelError(
+            f"compile {routine.name}: the grid {shader.grid} has a side outside 1..{most}"
+        )
 
 
 class _Uniforms:

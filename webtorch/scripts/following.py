@@ -35,7 +35,7 @@ from webtorch.scripts.late import give_all, give_storage
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
-from webtorch.scripts.run import Run
+from webtorch.scripts.run import Run, keep_saved
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
@@ -73,12 +73,14 @@ _MAX_ASIDES = 32
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient", "mark", "hook"})
+_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
-_STEPS = frozenset({"operation", "alias", "turn", "gradients", "gradient", "mark", "hook", "step"})
+_STEPS = frozenset(
+    {"operation", "alias", "turn", "gradients", "gradient", "mark", "hook", "function", "step"}
+)
 
 
 class Follower:
@@ -262,7 +264,7 @@ class Follower:
         if role == "parts" or role == "fact":
             return interpreted(callee, args, kwargs)
         if role == "gradient" and not (
-            len(args) == 2 and (run.differentiated or self.is_part(args[1]))
+            len(args) == 2 and (run.differentiated or run.sets_gradients or self.is_part(args[1]))
         ):
             # It calls nothing itself.
             return (
@@ -422,7 +424,7 @@ class Follower:
         OTHER.
         """
         steps = [s for s in self.root.following if s.callee is callee and s.ready]
-        if not steps:
+        if not steps or run.is_kept:
             return OTHER
         fresh = self.run = Run(self.root)
         self._no_promises(run)
@@ -683,6 +685,14 @@ class Follower:
                 if type(form) is Facts and leaf is not None:
                     leaf._grad = grad
             return result
+        if step.kind == "function":
+            keep_saved(args)
+            run.is_kept = True
+            for number, f in step.changed:
+                t = run.slots[number]()
+                if t is not None:
+                    t._requires_grad = f.requires_grad
+            return None
         if step.kind == "hook":
             hooks = run.hooks.setdefault(run.slot_of(args[0]) or 0, {})
             return RemovableHandle(hooks, TensorHook(args[1], step.place))
@@ -690,6 +700,7 @@ class Follower:
             given._requires_grad = step.mark()
             return given
         elif step.kind == "gradient":
+            run.sets_gradients = True
             for t in leaves_of(args):
                 t._grad = args[1]
         return None
@@ -716,7 +727,9 @@ class Follower:
                 program = at.program_for(run.given) if at.ready else None
                 if program is not None and not program.confirmed:
                     program = None
-                if program is not None and program.open and (graph or not mine):
+                # What a context keeps would be alive for as long as the run is.
+                now = graph or not mine or (run.is_kept and at.goes_on is None)
+                if program is not None and program.open and now:
                     program = None
                 try:
                     done = program is not None and compute(run, at, program)
@@ -872,6 +885,7 @@ class Follower:
         """Let a recorded call be the run's next step, which may be known."""
         following = run.at.following
         self.lost += 1
+        run.sets_gradients |= step.kind == "gradient"
         known = next(
             (
                 s

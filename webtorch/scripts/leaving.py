@@ -211,6 +211,11 @@ def _make(run: Run, step: Step, taken: Step) -> None:
     if step.kind == "hook":
         args[0]._grad_fn.tensor_hooks = run.hooks[_slot(step.args[0], run)]
         return
+    if step.kind == "function":
+        interpreted(step.callee, args, kwargs)
+        for number, f in step.changed:
+            run.facts[number] = f
+        return
     if step.kind == "backward":
         for (j, _), p in zip(step.leaves, step.watched):
             _leaf(run, j)._grad = _value(p, run)

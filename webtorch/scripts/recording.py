@@ -17,7 +17,7 @@ from webtorch.runtime.frozen import Frozen, Taken
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.scripts.changes import history_of
 from webtorch.scripts.late import give_all
-from webtorch.scripts.run import Run, facts_of, has_hooks, may_vary
+from webtorch.scripts.run import Run, facts_of, has_hooks, keep_saved, may_vary
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -60,7 +60,7 @@ _STATIC = (type(None), bool, int, float, complex, str, DType, device, slice, typ
 
 # What calls are to a script that play other roles by themselves; and which argument is an object that may be any.
 _KINDS = {"alias": "operation", "turn": "backward"}
-_OPAQUE = {"turn": 0, "hook": 1}
+_OPAQUE = {"turn": 0, "hook": 1, "function": 0}
 
 
 class Refused(Exception):
@@ -100,6 +100,8 @@ class Note:
             self.count = max(0, len(turning.touched) - 1)
         elif step.kind == "hook":
             self.tensor = args[0]
+        elif step.kind == "function":
+            self.given = args
         elif step.kind == "gradients":
             roots = outputs_of(args, kwargs)
             if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
@@ -176,6 +178,8 @@ class Note:
             note_mark(run, out, step)
         if step.kind == "hook":
             step.place = note_hook(run, self.tensor)
+        elif step.kind == "function":
+            step.changed = note_function(run, self.given)
         else:
             step.results = form_of(out, run)
         if any(f.requires_grad for f in forms_in(step.results)):
@@ -194,7 +198,7 @@ class Note:
             self.turning.forget()
         step.key = (
             step.modes, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
-            step.results, step.writes, step.leaves, step.place,
+            step.results, step.writes, step.leaves, step.place, step.changed,
         )  # fmt: skip
         return step
 
@@ -358,6 +362,22 @@ def note_hook(run: Run, t: Tensor) -> int:
     return t._output_nr
 
 
+def note_function(run: Run, args: Args) -> tuple[tuple[int, Facts], ...]:
+    """Note the history that results of a user's function have got; return what is known of them from now on."""
+    keep_saved(args)
+    changed = []
+    for t in args[2]:
+        number = run.slot_of(t)
+        if number is None or number < run.first or t._base is not None:
+            raise Refused("a function of the user's gives no new tensor")
+        fn = t._grad_fn
+        title = "" if fn is None else fn.title
+        f = replace(run.facts[number], requires_grad=t._requires_grad, title=title)
+        run.facts[number] = f
+        changed.append((number, f))
+    return tuple(changed)
+
+
 def note_mark(run: Run, t: Tensor, step: Step) -> None:
     """Take notice that gradients are recorded for a result from now on, or not."""
     number = run.slot_of(t)
@@ -419,7 +439,7 @@ def _leaves(functions: Iterable[GradFn], run: Run, hooks: bool) -> list[Tensor]:
             if run.leaf_number(leaf) is None:
                 raise Refused("a leaf was no argument of what was recorded")
             leaves.append(leaf)
-        elif fn.rule is None or hasattr(fn, "ctx"):
+        elif fn.rule is None or not is_known(fn, run, hooks):
             raise Refused("a function of the graph is the user's own, or has been used up")
     if not leaves:
         raise Refused("no leaf takes a gradient")
@@ -431,6 +451,12 @@ def is_watched(fn: GradFn, run: Run, hooks: bool = True) -> bool:
     """Whether somebody sees what arrives at a function or leaves it, but for `hooks` that a run knows."""
     known = hooks and any(fn.tensor_hooks is found for found in run.hooks.values())
     return fn.is_watched and not (known and not (fn.pre_hooks or fn.post_hooks or fn.retained))
+
+
+def is_known(fn: GradFn, run: Run, own: bool = True) -> bool:
+    """Whether a function is none of the user's, or one that a call of a run has made, with `own`."""
+    context = getattr(fn, "ctx", None)
+    return context is None or (own and any(known is context for known in run.opaque))
 
 
 def freed(functions: Iterable[GradFn]) -> list[GradFn]:
@@ -572,7 +598,7 @@ def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
 def _check_graph(starts: Iterable[GradFn | None], run: Run) -> None:
     """Raise Refused where a graph is not made of plain calls."""
     for fn in graph_of(starts):
-        if is_watched(fn, run) or hasattr(fn, "ctx"):
+        if is_watched(fn, run) or not is_known(fn, run):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
         if isinstance(fn, AccumulateGrad):
             if run.leaf_number(fn.variable) is None:
@@ -659,5 +685,7 @@ def facts_along(step: Step) -> list[Facts]:
         found += forms_in(s.results)
         for _, form in s.leaves:
             found += forms_in(form)
+        for number, f in s.changed:
+            found[number] = f
     step.known = found
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import weakref
@@ -11,6 +12,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
+from webtorch.dispatch.call import Args
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.runtime.realize import Runtime, is_seen
@@ -119,6 +121,8 @@ class Run:
         self.known = 0
         # The last call that was answered, once what was promised is computed or recorded.
         self.ended: Step | None = None
+        # Whether contexts of the user's functions keep what it gave.
+        self.is_kept = False
         # Tensors from outside; and of the first of them, as many as there are `values` (`number_externals`), their
         # numbers by id, and their storages with the first that lies there.
         self.externals: list[Any] = []
@@ -129,6 +133,8 @@ class Run:
         self.promised = False
         # Whether a backward pass has given gradients.
         self.differentiated = False
+        # Whether gradients were set: those that are set from then on are steps, whatever they are.
+        self.sets_gradients = False
         # What written storages held before.
         self.undo: dict[Storage, Node] = {}
         # Once something was computed: the program that ran, the first slot since, the values that the open graph
@@ -588,7 +594,10 @@ class Run:
 
     def place_of(self, owner: Any, key: int) -> Any:
         """Return where a hook is found, among hooks under a key; None where it cannot be found again."""
-        if key not in owner:
+        for number, known in enumerate(self.opaque):
+            if known is owner:
+                return (number, "function", 0, 0)
+        if not isinstance(owner, dict) or key not in owner:
             return None
         index = list(owner).index(key), len(owner)
         for k, hooks in self.hooks.items():
@@ -604,6 +613,9 @@ class Run:
     def hook_at(self, place: Any) -> Any:
         """Return the hook that is found in a place now; None where there are more or fewer hooks than there were."""
         number, name, index, count = place
+        if name == "function":
+            context = self.opaque[number]
+            return functools.partial(context._rule, context)
         owner = self.hooks[-1 - number] if number < 0 else getattr(self.externals[number], name)
         if len(owner or ()) != count:
             return None
@@ -643,6 +655,12 @@ class Run:
                 if slot is not None:
                     slot._offset = int(slot._offset)
         self.noted = []
+
+
+def keep_saved(args: Args) -> None:
+    """Let the context of a user's function keep what was saved as it was given, which a script knows."""
+    context, *_, saved, _fixed, recorded = args
+    context._kept = saved if recorded else None
 
 
 def may_vary(number: float) -> bool:

@@ -54,9 +54,9 @@ class Step:
     """One call of a script, after `parent`; `following` are the calls that have come next."""
 
     __slots__ = (
-        "answers", "args", "aside", "callee", "following", "gives", "goes_on", "key", "kind", "known", "kwargs",
-        "leaves", "line", "matches", "modes", "names", "parent", "place", "plain", "program", "ready", "results",
-        "until", "watched", "watches", "writes",
+        "answers", "args", "aside", "callee", "changed", "following", "gives", "goes_on", "key", "kind", "known",
+        "kwargs", "leaves", "line", "matches", "modes", "names", "parent", "place", "plain", "program", "ready",
+        "results", "until", "watched", "watches", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -80,6 +80,8 @@ class Step:
         # Of a part of a backward pass: where the hook is found that is called next (`Run.hook_at`). Of a call that
         # registers one: of which output of its function the tensor is.
         self.place: Any = None
+        # What is known of slots from here on that were there.
+        self.changed: tuple[tuple[int, Facts], ...] = ()
         # External tensors that are written: number, writes that tensor and storage count.
         self.writes: tuple[tuple[int, int, int], ...] = ()
         # Everything by which two steps are told apart.

@@ -42,6 +42,9 @@ class Turning:
         self.leaves: list[Tensor] = []
         # Where it is promised: the hooks that there were when it began.
         self.hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
+        # Whether the graph stays, and the context of the user's function that is called.
+        self.keeps = False
+        self.context: Any = None
 
     def begin(self, args: Args, kwargs: Kwargs) -> Any:
         """Run up to the first function of the user's, and return what that is given."""
@@ -71,7 +74,14 @@ class Turning:
         if self.run is None:
             self.run = run
             self.hooks = [(hooks, dict(hooks)) for hooks in run.hooks_of(step)]
-        self.function = None if step.place is None else run.hook_at(step.place)
+            self.keeps = _keeps_graph(step)
+        if self.context is not None and self.context._kept and not self.keeps:
+            # What was saved cannot be had once more.
+            self.context._saved = self.context._kept = None
+        place = step.place
+        self.function = None if place is None else run.hook_at(place)
+        of_function = place is not None and place[1] == "function"
+        self.context = run.opaque[place[0]] if of_function else None
 
     def _made(self) -> Backward:
         """Return the pass, which runs from now on."""
@@ -108,6 +118,14 @@ class Turning:
         if self.turns is not None:
             self.turns.close()
         self.function = self.turns = None
+
+
+def _keeps_graph(step: Step) -> bool:
+    """Whether a backward pass is given `retain_graph`."""
+    given = dict(zip(step.names, step.kwargs, strict=True)).get("retain_graph")
+    if given is None and len(step.args) > 3:
+        given = step.args[3]
+    return given is not None and bool(given.value)
 
 
 def _put(found: list[tuple[dict[int, Any], dict[int, Any]]]) -> None:

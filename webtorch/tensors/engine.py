@@ -237,7 +237,11 @@ class Backward:
                 continue
             if fn.pre_hooks:
                 grads = _before(fn, grads)
-            for to, found in zip(fn.edges, self._call(fn, grads), strict=True):
+            if fn.turns is not None and fn.saved is not None and not anomaly.enabled:
+                result = self._free(fn, grads, (yield from fn.turns(grads, fn.static)))
+            else:
+                result = self._call(fn, grads)
+            for to, found in zip(fn.edges, result, strict=True):
                 if to is not None and found is not None:
                     self.send(to, _fit(found, to))
         while self.callbacks:
@@ -255,12 +259,16 @@ class Backward:
             result = anomaly.run(fn, grads)
         else:
             result = fn.rule(grads, saved, fn.static)
-        if saved and not self.retain_graph:
+        return self._free(fn, grads, result)
+
+    def _free(self, fn: GradFn, grads: list[Tensor | None], result: Cotangents) -> Cotangents:
+        """Let go of what a function has saved; return what it gave, as its hooks leave it."""
+        if fn.saved and not self.retain_graph:
             fn.saved = None
             # A user's function: what its context saved goes too.
             context = getattr(fn, "ctx", None)
             if context is not None:
-                context._saved = None
+                context._saved = context._kept = None
         return _after(fn, result, grads) if fn.post_hooks else result
 
     def _arrive(self, end: AccumulateGrad, g: Tensor) -> Turns:

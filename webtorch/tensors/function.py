@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
-from webtorch.dispatch.call import refuse_scripts
+from webtorch.dispatch.call import (
+    Args,
+    Callee,
+    Kwargs,
+    active,
+    call,
+    looking,
+    refuse_scripts,
+    watched,
+)
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, unbatch
 from webtorch.tensors.device import device
+from webtorch.tensors.engine import Turn
 from webtorch.tensors.forward import fitted, transposed
 from webtorch.tensors.made_by import made_by_function
 from webtorch.tensors.modes import mode, transforms, unrecorded
@@ -37,6 +48,13 @@ class FunctionCtx:
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
         self._to_save: tuple[Tensor | None, ...] = ()
+        # How many arguments forward has, and which of them are tensors.
+        self._count = 0
+        self._places: tuple[int, ...] = ()
+        # Where calls are those of a script: what was saved, as it was given; None once backward has freed it.
+        self._kept: tuple[Tensor | None, ...] | None = None
+        # What gives the cotangents.
+        self._rule: Any = None
         # None once backward has freed them.
         self._saved: list[SavedTensor | None] | None = []
         self._not_differentiable: tuple[Tensor, ...] = ()
@@ -66,7 +84,10 @@ class FunctionCtx:
             return self._for_forward
         if self._saved is None:
             raise RuntimeError(FREED)
-        return tuple(None if s is None else s.unpack() for s in self._saved)
+        found = tuple([None if s is None else s.unpack() for s in self._saved])
+        if self._kept is None or any(s is not None and s.packed for s in self._saved):
+            return found
+        return self._kept
 
     @property
     def _raw_saved_tensors(self) -> tuple[SavedTensor, ...]:
@@ -148,16 +169,23 @@ class Function:
     @classmethod
     def apply(cls, *args: object, **kwargs: object) -> Any:
         """Run the operation and record it."""
-        refuse_scripts("a function of the user's is called")
         tensors = [a for a in args if isinstance(a, Tensor)]
         if (mode.transforms or mode.vmaps) and not cls.__module__.startswith("webtorch."):
             level = _check_transforms(cls, tensors)
             if level is not None:
+                refuse_scripts("a function of the user's is mapped")
                 return _mapped(cls, level, args)
         recorded = mode.grad and any(t.requires_grad for t in tensors)
         ctx = FunctionCtx(tuple(isinstance(a, Tensor) and a.requires_grad for a in args))
         separate = "setup_context" in {n for c in cls.__mro__[:-1] for n in vars(c)}
-        edges = [gradient_edge(t) if t.requires_grad else None for t in tensors] if recorded else []
+        ctx._count = len(args)
+        ctx._rule = cls.backward if cls.vjp is Function.vjp else cls.vjp
+        ctx._places = tuple([i for i, a in enumerate(args) if isinstance(a, Tensor)])
+        # A script may have promised what it is given.
+        seen = active.follower is not None and not watched() and not looking.count
+        if not seen:
+            refuse_scripts("a function of the user's is called")
+        edges = _edges(tensors) if recorded and not seen else []
         # Tangents belong to storages: where there are any, forward sees tensors without.
         apart = bool(transforms.count and mode.forward)
         with unrecorded():
@@ -169,6 +197,17 @@ class Function:
             if separate:
                 cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
         outputs = result if isinstance(result, tuple) else (result,)
+        if seen:
+            plain = not ctx._dirty and all(
+                isinstance(o, Tensor) and id(o) not in back for o in outputs
+            )
+            if plain:
+                saved, fixed = ctx._to_save, ctx._not_differentiable
+                ctx._to_save = ctx._not_differentiable = ()
+                call(HISTORY, (ctx, cls, outputs, tuple(tensors), saved, fixed, recorded), {})
+                return result
+            refuse_scripts("a function of the user's is called that gives no new tensors")
+            edges = _edges(tensors) if recorded else []
         if not apart:
             outputs = _stand_in(ctx, outputs, back)
         # What forward returns of its own inputs is a new tensor to the graph.
@@ -181,7 +220,10 @@ class Function:
         if recorded:
             for dirty in ctx._dirty:
                 _check_dirty(back.get(id(dirty), dirty))
-            _record(cls, ctx, outputs, tensors, edges, args, back)
+            saved, fixed = ctx._to_save, ctx._not_differentiable
+            _record(cls, ctx, outputs, tensors, edges, back, saved, fixed)
+            # The outputs hold the function and the function the context, which must not hold the outputs.
+            ctx._to_save = ctx._not_differentiable = ()
             for o in outputs:
                 if isinstance(o, Tensor) and id(o) in back and o._requires_grad:
                     rebase(back[id(o)], o)
@@ -190,6 +232,23 @@ class Function:
         # An input that was changed in place is returned as the tensor that it is.
         outputs = tuple(back.get(id(o), o) for o in outputs)
         return outputs if isinstance(result, tuple) else outputs[0]
+
+
+def _edges(tensors: Sequence[Tensor]) -> list[Any]:
+    return [gradient_edge(t) if t.requires_grad else None for t in tensors]
+
+
+def _give_history(args: Args, kwargs: Kwargs) -> None:
+    """Give new tensors that `forward` gave their part in the graph."""
+    ctx, cls, outputs, tensors, saved, fixed, recorded = args
+    _stand_in(ctx, outputs, {})
+    if recorded:
+        _record(cls, ctx, outputs, tensors, _edges(tensors), {}, saved, fixed)
+
+
+# The call by which results of a user's function get their history: context, class, results, the tensors among the
+# arguments, what was saved, what has no gradient, and whether there is one.
+HISTORY = Callee("a function's results", _give_history, role="function")
 
 
 def _stand_in(
@@ -342,10 +401,11 @@ def _record(
     cls: type[Function],
     ctx: FunctionCtx,
     outputs: Sequence[Any],
-    tensors: list[Tensor],
+    tensors: Sequence[Tensor],
     edges: list[Any],
-    args: Sequence[Any],
     back: dict[int, Tensor],
+    to_save: Sequence[Tensor | None],
+    fixed: Sequence[Tensor],
 ) -> None:
     out_ids = {id(o): number for number, o in enumerate(outputs)}
     ctx._saved = [
@@ -354,9 +414,9 @@ def _record(
         else SavedTensor(t, output=out_ids[id(t)])
         if id(t) in out_ids
         else SavedTensor(back.get(id(t), t))
-        for t in ctx._to_save
+        for t in to_save
     ]
-    left_out = () if ctx._materialize_non_diff_grads else ctx._not_differentiable
+    left_out = () if ctx._materialize_non_diff_grads else fixed
 
     def fills(o: object) -> bool:
         """Whether zeros come for a result that was not used."""
@@ -365,25 +425,20 @@ def _record(
     static = _Static(
         cls,
         ctx,
-        len(args),
-        tuple([(i, a._shape) for i, a in enumerate(args) if isinstance(a, Tensor)]),
+        ctx._count,
+        tuple([(i, t._shape) for i, t in zip(ctx._places, tensors, strict=True)]),
         tuple([(o._shape, o.dtype, o.device) if fills(o) else None for o in outputs]),
     )
     saved = [s for s in ctx._saved if s is not None]
     fn = GradFn(f"{cls.__name__}Backward", tuple(edges), _back, saved, static)
     fn.takes_gaps = True
+    fn.turns = _back_turns
     fn.ctx = ctx  # type: ignore[attr-defined]
     ctx._owner = weakref.ref(fn)
     for number, o in enumerate(outputs):
-        if (
-            isinstance(o, Tensor)
-            and o.dtype.has_gradient
-            and not any(o is n for n in ctx._not_differentiable)
-        ):
+        if isinstance(o, Tensor) and o.dtype.has_gradient and not any(o is n for n in fixed):
             set_history(o, fn, number)
     fn.metas = [*fn.metas, *[None] * (len(outputs) - len(fn.metas))]
-    # The outputs hold the function and the function the context, which must not hold the outputs.
-    ctx._to_save = ctx._not_differentiable = ()
 
 
 class _Static(NamedTuple):
@@ -399,6 +454,18 @@ class _Static(NamedTuple):
 
 
 def _back(gs: Cotangents, _saved: Sequence[SavedTensor], static: _Static) -> list[Tensor | None]:
+    """Return the cotangents that the class's `backward` gives."""
+    turns = _back_turns(gs, static)
+    turn = next(turns)
+    given = turn.function(*turn.args)
+    try:
+        turns.send(given)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError
+
+
+def _back_turns(gs: Cotangents, static: _Static) -> Generator[Turn, Any, list[Tensor | None]]:
     """Return the cotangents that the class's `backward` gives; None for missing ones becomes zeros if it asks."""
     cls, ctx, count, tensors, results = static
     cotangents = [*gs, *[None] * (len(results) - len(gs))]
@@ -412,8 +479,7 @@ def _back(gs: Cotangents, _saved: Sequence[SavedTensor], static: _Static) -> lis
             "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only "
             "implement one of them."
         )
-    rule = cls.backward if cls.vjp is Function.vjp else cls.vjp
-    found = rule(ctx, *cotangents)
+    found = yield Turn(functools.partial(ctx._rule, ctx), tuple(cotangents), ctx, 0)
     found = found if isinstance(found, tuple) else (found,)
     if len(found) < count or any(f is not None for f in found[count:]):
         raise RuntimeError(

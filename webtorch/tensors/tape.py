@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -161,6 +161,8 @@ class GradFn:
     pre_hooks: dict[int, Callable[..., Any]] | None = None
     # Whether the rule also runs where no cotangent has come: a user's may fill in zeros.
     takes_gaps = False
+    # A rule that calls a function of the user's, as a generator that yields where it is to be called.
+    turns: Callable[[Cotangents, Any], Generator[Any, Any, Cotangents]] | None = None
     # Output number -> the tensor that keeps its gradient; served after the hooks of tensors.
     retained: dict[int, weakref.ref[Tensor]] | None = None
     post_hooks: dict[int, Callable[..., Any]] | None = None

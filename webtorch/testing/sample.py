@@ -30,7 +30,8 @@ def make_tensor(
             *sizes, 2, dtype=dtype.to_real(), device=device, low=low, high=high,
             exclude_zero=exclude_zero,
         )  # fmt: skip
-        out = webtorch.view_as_complex(parts)
+        # A tensor of its own, no view.
+        out = webtorch.view_as_complex(parts).clone()
         if noncontiguous and out.numel() > 1:
             out = webtorch.repeat_interleave(out, 2, dim=-1)[..., ::2]
         if memory_format is not None:
