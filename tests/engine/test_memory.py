@@ -49,6 +49,29 @@ def test_300_training_steps_hold_no_more_memory_than_10(device: str) -> None:
 
 
 @pytest.mark.usefixtures("no_gc")
+def test_a_loop_that_is_over_leaves_nothing(device: str) -> None:
+    """Neither what followed a script nor the script holds what the loop had."""
+
+    def train() -> None:
+        model = webtorch.nn.Linear(6, 3).to(device)
+        optimizer = webtorch.optim.SGD(model.parameters(), 0.1)
+        model.weight.register_hook(lambda g: g * 0.5)
+        x = webtorch.randn(4, 6, device=device)
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+
+    train()
+    live = len(Storage.live())
+    for _ in range(3):
+        train()
+    assert len(Storage.live()) <= live
+
+
+@pytest.mark.usefixtures("no_gc")
 def test_graphs_of_all_kinds_die_with_their_last_reference(device: str) -> None:
     """No reference cycles: counting references is enough, so memory is free the moment a loss is dropped."""
 

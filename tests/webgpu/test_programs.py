@@ -436,12 +436,12 @@ def test_a_program_gets_the_memory_that_it_had_before(device):
     executable = device.compile(scale_program(64))
     x = device.upload(bytes(256), float32, 64)
     held = executable.run([x], [1.0, 1.0])
-    for _ in range(50):
+    for _ in range(200):
         # Other results of this size come and go in another order, and the last one is still held.
         others = [device.allocate(float32, 64) for _ in range(3)]
         held = executable.run([x], [1.0, 1.0])
         del others[1], others
-    assert held and len(executable._plans) <= 3
+    assert held and len(executable._plans) <= 4
 
 
 def test_memory_given_back_is_not_kept_by_bind_groups(device):

@@ -187,22 +187,8 @@ def gradcheck(
     return True
 
 
-def _check(
-    func: Callable[..., Any],
-    inputs: object,
-    eps: float,
-    atol: float,
-    rtol: float,
-    nondet_tol: float,
-    check_dtypes: bool,
-    backward: bool,
-    batched: bool,
-    forward: bool,
-    batched_forward: bool,
-    fast: bool,
-) -> None:
-    inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    func, inputs = _real(func, inputs)
+def _checked_inputs(inputs: tuple[Any, ...]) -> list[tuple[int, Tensor]]:
+    """Return those that gradients are asked for, with their numbers. Raises where a check can say nothing."""
     wanted = [(i, x) for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not wanted:
         raise ValueError(
@@ -223,6 +209,26 @@ def _check(
                 ".contiguous on the input before passing it to gradcheck."
             )
         x.retain_grad()
+    return wanted
+
+
+def _check(
+    func: Callable[..., Any],
+    inputs: object,
+    eps: float,
+    atol: float,
+    rtol: float,
+    nondet_tol: float,
+    check_dtypes: bool,
+    backward: bool,
+    batched: bool,
+    forward: bool,
+    batched_forward: bool,
+    fast: bool,
+) -> None:
+    inputs = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    func, inputs = _real(func, inputs)
+    wanted = _checked_inputs(inputs)
     outputs = _evaluate(func, inputs)
     if not any(y.requires_grad for y in outputs):
         every = [None] * len(outputs)

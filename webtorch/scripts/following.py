@@ -686,7 +686,7 @@ class Follower:
                     leaf._grad = grad
             return result
         if step.kind == "function":
-            keep_saved(args)
+            keep_saved(args, promised=True)
             run.is_kept = True
             for number, f in step.changed:
                 t = run.slots[number]()

@@ -91,7 +91,7 @@ class Note:
                 if run.slot_of(args[1]) is None:
                     raise Refused("it is given a tensor from before that has a graph")
                 turning.leaves = _leaves(graph_of([args[1]._grad_fn]), run, hooks=True)
-            elif turning.run is not run:
+            elif turning.run is None or turning.run() is not run:
                 raise Refused("something was computed within the backward pass")
             self.leaves = turning.leaves
             step.watched = [pattern_of(leaf._grad, run) for leaf in self.leaves]
@@ -205,7 +205,7 @@ class Note:
     def _note_part(self) -> None:
         """Note what a part of a backward pass has done."""
         run, step, turning = self.run, self.step, self.turning
-        turning.run, self.functions = run, turning.functions
+        turning.run, self.functions = weakref.ref(run), turning.functions
         # The first part looks at all leaves, the others at those at which something arrives.
         first = step.callee is BEGIN
         arrived = {id(t) for t in (self.leaves if first else turning.touched[self.count :])}
@@ -364,7 +364,7 @@ def note_hook(run: Run, t: Tensor) -> int:
 
 def note_function(run: Run, args: Args) -> tuple[tuple[int, Facts], ...]:
     """Note the history that results of a user's function have got; return what is known of them from now on."""
-    keep_saved(args)
+    keep_saved(args, promised=False)
     changed = []
     for t in args[2]:
         number = run.slot_of(t)

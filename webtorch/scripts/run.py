@@ -133,6 +133,8 @@ class Run:
         self.promised = False
         # Whether a backward pass has given gradients.
         self.differentiated = False
+        # Whether the backward pass that was compared last may call hooks.
+        self.hooked = False
         # Whether gradients were set: those that are set from then on are steps, whatever they are.
         self.sets_gradients = False
         # What written storages held before.
@@ -552,6 +554,7 @@ class Run:
             if step.place is not None and self.hook_at(step.place) is None:
                 return False
             found = self.watched_of(step)
+            self.hooked = found[-1] is not None
         elif step.kind == "gradients":
             # Which of them are reached is not known here.
             outside = [t for t in self.externals if self.slot_of(t) is None]
@@ -657,10 +660,12 @@ class Run:
         self.noted = []
 
 
-def keep_saved(args: Args) -> None:
+def keep_saved(args: Args, promised: bool) -> None:
     """Let the context of a user's function keep what was saved as it was given, which a script knows."""
-    context, *_, saved, _fixed, recorded = args
-    context._kept = saved if recorded else None
+    context, _, outputs, _, saved, _, recorded = args
+    own = () if promised else {id(o) for o in outputs}
+    kept = tuple([weakref.ref(t) if id(t) in own else t for t in saved])
+    context._kept = kept if recorded else None
 
 
 def may_vary(number: float) -> bool:

@@ -9,6 +9,7 @@ from there: no hook runs twice.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,8 @@ class Turning:
     def __init__(self, callee: Callee, settle: Callable[[str], None]) -> None:
         """`callee`: what runs it as a whole; `settle` makes what is promised in the usual way."""
         self.callee, self.settle = callee, settle
-        # The run in whose script it stands.
-        self.run: Run | None = None
+        # The run in whose script it stands, which holds the pass.
+        self.run: weakref.ref[Run] | None = None
         # The function of the user's that is to be called, None at the end.
         self.function: Callable[..., Any] | None = None
         # Where it runs: the pass, how it goes on, what it has come to; its functions, the leaves that something has
@@ -72,8 +73,9 @@ class Turning:
     def follow(self, run: Run, step: Step) -> None:
         """Take notice that a call was answered by a script."""
         if self.run is None:
-            self.run = run
-            self.hooks = [(hooks, dict(hooks)) for hooks in run.hooks_of(step)]
+            self.run = weakref.ref(run)
+            if run.hooked:
+                self.hooks = [(hooks, dict(hooks)) for hooks in run.hooks_of(step)]
             self.keeps = _keeps_graph(step)
         if self.context is not None and self.context._kept and not self.keeps:
             # What was saved cannot be had once more.

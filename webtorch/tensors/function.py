@@ -6,6 +6,7 @@ import functools
 import warnings
 import weakref
 from collections.abc import Generator, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from webtorch.dispatch.call import (
@@ -51,8 +52,9 @@ class FunctionCtx:
         # How many arguments forward has, and which of them are tensors.
         self._count = 0
         self._places: tuple[int, ...] = ()
-        # Where calls are those of a script: what was saved, as it was given; None once backward has freed it.
-        self._kept: tuple[Tensor | None, ...] | None = None
+        # Where calls are those of a script: what was saved, as it was given; None once backward has freed it. Results
+        # that have their history hold the context, which does not hold them.
+        self._kept: tuple[Tensor | weakref.ref[Tensor] | None, ...] | None = None
         # What gives the cotangents.
         self._rule: Any = None
         # None once backward has freed them.
@@ -87,7 +89,8 @@ class FunctionCtx:
         found = tuple([None if s is None else s.unpack() for s in self._saved])
         if self._kept is None or any(s is not None and s.packed for s in self._saved):
             return found
-        return self._kept
+        kept = [k() if isinstance(k, weakref.ref) else k for k in self._kept]
+        return tuple([s if k is None else k for k, s in zip_longest(kept, found)])
 
     @property
     def _raw_saved_tensors(self) -> tuple[SavedTensor, ...]:
@@ -241,6 +244,8 @@ def _edges(tensors: Sequence[Tensor]) -> list[Any]:
 def _give_history(args: Args, kwargs: Kwargs) -> None:
     """Give new tensors that `forward` gave their part in the graph."""
     ctx, cls, outputs, tensors, saved, fixed, recorded = args
+    # Results of which a script has promised the history get it here: they hold what the context must not hold.
+    ctx._kept = None
     _stand_in(ctx, outputs, {})
     if recorded:
         _record(cls, ctx, outputs, tensors, _edges(tensors), {}, saved, fixed)
