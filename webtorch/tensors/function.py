@@ -244,8 +244,6 @@ def _edges(tensors: Sequence[Tensor]) -> list[Any]:
 def _give_history(args: Args, kwargs: Kwargs) -> None:
     """Give new tensors that `forward` gave their part in the graph."""
     ctx, cls, outputs, tensors, saved, fixed, recorded = args
-    # Results of which a script has promised the history get it here: they hold what the context must not hold.
-    ctx._kept = None
     _stand_in(ctx, outputs, {})
     if recorded:
         _record(cls, ctx, outputs, tensors, _edges(tensors), {}, saved, fixed)
