@@ -174,11 +174,9 @@ class Backward:
         # The leaves that something has arrived at.
         self.touched: list[Tensor] = []
 
-    @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def at_work(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the thread records what the pass does, or not, and knows which pass runs."""
-        with in_pass(self, self.create_graph, self.needed is None):
-            yield
+        return in_pass(self, self.create_graph, self.needed is None)
 
     def reach(self) -> Container[GradFn]:
         """Return the functions that the pass runs."""
