@@ -214,29 +214,44 @@ class Plan:
     def _sources(self, nodes: list[Node]) -> tuple[Node, ...]:
         return tuple([nodes[s] if type(s) is int else s for s in self.leaves])  # type: ignore[misc]
 
-    def tensors(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Any:
-        """Record a call over the operands' nodes, and return its results as new tensors."""
+    def tensors(
+        self,
+        nodes: list[Node],
+        numbers: Sequence[float],
+        line: Any,
+        outs: Sequence[torch.Tensor] = (),
+    ) -> Any:
+        """Record a call over the operands' nodes, and return its results as new tensors; the last ones overwrite
+        `outs`.
+        """
         home = opened.runtime
         assert home is not None
         if self.make is None:
             place = self.place
             return place.tensor(Storage(self.node(nodes, numbers, line), home, place.elements))
+        places = self.places
         if numbers:
             made = self._all(nodes, numbers, line)
-            return self.make([_tensor(p, n, home) for p, n in zip(self.places, made, strict=True)])
-        leaves = tuple(nodes) if self.is_straight else self._sources(nodes)
-        results: list[weakref.ref[Node]] = []
-        tensors: list[torch.Tensor] = []
-        for place in self.places:
-            attrs = (*place.attrs[:2], results)
-            node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
-            results.append(weakref.ref(node))
-            tensors.append(_tensor(place, node, home))
-        return self.make(tensors)
-
-
-def _tensor(place: _Place, node: Node, home: Runtime) -> torch.Tensor:
-    return place.tensor(Storage(node, home, place.elements))
+        else:
+            leaves = tuple(nodes) if self.is_straight else self._sources(nodes)
+            results: list[weakref.ref[Node]] = []
+            made = []
+            for place in places:
+                attrs = (*place.attrs[:2], results)
+                node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
+                results.append(weakref.ref(node))
+                made.append(node)
+        if outs:
+            new = len(made) - len(outs)
+            for out, place, node in zip(outs, places[new:], made[new:], strict=True):
+                self._put(out, node, place)
+            places = places[:new]
+        return self.make(
+            [
+                place.tensor(Storage(node, home, place.elements))
+                for place, node in zip(places, made, strict=False)
+            ]
+        )
 
 
 class _Near:

@@ -21,6 +21,7 @@ from webtorch.ops.record import TABLE
 from webtorch.pytorch import (
     attention,
     autocast,
+    batchnorm as batchnorm,  # declares itself
     device,
     fallback,
     foreach,
