@@ -39,7 +39,7 @@ from webtorch.scripts.run import Run, keep_saved
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
-from webtorch.tensors.engine import TensorHook, in_pass
+from webtorch.tensors.engine import InPass, TensorHook
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
@@ -313,7 +313,7 @@ class Follower:
             return None
         self.passes += 1
         try:
-            with in_pass(turning, False, True):
+            with InPass(turning, False, True):
                 while turning.function is not None:
                     given = turning.function(*found)
                     if active.follower is self:
