@@ -16,6 +16,7 @@ AGAIN: dict[str, Step] = {
     "floor of a turned tensor": lambda x, y: x.t().floor(),
     "clamp": lambda x, y: x.clamp(-0.5, 0.5),
     "max": lambda x, y: torch.max(x, 1),
+    "a sum in the order of a turned tensor": lambda x, y: x.t() + y,
     "remainder by a number": lambda x, y: torch.remainder(x, 2),
     "lerp": lambda x, y: x.lerp(y, 0.25),
     "itself": lambda x, y: torch.addcmul(x, y, y, value=0.5),

@@ -71,7 +71,7 @@ def _batch_norm(
     given = weight, bias, mean, var
     if x.dim() > 1 and x.numel() and (training or (mean is not None and var is not None)):
         channels = x.shape[1]
-        if all([v is None or v.numel() == channels for v in given]):
+        if all(v is None or v.numel() == channels for v in given):
             out: torch.Tensor = _native(x, *given, training, momentum, eps)[0]
             return out
     return _compose(x, *given, training, momentum, eps, cudnn_enabled)

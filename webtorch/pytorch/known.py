@@ -18,6 +18,7 @@ from torch._C._dynamo.guards import TensorGuards
 from webtorch.dispatch.call import active
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import IN_MEMORY, Form, Node
+from webtorch.ir.view import numel
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -29,10 +30,9 @@ from webtorch.pytorch.device import (
     reach,
     runtime,
 )
-from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.promotion import depending
-from webtorch.tensors.remember import Result, watched
+from webtorch.tensors.remember import Place, Result, watched
 from webtorch.tensors.storage import Storage
 
 # Kinds of calls that an operator knows; a program that makes kinds without end starts anew.
@@ -427,9 +427,7 @@ class Kinds:
         assert home is not None
         try:
             _, result = watched(run, values, options, nodes, home)
-            if result is not None and all(
-                p[3][3] and not p[3][4].is_complex for p in result.places
-            ):
+            if result is not None and all(map(_is_all, result.places, lying)):
                 plan = Plan(result, lying, marks, len(nodes))
         finally:
             self.found[key] = plan
@@ -439,6 +437,15 @@ class Kinds:
             self.free = False
             self.forget()
         return out[0]
+
+
+def _is_all(place: Place, lying: Lying) -> bool:
+    """Whether a result is all of its memory, row-major or in the order of its strides."""
+    _, (_, _, elements), _, (shape, strides, offset, whole, dtype) = place
+    if dtype.is_complex:
+        return False
+    in_order = strides == lying[0] and not offset and elements == numel(shape)
+    return whole or in_order
 
 
 def _freed(x: Any, places: Iterator[int]) -> Any:
