@@ -156,7 +156,7 @@ def functional(name: str, function: Kernel, writes: Sequence[int] = ()) -> Kerne
         nodes: list[Node] = []
         numbers: list[float] = []
         plan = kinds.find(args, kwargs, nodes, numbers)
-        outs = [args[n] for n in writes] if writes else writes
+        outs: list[torch.Tensor] = [args[n] for n in writes]
         if type(plan) is Plan:
             return plan.tensors(nodes, numbers, user_line(), outs)
         # Not before: kernels are made while operators are still being declared.
