@@ -124,7 +124,8 @@ def freeze(owners: Sequence[Value]) -> Frozen:
                 read = _read_windows(node, windows.get(node.srcs[0], ()), number)
                 if read:
                     parts += [view for view, _ in read]
-                    equal |= _one_argument([argument for _, argument in read], len(args))
+                    if scalars:
+                        equal |= _one_argument([argument for _, argument in read], len(args))
             elif (kind == "take" or kind == "scatter") and node.line is not None:
                 # A bad index is reported with the user's line.
                 code, instruction = node.line
@@ -212,7 +213,8 @@ def _read_windows(
     """Return the numbers of those views that lie where an update writes, and the arguments that are
     their offsets.
     """
-    offset, size = update.scalars[0], numel(update.attrs[0])
+    offset = update.scalars[0] if update.scalars else update.attrs[2]
+    size = numel(update.attrs[0])
     return [
         (number[v], argument)
         for v, argument in views

@@ -8,7 +8,7 @@ from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
-from webtorch.ir.graph import IN_MEMORY, Form, Node, window
+from webtorch.ir.graph import IN_MEMORY, Form, Node, placed, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import (
@@ -138,9 +138,8 @@ def _part_node(x: Tensor, which: int, shape: Shape, both: bool) -> Node:
     offset = x._offset * factor + which
     if both:
         shape, strides = (*shape, 2), (*strides, 0)
-    if not x._offset or node.kind not in IN_MEMORY:
-        return Node("view", (node,), (strides, offset), (), shape, node.dtype)
-    return Node("view", (node,), (strides,), (offset,), shape, node.dtype)
+    attrs, scalars = placed(offset) if x._offset and node.kind in IN_MEMORY else ((offset,), ())
+    return Node("view", (node,), (strides, *attrs), scalars, shape, node.dtype)
 
 
 def map_pairs(
