@@ -337,7 +337,8 @@ class Runtime:
             if form is None or form.picks or node.kind == "buffer" or owner.donor is not None:
                 return False
             key: object = node.attrs[1] if node.kind == "call" else 0
-            buffers, args = [], node.scalars
+            args: Sequence[Scalar] = node.scalars
+            buffers = []
             given = node.srcs
             for s in given:
                 if s.kind != "buffer":
