@@ -9,13 +9,12 @@ from typing import Any
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
-from webtorch.scripts.late import forget_dead, give_value, wait
+from webtorch.scripts.late import forget_dead, give_storage, give_value, use_up, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Number, Origin, Program, Step
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
 
@@ -117,7 +116,7 @@ def _hand_out(
     for k in _open_before(run) - program.open:
         t = run.slots[k]()
         if t is not None:
-            _use_up(t, facts[k], run, program.used.get(k, ()))
+            _use_up(run, k, t, facts[k], program)
     if program.open:
         run.handed.update(fresh.values())
     views = []
@@ -127,7 +126,7 @@ def _hand_out(
         for k, t in holders[place]:
             give_value(t, storage, facts[k].apart)
             if k not in program.open:
-                _use_up(t, facts[k], run, program.used.get(k, ()))
+                _use_up(run, k, t, facts[k], program)
             if facts[k].base is not None:
                 views.append((k, t))
     for k, t in views:
@@ -241,7 +240,7 @@ def _settle(
                 ((j, t),) = held
                 f = facts[j]
                 if not f.title and f.base is None and not f.apart:
-                    wait(run.slots[j], t, (buffer, shape, version, runtime))
+                    wait(run.slots[j], t, (give_storage, buffer, shape, version, runtime))
                     continue
             node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
             storage = fresh[value] = Storage(node, runtime)
@@ -283,18 +282,19 @@ def _base(
     found: Tensor = giver(f)(run)
     storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
     give_value(found, storage, f.apart)
-    if number not in program.open:
-        _use_up(found, f, run, program.used.get(number, ()))
     if run.slots[-1]() is found:
         run.slots.pop()
     run.slots[number] = weakref.ref(found)
     run.ids[id(found)] = number
+    if number not in program.open:
+        _use_up(run, number, found, f, program)
     return found
 
 
-def _use_up(t: Tensor, f: Facts, run: Run, leaves: tuple[int, ...]) -> None:
-    # A backward pass that comes here on its way to the leaves raises as after a usual step.
-    t._grad_fn, t._output_nr = None, 0
+def _use_up(run: Run, k: int, t: Tensor, f: Facts, program: Program) -> None:
+    """Let a slot have no graph any more, which shows when somebody looks."""
     if f.title:
-        edges = [gradient_edge(run.externals[j]) for j in leaves]
-        set_history(t, GradFn(f.title, tuple(edges), None))
+        leaves = [run.externals[j] for j in program.used.get(k, ())]
+        wait(run.slots[k], t, (use_up, f.title, leaves))
+    else:
+        t._grad_fn, t._output_nr = None, 0

@@ -31,7 +31,7 @@ from webtorch.scripts.account import Account
 from webtorch.scripts.changes import changes, made_as_usual, tensors_in
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
-from webtorch.scripts.late import give_all, give_storage
+from webtorch.scripts.late import complete, give_all
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
@@ -39,7 +39,7 @@ from webtorch.scripts.run import Run, keep_saved
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
-from webtorch.tensors.engine import TensorHook, in_pass
+from webtorch.tensors.engine import InPass, TensorHook
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
@@ -313,7 +313,7 @@ class Follower:
             return None
         self.passes += 1
         try:
-            with in_pass(turning, False, True):
+            with InPass(turning, False, True):
                 while turning.function is not None:
                     given = turning.function(*found)
                     if active.follower is self:
@@ -583,8 +583,11 @@ class Follower:
         stands in the script if something of it remains to be computed, or to be differentiated.
         """
         at = run.at
-        if run.promised and at.kind == "computed" and not any(s.ready for s in at.following):
+        ends = at.kind == "computed" and not any(s.ready for s in at.following)
+        if run.promised and (ends or any(s.callee is callee for s in at.following)):
+            # What the script has next is called with something else.
             self.settle(difference(run, callee, args, kwargs))
+            run = self.run
         if run.promised:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
@@ -1124,7 +1127,7 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
     if name not in LATE and name != "node":
         # The class says what is missing.
         return object.__getattribute__(holder, name)
-    given = isinstance(holder, Tensor) and give_storage(holder)
+    given = isinstance(holder, Tensor) and complete(holder)
     if not given:
         for follower in list(_promising):
             run = follower.run
@@ -1141,7 +1144,7 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
         # Another thread may have been about to give it.
         with contextlib.nullcontext() if given or there is None else there.lock:
             if isinstance(holder, Tensor):
-                give_storage(holder)
+                complete(holder)
             with contextlib.suppress(AttributeError):
                 return object.__getattribute__(holder, name)
     raise AttributeError(
@@ -1165,6 +1168,11 @@ class _Listener:
         self.choosing = threading.Lock()
         # Those of the threads that have computed, and what they have seen: one is on at a time.
         self.known: dict[int, Follower] = {}
+
+    @property
+    def fewest(self) -> int:
+        """How many operations a program has, at least, that may be part of a script."""
+        return _FEWEST
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""

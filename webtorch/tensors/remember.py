@@ -26,7 +26,7 @@ from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.tensor import Tensor, new_result
 from webtorch.tensors.views import View, noted
 
 # Kinds of calls that an operation remembers; a program that makes kinds without end starts anew.
@@ -340,7 +340,16 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
                 return False
             else:
                 place = node.kind if node.kind in IN_MEMORY else ""
-                parts += (shape, x._strides, x._offset, x.dtype, node.shape, needs, place)
+                parts += (
+                    shape,
+                    x._strides,
+                    x._offset,
+                    x.dtype,
+                    node.shape,
+                    node.dtype,
+                    needs,
+                    place,
+                )
             nodes.append(node)
         elif kind in _LISTS:
             parts += (kind, len(x))
@@ -391,13 +400,22 @@ def _tensor(
 ) -> Tensor:
     """Return a result."""
     _, (shape, kind, elements), version, (size, strides, offset, whole, dtype) = place
-    storage = Storage(
-        Node("call", leaves, attrs, (), shape, kind, line, attrs[0]), runtime, elements
+    out = new_result(
+        "call",
+        leaves,
+        attrs,
+        (),
+        shape,
+        kind,
+        line,
+        attrs[0],
+        runtime,
+        elements,
+        size,
+        strides,
+        whole,
     )
-    storage.version = version
-    out = object.__new__(Tensor)
-    out._adopt(storage, size, strides, offset, whole)
-    out.dtype = dtype
+    out._storage.version, out._offset, out.dtype = version, offset, dtype
     return out
 
 

@@ -30,7 +30,8 @@ def at_hand(x: Tensor) -> Any:
     backend: Any = runtime.backend
     if x._whole:
         return backend.at_hand(node.buffer)
-    return backend.at_hand(node.buffer, x._shape, x._strides, x._offset)
+    # What is looked at says nothing of the call: an offset that a script notes is a number here.
+    return backend.at_hand(node.buffer, x._shape, x._strides, int(x._offset))
 
 
 def check_places(
