@@ -14,6 +14,9 @@ from tests.conftest import need_device
 from webtorch.errors import CacheChurnWarning
 from webtorch.runtime.churn import Churn
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 @pytest.fixture
 def runtime(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:

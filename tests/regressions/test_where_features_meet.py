@@ -18,6 +18,9 @@ from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.ops.record import Op
 from webtorch.web.check import Site
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def _shared(results: list[Any], inputs: list[Any], memory: Callable[[Any], Any]) -> list[Any]:
     """Of each result, the number of the input that it shares memory with."""

@@ -19,6 +19,9 @@ from webtorch.nn import recurrence
 from webtorch.scripts import following, stop_to_look
 from webtorch.scripts.following import Follower
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 @pytest.fixture
 def follower() -> Iterator[Any]:

@@ -146,6 +146,56 @@ def freeze(owners: Sequence[Value]) -> Frozen:
     return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
 
 
+# What tells the program of a small graph, its data, and its numbers in the order of `freeze`.
+Outline = tuple[tuple[Any, ...], list[Node], list[Scalar]]
+_MOST_OUTLINED = 32
+
+
+def outline(root: Node) -> Outline | None:
+    """Return the outline of the graph that a value stands on, by its nodes' forms; None where these do not tell all."""
+    number: dict[Node, int] = {}
+    inputs: list[Node] = []
+    args: list[Scalar] = []
+    parts: list[Any] = []
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if node in number:
+            stack.pop()
+            continue
+        first = len(parts)
+        for s in node.srcs:
+            n = number.get(s)
+            if n is None:
+                if s.kind != "buffer":
+                    stack.append(s)
+                    continue
+                n = number[s] = len(number)
+                inputs.append(s)
+            parts.append(n)
+        if stack[-1] is not node:
+            del parts[first:]
+            continue
+        stack.pop()
+        form = node.form
+        if form is not None:
+            if form.picks:
+                return None
+            parts.append(form)
+            if node.kind == "call":
+                parts.append(node.attrs[1])
+        elif node.kind == "view":
+            (source,) = node.srcs
+            parts += (node.attrs, node.shape, node.dtype, source.shape, source.dtype)
+        else:
+            return None
+        args += node.scalars
+        number[node] = len(number)
+        if len(number) > _MOST_OUTLINED:
+            return None
+    return tuple(parts), inputs, args
+
+
 def _one_argument(offsets: Sequence[int | None], update: int) -> dict[int, int | None]:
     """Return the arguments that stand for the first of the offsets of windows that are read and then written;
     `update` is that of the write.

@@ -1181,6 +1181,11 @@ class _Listener:
         # Those of the threads that have computed, and what they have seen: one is on at a time.
         self.known: dict[int, Follower] = {}
 
+    @property
+    def fewest(self) -> int:
+        """How many operations a program has, at least, that may be part of a script."""
+        return _FEWEST
+
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
         follower = self.follower
