@@ -196,3 +196,11 @@ def test_where_somebody_looks_at_each_step_storages_rest_seldom(follower: Any) -
         rested += training.rests()
         training.weight.sum().item()
     assert 0 < rested < 12
+
+
+def test_a_storage_has_what_its_class_gives_it_wherever_it_is_made(follower: Any) -> None:
+    x = torch.randn(4)
+    for t in (x, x + 1, x.exp(), x * x, torch.zeros(4), x.sum(), x.clone(), x @ x, x.softmax(0)):
+        assert t._storage.resting is None
+        assert t._storage.donor is None
+        assert t._storage.version == 0
