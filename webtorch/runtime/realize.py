@@ -345,14 +345,14 @@ class Runtime:
                     break
                 buffers.append(s.buffer)
             places = len(given)
-            if len(buffers) < places or (
-                places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places)
-            ):
+            if len(buffers) < places:
                 drawn = None if active.count and listener is not None else outline(node)
                 if drawn is None:
                     return False
                 key, inputs, args = drawn
                 buffers = [n.buffer for n in inputs]
+            elif places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places):
+                key = key, tuple([given.index(s) for s in given])
             known: _Known | None = form.programs.get(key)
             if known is None or known.runtime is not self:
                 return False

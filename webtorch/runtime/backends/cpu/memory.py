@@ -129,10 +129,11 @@ class Memory:
             f"cpu: cannot allocate {size} bytes ({self.live} bytes are live): free tensors or work in smaller parts"
         )
 
-    def settle(self) -> None:
-        """Put what was given back into the pool, if nobody is at it: then whoever takes a block next does this."""
-        # A collection may come here while this thread has the lock.
-        if self.lock.acquire(blocking=False):
+    def give(self, block: Block) -> None:
+        """Take back a block; it is used again unless somebody still sees its memory through an array."""
+        self.returned.append(block)
+        # A collection may come here while this thread has the lock: then whoever takes it next does this.
+        if block.size >= _LARGE and self.lock.acquire(blocking=False):
             try:
                 self._settle()
             finally:
@@ -185,7 +186,7 @@ def _large_size(nbytes: int) -> int:
 
 
 MEMORY = Memory()
-_take, _returned = MEMORY.take, MEMORY.returned
+_take, _give, _returned = MEMORY.take, MEMORY.give, MEMORY.returned
 
 
 class CpuBuffer:
@@ -240,9 +241,10 @@ class CpuBuffer:
             return  # there was no memory
         # The array must go first, or the block would look used.
         self._array = None
-        _returned.append(block)
-        if block.size >= _LARGE:
-            MEMORY.settle()
+        if block.size < _LARGE:
+            _returned.append(block)
+        else:
+            _give(block)
 
     # Whether a value may be written here.
     writable = True
