@@ -230,14 +230,15 @@ class CpuBuffer:
             array = self._array = raw.view(array_type(self.dtype))
         return array
 
-    def __del__(self) -> None:
+    # As an argument: at the end of the process the module's names are gone before its last buffers.
+    def __del__(self, give: Callable[[Block], None] = _give) -> None:
         try:
             block = self.block
         except AttributeError:
             return  # there was no memory
         # The array must go first, or the block would look used.
         self._array = None
-        _give(block)
+        give(block)
 
     # Whether a value may be written here.
     writable = True
