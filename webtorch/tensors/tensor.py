@@ -920,7 +920,7 @@ def new_result(
     node.buffer, node.shared, node.host = None, False, None
     storage = _new(Storage)
     storage.node, storage.runtime, storage.dtype, storage.elements = node, runtime, dtype, elements
-    storage.version, storage.donor = 0, None
+    storage.version, storage.donor, storage.resting = 0, None, None
     runtime.add(storage)
     out = _new(Tensor)
     out._adopt(storage, shape, strides, 0, whole)
