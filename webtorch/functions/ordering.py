@@ -376,9 +376,9 @@ def _unique(
     if sort and dim is None and not x.dtype.is_floating_point and (known := waited_for(x)):
         import numpy
 
-        values, places, counts = numpy.unique(known[0], return_inverse=True, return_counts=True)
+        found, places, counts = numpy.unique(known[0], return_inverse=True, return_counts=True)
         return _answer(
-            taken_over(values, x.dtype, x),
+            taken_over(found, x.dtype, x),
             taken_over(places.reshape(x._shape), int64, x) if return_inverse else None,
             taken_over(counts, int64, x) if return_counts else None,
         )
