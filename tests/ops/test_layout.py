@@ -62,17 +62,21 @@ ALONG: list[Callable[[Any, Any, int], Any]] = [
     lambda t, x, d: x.index_select(d, t.tensor([0, 0])),
     lambda t, x, d: x.index_fill(d, t.tensor([0]), 1),
     lambda t, x, d: x[(slice(None),) * d + (t.tensor([0, -1]),)],
-    lambda t, x, d: x[(t.tensor([[0], [0]]),) + (slice(None),) * (d - 1) + (t.tensor([0, -1]),)]
-    if d
-    else x[x[..., 0] >= 0],
+    lambda t, x, d: (
+        x[(t.tensor([[0], [0]]),) + (slice(None),) * (d - 1) + (t.tensor([0, -1]),)]
+        if d
+        else x[x[..., 0] >= 0]
+    ),
     lambda t, x, d: t.cat([x, x], d),
     lambda t, x, d: t.stack([x, x], d),
     lambda t, x, d: t.hstack([x, x]),
     lambda t, x, d: x.tril() if x.dim() > 1 else x + 0,
     lambda t, x, d: x.renorm(2, d, 1.0) if x.dim() > 1 else x + 0,
-    lambda t, x, d: t.nn.functional.batch_norm(x, t.zeros(x.shape[1]), t.ones(x.shape[1]))
-    if x.dim() > 1
-    else x + 0,
+    lambda t, x, d: (
+        t.nn.functional.batch_norm(x, t.zeros(x.shape[1]), t.ones(x.shape[1]))
+        if x.dim() > 1
+        else x + 0
+    ),
     lambda t, x, d: t.nn.functional.channel_shuffle(x, 1) if x.dim() > 2 else x + 0,
 ]
 TWO: list[Callable[[Any, Any, Any], Any]] = [
