@@ -45,7 +45,7 @@ from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, check_places
+from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
 
 # -- values that are known at the call --------------------------------------------------------------
 
@@ -710,6 +710,9 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where mask is true, in one dimension. Reads their count from the device."""
     pointwise.check_mask("masked_select", mask)
     shape = broadcast_shapes(input._shape, mask._shape)
+    if input._shape == shape == mask._shape and (known := waited_for(input, mask)) is not None:
+        values, chosen = known
+        return taken_over(values[chosen], input.dtype, input)
     positions = true_positions(flattened(expanded_to(mask, shape)))
     flat = flattened(expanded_to(input, shape))
     return (
@@ -766,6 +769,13 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     shape = input._shape
     if not shape and as_tuple:
         return nonzero(movement.reshape(input, (1,)), as_tuple=True)
+    if shape and (known := waited_for(input)) is not None:
+        places = known[0].nonzero()
+        if as_tuple:
+            return tuple(taken_over(p, int64, input) for p in places)
+        import numpy
+
+        return taken_over(numpy.stack(places, 1), int64, input)
     flags = flattened(input if input.dtype is bool_ else comparison.ne(input, 0))
     positions = true_positions(flags)
     columns = unravel(positions, shape)

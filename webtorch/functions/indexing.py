@@ -34,6 +34,7 @@ from webtorch.tensors import tape
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import taken_over, waited_for
 from webtorch.tensors.writing import check_overlap
 
 FUNCTIONAL = ("nn.functional",)
@@ -82,6 +83,8 @@ def true_positions(flags: Any) -> Tensor:
     device = flags.device
     if not n:
         return fill((0,), 0, int64, device)
+    if (known := waited_for(flags)) is not None:
+        return taken_over(known[0].nonzero()[0], int64, flags)
     found, total = _places(flags)
     found = window(found, 0, 0, int(total.item()))
     # A few of many do not keep the memory of all.
