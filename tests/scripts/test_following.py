@@ -16,8 +16,11 @@ import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
 from webtorch.nn import recurrence
-from webtorch.scripts import following
+from webtorch.scripts import following, stop_to_look
 from webtorch.scripts.following import Follower
+
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
 
 
 @pytest.fixture
@@ -308,6 +311,25 @@ def test_a_view_of_a_view_has_an_offset_of_its_own(follower: Any) -> None:
         assert w.tolist() == expected.tolist()
         w = torch.zeros(2, 3)
     assert follower().counts["followed"] > 4
+
+
+def test_classes_and_rows_may_begin_anywhere_in_their_memory(follower: Any) -> None:
+    table, w = torch.randn(10, 4), torch.randn(5, 4, requires_grad=True)
+    ids, classes = torch.arange(60) % 10, torch.arange(60) % 5
+    steps, offsets = [], [*range(3, 60, 3)]
+    for i in offsets:
+        rows = torch.nn.functional.embedding(ids[i : i + 3], table).tanh().relu().exp()
+        loss = torch.nn.functional.cross_entropy(rows @ w.t(), classes[i : i + 3])
+        (g,) = torch.autograd.grad(loss, w)
+        steps.append(g.sum(0).tolist())
+    counts = follower().counts
+    assert counts["followed"] > len(offsets) // 2
+    stop_to_look()
+    for i, found in zip(offsets, steps, strict=True):
+        rows = table[ids[i : i + 3]].tanh().relu().exp()
+        loss = torch.nn.functional.cross_entropy(rows @ w.t(), classes[i : i + 3])
+        (g,) = torch.autograd.grad(loss, w)
+        assert g.sum(0).tolist() == pytest.approx(found, abs=1e-5)
 
 
 def test_values_that_two_tensors_share_are_told_apart_later(follower: Any) -> None:

@@ -18,7 +18,7 @@ SEEDS = range(60)
 TANGLES = range(150)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_loop_gives_the_same_numbers(seed: int) -> None:
     found, _ = check(seed)

@@ -34,7 +34,7 @@ from webtorch.tensors import tape
 from webtorch.tensors.above import ask
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, check_places
+from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
 
 
 def _classes(tensor: Tensor, num_classes: int = -1) -> None:
@@ -225,6 +225,10 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     n = input.numel()
     if not n:
         return fill((minlength,), 0, int64 if weights is None else kind, input.device)
+    if weights is None and (known := waited_for(input)) is not None and known[0].min() >= 0:
+        import numpy
+
+        return taken_over(numpy.bincount(known[0], minlength=minlength), int64, input)
     if int(reduce_dims(input, "min", (0,)).item()) < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     size = max(int(reduce_dims(input, "max", (0,)).item()) + 1, minlength)

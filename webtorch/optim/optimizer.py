@@ -285,9 +285,16 @@ class Optimizer:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Take back what `__getstate__` returned, or part of it."""
+        before = self.__dict__.get("param_groups", [])
         self.__dict__.update(state)
         self._make_hook_tables()
+        known = [self._hypers.pop(id(group), None) for group in before]
         self._hypers.clear()
+        for hyper, group in zip(known, self.param_groups, strict=False):
+            if hyper is not None:
+                # Who reads options there, as a script does, reads those that were loaded.
+                hyper.group = group
+                self._hypers[id(group)] = hyper
         for group in self.param_groups:
             for name, default in self.defaults.items():
                 # An option that is younger than the checkpoint.
