@@ -19,7 +19,9 @@ def test_a_missing_name_says_whether_pytorch_has_it_and_what_is_near() -> None:
     assert hasattr(torch, "sparse_bsr_tensor")
     with pytest.raises(AttributeError) as caught:
         webtorch.sparse_bsr_tensor  # type: ignore[attr-defined]
-    assert "PyTorch has it, webtorch does not. Sparse tensors are COO, CSR and CSC" in str(caught.value)
+    assert "PyTorch has it, webtorch does not. Sparse tensors are COO, CSR and CSC" in str(
+        caught.value
+    )
     assert "nearest" not in str(caught.value)
     with pytest.raises(AttributeError, match="nearest that exists is 'softmax'") as caught:
         webtorch.softmaxx  # type: ignore[attr-defined]
