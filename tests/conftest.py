@@ -16,7 +16,7 @@ from webtorch.runtime import kept
 from webtorch.runtime.backends.cpu.memory import MEMORY
 from webtorch.tensors.device import resolve
 
-pytest_plugins = ["tests.long", "tests.covers"]
+pytest_plugins = ["tests.long", "tests.covers", "tests.browser"]
 as_gpu.pretend()
 # Processes that tests start would compile the sources again, each of them.
 sys.dont_write_bytecode = False

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import webtorch
-from webtorch.runtime.frozen import freeze, outline, signature, to_graph
+from webtorch.runtime.frozen import freeze, outline, places_of, signature, to_graph
 
 Call = Callable[[Any, Any], Any]
 CALLS: list[Call] = [
@@ -100,6 +100,10 @@ GRAPHS: list[Callable[[Any, Any, float], Any]] = [
     lambda x, y, n: webtorch.where(x > n, y.exp(), x * n),
     lambda x, y, n: x.to(webtorch.float16).float(),
     lambda x, y, n: x.std(1).mul(n).log_softmax(0),
+    lambda x, y, n: (webtorch.logsumexp(x * n, 1) * 0.5 + y.var(1)) * n + 1,
+    lambda x, y, n: webtorch.nn.functional.elu(x - n, 0.7).std(0).lerp(y.mul(n).mean(0), n),
+    lambda x, y, n: (x * n)[webtorch.tensor([2, 0])].exp(),
+    lambda x, y, n: x.gather(1, (y * 3).long()) * n,
 ]
 
 
@@ -144,10 +148,14 @@ def test_what_differs_in_a_small_graph_has_another_outline() -> None:
                 # Calls are remembered from the third time on.
                 assert turn < 2
                 continue
-            key, inputs, args = found
+            key, inputs, args, nodes = found
             frozen = freeze([result._storage])
             assert set(inputs) == set(frozen.inputs)
-            assert not args or args == frozen.args
+            places = places_of([result._storage], nodes)
+            assert [place for _, place in sorted(places, key=lambda p: p[1])] == list(
+                range(len(args))
+            )
+            assert all(frozen.args[at] is args[place] for at, place in places)
             order = tuple(inputs.index(n) for n in frozen.inputs)
             keys.setdefault((id(form), key), set()).add(f"{to_graph(frozen)} {order}")
     assert all(len(graphs) == 1 for graphs in keys.values())

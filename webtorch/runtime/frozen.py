@@ -146,8 +146,8 @@ def freeze(owners: Sequence[Value]) -> Frozen:
     return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
 
 
-# What tells the program of a small graph, its data, and its numbers in the order of `freeze`.
-Outline = tuple[tuple[Any, ...], list[Node], list[Scalar]]
+# What tells the program of a small graph, its data, its numbers, and the nodes that have these, but for calls' own.
+Outline = tuple[tuple[Any, ...], list[Node], list[Scalar], list[Node]]
 _MOST_OUTLINED = 32
 
 
@@ -156,6 +156,7 @@ def outline(root: Node) -> Outline | None:
     number: dict[Node, int] = {}
     inputs: list[Node] = []
     args: list[Scalar] = []
+    with_args: list[Node] = []
     parts: list[Any] = []
     stack = [root]
     while stack:
@@ -179,21 +180,47 @@ def outline(root: Node) -> Outline | None:
         stack.pop()
         form = node.form
         if form is not None:
-            if form.picks:
-                return None
             parts.append(form)
             if node.kind == "call":
                 parts.append(node.attrs[1])
+            if form.picks and node.line is not None:
+                code, instruction = node.line
+                parts += (code.co_filename, code.co_firstlineno, instruction)
         elif node.kind == "view":
             (source,) = node.srcs
             parts += (node.attrs, node.shape, node.dtype, source.shape, source.dtype)
         else:
             return None
-        args += node.scalars
+        if node.scalars:
+            args += node.scalars
+            with_args.append(node)
         number[node] = len(number)
         if len(number) > _MOST_OUTLINED:
             return None
-    return tuple(parts), inputs, args
+    return tuple(parts), inputs, args, with_args
+
+
+class _Place(float):
+    """Stands for a number, to see where it goes."""
+
+    __slots__ = ()
+
+
+def places_of(owners: Sequence[Value], nodes: Sequence[Node]) -> list[tuple[int, int]]:
+    """Return which of the arguments of a graph the numbers of some of its nodes are."""
+    marks: list[_Place] = []
+    before = [node.scalars for node in nodes]
+    for node in nodes:
+        own = [_Place(0.0) for _ in node.scalars]
+        node.scalars = tuple(own)
+        marks += own
+    try:
+        args = freeze(owners).args
+    finally:
+        for node, scalars in zip(nodes, before, strict=True):
+            node.scalars = scalars
+    numbers = {id(mark): i for i, mark in enumerate(marks)}
+    return [(at, numbers[id(arg)]) for at, arg in enumerate(args) if id(arg) in numbers]
 
 
 class Glance:

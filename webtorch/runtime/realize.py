@@ -38,6 +38,7 @@ from webtorch.runtime.frozen import (
     freeze,
     outline,
     outline_of,
+    places_of,
     reason_for,
     signature,
     to_graph,
@@ -119,7 +120,7 @@ class Divided:
 class _Known:
     """How the results of one call are computed by themselves."""
 
-    __slots__ = ("args", "executable", "family", "order", "runtime")
+    __slots__ = ("args", "executable", "family", "order", "places", "runtime")
 
     def __init__(
         self,
@@ -128,10 +129,23 @@ class _Known:
         order: list[int] | None,
         args: list[Scalar] | None,
         family: Family | None,
+        places: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.runtime, self.executable, self.family = runtime, executable, family
-        # Which source is which input (None: in their order), and the numbers (None: the node's).
-        self.order, self.args = order, args
+        # Which source is which input (None: in their order), and the numbers (None: the node's), of which some are the
+        # graph's.
+        self.order, self.args, self.places = order, args, places
+
+    def numbers(self, given: Sequence[Scalar]) -> Sequence[Scalar]:
+        """Return the numbers of a run, of which some are `given`."""
+        args = self.args
+        if args is None:
+            return given
+        if self.places:
+            args = args.copy()
+            for at, place in self.places:
+                args[at] = given[place]
+        return args
 
 
 class _Glanced:
@@ -371,9 +385,9 @@ class Runtime:
         try:
             node = owner.node
             form = node.form
-            if form is None or form.picks or node.kind == "buffer" or owner.donor is not None:
+            if form is None or node.kind == "buffer" or owner.donor is not None:
                 return False
-            key: object = node.attrs[1] if node.kind == "call" else 0
+            key: Any = node.attrs[1] if node.kind == "call" else 0
             args: Sequence[Scalar] = node.scalars
             buffers = []
             given = node.srcs
@@ -382,14 +396,18 @@ class Runtime:
                     break
                 buffers.append(s.buffer)
             places = len(given)
-            if len(buffers) < places or (
-                places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places)
-            ):
+            if len(buffers) < places:
                 drawn = None if active.count and listener is not None else outline(node)
                 if drawn is None:
                     return False
-                key, inputs, args = drawn
+                key, inputs, args, _ = drawn
                 buffers = [n.buffer for n in inputs]
+            else:
+                if places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places):
+                    key = key, tuple([given.index(s) for s in given])
+                if form.picks and node.line is not None:
+                    code, instruction = node.line
+                    key = key, code.co_filename, code.co_firstlineno, instruction
             known: _Known | None = form.programs.get(key)
             if known is None or known.runtime is not self:
                 return False
@@ -398,10 +416,12 @@ class Runtime:
                 return False
             if known.order is not None:
                 buffers = [buffers[n] for n in known.order]
+            if known.args is not None:
+                args = known.numbers(args)
             self.settled[id(owner)] = wanted
             del self.pending[:count]
             try:
-                node.become_buffer(executable.run(buffers, known.args or args)[0])
+                node.become_buffer(executable.run(buffers, args)[0])
             except BaseException as error:
                 if not isinstance(error, Exception):
                     # Stopped before it ran: the result is still wanted.
@@ -529,10 +549,7 @@ class Runtime:
 
     def _know(self, frozen: Frozen, executable: Executable, form: Form, drawn: Outline) -> None:
         """Keep the program of a small graph for others of its outline."""
-        key, inputs, args = drawn
-        if args and args != frozen.args:
-            # Numbers of calls are among them.
-            return
+        key, inputs, _, nodes = drawn
         order = [inputs.index(n) for n in frozen.inputs]
         if len(form.programs) >= _MOST_OUTLINES:
             form.programs.clear()
@@ -540,8 +557,9 @@ class Runtime:
             self,
             weakref.ref(executable),
             order,
-            None if args else frozen.args,
+            frozen.args or None,
             self.families.get(id(executable)),
+            places_of(frozen.owners, nodes),
         )
 
     def _run_frozen(self, frozen: Frozen, executable: Executable) -> None:
@@ -680,7 +698,7 @@ class Runtime:
             self,
             weakref.ref(executable),
             None if order == list(range(len(given))) else order,
-            frozen.args if called else None,
+            (frozen.args or None) if called else None,
             self.families.get(id(executable)),
         )
         return known, executable

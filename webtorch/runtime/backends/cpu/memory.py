@@ -129,10 +129,11 @@ class Memory:
             f"cpu: cannot allocate {size} bytes ({self.live} bytes are live): free tensors or work in smaller parts"
         )
 
-    def settle(self) -> None:
-        """Put what was given back into the pool, if nobody is at it: then whoever takes a block next does this."""
-        # A collection may come here while this thread has the lock.
-        if self.lock.acquire(blocking=False):
+    def give(self, block: Block) -> None:
+        """Take back a block; it is used again unless somebody still sees its memory through an array."""
+        self.returned.append(block)
+        # A collection may come here while this thread has the lock: then whoever takes it next does this.
+        if block.size >= _LARGE and self.lock.acquire(blocking=False):
             try:
                 self._settle()
             finally:
@@ -185,7 +186,7 @@ def _large_size(nbytes: int) -> int:
 
 
 MEMORY = Memory()
-_take, _returned = MEMORY.take, MEMORY.returned
+_take, _give, _returned = MEMORY.take, MEMORY.give, MEMORY.returned
 
 
 class CpuBuffer:
@@ -233,16 +234,23 @@ class CpuBuffer:
             array = self._array = raw.view(array_type(self.dtype))
         return array
 
-    def __del__(self) -> None:
+    # As arguments: at the end of the process the module's names are gone before its last buffers.
+    def __del__(
+        self,
+        give: Callable[[Block], None] = _give,
+        returned: deque[Block] = _returned,
+        large: int = _LARGE,
+    ) -> None:
         try:
             block = self.block
         except AttributeError:
             return  # there was no memory
         # The array must go first, or the block would look used.
         self._array = None
-        _returned.append(block)
-        if block.size >= _LARGE:
-            MEMORY.settle()
+        if block.size < large:
+            returned.append(block)
+        else:
+            give(block)
 
     # Whether a value may be written here.
     writable = True
@@ -260,7 +268,7 @@ class PartBuffer(CpuBuffer):
         self.owner = owner
         self.block, self.address = owner.block, owner.address
 
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         """The owner gives the memory back."""
 
 
@@ -284,7 +292,7 @@ class ArrayBuffer(CpuBuffer):
         self.address = flat.__array_interface__["data"][0]
         self.writable = bool(array.flags.writeable)
 
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         """The memory is the array's."""
 
     def is_seen(self) -> bool:
