@@ -315,6 +315,7 @@ class Kinds:
             or self.failures >= _MOST_FAILURES
         ):
             return None
+        home.apart = True
         parts: list[Any] = [*begun]
         tensors: list[torch.Tensor] = []
         free = numbers if self.free else None
