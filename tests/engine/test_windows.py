@@ -11,6 +11,9 @@ import torch
 import webtorch
 from webtorch.ir.program import Copy
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 class Watch:
     """What one device's programs do to a buffer."""

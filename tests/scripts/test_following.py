@@ -19,6 +19,9 @@ from webtorch.nn import recurrence
 from webtorch.scripts import following, stop_to_look
 from webtorch.scripts.following import Follower
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 @pytest.fixture
 def follower() -> Iterator[Any]:
@@ -327,6 +330,36 @@ def test_classes_and_rows_may_begin_anywhere_in_their_memory(follower: Any) -> N
         loss = torch.nn.functional.cross_entropy(rows @ w.t(), classes[i : i + 3])
         (g,) = torch.autograd.grad(loss, w)
         assert g.sum(0).tolist() == pytest.approx(found, abs=1e-5)
+
+
+def test_a_loop_that_samples_is_followed(follower: Any) -> None:
+    table = torch.randn(6, 6).softmax(-1)
+
+    def text(length: int) -> list[list[int]]:
+        ids = torch.zeros(1, 1, dtype=torch.int64)
+        for _ in range(length):
+            ids = torch.cat([ids, torch.multinomial(table[ids[:, -1]] * 0.5, 1)], 1)
+        found: list[list[int]] = ids.tolist()
+        return found
+
+    torch.manual_seed(0)
+    texts = [text(4) for _ in range(9)]
+    assert follower().counts["followed"] > 4
+    stop_to_look()
+    torch.manual_seed(0)
+    assert [text(4) for _ in range(9)] == texts
+
+
+def test_weights_that_a_followed_call_is_given_are_checked(follower: Any) -> None:
+    for i in range(9):
+        weights = torch.tensor([[0.5, 0.25, 1.0 if i < 8 else -1.0]])
+        rows = weights.expand(4, 3) * 2 + 0
+        if i == 8:
+            with pytest.raises(RuntimeError, match="element < 0"):
+                torch.multinomial(rows, 2, True).tolist()
+        else:
+            assert {*torch.multinomial(rows, 2, True).flatten().tolist()} <= {0, 1, 2}
+    assert follower().counts["followed"] > 4
 
 
 def test_values_that_two_tensors_share_are_told_apart_later(follower: Any) -> None:
@@ -1208,15 +1241,15 @@ def test_a_name_that_is_missing_is_told_while_calls_are_looked_at(follower: Any)
     for _ in range(8):
         (((x * 2 + 1) @ x + x) * 3 - x).sum().item()
     assert follower().counts["followed"]
-    with pytest.raises(AttributeError, match="'to_sparse': PyTorch has it, webtorch does not"):
-        x.to_sparse()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'to_sparse_bsr': PyTorch has it, webtorch does not"):
+        x.to_sparse_bsr()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'foo'"):
         x.foo  # type: ignore[attr-defined]
 
 
 def test_names_that_tensors_lack_are_explained_while_scripts_look() -> None:
     with pytest.raises(AttributeError, match="PyTorch has it, webtorch does not"):
-        following.look_at(torch.ones(2), "to_sparse")
+        following.look_at(torch.ones(2), "to_sparse_bsr")
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -68,7 +68,7 @@ from webtorch.ops.elementwise import (
     sqrt,
 )
 from webtorch.ops.gamma import _igamma, _igammac, _polygamma, _zeta
-from webtorch.ops.layout import of_operands
+from webtorch.ops.layout import of_operands, row_major
 from webtorch.ops.primitive import cast_to, paired, pairs
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite
@@ -391,6 +391,7 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
     gradient_name="MaskedFillBackward0",
     direct=("masked_fill.Scalar", "masked_fill.Tensor"),
     aten=("masked_fill",),
+    layout=row_major,
 )
 def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Return input with `value` (a number or a 0-d tensor) where mask is true."""
@@ -491,6 +492,7 @@ def logit(input: Tensor, eps: float | None = None) -> Tensor:
     dtypes=FLOATS,
     drawn=True,
     gradient_name="RreluWithNoiseBackward0",
+    layout=row_major,
 )
 def rrelu(
     input: Tensor,

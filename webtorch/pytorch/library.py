@@ -29,6 +29,7 @@ from webtorch.pytorch import (
     patches,
     regions,
 )
+from webtorch.pytorch import batchnorm as batchnorm  # declares itself
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
 from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (

@@ -35,6 +35,7 @@ from webtorch.scripts.late import complete, give_all
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
+from webtorch.scripts.resting import wake, wake_all
 from webtorch.scripts.run import Run, keep_saved
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
@@ -69,6 +70,8 @@ MOST_BRANCHES = 16
 _MAX_PARTS = 64
 # How many runs stand aside whose results are kept with their graphs.
 _MAX_ASIDES = 32
+# How often in a row a program may fail to run.
+_MOST_FAILURES = 2
 # How many runs whose graph may still be used are remembered.
 _MAX_UNFINISHED = 4
 
@@ -190,6 +193,7 @@ class Follower:
         active.follow(None)
         # Nothing is promised any more, and what waited has its storage: attributes are as fast again as they were.
         give_all()
+        wake_all()
         for kind in (Tensor, Storage):
             delattr(kind, "__getattr__")
         for number in self.tried:
@@ -669,7 +673,7 @@ class Follower:
             self._promise(run)
         run.at = step
         if step.writes and step.kind != "step":
-            run.count_writes(step, 1)
+            run.count_writes(step.writes, 1)
             for j, *_ in step.writes:
                 storage = run.externals[j]._storage
                 if storage not in run.undo:
@@ -741,10 +745,16 @@ class Follower:
                     raise
                 if not done:
                     self.leave(run)
+                    if program is not None:
+                        program.failures += 1
+                        if program.failures > _MOST_FAILURES:
+                            _forget_programs(at)
                     return
+                assert program is not None
+                program.failures = 0
                 self.counts["followed"] += 1
                 self.gained += 1 + len(run.slots) - run.first
-                if program is not None and at.goes_on is not None and run.may_go_on:
+                if at.goes_on is not None and run.may_go_on:
                     run.go_on(at.goes_on, program, run.saved)
                     self.counts["steps"] += 1
                     self.in_vain = 0
@@ -1053,6 +1063,8 @@ class Follower:
 
 # What a promised tensor that has its value may still lack.
 _GRAPH = ("_grad_fn", "_output_nr")
+# What a storage lacks that is to be written, or that rests.
+_OF_STORAGE = ("node", "version")
 # Followers that have promised something, and those that have runs aside.
 _promising: list[Follower] = []
 _with_asides: list[Follower] = []
@@ -1124,10 +1136,10 @@ def _forget_programs(step: Step) -> None:
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
     """Give a promised tensor, or a storage that is to be written, what it lacks."""
-    if name not in LATE and name != "node":
+    if name not in LATE and name not in _OF_STORAGE:
         # The class says what is missing.
         return object.__getattribute__(holder, name)
-    given = isinstance(holder, Tensor) and complete(holder)
+    given = complete(holder) if isinstance(holder, Tensor) else wake(holder)
     if not given:
         for follower in list(_promising):
             run = follower.run
@@ -1168,6 +1180,11 @@ class _Listener:
         self.choosing = threading.Lock()
         # Those of the threads that have computed, and what they have seen: one is on at a time.
         self.known: dict[int, Follower] = {}
+
+    @property
+    def fewest(self) -> int:
+        """How many operations a program has, at least, that may be part of a script."""
+        return _FEWEST
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from webtorch.ir.graph import Node
-from webtorch.ir.view import Shape
-from webtorch.runtime.realize import Runtime
 from webtorch.scripts.changes import PROMISED, history_of
+from webtorch.scripts.run import Run
+from webtorch.scripts.script import Known
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import GradFn, gradient_edge, set_history
@@ -36,6 +36,18 @@ def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
     """Let a tensor wait for what it lacks."""
     t._late = late
     _waiting.append(reference)
+
+
+def hold(run: Run, late: Iterable[tuple[int, int, Known]], buffers: Sequence[Any]) -> None:
+    """Let results of a run wait for their storages and their functions."""
+    slots, externals = run.slots, run.externals
+    for place, slot, known in late:
+        reference = slots[slot]
+        t = reference()
+        if t is not None:
+            leaves = known.leaves(externals) if known.title else ()
+            t._late = give_storage, buffers[place], known, leaves
+            _waiting.append(reference)
 
 
 def forget_dead() -> None:
@@ -62,12 +74,15 @@ def complete(t: Tensor) -> bool:
     return True
 
 
-def give_storage(t: Tensor, buffer: Any, shape: Shape, version: int, runtime: Runtime) -> None:
-    """Give a tensor without a graph its storage: its memory, how often it was written, and the device."""
-    storage = Storage(Node.in_memory(shape, buffer.dtype, buffer), runtime)
-    storage.version = version
+def give_storage(t: Tensor, buffer: Any, known: Known, leaves: Sequence[Tensor]) -> None:
+    """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
+    storage = Storage(Node.in_memory(known.shape, buffer.dtype, buffer), known.runtime)
+    storage.version = known.version
     give_value(t, storage)
-    t._grad_fn, t._output_nr = None, 0
+    if known.title:
+        use_up(t, known.title, leaves)
+    else:
+        t._grad_fn, t._output_nr = None, 0
 
 
 def use_up(t: Tensor, title: str, leaves: Iterable[Tensor]) -> None:

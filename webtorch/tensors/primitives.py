@@ -41,7 +41,7 @@ from webtorch.tensors.tape import (
     attach,
     needs_grad,
 )
-from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.tensor import Tensor, new_result, unsupported_text
 from webtorch.tensors.views import (
     as_view,
     complex_of,
@@ -329,10 +329,38 @@ def ordered_node(x: Tensor, shape: Shape, strides: Shape, order: Shape) -> Node:
     return window(node, shape, strides, offset, x.dtype)
 
 
+# What copies in another type share, by shape and types.
+_CASTS: dict[tuple[Any, ...], Form] = {}
+_MOST_CASTS = 1 << 12
+
+
 def _identity(x: Tensor, dtype: DType) -> Tensor:
     """Return x in new memory of its layout, as `dtype`."""
     attrs = (IDENTITY, "t", x.dtype.compute)
-    strides = x._strides if x._whole else strides_like(x._shape, x._strides)
+    if x._whole:
+        storage, shape = x._storage, x._shape
+        key = shape, x.dtype, dtype
+        form = _CASTS.get(key)
+        if form is None:
+            if len(_CASTS) >= _MOST_CASTS:
+                _CASTS.clear()
+            form = _CASTS[key] = Form()
+        return new_result(
+            "map",
+            (x._node(),),
+            attrs,
+            (),
+            shape,
+            dtype,
+            user_line(),
+            form,
+            storage.runtime,
+            storage.elements,
+            shape,
+            x._strides,
+            True,
+        )
+    strides = strides_like(x._shape, x._strides)
     order = None if x._levels else out_of_order(x._shape, strides)
     if order is None:
         out = record("map", (x,), attrs, (), x._shape, dtype)
