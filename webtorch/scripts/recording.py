@@ -48,6 +48,7 @@ from webtorch.scripts.turning import BEGIN
 from webtorch.tensors import override
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import graph_of
+from webtorch.tensors.formats import strided
 from webtorch.tensors.host import HostScalar, Varying
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
@@ -285,6 +286,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             return p
         if type(value) not in override.plain and override.asks(type(value)):
             raise Refused(f"it is given a {type(value).__name__}, which is asked what it gives")
+        if value.layout is not strided:
+            raise Refused("it is given a sparse tensor")
         facts = facts_of(value)
         if facts is None:
             pending = value._storage.node.kind != "buffer"
