@@ -6,8 +6,6 @@ Programs written for any accelerator run on WebGPU through it:
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch import webgpu
 from webtorch.functions import public as webtorch
 
@@ -39,7 +37,7 @@ def current_device_index() -> int:
     return chosen.index or 0
 
 
-def synchronize(device: Any = None, /) -> None:
+def synchronize(device: object = None, /) -> None:
     """Wait until a WebGPU device has done its work."""
     webgpu.synchronize(device)
 

@@ -219,7 +219,7 @@ class autocast:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _cast(value: Any, kind: str, dtype: DType) -> Any:
+def _cast(value: object, kind: str, dtype: DType) -> Any:
     """Return `value` with the float tensors of one kind of device, however deep, in `dtype`."""
     if isinstance(value, Tensor):
         chosen = (

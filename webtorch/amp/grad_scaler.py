@@ -83,7 +83,7 @@ class GradScaler:
 
     # -- scaling --------------------------------------------------------------------------------
 
-    def scale(self, outputs: Any) -> Any:
+    def scale(self, outputs: object) -> Any:
         """Return a tensor, or the tensors of an iterable, multiplied by the scale."""
         if not self._enabled:
             return outputs
@@ -117,7 +117,7 @@ class GradScaler:
         )
         return self._scale, self._growth_tracker
 
-    def unscale_(self, optimizer: Any) -> None:
+    def unscale_(self, optimizer: object) -> None:
         """Divide the gradients of an optimizer by the scale, and note whether one is not finite.
 
         For what looks at gradients before the step, such as clipping. Raises RuntimeError when
@@ -210,7 +210,7 @@ class GradScaler:
         return result
 
     @staticmethod
-    def _together(found: Iterable[Tensor], device: Any) -> Tensor:
+    def _together(found: Iterable[Tensor], device: object) -> Tensor:
         first, *rest = (f.to(device) for f in found)
         for one in rest:
             first = webtorch.maximum(first, one)
@@ -344,7 +344,7 @@ class GradScaler:
             state["_scale"] = state["_growth_tracker"] = None
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
 
 

@@ -74,7 +74,7 @@ def stand_in(module: str, name: str) -> Any:
     """Return a class (or a function, for a name in lower case) that raises RuntimeError when used."""
     message = f"{module}.{name}: {ABSENT[module][0]}"
 
-    def refuse(*args: Any, **kwargs: Any) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
         """Raise RuntimeError: the name is not here."""
         raise RuntimeError(message)
 

@@ -43,7 +43,7 @@ class Room(ModuleType):
             if name not in _own(self):
                 with contextlib.suppress(AttributeError, ImportError):
                     getattr(self, name)
-        found: dict[str, Any] = _own(self)
+        found: dict[str, object] = _own(self)
         return found
 
     def _modules(self) -> list[ModuleType]:
@@ -91,7 +91,7 @@ class Room(ModuleType):
             else AttributeError(message, name=name, obj=None)
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if (
             isinstance(value, Room)
             and value.__name__ == f"{self.__name__}.{name}"

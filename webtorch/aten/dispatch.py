@@ -93,7 +93,7 @@ class OpOverload:
             run = functools.partial(self._compute, args, kwargs)
         return enter(self, args, kwargs, run) if dispatching.on else run()
 
-    def decompose(self, *args: Any, **kwargs: Any) -> Any:
+    def decompose(self, *args: object, **kwargs: object) -> Any:
         """Call what PyTorch writes the operator with; NotImplemented if it has kernels."""
         if not self._schema.composite or self._opname not in COMPOSED:
             return NotImplemented
@@ -302,7 +302,7 @@ def _tensors(values: Any) -> Iterator[Any]:
     return (x for x in flat((*args, *kwargs.values())) if isinstance(x, Tensor))
 
 
-def _classes(values: Any) -> Iterator[type[Any]]:
+def _classes(values: object) -> Iterator[type[Any]]:
     """Give the classes of tensors in arguments that are asked for kernels."""
     return (type(x) for x in _tensors(values) if type(x) is not Tensor and dispatches(type(x)))
 
@@ -312,7 +312,7 @@ def _wrappers(args: Args) -> Iterator[Tensor]:
     return (x for x in _tensors((args, {})) if "_shown_device" in x.__dict__)
 
 
-def enter(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> Any:
+def enter(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], object]) -> Any:
     """Call an operator while somebody is asked; `run` is the call as the user made it."""
     # A mode that is `whole` sees operators as users call them: `torch.export` does.
     whole = bool(state.modes) and getattr(state.modes[-1], "whole", False)
@@ -351,7 +351,9 @@ def _derivative(operator: OpOverload) -> Function | None:
         return None
     reads_result = theirs[1] in ("output", "result")
 
-    def rule(needs: Any, g: Any, out: Any, x: Any, *rest: Any, **options: Any) -> Any:
+    def rule(
+        needs: Any, g: object, out: object, x: object, *rest: object, **options: object
+    ) -> Any:
         found = getattr(aten, name)(g, out if reads_result else x, *rest, **options)
         return (found, *[None] * (len(needs) - 1))
 
@@ -359,7 +361,7 @@ def _derivative(operator: OpOverload) -> Function | None:
 
 
 def _differentiated(
-    operator: OpOverload, rule: Function, args: Args, kwargs: Kwargs, run: Callable[[], Any]
+    operator: OpOverload, rule: Function, args: Args, kwargs: Kwargs, run: Callable[[], object]
 ) -> Any:
     """Call an operator, the gradient of which another operator computes: `rule(needs, gradients, results, *args)`
     returns the cotangents of the tensors among the arguments, `needs` says for which of them.
@@ -477,7 +479,7 @@ def _kept(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
         mode.saved_hooks = before
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Whether two arguments are one: modes hand on copies of the lists that they were given."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))

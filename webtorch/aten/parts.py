@@ -19,7 +19,7 @@ from webtorch.functions.assign import CONVERSIONS, CONVERTED
 from webtorch.functions.contract import viewable
 from webtorch.functions.convolution import sizes_of
 from webtorch.functions.movement import sum_to
-from webtorch.ir.dtype import DType, bool_, float32, int64
+from webtorch.ir.dtype import DType, Number, bool_, float32, int64
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.ops.primitive import fill
 from webtorch.tensors.formats import contiguous_format
@@ -59,7 +59,9 @@ def _alias(x: Tensor) -> Tensor:
 
 
 @computed("slice")
-def _slice(x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+def _slice(
+    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
     return x[(slice(None),) * (dim % x.ndim) + (slice(start, end, step),)]
 
 
@@ -72,7 +74,7 @@ def _select_backward(g: Tensor, sizes: Sequence[int], dim: int, index: int) -> T
 
 @computed("slice_backward")
 def _slice_backward(
-    g: Tensor, sizes: Sequence[int], dim: int, start: Any, end: Any, step: int
+    g: Tensor, sizes: Sequence[int], dim: int, start: int | None, end: int | None, step: int
 ) -> Tensor:
     out = g.new_zeros(list(sizes))
     _slice(out, dim, start, end, step).copy_(g)
@@ -102,35 +104,35 @@ def _to_copy(x: Tensor, *, dtype: DType | None = None, **options: Any) -> Tensor
 
 
 @written("__radd__")
-def _radd(x: Tensor, other: Any) -> Any:
+def _radd(x: Tensor, other: Tensor | Number) -> Any:
     return aten.add(x, other)
 
 
 @written("__rmul__")
-def _rmul(x: Tensor, other: Any) -> Any:
+def _rmul(x: Tensor, other: Tensor | Number) -> Any:
     return aten.mul(x, other)
 
 
 @written("__rsub__")
-def _rsub(x: Tensor, other: Any) -> Any:
+def _rsub(x: Tensor, other: Tensor | Number) -> Any:
     return aten.rsub(x, other)
 
 
 @written("__rtruediv__", "__rdiv__")
-def _rdiv(x: Tensor, other: Any) -> Any:
+def _rdiv(x: Tensor, other: Tensor | Number) -> Any:
     return aten.mul(aten.reciprocal(x), other)
 
 
 @written("__rpow__")
-def _rpow(x: Tensor, other: Any) -> Any:
+def _rpow(x: Tensor, other: Tensor | Number) -> Any:
     return aten.pow(other, x)
 
 
 @written("to")
-def _to(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _to(x: Tensor, *args: object, **kwargs: object) -> Any:
     form = kwargs.pop("memory_format", None)
     device, dtype, copy = parse_to(args, dict(kwargs))
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if device is not None and str(device) not in (str(x.device), x.device.type):
         options["device"] = device
     if form is not None and "preserve" not in str(form):
@@ -143,7 +145,7 @@ def _to(x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 @composed("to")
-def _to_dtype(x: Tensor, dtype: Any, *rest: Any, **options: Any) -> Any:
+def _to_dtype(x: Tensor, dtype: object, *rest: object, **options: object) -> Any:
     if rest or options or not isinstance(dtype, DType):
         return NotImplemented
     return x if dtype is x.dtype else aten._to_copy(x, dtype=dtype)
@@ -168,14 +170,14 @@ def _conjugate(x: Tensor) -> Any:
 
 
 @written("contiguous")
-def _contiguous(x: Tensor, memory_format: Any = None) -> Any:
+def _contiguous(x: Tensor, memory_format: object = None) -> Any:
     # PyTorch asks nobody where nothing is to do.
     options = {} if memory_format is None else {"memory_format": memory_format}
     return x if x.is_contiguous(**options) else NotImplemented
 
 
 @composed("contiguous")
-def _in_order(x: Tensor, memory_format: Any = None) -> Any:
+def _in_order(x: Tensor, memory_format: object = None) -> Any:
     form = memory_format or contiguous_format
     return x if _contiguous(x, form) is x else aten.clone(x, memory_format=form)
 
@@ -242,7 +244,7 @@ def _getitem(x: Tensor, index: Any) -> Any:
     return aten.index.Tensor(x, tensors) if tensors else x
 
 
-def _is_index(i: Any) -> bool:
+def _is_index(i: object) -> bool:
     if isinstance(i, Tensor):
         return i.ndim > 0 and i.dtype.kind in ("int", "uint", "bool")
     return i is None or i is Ellipsis or isinstance(i, slice) or hasattr(i, "__index__")
@@ -304,7 +306,12 @@ def _bmm(a: Tensor, b: Tensor, *_turned: bool) -> Tensor:
 
 def _convolution(rank: int, transposed: bool) -> Function:
     def convolve(
-        x: Tensor, weight: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, *rest: Any
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Sequence[int] | int = 1,
+        padding: Sequence[int] | int | str = 0,
+        *rest: object,
     ) -> Any:
         """Call the operator that all convolutions are."""
         if isinstance(padding, str) or x.ndim != rank + 2:
@@ -343,7 +350,7 @@ def _attention(
     needs = attn_mask is not None and attn_mask.requires_grad
     same = q.ndim == k.ndim == v.ndim == 4 and size == v.shape[-1] and q.shape[1] == k.shape[1]
     if same and not dropout_p and not needs and (attn_mask is None or attn_mask.ndim in (2, 4)):
-        options: dict[str, Any] = {} if scale is None else {"scale": scale}
+        options: dict[str, object] = {} if scale is None else {"scale": scale}
         if q.device.type == "cpu":
             options |= {} if attn_mask is None else {"attn_mask": attn_mask}
             rest = (0.0, True) if is_causal else ()
@@ -367,8 +374,15 @@ def _attention(
 
 @computed("_scaled_dot_product_flash_attention_for_cpu")
 def _flash(
-    q: Tensor, k: Tensor, v: Tensor, p: float = 0.0, causal: bool = False, *, attn_mask: Any = None, scale: Any = None
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    p: float = 0.0,
+    causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
     attended = op.scaled_dot_product_attention(q, k, v, attn_mask, p, causal, scale)
     scores = op.matmul(q, k.transpose(-2, -1)) * (scale or 1.0 / math.sqrt(q.shape[-1]))
     return attended, op.logsumexp(scores, -1)
@@ -376,8 +390,8 @@ def _flash(
 
 @computed("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _flash_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, _out: Any, _sums: Any, p: float, causal: bool, *,
-    attn_mask: Any = None, scale: Any = None,
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, _out: object, _sums: object, p: float, causal: bool, *,
+    attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> Any:  # fmt: skip
     def run(*operands: Tensor) -> Any:
         return op.scaled_dot_product_attention(*operands, attn_mask, p, causal, scale)
@@ -387,8 +401,16 @@ def _flash_backward(
 
 @computed("_scaled_dot_product_efficient_attention")
 def _efficient(
-    q: Tensor, k: Tensor, v: Tensor, mask: Any, _sums: bool, p: float = 0.0, causal: bool = False, *, scale: Any = None
-) -> Any:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    _sums: bool,
+    p: float = 0.0,
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
     # Seed and offset of what is dropped: nothing is.
     return *_flash(q, k, v, p, causal, attn_mask=mask, scale=scale), *(
         fill((), 0, int64, q.device) for _ in "so"
@@ -397,9 +419,21 @@ def _efficient(
 
 @computed("_scaled_dot_product_efficient_attention_backward")
 def _efficient_backward(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Any, out: Any, sums: Any, _seed: Any, _offset: Any, p: float,
-    needs: Sequence[bool], causal: bool = False, *, scale: Any = None,
-) -> Any:  # fmt: skip
+    g: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    out: object,
+    sums: object,
+    _seed: object,
+    _offset: object,
+    p: float,
+    needs: Sequence[bool],
+    causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> Any:
     return *_flash_backward(g, q, k, v, out, sums, p, causal, attn_mask=mask, scale=scale), None
 
 
@@ -435,8 +469,8 @@ def _layer_norm(
 def _group_norm(
     x: Tensor,
     groups: int,
-    weight: Any = None,
-    bias: Any = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
     _enable: bool = True,
 ) -> Any:
@@ -447,9 +481,16 @@ def _group_norm(
 
 @written("batch_norm")
 def _batch_norm(
-    x: Tensor, running_mean: Any = None, running_var: Any = None, weight: Any = None, bias: Any = None,
-    training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *rest: Any,
-) -> Any:  # fmt: skip
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *rest: object,
+) -> Any:
     if rest:
         # `torch.batch_norm`, whose order is the operator's.
         return NotImplemented
@@ -460,16 +501,29 @@ def _batch_norm(
 
 @composed("batch_norm")
 def _native_batch_norm(
-    x: Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float, _cudnn: bool
-) -> Any:  # fmt: skip
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    _cudnn: bool,
+) -> Any:
     return aten.native_batch_norm(x, weight, bias, mean, var, training, momentum, eps)[0]
 
 
 @written("embedding")
 def _embedding(
-    input: Any, weight: Tensor, padding_idx: int | None = None, max_norm: Any = None, norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False, sparse: bool = False,
-) -> Any:  # fmt: skip
+    input: object,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
     if max_norm is not None or sparse or not isinstance(input, Tensor) or input.dtype.has_gradient:
         return NotImplemented
     place = -1 if padding_idx is None else padding_idx % weight.shape[0]
@@ -478,7 +532,7 @@ def _embedding(
     )
 
 
-def _without_defaults(*pairs: tuple[Any, Any]) -> list[Any]:
+def _without_defaults(*pairs: tuple[object, object]) -> list[Any]:
     """Return values, without those at the end that are the defaults beside them."""
     found = list(pairs)
     while found and found[-1][0] == found[-1][1]:
@@ -537,7 +591,7 @@ for _name in ("var", "std"):
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _reduction(size_average: Any, reduce: Any, reduction: Any) -> int | None:
+def _reduction(size_average: bool | None, reduce: bool | None, reduction: object) -> int | None:
     return (
         REDUCTIONS.index(reduction)
         if size_average is reduce is None and reduction in REDUCTIONS
@@ -547,9 +601,15 @@ def _reduction(size_average: Any, reduce: Any, reduction: Any) -> int | None:
 
 @written("cross_entropy")
 def _cross_entropy(
-    input: Tensor, target: Any, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
-    reduce: Any = None, reduction: str = "mean", label_smoothing: float = 0.0,
-) -> Any:  # fmt: skip
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
     number = _reduction(size_average, reduce, reduction)
     if number is None or not isinstance(target, Tensor):
         return NotImplemented
@@ -561,8 +621,13 @@ def _cross_entropy(
 
 @computed("cross_entropy_loss")
 def _cross_entropy_loss(
-    x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1, ignore_index: int = -100, smoothing: float = 0.0
-) -> Any:  # fmt: skip
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    smoothing: float = 0.0,
+) -> Any:
     return op.cross_entropy(
         x,
         target,
@@ -575,8 +640,13 @@ def _cross_entropy_loss(
 
 @composed("cross_entropy_loss")
 def _of_log_softmax(
-    x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1, ignore_index: int = -100, smoothing: float = 0.0
-) -> Any:  # fmt: skip
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    smoothing: float = 0.0,
+) -> Any:
     if smoothing or target.dtype.has_gradient or x.ndim > 2:
         return NotImplemented
     logs = aten._log_softmax(x, 1 if x.ndim > 1 else 0, False)
@@ -585,9 +655,14 @@ def _of_log_softmax(
 
 @written("nll_loss")
 def _nll_loss(
-    input: Tensor, target: Tensor, weight: Any = None, size_average: Any = None, ignore_index: int = -100,
-    reduce: Any = None, reduction: str = "mean",
-) -> Any:  # fmt: skip
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Any:
     number = _reduction(size_average, reduce, reduction)
     if number is None or input.ndim > 2:
         return NotImplemented
@@ -598,7 +673,11 @@ def _nll_loss(
 
 @computed("nll_loss_nd", "nll_loss")
 def _nll_loss_nd(
-    x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1, ignore_index: int = -100
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
 ) -> Any:
     return op.nll_loss(
         x, target, weight, ignore_index=ignore_index, reduction=REDUCTIONS[reduction]
@@ -607,7 +686,11 @@ def _nll_loss_nd(
 
 @composed("nll_loss_nd", "nll_loss")
 def _nll_loss_forward(
-    x: Tensor, target: Tensor, weight: Any = None, reduction: int = 1, ignore_index: int = -100
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
 ) -> Any:
     return aten.nll_loss_forward(x, target, weight, reduction, ignore_index)[0]
 
@@ -621,7 +704,7 @@ def _l1_loss(x: Tensor, y: Tensor, reduction: int = 1) -> Any:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _scaled(x: Any, factor: Any) -> Any:
+def _scaled(x: object, factor: object) -> Any:
     return x if factor == 1 else aten.mul(x, factor)
 
 
@@ -630,7 +713,7 @@ def _added(product: str) -> Function:
     multiply = getattr(aten, product)
 
     def rule(
-        needs: Any, g: Any, _out: Any, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
+        needs: Any, g: Any, _out: object, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
     ) -> Any:
         return (
             sum_to(_scaled(g, beta), x._shape) if needs[0] else None,
@@ -641,23 +724,25 @@ def _added(product: str) -> Function:
     return rule
 
 
-def _mv_backward(needs: Any, g: Any, _out: Any, a: Any, v: Any) -> Any:
+def _mv_backward(needs: Any, g: Any, _out: object, a: Any, v: Any) -> Any:
     outer = aten.mul(aten.unsqueeze(g, 1), v) if needs[0] else None
     return outer, aten.mv(aten.t(a), g) if needs[1] else None
 
 
-def _needs(needs: Sequence[bool], *given: Any) -> list[bool]:
+def _needs(needs: Sequence[bool], *given: object) -> list[bool]:
     """Return which of three optional tensors need a gradient, of which those that there are have one of `needs`."""
     rest = iter(needs)
     return [isinstance(x, Tensor) and next(rest) for x in given]
 
 
-def _present(found: Sequence[Any], *given: Any) -> tuple[Any, ...]:
+def _present(found: Sequence[object], *given: object) -> tuple[Any, ...]:
     """Return the cotangents of the tensors that there are."""
     return tuple([f for f, x in zip(found, given, strict=True) if isinstance(x, Tensor)])
 
 
-def _convolution_backward(needs: Any, g: Any, _out: Any, x: Any, w: Any, b: Any, *rest: Any) -> Any:
+def _convolution_backward(
+    needs: Any, g: object, _out: object, x: Any, w: Any, b: Any, *rest: object
+) -> Any:
     sizes = [b.shape[0]] if b is not None else None
     mask = _needs(needs, x, w, b)
     return _present(aten.convolution_backward(g, x, w, sizes, *rest, mask), x, w, b)
@@ -686,13 +771,13 @@ def _batch_norm_backward(
     return *_present(found, x, w, b), *_present((None, None), mean, var)
 
 
-def _flash_backward_of(_needs: Any, gs: Any, out: Any, *args: Any, **options: Any) -> Any:
+def _flash_backward_of(_needs: object, gs: Any, out: Any, *args: Any, **options: Any) -> Any:
     name = "_scaled_dot_product_flash_attention_for_cpu_backward"
     return getattr(aten, name)(gs[0], *args[:3], *out, *args[3:], **options)
 
 
 def _efficient_backward_of(
-    _needs: Any, gs: Any, out: Any, q: Any, k: Any, v: Any, mask: Any, _sums: Any, p: float, causal: bool,
+    _needs: object, gs: Any, out: Any, q: Any, k: Any, v: Any, mask: Any, _sums: object, p: float, causal: bool,
     **options: Any,
 ) -> Any:  # fmt: skip
     name = "_scaled_dot_product_efficient_attention_backward"
@@ -703,13 +788,13 @@ def _efficient_backward_of(
 
 
 def _nll_loss_backward(
-    _needs: Any, gs: Any, out: Any, x: Any, target: Any, weight: Any, *rest: Any
+    _needs: object, gs: Any, out: Any, x: Any, target: Any, weight: Any, *rest: Any
 ) -> Any:
     found = aten.nll_loss_backward(gs[0], x, target, weight, *rest, out[1])
     return (found, *_present((None, None), target, weight))
 
 
-def _permuted_back(_needs: Any, g: Any, _out: Any, _x: Any, dims: Sequence[int]) -> Any:
+def _permuted_back(_needs: object, g: object, _out: object, _x: object, dims: Sequence[int]) -> Any:
     inverse = sorted(range(len(dims)), key=lambda i: dims[i] % len(dims))
     return aten.permute(g, inverse)
 

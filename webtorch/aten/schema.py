@@ -82,7 +82,7 @@ class Schema:
     __repr__ = __str__
 
     def bind(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return the arguments of a call as PyTorch hands them to kernels: those by place without the defaults that
         they end in, those that have only names unless they are the defaults. None where they do not fit.
@@ -91,7 +91,7 @@ class Schema:
         kwargs, args = dict(kwargs), _gathered(places, args)
         if len(args) > len(places):
             return None
-        found: list[Any] = []
+        found: list[object] = []
         for i, argument in enumerate(places):
             if i < len(args):
                 value = args[i]
@@ -120,7 +120,7 @@ class Schema:
         return tuple(found), named
 
 
-def _gathered(places: Sequence[Argument], args: Sequence[Any]) -> Sequence[Any]:
+def _gathered(places: Sequence[Argument], args: Sequence[object]) -> Sequence[Any]:
     """Return the arguments with the sizes or dims that end them as one list: `x.view(2, 3)`."""
     for i, argument in enumerate(places[:2]):
         if (
@@ -132,11 +132,11 @@ def _gathered(places: Sequence[Argument], args: Sequence[Any]) -> Sequence[Any]:
     return args
 
 
-def _is_default(value: Any, default: Any) -> bool:
+def _is_default(value: object, default: object) -> bool:
     return type(value) in (type(default), list) and value == default
 
 
-def _is_of(value: Any, kind: str, number: bool) -> bool:
+def _is_of(value: object, kind: str, number: bool) -> bool:
     """Whether a value is of a type of schemas; `number`: whether a number may stand for a tensor."""
     if value is inspect.Parameter.empty:
         return False
@@ -168,7 +168,7 @@ def _is_of(value: Any, kind: str, number: bool) -> bool:
     return not isinstance(value, (Tensor, bool, int, float, list, tuple))
 
 
-def _listed(value: Any, kind: str) -> Any:
+def _listed(value: object, kind: str) -> Any:
     """Return a list for one number, or another sequence, where the schema says list."""
     kind = kind.removesuffix("?")
     if value is None or not kind.endswith("]"):

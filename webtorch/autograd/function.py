@@ -14,7 +14,7 @@ from webtorch.tensors.tensor import Tensor
 __all__ = ["Function", "FunctionCtx", "once_differentiable"]
 
 
-def once_differentiable(fn: Callable[..., Any]) -> Callable[..., Any]:
+def once_differentiable(fn: Callable[..., object]) -> Callable[..., Any]:
     """Say that a `backward` cannot be differentiated itself: doing so raises RuntimeError.
 
     Used below @staticmethod. The gradients are computed without being recorded.

@@ -110,16 +110,16 @@ def _vectors(v: object, like: Tensors, several: bool, name: str) -> Tensors:
     return vectors
 
 
-def _run(func: Callable[..., Any], inputs: Tensors, name: str) -> tuple[bool, Tensors]:
+def _run(func: Callable[..., object], inputs: Tensors, name: str) -> tuple[bool, Tensors]:
     return _tuple(func(*inputs), "outputs of the user-provided function", name)
 
 
-def _packed(several: bool, found: Sequence[Any]) -> Any:
+def _packed(several: bool, found: Sequence[object]) -> Any:
     return tuple(found) if several else found[0]
 
 
 def vjp(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     inputs: object,
     v: object = None,
     create_graph: bool = False,
@@ -140,7 +140,7 @@ def vjp(
 
 
 def jvp(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     inputs: object,
     v: object = None,
     create_graph: bool = False,
@@ -164,7 +164,7 @@ def jvp(
 
 
 def jacobian(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     inputs: object,
     create_graph: bool = False,
     strict: bool = False,
@@ -182,7 +182,7 @@ def jacobian(
         points = _start(inputs, create_graph)
         many, outputs = _run(func, points, "jacobian")
         _check_strict(outputs, strict)
-        rows: list[Any] = []
+        rows: list[object] = []
         for y in outputs:
             parts: list[list[Tensor]] = [[] for _ in points]
             flat = y.reshape(-1)
@@ -229,7 +229,7 @@ def _check_strategy(
         )
 
 
-def _number(func: Callable[..., Any], points: Tensors, name: str) -> Tensor:
+def _number(func: Callable[..., object], points: Tensors, name: str) -> Tensor:
     """Return func(*points), which must be one number."""
     many, outputs = _run(func, points, name)
     if many or outputs[0].numel() != 1:
@@ -242,7 +242,7 @@ def _number(func: Callable[..., Any], points: Tensors, name: str) -> Tensor:
 
 
 def hessian(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     inputs: object,
     create_graph: bool = False,
     strict: bool = False,
@@ -275,7 +275,7 @@ def hessian(
 
 
 def vhp(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     inputs: object,
     v: object = None,
     create_graph: bool = False,
@@ -286,7 +286,7 @@ def vhp(
 
 
 def hvp(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     inputs: object,
     v: object = None,
     create_graph: bool = False,
@@ -297,7 +297,12 @@ def hvp(
 
 
 def _with_hessian(
-    name: str, func: Callable[..., Any], inputs: object, v: object, create_graph: bool, strict: bool
+    name: str,
+    func: Callable[..., object],
+    inputs: object,
+    v: object,
+    create_graph: bool,
+    strict: bool,
 ) -> tuple[Any, Any]:
     """Return the value of a function, and the product of a vector with its Hessian, from the side that `name` says."""
     with enable_grad():

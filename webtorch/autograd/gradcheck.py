@@ -37,7 +37,7 @@ def _outputs(found: object) -> list[Tensor]:
     return [y for y in many if isinstance(y, Tensor) and y.dtype.has_gradient]
 
 
-def _real(func: Callable[..., Any], inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _real(func: Callable[..., object], inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """Return the function and its inputs with complex numbers as pairs of real ones.
 
     The cotangent of a complex number is that of its two parts, so nothing else is to be checked.
@@ -76,8 +76,8 @@ _Table = list[list[float]]
 
 
 def _numerical(
-    func: Callable[..., Any],
-    inputs: Sequence[Any],
+    func: Callable[..., object],
+    inputs: Sequence[object],
     x: Tensor,
     eps: float,
     u: Tensor | None,
@@ -113,7 +113,7 @@ def _seen(derivatives: Tensor, v: Tensor | None) -> Tensor:
     return derivatives if v is None else (derivatives * v.reshape(-1)).sum().reshape(1)
 
 
-def _evaluate(func: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor]:
+def _evaluate(func: Callable[..., object], inputs: Sequence[object]) -> list[Tensor]:
     with enable_grad():
         return _outputs(func(*inputs))
 
@@ -143,7 +143,7 @@ def _differ(a: _Table, b: _Table, atol: float, rtol: float) -> bool:
 
 
 def gradcheck(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     inputs: object,
     *,
     eps: float = 1e-6,
@@ -187,7 +187,7 @@ def gradcheck(
     return True
 
 
-def _checked_inputs(inputs: tuple[Any, ...]) -> list[tuple[int, Tensor]]:
+def _checked_inputs(inputs: tuple[object, ...]) -> list[tuple[int, Tensor]]:
     """Return those that gradients are asked for, with their numbers. Raises where a check can say nothing."""
     wanted = [(i, x) for i, x in enumerate(inputs) if isinstance(x, Tensor) and x.requires_grad]
     if not wanted:
@@ -213,7 +213,7 @@ def _checked_inputs(inputs: tuple[Any, ...]) -> list[tuple[int, Tensor]]:
 
 
 def _check(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     inputs: object,
     eps: float,
     atol: float,
@@ -285,10 +285,10 @@ def _reach(u: Tensor | None, v: Tensor | None) -> float:
 
 
 def _tangents(
-    func: Callable[..., Any], inputs: Sequence[Any], x: Tensor, u: Tensor | None = None
+    func: Callable[..., object], inputs: Sequence[object], x: Tensor, u: Tensor | None = None
 ) -> list[Any]:
     """Return for each output its tangents along each element of x, or along `u`: a row for each."""
-    rows: list[list[Any]] = []
+    rows: list[list[object]] = []
     directions = eye(x.numel(), dtype=x.dtype, device=x.device) if u is None else [u]
     for direction in directions:
         rows.append([t.detach().reshape(-1) for t in _push(func, inputs, x, direction)])
@@ -296,7 +296,7 @@ def _tangents(
 
 
 def _push(
-    func: Callable[..., Any], inputs: Sequence[Any], x: Tensor, direction: Tensor
+    func: Callable[..., object], inputs: Sequence[object], x: Tensor, direction: Tensor
 ) -> list[Tensor]:
     """Return the tangents of the outputs along one direction."""
     with forward_ad.dual_level():
@@ -307,8 +307,8 @@ def _push(
 
 
 def _check_tangents(
-    func: Callable[..., Any],
-    inputs: Sequence[Any],
+    func: Callable[..., object],
+    inputs: Sequence[object],
     x: Tensor,
     number: int,
     numerical: list[_Table],

@@ -51,11 +51,11 @@ class Node(abc.ABC):
         """What the cotangents are like that come here."""
 
     @abc.abstractmethod
-    def register_hook(self, fn: Callable[..., Any]) -> RemovableHandle:
+    def register_hook(self, fn: Callable[..., object]) -> RemovableHandle:
         """Call `fn(grad_inputs, grad_outputs)` after this function has run."""
 
     @abc.abstractmethod
-    def register_prehook(self, fn: Callable[..., Any]) -> RemovableHandle:
+    def register_prehook(self, fn: Callable[..., object]) -> RemovableHandle:
         """Call `fn(grad_outputs)` before this function runs."""
 
 
@@ -66,7 +66,7 @@ class saved_tensors_hooks:
     """
 
     def __init__(
-        self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]
+        self, pack_hook: Callable[[Tensor], object], unpack_hook: Callable[[Any], Tensor]
     ) -> None:
         self.pack_hook = pack_hook
         self.unpack_hook = unpack_hook
@@ -187,7 +187,7 @@ def register_multi_grad_hook(
         raise ValueError(f"Expects mode to be one of ('all', 'any') but got {mode}")
     edges = [gradient_edge(t) for t in tensors]
     found: dict[int, Tensor] = {}
-    served: list[Any] = []
+    served: list[object] = []
 
     def hook_of(i: int) -> Callable[[Tensor], None]:
         """Return the hook of tensor i."""

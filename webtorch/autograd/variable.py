@@ -29,7 +29,9 @@ class Variable(metaclass=VariableMeta):
 
     _execution_engine = _ExecutionEngine()
 
-    def __new__(cls, data: Any = None, requires_grad: bool = False, volatile: Any = None) -> Any:
+    def __new__(
+        cls, data: object = None, requires_grad: bool = False, volatile: object = None
+    ) -> Any:
         """Return the tensor. `volatile` has no effect, as in PyTorch."""
         found = Tensor() if data is None else data
         if not isinstance(found, Tensor):

@@ -220,7 +220,7 @@ class Backward:
 
     def hold(self, tensors: list[Tensor], moved: dict[Storage, Storage]) -> list[object]:
         """Return the data that the second program reads besides what is kept, with versions."""
-        held: list[Any] = []
+        held: list[object] = []
         for kind, source in self.sources:
             if kind != "data":
                 held.append(None)
@@ -283,8 +283,8 @@ class Backward:
     def _run(
         self,
         cotangents: Sequence[Tensor | None],
-        held: list[Any],
-        saved: list[Any],
+        held: list[object],
+        saved: list[object],
         args: list[Scalar],
     ) -> list[Tensor | None]:
         runtime = self.runtime

@@ -122,7 +122,7 @@ def compile(
     dynamic: bool | None = None,
     backend: object = "inductor",
     mode: str | None = None,
-    options: dict[str, Any] | None = None,
+    options: dict[str, object] | None = None,
     disable: bool = False,
     device: str | None = None,
     captures: bool | Iterable[str] = (),
@@ -157,7 +157,7 @@ def compile(
         )
     if disable:
         return model
-    kind: Callable[..., Any] = OptimizedModule if isinstance(model, Module) else CompiledFunction
+    kind: Callable[..., object] = OptimizedModule if isinstance(model, Module) else CompiledFunction
     return kind(
         model, device=device, captures=captures, memory_budget=memory_budget, fullgraph=fullgraph
     )

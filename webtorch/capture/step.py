@@ -412,7 +412,7 @@ class CompiledFunction:
         self,
         sizes: Point,
         args: tuple[object, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         tensors: list[Tensor],
         live: dict[str, float],
         point: Point,

@@ -96,7 +96,7 @@ class NotReplayable(Exception):
 def capture(
     function: Callable[..., object],
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, object],
     tensors: list[Tensor],
     *,
     careful: bool = False,

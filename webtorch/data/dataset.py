@@ -146,7 +146,7 @@ class ConcatDataset(Dataset[Any]):
 class ChainDataset(IterableDataset[Any]):
     """The examples of several iterable datasets, one dataset after the other."""
 
-    def __init__(self, datasets: Iterable[Any]) -> None:
+    def __init__(self, datasets: Iterable[object]) -> None:
         """Hold the datasets."""
         self.datasets = datasets
 

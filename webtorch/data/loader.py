@@ -216,7 +216,7 @@ class DataLoader(Generic[Batch]):
         found = self._get_iterator()
         return found if self._expected is None else self._counted(found, self._expected)
 
-    def _counted(self, batches: Iterator[Any], expected: int) -> Iterator[Any]:
+    def _counted(self, batches: Iterator[object], expected: int) -> Iterator[Any]:
         """Give the batches, and warn of each one beyond the length that was told."""
         for count, batch in enumerate(batches, 1):
             if count > expected:

@@ -70,16 +70,16 @@ class Callee:
         autocast: Any = None,
         writes: bool = False,
         role: Role = "operation",
-        watch: Callable[..., list[Any] | None] | None = None,
+        watch: Callable[..., list[object] | None] | None = None,
         find: Run | None = None,
-        like: Callable[..., Any] | None = None,
+        like: Callable[..., object] | None = None,
     ) -> None:
         self.role, self.watch, self.find, self.like = role, watch, find, like
         self.name, self.run, self.op, self.parameters = name, run, op, parameters
         self.autocast, self.writes = autocast, writes
         self.public: Callable[..., Any] | None = None
 
-    def publish(self, function: Callable[..., Any]) -> None:
+    def publish(self, function: Callable[..., object]) -> None:
         """Take the function that users hold, which from now on tells what its calls are of."""
         self.public = function
         function.callee = self  # type: ignore[attr-defined]
@@ -145,10 +145,10 @@ class Follower(Protocol):
     def before_drawing(self) -> None:
         """Let the calls that promised something draw random numbers before another one does."""
 
-    def before_setting(self, generator: Any) -> None:
+    def before_setting(self, generator: object) -> None:
         """Keep what was drawn before a generator is set out of scripts: it cannot be drawn again."""
 
-    def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
+    def draw(self, generator: object, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn, as numbers that remember it while calls are recorded."""
 
 
@@ -283,7 +283,7 @@ def enter(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     return callee.run(*meant)
 
 
-def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
+def bind(callee: Callee, like: Callable[..., object]) -> Callable[..., Any]:
     """Return the function that users call, with the name, signature and documentation of `like`."""
     run, find = callee.run, callee.find
 
@@ -307,7 +307,7 @@ def bind(callee: Callee, like: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def dispatched(
-    noted_as: str = "", *, autocast: Any = None, positional: bool = False, role: Role = "parts"
+    noted_as: str = "", *, autocast: object = None, positional: bool = False, role: Role = "parts"
 ) -> Callable[[F], F]:
     """Decorate a public function that is no entry of the table: its calls go through the interpreters, too.
 
@@ -341,7 +341,7 @@ def dispatched(
                 meant = _meant(callee, args, kwargs)
             return function(*meant[0], **meant[1])
 
-        public: Callable[..., Any] = called
+        public: Callable[..., object] = called
         if names == ["self"]:
 
             def public(self: object) -> Any:

@@ -118,5 +118,5 @@ class OfCategorical(Distribution):
     logits = part("_categorical.logits", "Log probabilities along the last dim.")
     param_shape = part("_categorical.param_shape", "The shape of the parameter that was given.")
 
-    def _new(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _new(self, *args: object, **kwargs: object) -> Tensor:
         return self._categorical._new(*args, **kwargs)

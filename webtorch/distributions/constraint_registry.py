@@ -47,7 +47,7 @@ biject_to = ConstraintRegistry()
 transform_to = ConstraintRegistry()
 
 
-def _both(*kinds: Any) -> Callable[[F], F]:
+def _both(*kinds: object) -> Callable[[F], F]:
     def register(factory: F) -> F:
         """Add a pair of functions for one constraint to both registries."""
         for kind in kinds:

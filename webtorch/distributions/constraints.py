@@ -97,7 +97,7 @@ class _Dependent(Constraint):
         raise ValueError("Cannot determine validity of dependent constraint")
 
 
-def is_dependent(constraint: Any) -> bool:
+def is_dependent(constraint: object) -> bool:
     """Return whether a constraint depends on other parameters."""
     return isinstance(constraint, _Dependent)
 
@@ -109,7 +109,11 @@ class _DependentProperty(property, _Dependent):
     """
 
     def __init__(
-        self, fn: Any = None, *, is_discrete: Any = NotImplemented, event_dim: Any = NotImplemented
+        self,
+        fn: Any = None,
+        *,
+        is_discrete: object = NotImplemented,
+        event_dim: object = NotImplemented,
     ) -> None:
         super().__init__(fn)
         self._is_discrete = is_discrete
@@ -119,7 +123,7 @@ class _DependentProperty(property, _Dependent):
         return _DependentProperty(fn, is_discrete=self._is_discrete, event_dim=self._event_dim)
 
 
-def _require(constraint: Any) -> None:
+def _require(constraint: object) -> None:
     if not isinstance(constraint, Constraint):
         raise AssertionError(
             f"base_constraint must be a Constraint, got {type(constraint).__name__}"

@@ -91,11 +91,11 @@ def part(path: str, doc: str) -> Any:
 class lazy_property:
     """A property that is computed at its first use and kept as an attribute of the instance."""
 
-    def __init__(self, wrapped: Callable[[Any], Any]) -> None:
+    def __init__(self, wrapped: Callable[[Any], object]) -> None:
         self.wrapped = wrapped
         functools.update_wrapper(self, wrapped)  # type: ignore[arg-type]
 
-    def __get__(self, instance: Any, obj_type: Any = None) -> Any:
+    def __get__(self, instance: object, obj_type: object = None) -> Any:
         if instance is None:
             return _lazy_property_and_property(self.wrapped)
         with webtorch.enable_grad():
@@ -107,7 +107,7 @@ class lazy_property:
 class _lazy_property_and_property(lazy_property, property):
     """What the class shows of a lazy property: a property for documentation, a lazy one for validation."""
 
-    def __init__(self, wrapped: Callable[[Any], Any]) -> None:
+    def __init__(self, wrapped: Callable[[Any], object]) -> None:
         property.__init__(self, wrapped)
 
 

@@ -1,6 +1,6 @@
 """torch.fft's names. Written by tools/stubs.py from the op table; not edited by hand."""
 
-from typing import Any as _Any
+from collections.abc import Sequence as _Sequence
 
 from webtorch.ir.dtype import DType as _DType
 from webtorch.tensors.device import DeviceLike as _DeviceLike
@@ -17,8 +17,8 @@ def fft(
 ) -> _Tensor: ...
 def fft2(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
@@ -35,13 +35,15 @@ def fftfreq(
 ) -> _Tensor: ...
 def fftn(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
-def fftshift(input: _Tensor, dim: _Any = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def fftshift(
+    input: _Tensor, dim: _Sequence[int] | int | None = ..., *, out: _Tensor | None = ...
+) -> _Tensor: ...
 def hfft(
     input: _Tensor,
     n: int | None = ...,
@@ -52,16 +54,16 @@ def hfft(
 ) -> _Tensor: ...
 def hfft2(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def hfftn(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
@@ -76,21 +78,23 @@ def ifft(
 ) -> _Tensor: ...
 def ifft2(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def ifftn(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
-def ifftshift(input: _Tensor, dim: _Any = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def ifftshift(
+    input: _Tensor, dim: _Sequence[int] | int | None = ..., *, out: _Tensor | None = ...
+) -> _Tensor: ...
 def ihfft(
     input: _Tensor,
     n: int | None = ...,
@@ -101,16 +105,16 @@ def ihfft(
 ) -> _Tensor: ...
 def ihfft2(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def ihfftn(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
@@ -125,16 +129,16 @@ def irfft(
 ) -> _Tensor: ...
 def irfft2(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def irfftn(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
@@ -149,8 +153,8 @@ def rfft(
 ) -> _Tensor: ...
 def rfft2(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,
@@ -167,8 +171,8 @@ def rfftfreq(
 ) -> _Tensor: ...
 def rfftn(
     input: _Tensor,
-    s: _Any = ...,
-    dim: _Any = ...,
+    s: _Sequence[int] | int | None = ...,
+    dim: _Sequence[int] | int | None = ...,
     norm: str | None = ...,
     *,
     out: _Tensor | None = ...,

@@ -16,8 +16,8 @@ _Leaves = Sequence[webtorch.Tensor]
 
 
 def associative_scan(
-    combine_fn: Callable[[Any, Any], Any],
-    xs: Any,
+    combine_fn: Callable[[Any, Any], object],
+    xs: object,
     dim: int,
     reverse: bool = False,
     combine_mode: str = "pointwise",

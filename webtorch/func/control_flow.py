@@ -73,7 +73,7 @@ def while_loop(
             "Expect carried_inputs to be a tuple of possibly nested dict/list/tuple that only consists of "
             f"tensor or int leaves, but got {carried_inputs}."
         )
-    carried: Any = carried_inputs
+    carried: object = carried_inputs
     arguments = carried_inputs
     while _goes_on(cond_fn(*arguments)):
         carried = _run("while_loop", body_fn, arguments)
@@ -107,8 +107,8 @@ def _run(name: str, function: Callable[..., Any], operands: Any) -> Any:
 
 def _choose(
     pred: webtorch.Tensor,
-    true_fn: Callable[..., Any],
-    false_fn: Callable[..., Any],
+    true_fn: Callable[..., object],
+    false_fn: Callable[..., object],
     operands: object,
 ) -> Any:
     """Return the results of both branches, chosen by element."""
@@ -156,7 +156,7 @@ def _where_taken(
     return (webtorch.where(pred, g, 0) if taken else webtorch.where(pred, 0, g),)
 
 
-def _gate(pred: webtorch.Tensor, taken: bool, results: list[Any], start: int) -> None:
+def _gate(pred: webtorch.Tensor, taken: bool, results: list[object], start: int) -> None:
     """Let first derivatives by what a branch reads beside its operands, such as the weights of a module, out
     of it only if it is chosen. Its functions are younger than `start`.
     """

@@ -166,7 +166,7 @@ def checked_argnums(argnums: object, count: int) -> tuple[int, ...]:
     return found
 
 
-def _replaced(args: Sequence[Any], numbers: Sequence[int], new: Sequence[Any]) -> list[Any]:
+def _replaced(args: Sequence[object], numbers: Sequence[int], new: Sequence[object]) -> list[Any]:
     out = list(args)
     for n, value in zip(numbers, new, strict=True):
         out[n] = value
@@ -189,7 +189,7 @@ def _parts(result: object, has_aux: bool, name: str) -> tuple[Any, Any]:
 
 
 def grad_and_value(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+    func: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
     """Return a function that returns (gradients, value) of `func`, whose value is a 0-d tensor.
 
@@ -230,7 +230,7 @@ def grad_and_value(
 
 
 def grad(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+    func: Callable[..., object], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
     """Return a function that returns the gradients of `func` (and aux): see grad_and_value."""
     both = grad_and_value(func, argnums, has_aux)
@@ -244,7 +244,7 @@ def grad(
     return computed
 
 
-def vjp(func: Callable[..., Any], *primals: object, has_aux: bool = False) -> Any:
+def vjp(func: Callable[..., object], *primals: object, has_aux: bool = False) -> Any:
     """Return (func(*primals), vjp_fn) or, with has_aux, (output, vjp_fn, aux).
 
     vjp_fn(cotangents), a nest like the output, returns a tuple of the gradients for the primals (one
@@ -254,7 +254,7 @@ def vjp(func: Callable[..., Any], *primals: object, has_aux: bool = False) -> An
 
 
 def _vjp(
-    func: Callable[..., Any], args: tuple[Any, ...], argnums: Argnums | None, has_aux: bool
+    func: Callable[..., object], args: tuple[object, ...], argnums: Argnums | None, has_aux: bool
 ) -> Any:
     numbers = tuple(range(len(args))) if argnums is None else checked_argnums(argnums, len(args))
     with _Transform() as transform:
@@ -299,7 +299,7 @@ def _vjp(
     return (results, vjp_fn, aux) if has_aux else (results, vjp_fn)
 
 
-def _check_outputs(outputs: Sequence[Any], api: str) -> None:
+def _check_outputs(outputs: Sequence[object], api: str) -> None:
     if not outputs or (len(outputs) == 1 and outputs[0] is None):
         raise RuntimeError(
             f"{api}: Expected f to be a function that has non-empty output (got output = {outputs})"
@@ -319,7 +319,7 @@ _JVP = "jvp(f, primals, tangents)"
 
 
 def jvp(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     primals: object,
     tangents: object,
     *,
@@ -334,7 +334,7 @@ def jvp(
 
 
 def _jvp(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     args: object,
     tangents: object,
     argnums: Argnums | None,
@@ -382,7 +382,7 @@ def _jvp(
     return (*out, aux) if has_aux else out
 
 
-def linearize(func: Callable[..., Any], *primals: object) -> tuple[Any, Callable[..., Any]]:
+def linearize(func: Callable[..., object], *primals: object) -> tuple[Any, Callable[..., Any]]:
     """Return (func(*primals), jvp_fn): the product of the Jacobian at `primals` with any tangents.
 
     The function runs once; jvp_fn only runs what is linear, recorded once as the transpose of the
@@ -449,7 +449,7 @@ def _basis(tensors: Sequence[Tensor], first: int, count: int) -> list[Tensor]:
 
 
 def jacrev(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     argnums: Argnums = 0,
     *,
     has_aux: bool = False,
@@ -499,7 +499,7 @@ def jacrev(
     return computed
 
 
-def _one_row(vjp_fn: Callable[..., Any], basis: object) -> Any:
+def _one_row(vjp_fn: Callable[..., object], basis: object) -> Any:
     return tree_map(lambda g: g.unsqueeze(0), vjp_fn(tree_map(lambda b: b.squeeze(0), basis)))
 
 
@@ -511,7 +511,7 @@ def _splits(stacked: Sequence[Tensor], sizes: Sequence[int]) -> Iterator[list[Te
 
 
 def jacfwd(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     argnums: Argnums | None = 0,
     has_aux: bool = False,
     *,
@@ -531,7 +531,7 @@ def jacfwd(
         sizes = [p.numel() for p in leaves]
         basis = tree_unflatten(_basis(leaves, 0, sum(sizes)), spec)
         # aux is the same for every direction: kept from the one call.
-        kept: list[Any] = []
+        kept: list[object] = []
 
         def push(direction: object) -> Any:
             """Return the product of the Jacobian with one direction."""
@@ -557,6 +557,6 @@ def jacfwd(
     return computed
 
 
-def hessian(func: Callable[..., Any], argnums: Argnums = 0) -> Callable[..., Any]:
+def hessian(func: Callable[..., object], argnums: Argnums = 0) -> Callable[..., Any]:
     """Return a function that returns the second derivatives of `func`: forward mode over reverse."""
     return jacfwd(jacrev(func, argnums), argnums)

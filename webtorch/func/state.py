@@ -17,7 +17,7 @@ def functional_call(
     module: Module,
     parameter_and_buffer_dicts: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
     args: object = None,
-    kwargs: dict[str, Any] | None = None,
+    kwargs: dict[str, object] | None = None,
     *,
     tie_weights: bool = True,
     strict: bool = False,
@@ -61,7 +61,7 @@ def _stacked(tensors: list[Tensor], name: str) -> Tensor:
     return out.requires_grad_() if all(trains) else out
 
 
-def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
+def functionalize(func: Callable[..., object], *, remove: str = "mutations") -> Callable[..., Any]:
     """Return a function that computes what `func` does.
 
     PyTorch rewrites in-place operations and views here. In webtorch every recorded graph is without

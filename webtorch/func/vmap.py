@@ -13,7 +13,7 @@ from webtorch.utils._pytree import broadcast_leaves, tree_flatten, tree_leaves, 
 
 
 def vmap(
-    func: Callable[..., Any],
+    func: Callable[..., object],
     in_dims: object = 0,
     out_dims: object = 0,
     randomness: str = "error",
@@ -55,8 +55,8 @@ def vmap(
 
 
 def _whole(
-    func: Callable[..., Any],
-    run: Callable[[list[Any]], Any],
+    func: Callable[..., object],
+    run: Callable[[list[Any]], object],
     given: list[tuple[Any, int | None]],
     size: int,
     out_dims: object,
@@ -72,8 +72,8 @@ def _whole(
 
 
 def _chunked(
-    func: Callable[..., Any],
-    run: Callable[[list[Any]], Any],
+    func: Callable[..., object],
+    run: Callable[[list[Any]], object],
     given: list[tuple[Any, int | None]],
     size: int,
     out_dims: object,
@@ -81,7 +81,7 @@ def _chunked(
     chunk: int,
 ) -> Any:
     state = TABLE["get_rng_state"]() if randomness == "same" else None
-    columns: list[list[Any]] = []
+    columns: list[list[object]] = []
     spec: Any = None
     for first in range(0, size, chunk):
         count = min(chunk, size - first)
@@ -98,7 +98,7 @@ def _chunked(
     return tree_unflatten(outs, spec)
 
 
-def _removed(func: Callable[..., Any], x: object, dim: int | None, level: Vmap) -> Any:
+def _removed(func: Callable[..., object], x: object, dim: int | None, level: Vmap) -> Any:
     name = _name(func)
     hidden = isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
     if dim is None:
@@ -120,7 +120,7 @@ def _removed(func: Callable[..., Any], x: object, dim: int | None, level: Vmap) 
     return unbatch(x, dim % rank, level.number, level.size)
 
 
-def _name(func: Callable[..., Any]) -> str:
+def _name(func: Callable[..., object]) -> str:
     if hasattr(func, "__name__"):
         return func.__name__
     if isinstance(func, functools.partial):
@@ -129,7 +129,7 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def _parse_inputs(
-    func: Callable[..., Any], in_dims: object, args: tuple[Any, ...]
+    func: Callable[..., object], in_dims: object, args: tuple[object, ...]
 ) -> tuple[int, list[Any], list[Any], Any]:
     """Return the size of the batch, and a dimension or None for each leaf of the arguments."""
     where = f"vmap({_name(func)}, in_dims={in_dims}, ...)(<inputs>): "
@@ -181,7 +181,7 @@ def _parse_inputs(
     return sizes[0], dims, leaves, spec
 
 
-def _check_out_dims(func: Callable[..., Any], out_dims: object) -> None:
+def _check_out_dims(func: Callable[..., object], out_dims: object) -> None:
     for d in tree_leaves(out_dims):
         if d is not None and not isinstance(d, int):
             raise ValueError(
@@ -192,7 +192,7 @@ def _check_out_dims(func: Callable[..., Any], out_dims: object) -> None:
 
 
 def _parse_out_dims(
-    func: Callable[..., Any], out_dims: Any, found: object, spec: Any, count: int
+    func: Callable[..., object], out_dims: Any, found: object, spec: Any, count: int
 ) -> list[Any]:
     def refuse() -> NoReturn:
         """Raise ValueError: out_dims does not fit the output's structure."""

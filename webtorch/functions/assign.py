@@ -104,7 +104,7 @@ def overwrite(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
     torch="",
     vjp=lambda g, _out, _old, shape, _values: (fill(shape, 0, g.dtype, g.device), None, g),
 )
-def _replacing(old: Any, shape: tuple[int, ...], values: Tensor) -> Tensor:
+def _replacing(old: object, shape: tuple[int, ...], values: Tensor) -> Tensor:
     return copy(values)
 
 

@@ -176,21 +176,21 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
 
     if not direct:
 
-        def operator(self: Tensor, other: Any) -> Any:
+        def operator(self: Tensor, other: object) -> Any:
             if not active.count and not reflected and isinstance(other, Tensor):
                 return function(self, other)
             return enter(callee, (self, other), {})
 
     elif not reflected:
 
-        def operator(self: Tensor, other: Any) -> Any:
+        def operator(self: Tensor, other: object) -> Any:
             if not active.count and isinstance(other, (Tensor, float, int, complex)):
                 return recorders.apply_two(op, self, other)  # type: ignore[arg-type]
             return enter(callee, (self, other), {})
 
     else:
 
-        def operator(self: Tensor, other: Any) -> Any:
+        def operator(self: Tensor, other: object) -> Any:
             numbers = isinstance(other, (float, int, complex)) and isinstance(self, Tensor)
             if not active.count and numbers:
                 return recorders.apply_two(op, other, self)  # type: ignore[arg-type]
@@ -226,7 +226,7 @@ def _operators() -> None:
     )
     for name in ("real", "imag"):
         setattr(Tensor, name, _part_property(name))
-    methods: dict[str, Callable[..., Any]] = {
+    methods: dict[str, Callable[..., object]] = {
         "where": lambda self, condition, other: choose(condition, self, other),
         "polygamma": lambda self, n: TABLE["polygamma"].function(n, self),
         "__getitem__": indexing.getitem,
@@ -266,7 +266,7 @@ def _no_deletion(self: Tensor, index: object) -> None:
     raise TypeError("Tensor does not support deleting items")
 
 
-def _is_number_like(value: Any) -> bool:
+def _is_number_like(value: object) -> bool:
     """Whether a value is a number of NumPy's; an array without dims is an array."""
     return (
         getattr(value, "ndim", None) == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.dispatch.call import dispatched
 from webtorch.ir.dtype import bool_, int32
 from webtorch.ops import comparison
@@ -11,7 +9,7 @@ from webtorch.ops.primitive import cast_to, fill, take
 from webtorch.tensors.tensor import Tensor
 
 
-def demand(result: Tensor, holds: Any, message: str) -> Tensor:
+def demand(result: Tensor, holds: object, message: str) -> Tensor:
     """Return `result`, which is right only where the bools `holds` (broadcast to it) are all true.
 
     Nothing is read: the kernel that computes the result reports False, and the next read raises
@@ -26,6 +24,6 @@ def demand(result: Tensor, holds: Any, message: str) -> Tensor:
 
 
 @dispatched(role="other")
-def _assert(condition: Any, message: str) -> None:
+def _assert(condition: object, message: str) -> None:
     """Assert, so that a symbolic trace sees it."""
     assert condition, message

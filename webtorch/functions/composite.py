@@ -142,7 +142,7 @@ def _kept(input: Tensor, p: float, features: bool) -> Tensor:
     return ge(TABLE["rand_like"](input, dtype=float32), p)
 
 
-def _dropped_rule(g: Tensor, _out: Any, _input: Any, kept: Tensor, scale: float) -> Tensor:
+def _dropped_rule(g: Tensor, _out: object, _input: object, kept: Tensor, scale: float) -> Tensor:
     return _dropped(g, kept, scale)
 
 

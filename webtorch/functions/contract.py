@@ -32,7 +32,7 @@ from webtorch.ops.record import (
 from webtorch.tensors.tensor import Tensor
 
 
-def check_tensor(op: str, name: str, position: int, value: Any) -> None:
+def check_tensor(op: str, name: str, position: int, value: object) -> None:
     """Raise TypeError, as PyTorch does, unless `value` is a tensor."""
     if not hasattr(value, "stride"):
         raise TypeError(
@@ -311,7 +311,7 @@ def outer(input: Tensor, vec2: Tensor) -> Tensor:
     return input.unsqueeze(1) * vec2
 
 
-def _matmul_name(input: Tensor, other: Tensor, **_: Any) -> str:
+def _matmul_name(input: Tensor, other: Tensor, **_: object) -> str:
     match (input.ndim, other.ndim):
         case (1, 1):
             return "DotBackward0"
@@ -416,14 +416,16 @@ def batched(a: Tensor, b: Tensor) -> Tensor:
     return out.permute(order).contiguous()
 
 
-def _cotangent_of_input(g: Tensor, _out: Tensor, _input: Any, weight: Tensor, _bias: Any) -> Tensor:
+def _cotangent_of_input(
+    g: Tensor, _out: Tensor, _input: object, weight: Tensor, _bias: object
+) -> Tensor:
     if weight.ndim == 1:
         return g.unsqueeze(-1) * conjugate(weight)
     return rows_times(g, conjugate(weight))
 
 
 def _cotangent_of_weight(
-    g: Tensor, _out: Tensor, input: Tensor, _weight: Any, _bias: Any
+    g: Tensor, _out: Tensor, input: Tensor, _weight: object, _bias: object
 ) -> Tensor:
     if g.ndim < input.ndim:
         return g.unsqueeze(-1) * conjugate(input)

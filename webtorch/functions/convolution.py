@@ -90,7 +90,7 @@ def _check(op: str, input: Tensor, weight: Tensor, bias: Tensor | None, rank: in
 
 def _paddings(
     op: str,
-    padding: Any,
+    padding: Sequence[int] | int | str,
     kernel: tuple[int, ...],
     stride: tuple[int, ...],
     dilation: tuple[int, ...],
@@ -178,9 +178,9 @@ def _convolve(
     rank: int,
     input: Tensor,
     weight: Tensor,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: Sequence[int] | int,
+    padding: Sequence[int] | int | str,
+    dilation: Sequence[int] | int,
     groups: int,
 ) -> Tensor:
     """Convolve over `rank` spatial dimensions (1, 2 or 3)."""
@@ -311,7 +311,7 @@ _CONVOLUTION: dict[str, Any] = {
 }
 
 
-def _convolution(rank: int, doc: str, **fields: Any) -> Composite[..., Any]:
+def _convolution(rank: int, doc: str, **fields: object) -> Composite[..., Any]:
     def function(
         input: Tensor,
         weight: Tensor,
@@ -351,11 +351,11 @@ def _transposed(
     rank: int,
     input: Tensor,
     weight: Tensor,
-    stride: Any,
-    padding: Any,
-    output_padding: Any,
+    stride: Sequence[int] | int,
+    padding: Sequence[int] | int | str,
+    output_padding: Sequence[int] | int,
     groups: int,
-    dilation: Any,
+    dilation: Sequence[int] | int,
 ) -> Tensor:
     """Return the gradient of a convolution with `weight` for its input, where `input` is the cotangent."""
     stride, dilation = (

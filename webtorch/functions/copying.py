@@ -26,7 +26,7 @@ def _copied(found: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
 def _copying(name: str, methods: bool = False, **fields: Any) -> None:
     view = TABLE[name]
 
-    def function(*args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, ...]:
+    def function(*args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
         return _copied(view(*args, **kwargs))
 
     function.__name__ = f"{name}_copy"

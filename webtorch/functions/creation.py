@@ -57,7 +57,7 @@ TORCH: tuple[str, ...] = ("torch",)
 # -- numbers ---------------------------------------------------------------------------------------
 
 
-def number_of(value: Any) -> Any:
+def number_of(value: object) -> Any:
     """Return a Python number for a number, a NumPy number or a tensor of one element."""
     if isinstance(value, (bool, int, float, complex)):
         return value
@@ -115,7 +115,7 @@ def fits(value: Any, dtype: DType) -> Any:
 # -- from data -------------------------------------------------------------------------------------
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return hasattr(value, "__array_interface__") or hasattr(value, "__array__")
 
 
@@ -131,10 +131,10 @@ def _is_buffer(value: Any) -> bool:
 class Capsule:
     """A DLPack capsule, as an array that can be read once."""
 
-    def __init__(self, capsule: Any) -> None:
+    def __init__(self, capsule: object) -> None:
         self.capsule = capsule
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, **options: object) -> Any:
         return self.capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -142,7 +142,7 @@ class Capsule:
         return 1, 0
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: object) -> bool:
     return (
         hasattr(value, "__len__")
         and hasattr(value, "__getitem__")
@@ -250,7 +250,7 @@ def _leaves(data: Any, shape: Shape, dim: int, out: list[Tensor]) -> None:
             _leaves(part, shape, dim + 1, out)
 
 
-def _leaf(value: Any) -> tuple[Any, DType]:
+def _leaf(value: object) -> tuple[Any, DType]:
     """Return an element that is not a plain Python number as one, with its type."""
     # A NumPy float64 is a Python float too, but has a type of its own.
     typed = hasattr(value, "dtype")
@@ -369,7 +369,7 @@ _COPIED = (
     family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
 )
 def tensor(
-    data: Any,
+    data: object,
     *,
     dtype: DType | None = None,
     device: DeviceLike = None,
@@ -400,7 +400,7 @@ def _moved(x: Tensor, dtype: DType | None, device: DeviceLike) -> Tensor:
 @composite(
     family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
 )
-def as_tensor(data: Any, dtype: DType | None = None, device: DeviceLike = None) -> Tensor:
+def as_tensor(data: object, dtype: DType | None = None, device: DeviceLike = None) -> Tensor:
     """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
     looks()
     wanted = None if dtype is None else chosen_dtype(dtype)
@@ -409,7 +409,7 @@ def as_tensor(data: Any, dtype: DType | None = None, device: DeviceLike = None) 
     return _moved(data if isinstance(data, Tensor) else _on_array(data), wanted, device)
 
 
-def _shares(data: Any, dtype: DType | None, device: DeviceLike) -> bool:
+def _shares(data: object, dtype: DType | None, device: DeviceLike) -> bool:
     """Whether a tensor of an array can be on its memory: the type stays, and the device is the CPU."""
     return (
         hasattr(data, "__array_interface__")
@@ -425,7 +425,7 @@ def _shares(data: Any, dtype: DType | None, device: DeviceLike) -> bool:
     family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
 )
 def asarray(
-    obj: Any,
+    obj: object,
     *,
     dtype: DType | None = None,
     device: DeviceLike = None,
@@ -459,7 +459,7 @@ def asarray(
 
 
 @composite(family="creation", function_in=TORCH, example="makes a tensor of host data")
-def from_numpy(ndarray: Any) -> Tensor:
+def from_numpy(ndarray: object) -> Tensor:
     """A CPU tensor on the memory of a NumPy array: a write to one is seen in the other.
 
     What is done with such a tensor is computed when it is called, for as long as an array sees the memory.
@@ -577,7 +577,7 @@ def empty(new: New, *, memory_format: MemoryFormat | None = None) -> Tensor:
     return like(lambda shape: _empty(shape, dtype, device), result, memory_format)
 
 
-def _full(op: str, shape: Shape, value: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
+def _full(op: str, shape: Shape, value: object, dtype: DType | None, device: DeviceLike) -> Tensor:
     if isinstance(value, str) or not (
         isinstance(value, (bool, int, float, complex)) or hasattr(value, "item")
     ):
@@ -695,7 +695,7 @@ def new_empty(new: New) -> Tensor:
 )
 def new_tensor(
     input: Tensor,
-    data: Any,
+    data: object,
     *,
     dtype: DType | None = None,
     device: DeviceLike = None,

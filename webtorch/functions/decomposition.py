@@ -190,7 +190,7 @@ def linalg_qr(A: Tensor, mode: str = "reduced") -> QR:
     return QR(*_qr(A, mode))
 
 
-def _no_qr(_g: Tensor, _out: Tensor, _a: Tensor, _r: Any) -> Tensor:
+def _no_qr(_g: Tensor, _out: Tensor, _a: Tensor, _r: object) -> Tensor:
     raise RuntimeError(
         "The derivative of linalg.qr depends on Q, which is not computed when mode='r'. Please use "
         "linalg.qr(A, mode='reduced') if you are going to require gradients through linalg.qr."
@@ -533,7 +533,7 @@ def _svd(a: Tensor, full: bool) -> Any:
 _NO_SVD = "The algorithm failed to converge because the input matrix contained non-finite values."
 
 
-def _check_driver(name: str, driver: Any) -> None:
+def _check_driver(name: str, driver: object) -> None:
     if driver is not None:
         raise RuntimeError(
             f"{name}: keyword argument `driver=` is only supported on CUDA inputs with cuSOLVER "
@@ -610,7 +610,7 @@ def _tolerance(a: Tensor, largest: Any, atol: Any, rtol: Any) -> Tensor:
 
 
 def _pinv_vjp(
-    g: Tensor, out: Tensor, a: Tensor, _bound: Any, _hermitian: bool = False
+    g: Tensor, out: Tensor, a: Tensor, _bound: object, _hermitian: bool = False
 ) -> tuple[Tensor]:
     """Golub and Pereyra, 1973."""
     gh, ph = g.mH, out.mH
@@ -650,7 +650,12 @@ def _largest(a: Tensor, hermitian: bool) -> Tensor:
     gradient_name="LinalgPinvBackward0",
 )
 def pinv(
-    A: Tensor, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
+    A: Tensor,
+    rcond: float | Tensor | None = None,
+    hermitian: bool = False,
+    *,
+    atol: float | Tensor | None = None,
+    rtol: float | Tensor | None = None,
 ) -> Tensor:
     """The pseudo-inverse; singular values up to max(atol, rtol * the largest) count as zero."""
     check_matrix("linalg.pinv", A, "A", square=hermitian)
@@ -680,7 +685,12 @@ def pinverse(input: Tensor, rcond: float = 1e-15) -> Tensor:
     out="cast",
 )
 def matrix_rank(
-    A: Tensor, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
+    A: Tensor,
+    tol: float | Tensor | None = None,
+    hermitian: bool = False,
+    *,
+    atol: float | Tensor | None = None,
+    rtol: float | Tensor | None = None,
 ) -> Tensor:
     """How many singular values are larger than max(atol, rtol * the largest), int64."""
     check_matrix("linalg.matrix_rank", A, "A", square=hermitian)
@@ -872,7 +882,7 @@ def linalg_norm(
     autocast=Autocast(cpu="fp32"),
     out="cast",
 )
-def cond(A: Tensor, p: Any = None) -> Tensor:
+def cond(A: Tensor, p: object = None) -> Tensor:
     """The condition number: the norm times the norm of the inverse."""
     if p not in (None, "fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf):
         raise RuntimeError(f"linalg.cond got an invalid norm type: {p}")

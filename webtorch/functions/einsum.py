@@ -31,7 +31,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
     gradient_name="ViewBackward0",
     example=Example((), ("bij,bjk->ik", Operand(3, 4, 5), Operand(3, 5, 2))),
 )
-def einsum(*args: Any) -> Tensor:
+def einsum(*args: object) -> Tensor:
     """Return a sum of products in Einstein's notation: einsum("bij,bjk->bik", a, b).
 
     Supports implicit outputs, ellipses, repeated subscripts (diagonals), broadcasting of size 1, and
@@ -61,7 +61,7 @@ def einsum(*args: Any) -> Tensor:
     return x if tuple(x.shape) == shape else x.expand(shape)
 
 
-def _label(label: Any) -> str:
+def _label(label: object) -> str:
     return label if isinstance(label, str) else f"{label}"
 
 
@@ -134,11 +134,11 @@ def _parse_einsum(args: tuple[Any, ...]) -> tuple[list[Any], list[list[Any]], li
     return operands, expanded, result
 
 
-def _in_ellipsis(label: Any) -> bool:
+def _in_ellipsis(label: object) -> bool:
     return isinstance(label, int) and label < 0
 
 
-def _with_ellipsis(labels: list[Any], dims: range) -> list[Any]:
+def _with_ellipsis(labels: list[object], dims: range) -> list[Any]:
     if ... not in labels:
         return labels
     at = labels.index(...)
@@ -147,7 +147,7 @@ def _with_ellipsis(labels: list[Any], dims: range) -> list[Any]:
 
 def _tokens(part: str) -> list[Any]:
     """Return the subscripts of one operand, `...` for an ellipsis."""
-    found: list[Any] = []
+    found: list[object] = []
     i = 0
     while i < len(part):
         if part.startswith("...", i):
@@ -168,9 +168,9 @@ def _tokens(part: str) -> list[Any]:
     return found
 
 
-def _sublist(given: Sequence[Any]) -> list[Any]:
+def _sublist(given: Sequence[object]) -> list[Any]:
     """Return the subscripts of a list of numbers, as letters so that they sort as PyTorch's do."""
-    found: list[Any] = []
+    found: list[object] = []
     for label in given:
         if label is ...:
             found.append(...)
@@ -205,7 +205,7 @@ def _needed(terms: Sequence[Term], output: list[Tensor]) -> set[Any]:
     return set(output).union(*(labels for _, labels in terms))
 
 
-def _sum_out(x: Tensor, labels: list[Tensor], needed: set[Any]) -> Term:
+def _sum_out(x: Tensor, labels: list[Tensor], needed: set[object]) -> Term:
     """Return the operand summed over the subscripts that nothing else has."""
     dims = [d for d, label in enumerate(labels) if label not in needed]
     if not dims:
@@ -213,7 +213,7 @@ def _sum_out(x: Tensor, labels: list[Tensor], needed: set[Any]) -> Term:
     return x.sum(dims), [label for label in labels if label in needed]
 
 
-def _contract_pair(first: Term, second: Term, needed: set[Any]) -> Term:
+def _contract_pair(first: Term, second: Term, needed: set[object]) -> Term:
     """Return the product of two operands, summed over the subscripts that nothing after them has."""
     a, labels_a = _sum_out(*first, needed | set(second[1]))
     b, labels_b = _sum_out(*second, needed | set(first[1]))

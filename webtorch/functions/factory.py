@@ -55,7 +55,7 @@ def own_options(input: Tensor, dtype: DType | None, device: DeviceLike) -> tuple
     return chosen_dtype(dtype, input.dtype), input.device if device is None else device
 
 
-def size_of(op: str, args: Sequence[Any], size: Sequence[int] | None = None) -> Shape:
+def size_of(op: str, args: Sequence[object], size: Sequence[int] | None = None) -> Shape:
     """Return the shape of `f(2, 3)`, `f((2, 3))` or `f(size=(2, 3))`. Raises ShapeError for negative sizes."""
     shape = sizes_of(op, args, size)
     if shape and min(shape) < 0:
@@ -122,7 +122,7 @@ def of_sizes(make: Function) -> Function:
     name = make.__name__
 
     def function(
-        *args: Any,
+        *args: object,
         size: Sequence[int] | None = None,
         out: Tensor | None = None,
         dtype: DType | None = None,
@@ -130,7 +130,7 @@ def of_sizes(make: Function) -> Function:
         device: DeviceLike = None,
         pin_memory: bool = False,
         requires_grad: bool = False,
-        **named: Any,
+        **named: object,
     ) -> Tensor:
         wanted = chosen_dtype(dtype, None if out is None else out.dtype)
         where = device if out is None else out.device
@@ -148,14 +148,14 @@ def like_another(make: Function) -> Function:
 
     def function(
         input: Tensor,
-        *own: Any,
+        *own: object,
         dtype: DType | None = None,
         layout: Layout | None = None,
         device: DeviceLike = None,
         pin_memory: bool = False,
         requires_grad: bool = False,
         memory_format: MemoryFormat | None = None,
-        **named: Any,
+        **named: object,
     ) -> Tensor:
         wanted, where = own_options(input, dtype, device)
 
@@ -174,7 +174,7 @@ def of_own_kind(make: Function) -> Function:
 
     def function(
         input: Tensor,
-        *args: Any,
+        *args: object,
         size: Sequence[int] | None = None,
         dtype: DType | None = None,
         layout: Layout | None = None,

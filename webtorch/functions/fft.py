@@ -170,7 +170,9 @@ def _listed(value: Any) -> tuple[int, ...]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
-def _shape_and_dims(x: Tensor, s: Any, dim: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shape_and_dims(
+    x: Tensor, s: Sequence[int] | int | None, dim: Sequence[int] | int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the dims to transform and their lengths, as PyTorch chooses them."""
     rank = x.ndim
     if dim is None:
@@ -203,7 +205,14 @@ def _all_resized(x: Tensor, sizes: Sequence[int], dims: Sequence[int]) -> Tensor
     return x
 
 
-def _many(name: str, input: Tensor, s: Any, dim: Any, norm: str | None, inverse: bool) -> Tensor:
+def _many(
+    name: str,
+    input: Tensor,
+    s: Sequence[int] | int | None,
+    dim: Sequence[int] | int | None,
+    norm: str | None,
+    inverse: bool,
+) -> Tensor:
     x = _floating(name, input, True)
     sizes, dims = _shape_and_dims(x, s, dim)
     x = _all_resized(x, sizes, dims)
@@ -214,7 +223,12 @@ def _many(name: str, input: Tensor, s: Any, dim: Any, norm: str | None, inverse:
 
 
 def _many_half(
-    name: str, input: Tensor, s: Any, dim: Any, norm: str | None, forward: bool
+    name: str,
+    input: Tensor,
+    s: Sequence[int] | int | None,
+    dim: Sequence[int] | int | None,
+    norm: str | None,
+    forward: bool,
 ) -> Tensor:
     x = _real(name, input)
     sizes, dims = _shape_and_dims(x, s, dim)
@@ -227,7 +241,12 @@ def _many_half(
 
 
 def _many_from_half(
-    name: str, input: Tensor, s: Any, dim: Any, norm: str | None, forward: bool
+    name: str,
+    input: Tensor,
+    s: Sequence[int] | int | None,
+    dim: Sequence[int] | int | None,
+    norm: str | None,
+    forward: bool,
 ) -> Tensor:
     x = _floating(name, input, True)
     sizes, dims = _shape_and_dims(x, s, dim)
@@ -258,18 +277,30 @@ _DIRECTIONS: dict[str, tuple[Any, bool, str]] = {
 def _declare(kind: str) -> None:
     run, flag, text = _DIRECTIONS[kind]
 
-    def result(name: str, input: Tensor, s: Any, dim: Any, norm: str | None) -> Tensor:
+    def result(
+        name: str,
+        input: Tensor,
+        s: Sequence[int] | int | None,
+        dim: Sequence[int] | int | None,
+        norm: str | None,
+    ) -> Tensor:
         """Return the transform; one to half a spectrum from real numbers is conjugated."""
         found = run(name, input, s, dim, norm, flag)
         return conjugate(found) if kind == "ihfft" else found
 
     def transform_n(
-        input: Tensor, s: Any = None, dim: Any = None, norm: str | None = None
+        input: Tensor,
+        s: Sequence[int] | int | None = None,
+        dim: Sequence[int] | int | None = None,
+        norm: str | None = None,
     ) -> Tensor:
         return result(f"fft_{kind}n", input, s, dim, norm)
 
     def transform_2(
-        input: Tensor, s: Any = None, dim: Any = (-2, -1), norm: str | None = None
+        input: Tensor,
+        s: Sequence[int] | int | None = None,
+        dim: Sequence[int] | int | None = (-2, -1),
+        norm: str | None = None,
     ) -> Tensor:
         return result(f"fft_{kind}2", input, s, dim, norm)
 
@@ -353,7 +384,7 @@ def fft_rfftfreq(
     return _frequencies("rfftfreq", n, numbers, d, dtype, device, requires_grad, out)
 
 
-def _shifted(input: Tensor, dim: Any, back: bool) -> Tensor:
+def _shifted(input: Tensor, dim: Sequence[int] | int | None, back: bool) -> Tensor:
     dims = tuple(range(input.ndim)) if dim is None else _listed(dim)
     sizes = [input._shape[d] for d in dims]
     if not dims:
@@ -362,12 +393,12 @@ def _shifted(input: Tensor, dim: Any, back: bool) -> Tensor:
 
 
 @composite(family="movement", function_in=FFT, torch="fft.fftshift")
-def fft_fftshift(input: Tensor, dim: Any = None) -> Tensor:
+def fft_fftshift(input: Tensor, dim: Sequence[int] | int | None = None) -> Tensor:
     """The terms in the order of their frequencies: zero in the middle."""
     return _shifted(input, dim, False)
 
 
 @composite(family="movement", function_in=FFT, torch="fft.ifftshift")
-def fft_ifftshift(input: Tensor, dim: Any = None) -> Tensor:
+def fft_ifftshift(input: Tensor, dim: Sequence[int] | int | None = None) -> Tensor:
     """The inverse of fftshift."""
     return _shifted(input, dim, True)

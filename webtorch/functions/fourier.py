@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 from webtorch.functions import creation, joining, movement, repeating
 from webtorch.ir.view import numel
@@ -112,7 +111,7 @@ def half_transform(x: Tensor, dim: int, n: int) -> Tensor:
     return movement.clone(real_part(complex_transform(whole, (dim,), True)))
 
 
-def _hosted(name: str, x: Tensor, params: tuple[Any, ...], shape: tuple[int, ...]) -> Tensor:
+def _hosted(name: str, x: Tensor, params: tuple[object, ...], shape: tuple[int, ...]) -> Tensor:
     if not x.numel() or not numel(shape):
         return fill(shape, 0, x.dtype, x.device)
     return host(name, (x.contiguous(),), params, (shape,))[0]

@@ -287,7 +287,7 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
     return movement.reshape(out, input._shape)
 
 
-def _as_value(op: str, value: Any, like: Tensor) -> Tensor:
+def _as_value(op: str, value: object, like: Tensor) -> Tensor:
     """Return a number or 0-d tensor as a 0-d tensor of `like`'s type and device."""
     if not isinstance(value, Tensor):
         return fill(
@@ -452,7 +452,7 @@ def scatter(
     input: Tensor,
     dim: int,
     index: Tensor,
-    src: Any = None,
+    src: object = None,
     *,
     value: Number | None = None,
     reduce: str | None = None,

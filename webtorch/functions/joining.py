@@ -41,7 +41,7 @@ def _joint_dtype(tensors: Sequence[Tensor]) -> DType:
     return dtype
 
 
-def _listed(name: str, tensors: Any) -> tuple[Tensor, ...]:
+def _listed(name: str, tensors: object) -> tuple[Tensor, ...]:
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(
             f"{name}(): argument 'tensors' (position 1) must be tuple of Tensors, not {type(tensors).__name__}"
@@ -233,7 +233,7 @@ _ONE_OR_MORE = (
     function_in=("torch",),
     forms=_ONE_OR_MORE,
 )
-def atleast_1d(*tensors: Any) -> Any:
+def atleast_1d(*tensors: object) -> Any:
     """The tensor, or tensors, with at least one dimension."""
     return _promoted(tensors, _at_least_1d)
 
@@ -243,7 +243,7 @@ def atleast_1d(*tensors: Any) -> Any:
     function_in=("torch",),
     forms=_ONE_OR_MORE,
 )
-def atleast_2d(*tensors: Any) -> Any:
+def atleast_2d(*tensors: object) -> Any:
     """The tensor, or tensors, with at least two dimensions."""
     return _promoted(tensors, _at_least_2d)
 
@@ -253,7 +253,7 @@ def atleast_2d(*tensors: Any) -> Any:
     function_in=("torch",),
     forms=_ONE_OR_MORE,
 )
-def atleast_3d(*tensors: Any) -> Any:
+def atleast_3d(*tensors: object) -> Any:
     """The tensor, or tensors, with at least three dimensions."""
     return _promoted(tensors, _at_least_3d)
 

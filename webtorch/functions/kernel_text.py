@@ -31,7 +31,7 @@ def _is_number(x: Value) -> bool:
     return isinstance(x, (bool, int, float))
 
 
-def _op(name: str, plain: Callable[..., Any] | None = None) -> Callable[..., Value]:
+def _op(name: str, plain: Callable[..., object] | None = None) -> Callable[..., Value]:
     """Return an operation of values, some of which may be numbers, or all."""
 
     def apply(*args: Value) -> Value:

@@ -47,7 +47,7 @@ CONSTRUCTORS: dict[str, Any] = {
 }
 
 
-def typename(obj: Any) -> str:
+def typename(obj: object) -> str:
     """Return PyTorch's name of an object's type: "torch.FloatTensor" for a tensor."""
     if isinstance(obj, Tensor):
         return str(obj.type())

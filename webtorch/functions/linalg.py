@@ -180,7 +180,7 @@ def composed(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple
 def call(
     name: str,
     inputs: Sequence[Tensor],
-    params: tuple[Any, ...],
+    params: tuple[object, ...],
     shapes: Sequence[tuple[int, ...]],
 ) -> tuple[Tensor, ...]:
     """Run a function of whole arrays on stacks of matrices with the same batch dims; `shapes` are those of the

@@ -66,7 +66,7 @@ def _ritz(s: Any, a: Tensor, n: int, largest: bool) -> tuple[Tensor, Tensor]:
 
 
 def _solve(
-    state: Iteration, niter: int, tol: float, largest: bool, tracker: Callable[..., Any] | None
+    state: Iteration, niter: int, tol: float, largest: bool, tracker: Callable[..., object] | None
 ) -> None:
     a, b, x = state.A, state.B, state.X
     n, spare = x.shape[1], 1e-10 if a.dtype is float64 else 1e-5

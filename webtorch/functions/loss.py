@@ -508,7 +508,7 @@ def _negative_log_likelihood(
     return total / _where(nothing, 1.0, count) + _where(nothing, math.nan, 0.0)
 
 
-def _nll_name(input: Tensor, target: Tensor | None = None, *_: Any, **__: Any) -> str:
+def _nll_name(input: Tensor, target: Tensor | None = None, *_: object, **__: object) -> str:
     if target is not None and target.dtype.is_floating_point:
         return "DivBackward1"
     return "NllLoss2DBackward0" if input.ndim > 2 else "NllLossBackward0"

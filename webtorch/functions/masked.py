@@ -181,7 +181,7 @@ def _counted(x: Tensor, mask: Tensor | None, dim: Any, keepdim: bool, dtype: DTy
 @_masked
 def mean_(
     input: Tensor,
-    dim: Any = None,
+    dim: Dims = None,
     *,
     keepdim: bool = False,
     dtype: DType | None = None,
@@ -264,8 +264,8 @@ def norm_(
 
 def _spread(
     input: Tensor,
-    dim: Any,
-    unbiased: Any,
+    dim: Dims,
+    unbiased: bool | None,
     correction: Any,
     keepdim: bool,
     dtype: DType | None,
@@ -296,10 +296,10 @@ def _spread(
 @_masked
 def var_(
     input: Tensor,
-    dim: Any = None,
+    dim: Dims = None,
     unbiased: bool | None = None,
     *,
-    correction: Any = None,
+    correction: Scalar | None = None,
     keepdim: bool = False,
     dtype: DType | None = None,
     mask: Tensor | None = None,
@@ -311,10 +311,10 @@ def var_(
 @_masked
 def std_(
     input: Tensor,
-    dim: Any = None,
+    dim: Dims = None,
     unbiased: bool | None = None,
     *,
-    correction: Any = None,
+    correction: Scalar | None = None,
     keepdim: bool = False,
     dtype: DType | None = None,
     mask: Tensor | None = None,

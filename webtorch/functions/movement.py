@@ -56,7 +56,7 @@ METHOD: tuple[str, ...] = ("Tensor",)
 
 
 def sizes_of(
-    op: str, args: Sequence[Any], named: Sequence[int] | int | None = None, what: str = "size"
+    op: str, args: Sequence[object], named: Sequence[int] | int | None = None, what: str = "size"
 ) -> Shape:
     """Return the integers of `f(2, 3)`, `f((2, 3))` or `f(size=(2, 3))`. Raises TypeError."""
     if named is not None:
@@ -188,7 +188,7 @@ def _bits_as(x: Tensor, dtype: DType) -> Tensor:
 
 
 @composite(family="movement")
-def reshape(input: Tensor, *args: Any, shape: Sequence[int] | None = None) -> Tensor:
+def reshape(input: Tensor, *args: object, shape: Sequence[int] | None = None) -> Tensor:
     """The elements in another shape; one size may be -1. A view where strides allow it, else a copy."""
     old = input._shape
     new = _inferred("reshape", input, sizes_of("reshape", args, shape, "shape"))
@@ -253,7 +253,7 @@ def ravel(input: Tensor) -> Tensor:
     return reshape(contiguous(input), (-1,)) if input.numel() else reshape(input, (0,))
 
 
-def squeezed_dims(shape: Shape, dim: Any) -> tuple[int, ...]:
+def squeezed_dims(shape: Shape, dim: object) -> tuple[int, ...]:
     """Return which dimensions squeeze keeps."""
     if dim is None:
         return tuple(i for i, size in enumerate(shape) if size != 1)
@@ -287,7 +287,7 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.expand", grows=True)
 def expand(
-    input: Tensor, *args: Any, size: Sequence[int] | None = None, implicit: bool = False
+    input: Tensor, *args: object, size: Sequence[int] | None = None, implicit: bool = False
 ) -> Tensor:
     """A view in which dimensions of size 1 are repeated; -1 keeps a size."""
     return expanded("expand", input, sizes_of("expand", args, size))
@@ -369,7 +369,7 @@ def permuted(x: Tensor, dims: tuple[int, ...], name: str = "Permute") -> Tensor:
 
 
 @composite(family="movement")
-def permute(input: Tensor, *args: Any, dims: Sequence[int] | None = None) -> Tensor:
+def permute(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """The dimensions in the order `dims`."""
     order = sizes_of("permute", args, dims, "dims") if args != () or dims is not None else ()
     rank = len(input._shape)

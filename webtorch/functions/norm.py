@@ -39,7 +39,7 @@ def _statistics(x: Tensor, dims: tuple[int, ...], eps: Any) -> tuple[Tensor, Ten
     return centred, rsqrt(mean_of(square(centred), dims, True) + eps)
 
 
-def _normalized_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: Any) -> Tensor:
+def _normalized_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: object) -> Tensor:
     centred, scale = _statistics(x, dims, eps)
     unit = centred * scale
     return (g - mean_of(g, dims, True) - unit * mean_of(g * unit, dims, True)) * scale
@@ -51,7 +51,7 @@ def _normalized_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: Any) -> 
     torch="",
     vjp=lambda g, _out, x, dims, eps: (_normalized_slope(g, x, dims, eps),),
 )
-def normalized(x: Tensor, dims: tuple[int, ...], eps: Any) -> Tensor:
+def normalized(x: Tensor, dims: tuple[int, ...], eps: object) -> Tensor:
     """Return (x - mean) / sqrt(variance + eps) over `dims`."""
     centred, scale = _statistics(x, dims, eps)
     return centred * scale

@@ -60,13 +60,15 @@ def apply_(self: Tensor, callable: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 @declare(name="map_", function_in=METHOD, torch="", example="works on the host")
-def map_(self: Tensor, tensor: Tensor, callable: Callable[[Any, Any], Any]) -> Tensor:
+def map_(self: Tensor, tensor: Tensor, callable: Callable[[Any, Any], object]) -> Tensor:
     """Replace each element by what a Python function returns for it and for that of another tensor. On the CPU only."""
     return _overwrite("map_", self, (tensor,), callable)
 
 
 @declare(name="map2_", function_in=METHOD, torch="", example="works on the host")
-def map2_(self: Tensor, x: Tensor, y: Tensor, callable: Callable[[Any, Any, Any], Any]) -> Tensor:
+def map2_(
+    self: Tensor, x: Tensor, y: Tensor, callable: Callable[[Any, Any, Any], object]
+) -> Tensor:
     """Replace each element by what a Python function returns for it and for those of two tensors. On the CPU only."""
     return _overwrite("map2_", self, (x, y), callable)
 
@@ -75,7 +77,7 @@ def map2_(self: Tensor, x: Tensor, y: Tensor, callable: Callable[[Any, Any, Any]
 
 
 @declare(family="creation", function_in=METHOD, torch="", example="makes a tensor of host data")
-def new(self: Tensor, *args: Any, device: DeviceLike = None) -> Tensor:
+def new(self: Tensor, *args: object, device: DeviceLike = None) -> Tensor:
     """A tensor of this dtype and device: new(2, 3) uninitialised of that shape, new([1, 2]) of that data."""
     where = self.device if device is None else device
     if len(args) == 1 and isinstance(args[0], (list, tuple)):
@@ -253,7 +255,9 @@ def detach_copy(input: Tensor) -> Tensor:
     return movement.clone(input.detach())
 
 
-def _slice(input: Tensor, dim: int, start: Any, end: Any, step: int) -> tuple[int, int, int]:
+def _slice(
+    input: Tensor, dim: int, start: int | None, end: int | None, step: int
+) -> tuple[int, int, int]:
     if step <= 0:
         raise RuntimeError("slice step must be positive")
     dim = dim + input.ndim if dim < 0 else dim
@@ -261,7 +265,7 @@ def _slice(input: Tensor, dim: int, start: Any, end: Any, step: int) -> tuple[in
     return dim, first, max(0, -(-(last - first) // step))
 
 
-def _window(input: Tensor, dim: int, start: Any, end: Any, step: int) -> Tensor:
+def _window(input: Tensor, dim: int, start: int | None, end: int | None, step: int) -> Tensor:
     dim, first, count = _slice(input, dim, start, end, step)
     shape, strides = list(input._shape), list(input._strides)
     offset = input._offset + first * strides[dim]
@@ -273,7 +277,7 @@ def _window(input: Tensor, dim: int, start: Any, end: Any, step: int) -> Tensor:
     family="movement", function_in=FUNCTION, torch="", example=Example(((9, 3),), (0, 1, 8, 2))
 )
 def slice_copy(
-    input: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
     """input[start:end:step] along a dim, in memory of its own."""
     return movement.clone(_window(input, dim, start, end, step), memory_format=contiguous_format)
@@ -281,7 +285,12 @@ def slice_copy(
 
 @declare(family="movement", torch="")
 def slice_inverse(
-    input: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+    input: Tensor,
+    src: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Tensor:
     """The tensor of src's shape whose window [start:end:step] along a dim is `input`, in input's memory; the rest is
     whatever memory holds there.

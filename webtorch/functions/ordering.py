@@ -349,7 +349,7 @@ def _counts(starts: Any, n: int) -> Tensor:
     return ends - starts
 
 
-def _answer(values: Tensor, inverse: Any, counts: Any) -> Any:
+def _answer(values: Tensor, inverse: object, counts: object) -> Any:
     parts = [values, *(p for p in (inverse, counts) if p is not None)]
     return values if len(parts) == 1 else tuple(parts)
 

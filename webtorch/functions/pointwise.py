@@ -204,12 +204,12 @@ def true_divide(input: Tensor | Number, other: Tensor) -> Tensor:
     return _div(input, other)
 
 
-def _check_one_tensor(name: str, input: Tensor, exponent: Any) -> None:
+def _check_one_tensor(name: str, input: Tensor, exponent: object) -> None:
     if not is_tensor(input) and not is_tensor(exponent):
         raise TypeError(f"{name}(): one argument must be Tensor, not two numbers")
 
 
-def _power_name(input: Tensor, exponent: Any) -> str:
+def _power_name(input: Tensor, exponent: object) -> str:
     if not is_tensor(input):
         return "PowBackward2"
     return "PowBackward1" if is_tensor(exponent) else "PowBackward0"
@@ -613,7 +613,7 @@ def _constant(x: Tensor, what: str) -> Tensor:
     return x.clone()
 
 
-def _both_tensors(name: str, *operands: Any) -> None:
+def _both_tensors(name: str, *operands: object) -> None:
     for where_, x in zip(("input", "other"), operands, strict=True):
         if not is_tensor(x):
             raise TypeError(f"{name}(): argument '{where_}' must be Tensor, not {type(x).__name__}")

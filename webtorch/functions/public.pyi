@@ -344,10 +344,14 @@ def as_strided_scatter(
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def as_tensor(
-    data: _Any, dtype: _DType | None = ..., device: _DeviceLike = ..., *, out: _Tensor | None = ...
+    data: object,
+    dtype: _DType | None = ...,
+    device: _DeviceLike = ...,
+    *,
+    out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def asarray(
-    obj: _Any,
+    obj: object,
     *,
     dtype: _DType | None = ...,
     device: _DeviceLike = ...,
@@ -792,10 +796,13 @@ def dropout_(
     input: _Tensor, p: builtins.float, train: builtins.bool, *, out: _Tensor | None = ...
 ) -> _Tensor: ...
 def dsplit(
-    input: _Tensor, indices_or_sections: _Any, *, out: tuple[_Tensor, ...] | None = ...
+    input: _Tensor,
+    indices_or_sections: _Sequence[builtins.int] | builtins.int,
+    *,
+    out: tuple[_Tensor, ...] | None = ...,
 ) -> tuple[_Tensor, ...]: ...
 def dstack(tensors: _Sequence[_Tensor], *, out: _Tensor | None = ...) -> _Tensor: ...
-def einsum(*args: _Any, out: _Tensor | None = ...) -> _Tensor: ...
+def einsum(*args: object, out: _Tensor | None = ...) -> _Tensor: ...
 def embedding(
     weight: _Tensor,
     indices: _Tensor,
@@ -806,7 +813,7 @@ def embedding(
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def empty(
-    *args: _Any,
+    *args: object,
     size: _Sequence[builtins.int] | None = ...,
     memory_format: _memory_format | None = ...,
     out: _Tensor | None = ...,
@@ -862,7 +869,7 @@ def exp2_(input: _Tensor) -> _Tensor: ...
 def exp_(input: _Tensor) -> _Tensor: ...
 def expand_copy(
     input: _Tensor,
-    *args: _Any,
+    *args: object,
     size: _Sequence[builtins.int] | None = ...,
     implicit: builtins.bool = ...,
     out: _Tensor | None = ...,
@@ -902,7 +909,7 @@ def flatten(
 ) -> _Tensor: ...
 def flip(
     input: _Tensor,
-    *args: _Any,
+    *args: object,
     dims: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
@@ -925,7 +932,7 @@ def frobenius_norm(
     *,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
-def from_numpy(ndarray: _Any, *, out: _Tensor | None = ...) -> _Tensor: ...
+def from_numpy(ndarray: object, *, out: _Tensor | None = ...) -> _Tensor: ...
 def frombuffer(
     buffer: _Any,
     *,
@@ -975,7 +982,7 @@ def get_rng_state(*, out: _Tensor | None = ...) -> _Tensor: ...
 def gradient(
     input: _Tensor,
     *,
-    spacing: _Any = ...,
+    spacing: object = ...,
     dim: _Sequence[builtins.int] | builtins.int | None = ...,
     edge_order: builtins.int = ...,
     out: tuple[_Tensor, ...] | None = ...,
@@ -1067,7 +1074,7 @@ def histogram(
     input: _Tensor,
     bins: _Tensor | builtins.int,
     *,
-    range: _Any = ...,
+    range: object = ...,
     weight: _Tensor | None = ...,
     density: builtins.bool = ...,
     out: tuple[_Tensor, ...] | None = ...,
@@ -1075,14 +1082,17 @@ def histogram(
 def histogramdd(
     input: _Tensor,
     bins: _Sequence[builtins.int] | _Sequence[_Tensor] | builtins.int,
-    range: _Any = ...,
+    range: object = ...,
     weight: _Tensor | None = ...,
     density: builtins.bool = ...,
     *,
     out: tuple[_Tensor, ...] | None = ...,
 ) -> _HistogramDD: ...
 def hsplit(
-    input: _Tensor, indices_or_sections: _Any, *, out: tuple[_Tensor, ...] | None = ...
+    input: _Tensor,
+    indices_or_sections: _Sequence[builtins.int] | builtins.int,
+    *,
+    out: tuple[_Tensor, ...] | None = ...,
 ) -> tuple[_Tensor, ...]: ...
 def hstack(tensors: _Sequence[_Tensor], *, out: _Tensor | None = ...) -> _Tensor: ...
 def hypot(input: _Tensor, other: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
@@ -1701,7 +1711,7 @@ def nuclear_norm(
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def ones(
-    *args: _Any,
+    *args: object,
     size: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
     dtype: _DType | None = ...,
@@ -1752,13 +1762,13 @@ def pca_lowrank(
 def pdist(input: _Tensor, p: builtins.float = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
 def permute(
     input: _Tensor,
-    *args: _Any,
+    *args: object,
     dims: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def permute_copy(
     input: _Tensor,
-    *args: _Any,
+    *args: object,
     dims: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
@@ -1822,7 +1832,7 @@ def quantile(
 def rad2deg(input: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def rad2deg_(input: _Tensor) -> _Tensor: ...
 def rand(
-    *args: _Any,
+    *args: object,
     size: _Sequence[builtins.int] | None = ...,
     generator: _Generator | None = ...,
     out: _Tensor | None = ...,
@@ -1872,7 +1882,7 @@ def randint_like(
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def randn(
-    *args: _Any,
+    *args: object,
     size: _Sequence[builtins.int] | None = ...,
     generator: _Generator | None = ...,
     out: _Tensor | None = ...,
@@ -1942,7 +1952,7 @@ def repeat_interleave(
 ) -> _Tensor: ...
 def reshape(
     input: _Tensor,
-    *args: _Any,
+    *args: object,
     shape: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
@@ -2018,7 +2028,7 @@ def scatter(
     input: _Tensor,
     dim: builtins.int,
     index: _Tensor,
-    src: _Any = ...,
+    src: object = ...,
     *,
     value: _Number | None = ...,
     reduce: str | None = ...,
@@ -2091,8 +2101,8 @@ def sinh_(input: _Tensor) -> _Tensor: ...
 def slice_copy(
     input: _Tensor,
     dim: builtins.int = ...,
-    start: _Any = ...,
-    end: _Any = ...,
+    start: builtins.int | None = ...,
+    end: builtins.int | None = ...,
     step: builtins.int = ...,
     *,
     out: _Tensor | None = ...,
@@ -2101,8 +2111,8 @@ def slice_inverse(
     input: _Tensor,
     src: _Tensor,
     dim: builtins.int = ...,
-    start: _Any = ...,
-    end: _Any = ...,
+    start: builtins.int | None = ...,
+    end: builtins.int | None = ...,
     step: builtins.int = ...,
     *,
     out: _Tensor | None = ...,
@@ -2259,7 +2269,7 @@ def tan_(input: _Tensor) -> _Tensor: ...
 def tanh(input: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def tanh_(input: _Tensor) -> _Tensor: ...
 def tensor(
-    data: _Any,
+    data: object,
     *,
     dtype: _DType | None = ...,
     device: _DeviceLike = ...,
@@ -2285,7 +2295,7 @@ def threshold(
 def threshold_(input: _Tensor, threshold: _Number, value: _Number) -> _Tensor: ...
 def tile(
     input: _Tensor,
-    *args: _Any,
+    *args: object,
     dims: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
@@ -2467,7 +2477,10 @@ def unique_consecutive(
     out: tuple[_Tensor, ...] | None = ...,
 ) -> _Tensor | tuple[_Tensor, ...]: ...
 def unravel_index(
-    indices: _Tensor, shape: _Any, *, out: tuple[_Tensor, ...] | None = ...
+    indices: _Tensor,
+    shape: _Sequence[builtins.int] | builtins.int,
+    *,
+    out: tuple[_Tensor, ...] | None = ...,
 ) -> tuple[_Tensor, ...]: ...
 def unsafe_chunk(
     input: _Tensor,
@@ -2530,7 +2543,10 @@ def view_copy(
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def vsplit(
-    input: _Tensor, indices_or_sections: _Any, *, out: tuple[_Tensor, ...] | None = ...
+    input: _Tensor,
+    indices_or_sections: _Sequence[builtins.int] | builtins.int,
+    *,
+    out: tuple[_Tensor, ...] | None = ...,
 ) -> tuple[_Tensor, ...]: ...
 def vstack(tensors: _Sequence[_Tensor], *, out: _Tensor | None = ...) -> _Tensor: ...
 @_overload
@@ -2543,7 +2559,7 @@ def xlogy(input: _Operand, other: _Operand, *, out: _Tensor | None = ...) -> _Te
 def xlogy_(input: _Tensor, other: _Operand) -> _Tensor: ...
 def zero_(self: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def zeros(
-    *args: _Any,
+    *args: object,
     size: _Sequence[builtins.int] | None = ...,
     out: _Tensor | None = ...,
     dtype: _DType | None = ...,

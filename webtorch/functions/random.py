@@ -228,7 +228,7 @@ def set_rng_state(new_state: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def fork_rng(devices: Any = None, enabled: bool = True, **_: Any) -> Iterator[None]:
+def fork_rng(devices: object = None, enabled: bool = True, **_: object) -> Iterator[None]:
     """Put the generators of all devices back to their states after the block."""
     global _seed_of_all
     if not enabled:
@@ -547,7 +547,7 @@ def normal(
 
 
 def _below(
-    op: str, shape: Shape, p: Any, dtype: DType, device: DeviceLike, generator: Generator | None
+    op: str, shape: Shape, p: object, dtype: DType, device: DeviceLike, generator: Generator | None
 ) -> Tensor:
     """Return whether uniform numbers are below `p`: true with probability p. A tensor of probabilities is
     checked on the device.

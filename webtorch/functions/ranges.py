@@ -146,7 +146,7 @@ def _compute_dtype(dtype: DType) -> DType:
     return get_default_dtype() if dtype.kind != "float" else dtype.compute
 
 
-def _check_steps(name: str, steps: Any) -> None:
+def _check_steps(name: str, steps: object) -> None:
     """Raise TypeError, as PyTorch does, unless the number of steps is an integer."""
     if isinstance(steps, float) or (isinstance(steps, Tensor) and steps.dtype.kind == "float"):
         raise TypeError(
@@ -187,7 +187,7 @@ def linspace(
     return filled(result, requires_grad, out, "linspace")
 
 
-def _of_ends(name: str, dtype: DType, free: bool, ends: tuple[Any, ...]) -> DType:
+def _of_ends(name: str, dtype: DType, free: bool, ends: tuple[object, ...]) -> DType:
     """Return the type of the steps between `ends`: complex where one is and nothing else is asked for (`free`)."""
     if dtype.is_complex or not any(isinstance(v, complex) for v in ends):
         return dtype

@@ -259,7 +259,7 @@ def mean_of(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 
 
 def _mean_slope(
-    g: Any, _out: Any, input_shape: tuple[int, ...], dim: Dims, _keepdim: bool, _dtype: Any
+    g: Any, _out: object, input_shape: tuple[int, ...], dim: Dims, _keepdim: bool, _dtype: object
 ) -> Any:
     count = count_of(input_shape, wrap_dims("mean", dim, len(input_shape)))
     return _to_every(_div(widened(g), count), input_shape, dim)
@@ -548,7 +548,7 @@ def one_of_all(x: Tensor, find: Callable[[Tensor], Tensor]) -> Tensor:
     return find(x)
 
 
-def _select(name: str, input: Tensor, dim: Any, keepdim: bool, other: Tensor | None) -> Any:
+def _select(name: str, input: Tensor, dim: object, keepdim: bool, other: Tensor | None) -> Any:
     """Return what max and min do in their three forms."""
     if other is not None or (is_tensor(dim) and dim is not None):
         pair = maximum if name == "max" else minimum
@@ -588,7 +588,7 @@ def _extreme_name(name: str) -> Callable[..., str]:
 
 
 def _out_of_extreme(
-    input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None
+    input: Tensor, dim: object = None, keepdim: bool = False, *, other: Tensor | None = None
 ) -> OutRule:
     return "exact" if isinstance(dim, int) else "cast"
 

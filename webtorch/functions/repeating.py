@@ -60,7 +60,7 @@ def _repeat(x: Tensor, counts: Shape) -> Tensor:
     gradient_name="RepeatBackward0",
     grows=True,
 )
-def repeat(input: Tensor, *args: Any, repeats: Sequence[int] | None = None) -> Tensor:
+def repeat(input: Tensor, *args: object, repeats: Sequence[int] | None = None) -> Tensor:
     """The tensor repeated `repeats` times along each dimension, new leading ones included."""
     counts = sizes_of("repeat", args, repeats, "repeats")
     if len(counts) < len(input._shape):
@@ -71,7 +71,7 @@ def repeat(input: Tensor, *args: Any, repeats: Sequence[int] | None = None) -> T
 
 
 @composite(family="movement", gradient_name="RepeatBackward0", grows=True)
-def tile(input: Tensor, *args: Any, dims: Sequence[int] | None = None) -> Tensor:
+def tile(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """The tensor repeated `dims` times; missing leading counts are 1."""
     counts = sizes_of("tile", args, dims, "dims") if args != ((),) else ()
     return _repeat(input, (1,) * (len(input._shape) - len(counts)) + counts)
@@ -158,7 +158,7 @@ def flipped(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 @composite(
     family="movement", gradient_name="FlipBackward0", layout=of_first, aten=("flip",), traced=True
 )
-def flip(input: Tensor, *args: Any, dims: Sequence[int] | None = None) -> Tensor:
+def flip(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """A copy with the order of elements along `dims` reversed."""
     wanted = sizes_of("flip", args, dims, "dims") if args != ((),) else ()
     if not input._shape:

@@ -277,11 +277,11 @@ def _wanted(
 
 def _interpolate_name(
     input: Tensor,
-    size: Any = None,
-    scale_factor: Any = None,
+    size: object = None,
+    scale_factor: object = None,
     mode: str = "nearest",
-    *_: Any,
-    **__: Any,
+    *_: object,
+    **__: object,
 ) -> str:
     if mode == "area":
         return f"AdaptiveAvgPool{input.ndim - 2}DBackward0"
@@ -808,7 +808,7 @@ def _cubic_weights(t: Tensor) -> list[Tensor]:
 
 def _cubic_corners(
     image: Tensor,
-    batch: Any,
+    batch: object,
     places: list[Tensor],
     sizes: tuple[int, ...],
     padding_mode: str,

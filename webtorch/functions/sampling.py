@@ -44,7 +44,7 @@ def _sample(
     return draw(formula, sources, seed, offset)
 
 
-def _check_floats(name: str, **tensors: Any) -> None:
+def _check_floats(name: str, **tensors: object) -> None:
     types = set()
     for title, tensor in tensors.items():
         if not isinstance(tensor, Tensor):

@@ -223,7 +223,7 @@ def _splittable(op: str, x: Tensor, dim: int) -> int:
     return normalize_dim(dim, len(x._shape))
 
 
-def _split_title(input: Any, split_size_or_sections: Any, dim: int = 0) -> str:
+def _split_title(input: object, split_size_or_sections: object, dim: int = 0) -> str:
     sizes = isinstance(split_size_or_sections, (tuple, list))
     return "SplitWithSizesBackward0" if sizes else "SplitBackward0"
 
@@ -312,7 +312,7 @@ def tensor_split(
     return tuple(window(input, dim, a, max(b - a, 0)) for a, b in pairs)
 
 
-def _named_split(name: str, x: Tensor, dim: int, rank: int, parts: Any) -> tuple[Tensor, ...]:
+def _named_split(name: str, x: Tensor, dim: int, rank: int, parts: object) -> tuple[Tensor, ...]:
     if len(x._shape) < rank:
         raise RuntimeError(
             f"torch.{name} requires a tensor with at least {rank} dimension, but got a tensor with "
@@ -330,19 +330,19 @@ _SECTIONS = {"indices": "indices_or_sections", "sections": "indices_or_sections"
 
 
 @composite(family="movement", other_names=_SECTIONS)
-def hsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+def hsplit(input: Tensor, indices_or_sections: Sequence[int] | int) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 1 (0 for a 1-d tensor)."""
     return _named_split("hsplit", input, 0 if len(input._shape) == 1 else 1, 1, indices_or_sections)
 
 
 @composite(family="movement", other_names=_SECTIONS)
-def vsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+def vsplit(input: Tensor, indices_or_sections: Sequence[int] | int) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 0."""
     return _named_split("vsplit", input, 0, 2, indices_or_sections)
 
 
 @composite(family="movement", other_names=_SECTIONS)
-def dsplit(input: Tensor, indices_or_sections: Any) -> tuple[Tensor, ...]:
+def dsplit(input: Tensor, indices_or_sections: Sequence[int] | int) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 2."""
     return _named_split("dsplit", input, 2, 3, indices_or_sections)
 

@@ -57,7 +57,7 @@ class HistogramDD(NamedTuple):
     bin_edges: tuple[Tensor, ...]
 
 
-def _out_of_diff(input: Tensor, n: int = 1, *_: Any, **__: Any) -> OutRule:
+def _out_of_diff(input: Tensor, n: int = 1, *_: object, **__: object) -> OutRule:
     return "cast" if n else "exact"
 
 
@@ -155,7 +155,11 @@ def _slope_along(x: Tensor, d: int, spacing: Any, edge_order: int) -> Tensor:
 
 @composite(family="index", function_in=("torch",), refuses=(bool_, uint8))
 def gradient(
-    input: Tensor, *, spacing: Any = 1, dim: Sequence[int] | int | None = None, edge_order: int = 1
+    input: Tensor,
+    *,
+    spacing: object = 1,
+    dim: Sequence[int] | int | None = None,
+    edge_order: int = 1,
 ) -> tuple[Tensor, ...]:
     """The slopes along each of `dim` (all by default) by central differences, one tensor each."""
     name = "torch.gradient"
@@ -170,7 +174,7 @@ def gradient(
     if spacing is None:
         spacing = 1
     if isinstance(spacing, (int, float, complex)):
-        spacings: list[Any] = [spacing] * len(dims)
+        spacings: list[object] = [spacing] * len(dims)
     else:
         spacings = list(spacing) if isinstance(spacing, (list, tuple)) else [spacing]
         if len(spacings) != len(dims):
@@ -329,7 +333,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
 
 
 @composite(family="index", function_in=("torch",), example=Example(("i5",), ((2, 3),)))
-def unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+def unravel_index(indices: Tensor, shape: Sequence[int] | int) -> tuple[Tensor, ...]:
     """The coordinates of flat indices into a tensor of `shape`, one tensor for each dim."""
     if indices.dtype.kind not in ("int", "uint"):
         raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
@@ -423,7 +427,7 @@ def histogram(
     input: Tensor,
     bins: Tensor | int,
     *,
-    range: Any = None,
+    range: object = None,
     weight: Tensor | None = None,
     density: bool = False,
 ) -> Histogram:
@@ -439,7 +443,7 @@ def histogram(
 def histogramdd(
     input: Tensor,
     bins: Sequence[int] | Sequence[Tensor] | int,
-    range: Any = None,
+    range: object = None,
     weight: Tensor | None = None,
     density: bool = False,
 ) -> HistogramDD:

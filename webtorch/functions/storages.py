@@ -317,7 +317,7 @@ class TypedStorage(_Memory):
     def __copy__(self) -> TypedStorage:
         return self.clone()
 
-    def __deepcopy__(self, memo: dict[Any, Any]) -> TypedStorage:
+    def __deepcopy__(self, memo: dict[Any, object]) -> TypedStorage:
         memory = self._untyped_storage.__deepcopy__(memo)
         return TypedStorage(wrap_storage=memory, dtype=self.dtype, _internal=True)
 

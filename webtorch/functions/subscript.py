@@ -31,7 +31,7 @@ _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byt
 _BAD_DTYPE = "tensors used as indices must be long, int, byte or bool tensors"
 
 
-def getitem(x: Tensor, index: Any) -> Tensor:
+def getitem(x: Tensor, index: object) -> Tensor:
     """Return x[index]: a view for ints, slices, None and ..., else new data. Raises IndexError as PyTorch does."""
     if type(index) is int:
         return _pick(x, 0, index)
@@ -115,7 +115,7 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
     assign.overwrite(view, value)
 
 
-def _as_value(x: Tensor, value: Any) -> Tensor:
+def _as_value(x: Tensor, value: object) -> Tensor:
     """Return what is assigned as a tensor of x's dtype and device."""
     if isinstance(value, Tensor):
         if value._storage.runtime is not x._storage.runtime:
@@ -136,7 +136,7 @@ def _as_value(x: Tensor, value: Any) -> Tensor:
     )
 
 
-def _as_mask(x: Tensor, index: Any) -> Tensor | None:
+def _as_mask(x: Tensor, index: object) -> Tensor | None:
     """Return the index when it is one bool mask over x's first dims, which a choice can apply."""
     if isinstance(index, tuple) and len(index) == 1:
         index = index[0]
@@ -162,7 +162,7 @@ def _pick(x: Tensor, dim: int, index: int) -> Tensor:
     return pick(x, dim, index + size if index < 0 else index)
 
 
-def _dims_used(item: Any) -> int:
+def _dims_used(item: object) -> int:
     """Return how many dims of x an item takes."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0

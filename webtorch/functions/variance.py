@@ -93,14 +93,24 @@ def _spread(
 
 
 def _var_of(
-    name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any
+    name: str,
+    input: Tensor,
+    dim: Sequence[int] | int | None,
+    unbiased: bool | None,
+    keepdim: bool,
+    correction: float | None,
 ) -> Tensor:
     result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
     return to_type(drop_dims(result, dims, keepdim), input.dtype.to_real())
 
 
 def _std_of(
-    name: str, input: Tensor, dim: Any, unbiased: Any, keepdim: bool, correction: Any
+    name: str,
+    input: Tensor,
+    dim: Sequence[int] | int | None,
+    unbiased: bool | None,
+    keepdim: bool,
+    correction: float | None,
 ) -> Tensor:
     result, dims = _spread(name, input, dim, unbiased, keepdim, correction)
     return to_type(drop_dims(root(result), dims, keepdim), input.dtype.to_real())

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from webtorch.functions import creation
 from webtorch.functions.factory import chosen_dtype, finish, joined_signature
@@ -98,7 +97,7 @@ def _window(values: Callable[..., Sequence[float]]) -> Op:
         layout: Layout | str = "torch.strided",
         device: DeviceLike = None,
         requires_grad: bool = False,
-        **named: Any,
+        **named: object,
     ) -> Tensor:
         if M < 0:
             raise ValueError(f"{name} requires non-negative window length, got M={M}")
@@ -202,13 +201,13 @@ def _old(values: Callable[..., list[float]]) -> Op:
     def window(
         window_length: int,
         periodic: bool = True,
-        *own: Any,
+        *own: object,
         dtype: DType | None = None,
         layout: Layout | str = "torch.strided",
         device: DeviceLike = None,
         pin_memory: bool = False,
         requires_grad: bool = False,
-        **named: Any,
+        **named: object,
     ) -> Tensor:
         if window_length < 0:
             raise RuntimeError(

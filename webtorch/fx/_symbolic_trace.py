@@ -98,7 +98,7 @@ class Tracer(TracerBase):
     def __init__(
         self,
         autowrap_modules: tuple[ModuleType, ...] = (math,),
-        autowrap_functions: tuple[Callable[..., Any], ...] = (),
+        autowrap_functions: tuple[Callable[..., object], ...] = (),
         param_shapes_constant: bool = False,
     ) -> None:
         """Take modules and functions whose calls are nodes, and whether shapes of parameters are constants."""
@@ -230,16 +230,16 @@ class Tracer(TracerBase):
 
     def create_args_for_root(
         self,
-        root_fn: Callable[..., Any],
+        root_fn: Callable[..., object],
         is_module: bool,
-        concrete_args: dict[str, Any] | tuple[Any, ...] | None = None,
+        concrete_args: dict[str, object] | tuple[object, ...] | None = None,
     ) -> tuple[Any, list[Any]]:
         """Add the placeholders of a function's parameters; return what to call, and with what."""
         inner: Any = inspect.unwrap(root_fn)
         code, signature = inner.__code__, inspect.signature(inner)
         count = code.co_argcount + code.co_kwonlyargcount
         names = iter(code.co_varnames)
-        args: list[Any] = []
+        args: list[object] = []
         if is_module:
             if count == 0:
                 raise RuntimeError("``self`` argument cannot be part of *args expansion!")
@@ -273,7 +273,7 @@ class Tracer(TracerBase):
         writer = _PyTreeCodeGen(_PyTreeInfo(list(code.co_varnames[:count]), spec, None))
         self.graph._codegen = writer
 
-        def flatten_fn(*leaves: Any) -> Any:
+        def flatten_fn(*leaves: object) -> Any:
             out = root_fn(*pytree.tree_unflatten(list(leaves), spec))
             results, nesting = pytree.tree_flatten(out)
             writer.pytree_info = writer.pytree_info._replace(out_spec=nesting)
@@ -282,10 +282,10 @@ class Tracer(TracerBase):
         return flatten_fn, flat
 
     def _placeholder(
-        self, name: str, known: dict[str, Any], signature: inspect.Signature, function: Any
+        self, name: str, known: dict[str, object], signature: inspect.Signature, function: object
     ) -> Any:
         """Add a parameter's placeholder; what is given as a constant is checked, and returned as it is."""
-        default: tuple[Any, ...] = ()
+        default: tuple[object, ...] = ()
         if not name.startswith("*"):
             given = signature.parameters[name].default
             default = () if given is inspect.Parameter.empty else (given,)
@@ -294,7 +294,7 @@ class Tracer(TracerBase):
             return self.create_proxy("placeholder", name, default, {}, type_expr=kind)
         count = 0
 
-        def replace(x: Any) -> Any:
+        def replace(x: object) -> Any:
             nonlocal count
             count += 1
             out = self.create_proxy("placeholder", f"{name}_{count}", default, {})
@@ -318,10 +318,10 @@ class Tracer(TracerBase):
         return pytree.tree_map(replace, known[name])
 
     def trace(
-        self, root: Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+        self, root: Module | Callable[..., object], concrete_args: dict[str, object] | None = None
     ) -> Graph:
         """Return the graph of a module or function. Arguments in `concrete_args` are constants."""
-        function: Any = root
+        function: object = root
         if isinstance(root, Module):
             if not hasattr(type(root), self.traced_func_name):
                 raise AssertionError(
@@ -364,7 +364,7 @@ class Tracer(TracerBase):
         self.submodule_paths = None
         return self.graph
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tracer:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tracer:
         new = Tracer.__new__(Tracer)
         for k, v in vars(self).items():
             # Modules of Python cannot be copied.
@@ -382,7 +382,7 @@ def _take_attributes(source: object, proxy: Proxy) -> None:
 
 
 def symbolic_trace(
-    root: Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+    root: Module | Callable[..., object], concrete_args: dict[str, object] | None = None
 ) -> GraphModule:
     """Return a module that does what `root` does, with its graph: what is called is recorded, with proxies for the
     arguments. Arguments in `concrete_args` are constants; `PH` in nested ones stands for what is none.

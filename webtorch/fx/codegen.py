@@ -158,7 +158,7 @@ class CodeGen:
 
     def generate_output(
         self,
-        output_args: Any,
+        output_args: object,
         *,
         descs: Sequence[str] | None = None,
         repr_fn: Callable[[object], str] | None = None,
@@ -171,11 +171,11 @@ class CodeGen:
         lines = [f"    {write(x)},  # {d}\n" for x, d in zip(output_args, descs)]
         return f"return {start}\n{''.join(lines)}{end}"
 
-    def process_inputs(self, *args: Any) -> Any:
+    def process_inputs(self, *args: object) -> Any:
         """Return what the graph's placeholders are given when its function is called with `args`."""
         return args
 
-    def process_outputs(self, outputs: Any) -> Any:
+    def process_outputs(self, outputs: object) -> Any:
         """Return what the function returns when the graph gives `outputs`."""
         return outputs
 
@@ -204,11 +204,11 @@ class _PyTreeCodeGen(CodeGen):
         super().__init__()
         self.pytree_info = pytree_info
 
-    def process_inputs(self, *inputs: Any) -> Any:
+    def process_inputs(self, *inputs: object) -> Any:
         """Return the leaves of the arguments."""
         return pytree.arg_tree_leaves(*inputs)
 
-    def process_outputs(self, outputs: Any) -> Any:
+    def process_outputs(self, outputs: object) -> Any:
         """Nest the results."""
         if self.pytree_info.out_spec is None:
             return outputs
@@ -244,7 +244,7 @@ class _PyTreeCodeGen(CodeGen):
 
     def generate_output(
         self,
-        output_args: Any,
+        output_args: object,
         *,
         descs: Sequence[str] | None = None,
         repr_fn: Callable[[object], str] | None = None,
@@ -334,7 +334,7 @@ class _Writer:
             raise AssertionError(f"Global name {name} already assigned to different object")
         return name
 
-    def type_name(self, kind: Any) -> str:
+    def type_name(self, kind: object) -> str:
         """Return how the code writes a type."""
         if kind == ():
             return "()"
@@ -369,7 +369,7 @@ class _Writer:
             return f"slice({self.text(arg.start)}, {self.text(arg.stop)}, {self.text(arg.step)})"
         return self.coloured("blue", repr(arg))
 
-    def given(self, args: Iterable[Any], kwargs: dict[str, Any]) -> str:
+    def given(self, args: Iterable[object], kwargs: dict[str, object]) -> str:
         """Return how the code writes the arguments of a call."""
         parts = [*map(self.text, args), *(f"{k} = {self.text(v)}" for k, v in kwargs.items())]
         return ", ".join(parts)
@@ -478,7 +478,7 @@ def _innermost(trace: str) -> str:
     return ""
 
 
-def _call(method: Callable[..., str], *args: Any, **kwargs: Any) -> str:
+def _call(method: Callable[..., str], *args: object, **kwargs: object) -> str:
     """Call a method with those options that it takes: subclasses may be older than some."""
     taken = inspect.signature(method).parameters
     return method(*args, **{k: v for k, v in kwargs.items() if k in taken})

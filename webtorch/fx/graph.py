@@ -75,7 +75,7 @@ class Graph:
         self,
         owning_module: GraphModule | None = None,
         tracer_cls: type[Tracer] | None = None,
-        tracer_extras: dict[str, Any] | None = None,
+        tracer_extras: dict[str, object] | None = None,
     ) -> None:
         """Make an empty graph."""
         self._root = Node(self, "", "root", "", (), {})
@@ -115,7 +115,7 @@ class Graph:
         args: tuple[Argument, ...] | None = None,
         kwargs: dict[str, Argument] | None = None,
         name: str | None = None,
-        type_expr: Any = None,
+        type_expr: object = None,
     ) -> Node:
         """Make a node and put it where nodes are inserted; its name is one that no other node has."""
         if args and not isinstance(args, tuple):
@@ -133,13 +133,13 @@ class Graph:
         return node
 
     def placeholder(
-        self, name: str, type_expr: Any = None, default_value: Any = inspect.Signature.empty
+        self, name: str, type_expr: object = None, default_value: object = inspect.Signature.empty
     ) -> Node:
         """Add a parameter of the function."""
         args = () if default_value is inspect.Signature.empty else (default_value,)
         return self.create_node("placeholder", name, args=args, type_expr=type_expr)
 
-    def get_attr(self, qualified_name: str, type_expr: Any = None) -> Node:
+    def get_attr(self, qualified_name: str, type_expr: object = None) -> Node:
         """Add a look at an attribute of the module ("layers.0.weight")."""
         if self.owning_module is not None and not _refers(self.owning_module, qualified_name):
             warnings.warn(
@@ -156,7 +156,7 @@ class Graph:
         module_name: str,
         args: tuple[Argument, ...] | None = None,
         kwargs: dict[str, Argument] | None = None,
-        type_expr: Any = None,
+        type_expr: object = None,
     ) -> Node:
         """Add a call of a submodule."""
         if self.owning_module is not None:
@@ -168,17 +168,17 @@ class Graph:
         method_name: str,
         args: tuple[Argument, ...] | None = None,
         kwargs: dict[str, Argument] | None = None,
-        type_expr: Any = None,
+        type_expr: object = None,
     ) -> Node:
         """Add a call of a method of the first argument."""
         return self.create_node("call_method", method_name, args, kwargs, type_expr=type_expr)
 
     def call_function(
         self,
-        the_function: Callable[..., Any],
+        the_function: Callable[..., object],
         args: tuple[Argument, ...] | None = None,
         kwargs: dict[str, Argument] | None = None,
-        type_expr: Any = None,
+        type_expr: object = None,
         name: str | None = None,
     ) -> Node:
         """Add a call of a function."""
@@ -186,7 +186,7 @@ class Graph:
             "call_function", the_function, args, kwargs, name=name, type_expr=type_expr
         )
 
-    def output(self, result: Argument, type_expr: Any = None) -> Node:
+    def output(self, result: Argument, type_expr: object = None) -> Node:
         """Add what is returned."""
         return self.create_node("output", "output", args=(result,), type_expr=type_expr)
 
@@ -342,7 +342,7 @@ class Graph:
 
     # -- its code ---------------------------------------------------------------------------------
 
-    def python_code(self, root_module: str, **options: Any) -> PythonCode:
+    def python_code(self, root_module: str, **options: object) -> PythonCode:
         """Return the graph as a function of Python; `root_module` is what it calls its module."""
         # Nodes and what lies outside share these names, which are not those of the nodes.
         namespace = _Namespace()
@@ -360,11 +360,11 @@ class Graph:
         """Take another writer of code."""
         self._codegen = codegen
 
-    def process_inputs(self, *args: Any) -> Any:
+    def process_inputs(self, *args: object) -> Any:
         """Return what the placeholders are given when the function is called with `args`."""
         return self._codegen.process_inputs(*args)
 
-    def process_outputs(self, out: Any) -> Any:
+    def process_outputs(self, out: object) -> Any:
         """Return what the function returns when the graph gives `out`."""
         return self._codegen.process_outputs(out)
 
@@ -421,7 +421,7 @@ def _check_target(node: Node, module: Module) -> None:
         )
     if node.op not in ("get_attr", "call_module"):
         return
-    found: Any = module
+    found: object = module
     parts = str(target).split(".")
     for i, part in enumerate(parts):
         found, path = getattr(found, part, None), ".".join(parts[:i])

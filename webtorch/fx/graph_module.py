@@ -39,7 +39,7 @@ class _Sources:
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
 
-    def keep(self, text: str, names: dict[str, Any], origin: Mapping[str, Any]) -> str:
+    def keep(self, text: str, names: dict[str, object], origin: Mapping[str, object]) -> str:
         """Keep a text; return the name of the file that it is said to be."""
         key = f"<eval_with_key>.{len(self.texts)}"
         if len(origin) == 3:
@@ -83,7 +83,7 @@ def _import_block(names: dict[str, Any]) -> str:
 class _CodeOnlyModule(Module):
     """A module with the attributes of another one, to trace code of it."""
 
-    def __init__(self, body: dict[str, Any]) -> None:
+    def __init__(self, body: dict[str, object]) -> None:
         super().__init__()
         self.__dict__ = body
 
@@ -124,13 +124,13 @@ def _symbolic_trace() -> Any:
     return sys.modules["webtorch.fx._symbolic_trace"]
 
 
-def _get_attr(model: Any, attr_name: str) -> Any:
+def _get_attr(model: object, attr_name: str) -> Any:
     for part in attr_name.split("."):
         model = getattr(model, part)
     return model
 
 
-def _copy_attr(from_module: Any, to_module: Any, target: str) -> None:
+def _copy_attr(from_module: object, to_module: object, target: str) -> None:
     """Give a module what another one has under a name; modules on the way to it are new ones."""
     *prefix, field = target.split(".")
     for part in prefix:
@@ -175,7 +175,7 @@ class GraphModule(Module):
         return super().__new__(kind)
 
     def __init__(
-        self, root: Module | dict[str, Any], graph: Graph, class_name: str = "GraphModule"
+        self, root: Module | dict[str, object], graph: Graph, class_name: str = "GraphModule"
     ) -> None:
         """Take what the graph looks up and calls from a module, or from a dict by qualified name."""
         super().__init__()
@@ -278,7 +278,7 @@ class GraphModule(Module):
     def delete_submodule(self, target: str) -> bool:
         """Take a submodule out; return whether there was one."""
         *prefix, field = target.split(".")
-        owner: Any = self
+        owner: object = self
         for part in prefix:
             owner = getattr(owner, part, None)
             if not isinstance(owner, Module):
@@ -312,10 +312,10 @@ class GraphModule(Module):
         del state["_graph"]
         return reduce_graph_module, (state, _import_block(names))
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return self.__reduce__()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GraphModule:
+    def __deepcopy__(self, memo: dict[int, object]) -> GraphModule:
         new: Any = type(self).__new__(type(self))
         memo[id(self)] = new
         state = copy.deepcopy(self.__dict__, memo)
@@ -391,7 +391,7 @@ class GraphModule(Module):
         additional_meta: list[str] | None = None,
     ) -> str:
         """Print the code with what is known of its values, and that of its graph modules; return the text."""
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "include_stride": include_stride,
             "include_device": include_device,
             "colored": colored,
@@ -447,7 +447,7 @@ _WRITTEN = (
 )  # fmt: skip
 
 
-def _readable(module: GraphModule, name: str, **options: Any) -> str:
+def _readable(module: GraphModule, name: str, **options: object) -> str:
     code = module.graph.python_code(root_module="self", verbose=True, **options).src
     text = _addindent(f"class {name}(torch.nn.Module):\n" + code.lstrip("\n"), 4)
     options.pop("expanded_def", None)

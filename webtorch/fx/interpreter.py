@@ -66,7 +66,7 @@ class Interpreter:
                 return self.graph.process_outputs(out) if enable_io_processing else out
         return None
 
-    def boxed_run(self, args_list: list[Any]) -> Any:
+    def boxed_run(self, args_list: list[object]) -> Any:
         """Return what the module gives for the arguments in a list, which is emptied."""
         places = [n for n in self.graph.nodes if n.op == "placeholder"]
         if len(args_list) != len(places):
@@ -91,7 +91,7 @@ class Interpreter:
             return getattr(self, n.op)(n.target, args, kwargs)
 
     def placeholder(
-        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
     ) -> Any:
         """Return the next argument, or the default."""
         if str(target).startswith("*"):
@@ -105,37 +105,39 @@ class Interpreter:
                 f"Expected positional argument for parameter {target}, but one was not passed in!"
             ) from end
 
-    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
+    ) -> Any:
         """Return an attribute of the module."""
         return self.fetch_attr(str(target))
 
     def call_function(
-        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
     ) -> Any:
         """Call a function."""
         assert callable(target)
         return target(*args, **kwargs)
 
     def call_method(
-        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
     ) -> Any:
         """Call a method of the first argument."""
         owner, *rest = args
         return getattr(owner, str(target))(*rest, **kwargs)
 
     def call_module(
-        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
     ) -> Any:
         """Call a submodule."""
         return self.fetch_attr(str(target))(*args, **kwargs)
 
-    def output(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
+    def output(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> Any:
         """Return what the module returns."""
         return args[0]
 
     def fetch_attr(self, target: str) -> Any:
         """Return an attribute of the module, by its qualified name."""
-        found: Any = self.module
+        found: object = self.module
         parts = target.split(".")
         for i, part in enumerate(parts):
             if not hasattr(found, part):
@@ -180,25 +182,27 @@ class Transformer(Interpreter):
         self.tracer.graph, self.tracer.root = self.new_graph, module
 
     def placeholder(
-        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
     ) -> Any:
         """Add a placeholder."""
         default = args[0] if args else inspect.Signature.empty
         return Proxy(self.new_graph.placeholder(str(target), default_value=default), self.tracer)
 
-    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
+    ) -> Any:
         """Add a look at an attribute."""
         return self.tracer.create_proxy("get_attr", target, args, kwargs)
 
     def call_module(
-        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
     ) -> Any:
         """Add a call of a submodule."""
         module = self.fetch_attr(str(target))
         return self.tracer.call_module(module, module.forward, args, kwargs)
 
     def call_function(
-        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]
+        self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
     ) -> Any:
         """Add a call of a function."""
         return self.tracer.create_proxy("call_function", target, args, kwargs)

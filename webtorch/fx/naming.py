@@ -45,7 +45,7 @@ def _public_place(obj: Any) -> str:
     return f"torch{place.removeprefix(_PACKAGE)}.{name}"
 
 
-def qualified_name(func: Callable[..., Any]) -> str:
+def qualified_name(func: Callable[..., object]) -> str:
     """Return what a function is called in code: "torch.relu", "getattr", "package.module.function"."""
     name = getattr(func, "__name__", "")
     if getattr(builtins, name, None) is func:
@@ -66,7 +66,7 @@ def qualified_name(func: Callable[..., Any]) -> str:
     return f"{module}.{name}"
 
 
-def node_name(func: Callable[..., Any]) -> str:
+def node_name(func: Callable[..., object]) -> str:
     """Return what a node is called that calls a function: "relu", "linalg_norm"."""
     _, _, place = override.names().get(func, "").partition("torch.")
     module, _, name = place.rpartition(".")

@@ -36,7 +36,7 @@ OPS = ("placeholder", "call_method", "call_module", "call_function", "get_attr",
 _side_effectful_functions: set[Callable[..., Any]] = {operator.setitem, _assert}
 
 
-def has_side_effect(fn: Callable[..., Any]) -> Callable[..., Any]:
+def has_side_effect(fn: Callable[..., object]) -> Callable[..., Any]:
     """Keep calls of a function whose result nobody uses."""
     _side_effectful_functions.add(fn)
     return fn
@@ -95,7 +95,7 @@ class Node:
         target: Target,
         args: tuple[Argument, ...],
         kwargs: Mapping[str, Argument],
-        return_type: Any = None,
+        return_type: object = None,
     ) -> None:
         """Make a node that is in no list yet. `Graph.create_node` makes one and puts it into its graph."""
         if op == "call_function":
@@ -277,7 +277,7 @@ class Node:
     def stack_trace(self, trace: str | None) -> None:
         self.meta["stack_trace"] = trace
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name == "name":
             for user in self.users:
                 for hook in self._replace_hooks():
@@ -309,8 +309,8 @@ class Node:
     def normalized_arguments(
         self,
         root: Module,
-        arg_types: tuple[Any, ...] | None = None,
-        kwarg_types: dict[str, Any] | None = None,
+        arg_types: tuple[object, ...] | None = None,
+        kwarg_types: dict[str, object] | None = None,
         normalize_to_only_use_kwargs: bool = False,
     ) -> ArgsKwargsPair | None:
         """Return the arguments of a call by the parameters of what it calls, with the defaults; None where that is not

@@ -22,11 +22,11 @@ class ArgsKwargsPair(NamedTuple):
 
 
 def normalize_function(
-    target: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
-    arg_types: tuple[Any, ...] | None = None,
-    kwarg_types: Mapping[str, Any] | None = None,
+    target: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None = None,
+    arg_types: tuple[object, ...] | None = None,
+    kwarg_types: Mapping[str, object] | None = None,
     normalize_to_only_use_kwargs: bool = False,
 ) -> ArgsKwargsPair | None:
     """Return the arguments of a function by its parameters, all by name if asked; None where it has no such. Types are
@@ -42,8 +42,8 @@ def normalize_function(
 def normalize_module(
     root: Module,
     target: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None = None,
     normalize_to_only_use_kwargs: bool = False,
 ) -> ArgsKwargsPair | None:
     """Return the arguments of a submodule by its parameters; None where it is none of `nn`."""
@@ -60,7 +60,7 @@ def normalize_module(
     return _normalized(signature, args, kwargs or {}, normalize_to_only_use_kwargs)
 
 
-def _signatures(target: Callable[..., Any]) -> Iterator[inspect.Signature]:
+def _signatures(target: Callable[..., object]) -> Iterator[inspect.Signature]:
     """Give the signatures that a function has, its own first."""
     if isinstance(target, OpOverload):
         yield _of_schema(target._schema)
@@ -94,8 +94,8 @@ def _of_schema(schema: Schema) -> inspect.Signature:
 
 def _normalized(
     signature: inspect.Signature,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     by_name: bool,
 ) -> ArgsKwargsPair | None:
     """Return arguments as a signature has them; None where they do not fit, or it takes any number of them."""

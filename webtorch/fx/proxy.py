@@ -42,7 +42,7 @@ class TraceError(ValueError):
 class Scope:
     """The module whose code runs: its path and its class."""
 
-    def __init__(self, module_path: str, module_type: Any) -> None:
+    def __init__(self, module_path: str, module_type: object) -> None:
         """Take the path and the class."""
         self.module_path, self.module_type = module_path, module_type
 
@@ -86,7 +86,7 @@ class TracerBase:
         args: tuple[Argument, ...],
         kwargs: dict[str, Argument],
         name: str | None = None,
-        type_expr: Any = None,
+        type_expr: object = None,
     ) -> Node:
         """Add a node to the graph. Subclasses change or check what is recorded here."""
         node = self.graph.create_node(kind, target, args, kwargs, name, type_expr)
@@ -112,10 +112,10 @@ class TracerBase:
         self,
         kind: str,
         target: Target,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        args: tuple[object, ...],
+        kwargs: dict[str, object],
         name: str | None = None,
-        type_expr: Any = None,
+        type_expr: object = None,
         proxy_factory_fn: Callable[[Node], Proxy] | None = None,
     ) -> Proxy:
         """Add a node, whose arguments may hold proxies, and return what stands for its value."""
@@ -123,7 +123,7 @@ class TracerBase:
         node = self.create_node(kind, target, given, named, name, type_expr)
         return self.proxy(node) if proxy_factory_fn is None else proxy_factory_fn(node)
 
-    def create_arg(self, a: Any) -> Argument:
+    def create_arg(self, a: object) -> Argument:
         """Return an argument as a node keeps it. Raises NotImplementedError for what no node keeps."""
         if isinstance(a, Proxy):
             return a.node
@@ -150,7 +150,7 @@ class TracerBase:
             return self.create_node("call_function", type(a), (), named)
         raise NotImplementedError(f"argument of type: {type(a)}")
 
-    def _key(self, key: Any) -> Any:
+    def _key(self, key: object) -> Any:
         if not isinstance(key, str):
             key = self.create_arg(key)
             map_arg(key, _refuse_key)
@@ -224,10 +224,10 @@ class Proxy:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__ = state
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Proxy:
+    def __deepcopy__(self, memo: dict[int, object]) -> Proxy:
         new = Proxy.__new__(Proxy)
         for k, v in self.__dict__.items():
             try:
@@ -274,16 +274,16 @@ class Proxy:
     @classmethod
     def __torch_function__(
         cls,
-        orig_method: Callable[..., Any],
+        orig_method: Callable[..., object],
         types: tuple[type[Any], ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         """Make a node of a call that was given a proxy."""
         kwargs = kwargs or {}
         tracers: dict[TracerBase, None] = {}
 
-        def find(a: Any) -> None:
+        def find(a: object) -> None:
             if isinstance(a, Proxy):
                 tracers[a.tracer] = None
 
@@ -366,7 +366,7 @@ def _define_operator(name: str, *, reflected: bool = False) -> None:
     """Let Python's operator on a proxy be a node."""
     function: Any = getattr(operator, name, None)
 
-    def operate(self: Proxy, *others: Any) -> Proxy:
+    def operate(self: Proxy, *others: object) -> Proxy:
         args = (*others, self) if reflected else (self, *others)
         return self.tracer.create_proxy("call_function", function, args, {})
 

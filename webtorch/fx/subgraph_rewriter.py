@@ -39,8 +39,8 @@ class ReplacedPatterns:
 
 def replace_pattern(
     gm: GraphModule,
-    pattern: Callable[..., Any] | GraphModule,
-    replacement: Callable[..., Any] | GraphModule,
+    pattern: Callable[..., object] | GraphModule,
+    replacement: Callable[..., object] | GraphModule,
 ) -> list[Match]:
     """Replace what a pattern does by what `replacement` does, wherever the module does it; of places that overlap
     the first. Both are functions of the same parameters. Returns the places.

@@ -45,7 +45,7 @@ def find_proxy(*values: object) -> Proxy | None:
     """Return a proxy among values and what they contain, the last one."""
     found: list[Proxy] = []
 
-    def look(x: Any) -> None:
+    def look(x: object) -> None:
         if isinstance(x, Proxy):
             found.append(x)
 
@@ -53,11 +53,11 @@ def find_proxy(*values: object) -> Proxy | None:
     return found[-1] if found else None
 
 
-def _leaf(function: Callable[..., Any]) -> Callable[..., Any]:
+def _leaf(function: Callable[..., object]) -> Callable[..., Any]:
     """Return the function that makes a node where it is given a proxy."""
 
     @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: object) -> Any:
         proxy = find_proxy(args, kwargs)
         if proxy is None:
             return function(*args, **kwargs)
@@ -84,7 +84,7 @@ class Places:
             self._before.append((module, name, before))
             module[name] = _leaf(function)
 
-    def search(self, module: dict[str, Any], functions: set[int]) -> None:
+    def search(self, module: dict[str, object], functions: set[int]) -> None:
         """Do so with all functions of a set that a module's globals have, once for each module."""
         if id(module) in self._seen:
             return

@@ -147,7 +147,7 @@ def _widths(data: bytes) -> dict[str, int]:
         if name in _PUTS or name == "MEMOIZE":
             memo[len(memo) if name == "MEMOIZE" else int(arg)] = stack[-1]
             continue
-        taken: list[Any] = []
+        taken: list[object] = []
         for kind in reversed(opcode.stack_before):
             if kind is pickletools.stackslice:
                 continue
@@ -172,7 +172,7 @@ def _widths(data: bytes) -> dict[str, int]:
     return found
 
 
-def _note(saved: Any, found: dict[str, int]) -> None:
+def _note(saved: object, found: dict[str, int]) -> None:
     """Note the element size of a storage, by the name of its class."""
     match saved:
         case ("storage", str(kind), str(key), *_):

@@ -269,13 +269,13 @@ class _Machine:
             raise TypeError(f"a {kind.__name__} was expected, not {type(self.stack[-1]).__name__}")
         return self.stack[-1]
 
-    def plain(self, items: list[Any]) -> None:
+    def plain(self, items: list[object]) -> None:
         """Refuse items that are names themselves: code, not data."""
         for item in items:
             if isinstance(item, Name):
                 raise self.refuse(f"it holds {item.text} itself, which is code, not data")
 
-    def fill(self, into: Any, items: list[Any]) -> Any:
+    def fill(self, into: Any, items: list[object]) -> Any:
         """Put keys and values, one after the other, into a dict; return it."""
         if len(items) % 2:
             raise ValueError("a key has no value")

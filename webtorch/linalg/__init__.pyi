@@ -29,7 +29,7 @@ def cholesky_ex(
     check_errors: bool = ...,
     out: tuple[_Tensor, ...] | None = ...,
 ) -> _CholeskyEx: ...
-def cond(A: _Tensor, p: _Any = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def cond(A: _Tensor, p: object = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
 def cross(
     input: _Tensor, other: _Tensor, *, dim: int = ..., out: _Tensor | None = ...
 ) -> _Tensor: ...
@@ -101,11 +101,11 @@ def matrix_norm(
 def matrix_power(input: _Tensor, n: int, *, out: _Tensor | None = ...) -> _Tensor: ...
 def matrix_rank(
     A: _Tensor,
-    tol: _Any = ...,
+    tol: float | _Tensor | None = ...,
     hermitian: bool = ...,
     *,
-    atol: _Any = ...,
-    rtol: _Any = ...,
+    atol: float | _Tensor | None = ...,
+    rtol: float | _Tensor | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def multi_dot(tensors: _Sequence[_Tensor], *, out: _Tensor | None = ...) -> _Tensor: ...
@@ -120,11 +120,11 @@ def norm(
 ) -> _Tensor: ...
 def pinv(
     A: _Tensor,
-    rcond: _Any = ...,
+    rcond: float | _Tensor | None = ...,
     hermitian: bool = ...,
     *,
-    atol: _Any = ...,
-    rtol: _Any = ...,
+    atol: float | _Tensor | None = ...,
+    rtol: float | _Tensor | None = ...,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def qr(A: _Tensor, mode: str = ..., *, out: tuple[_Tensor, ...] | None = ...) -> _QR: ...

@@ -46,7 +46,7 @@ class Sequential(Module):
         """Register `modules` under fresh numbers in place of what is there."""
         self._modules = {str(i): module for i, module in enumerate(modules)}
 
-    def _name_at(self, index: Any) -> str:
+    def _name_at(self, index: object) -> str:
         """Return the name of the module at `index`."""
         return list(self._modules)[_position(index, len(self))]
 
@@ -213,7 +213,7 @@ class ModuleList(Module):
         del self[key]
         return value
 
-    def extend(self, modules: Any) -> ModuleList:
+    def extend(self, modules: object) -> ModuleList:
         """Add modules at the end."""
         if not isinstance(modules, Iterable):
             raise TypeError(
@@ -247,7 +247,7 @@ class ModuleList(Module):
 class ModuleDict(Module):
     """A dict of names to modules, in order of insertion; it has no forward."""
 
-    def __init__(self, modules: Mapping[str, Module] | Iterable[Any] | None = None) -> None:
+    def __init__(self, modules: Mapping[str, Module] | Iterable[object] | None = None) -> None:
         """Register the given modules under their names."""
         super().__init__()
         if modules is not None:
@@ -297,7 +297,7 @@ class ModuleDict(Module):
         """Return the modules."""
         return self._modules.values()
 
-    def update(self, modules: Mapping[str, Module] | Iterable[Any]) -> None:
+    def update(self, modules: Mapping[str, Module] | Iterable[object]) -> None:
         """Add or replace modules from a mapping or from (name, module) pairs."""
         for key, module in _pairs("ModuleDict", modules):
             self[key] = module
@@ -322,7 +322,7 @@ class ParameterList(Module):
             return out
         return getattr(self, str(_position(index, len(self))))
 
-    def __setitem__(self, index: int, value: Any) -> None:
+    def __setitem__(self, index: int, value: object) -> None:
         """Replace the value at `index`."""
         if isinstance(value, Tensor) and not isinstance(value, Parameter):
             value = Parameter(value)
@@ -336,7 +336,7 @@ class ParameterList(Module):
         """Iterate over the values in order."""
         return iter([self[i] for i in range(len(self))])
 
-    def __iadd__(self, values: Iterable[Any]) -> ParameterList:
+    def __iadd__(self, values: Iterable[object]) -> ParameterList:
         """Append values."""
         return self.extend(values)
 
@@ -344,13 +344,13 @@ class ParameterList(Module):
         """List attributes, without the numbers of the values."""
         return [name for name in super().__dir__() if not name.isdigit()]
 
-    def append(self, value: Any) -> ParameterList:
+    def append(self, value: object) -> ParameterList:
         """Add a value at the end."""
         self._size += 1
         self[-1] = value
         return self
 
-    def extend(self, values: Any) -> ParameterList:
+    def extend(self, values: object) -> ParameterList:
         """Add values at the end."""
         if not isinstance(values, Iterable) or isinstance(values, Tensor):
             raise TypeError(
@@ -375,7 +375,7 @@ class ParameterList(Module):
 class ParameterDict(Module):
     """A dict of names to parameters (a plain tensor becomes one) and other values."""
 
-    def __init__(self, parameters: Any = None) -> None:
+    def __init__(self, parameters: object = None) -> None:
         """Hold the given values under their names."""
         super().__init__()
         self._keys: dict[str, None] = {}
@@ -383,7 +383,7 @@ class ParameterDict(Module):
             self.update(parameters)
 
     @staticmethod
-    def _attribute(key: Any) -> str:
+    def _attribute(key: object) -> str:
         """Return the attribute that holds `key`: a name of the class must not be shadowed."""
         if not isinstance(key, str):
             raise TypeError(
@@ -397,7 +397,7 @@ class ParameterDict(Module):
         """Return the value called `key`."""
         return getattr(self, self._attribute(key))
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         """Add or replace the value called `key`."""
         self._keys[self._attribute(key)] = None
         if isinstance(value, Tensor) and not isinstance(value, Parameter):
@@ -446,7 +446,7 @@ class ParameterDict(Module):
         """Return a new dict of the same values."""
         return ParameterDict(OrderedDict((key, self[key]) for key in self._keys))
 
-    def setdefault(self, key: str, default: Any = None) -> Any:
+    def setdefault(self, key: str, default: object = None) -> Any:
         """Return the value called `key`, which becomes `default` if there is none."""
         if key not in self:
             self[key] = default
@@ -472,7 +472,7 @@ class ParameterDict(Module):
         key = next(reversed(self._keys))
         return key, self.pop(key)
 
-    def fromkeys(self, keys: Iterable[str], default: Any = None) -> ParameterDict:
+    def fromkeys(self, keys: Iterable[str], default: object = None) -> ParameterDict:
         """Return a dict in which all `keys` hold `default`."""
         return ParameterDict((key, default) for key in keys)
 
@@ -488,7 +488,7 @@ class ParameterDict(Module):
         """Return the values."""
         return (self[key] for key in self._keys)
 
-    def update(self, parameters: Any) -> None:
+    def update(self, parameters: object) -> None:
         """Add or replace values from a mapping or from (name, value) pairs."""
         for key, value in _pairs("ParametersDict", parameters):
             self[key] = value
@@ -502,7 +502,7 @@ class ParameterDict(Module):
         raise RuntimeError("ParameterDict should not be called.")
 
 
-def _pairs(who: str, source: Any) -> Iterable[tuple[str, Any]]:
+def _pairs(who: str, source: object) -> Iterable[tuple[str, Any]]:
     """Return the (key, value) pairs of a mapping or of an iterable of pairs."""
     if not isinstance(source, Iterable):
         raise TypeError(
@@ -528,7 +528,7 @@ def _pairs(who: str, source: Any) -> Iterable[tuple[str, Any]]:
     return pairs
 
 
-def _described(value: Any, element: Callable[[Tensor], str]) -> str:
+def _described(value: object, element: Callable[[Tensor], str]) -> str:
     """Return the line printed for a value; `element` names the type of a tensor's elements."""
     if not isinstance(value, Tensor):
         return f"Object of type: {type(value).__name__}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.functions import public as webtorch
@@ -35,7 +34,7 @@ __all__ = [
 ]
 
 
-def calculate_gain(nonlinearity: str, param: Any = None) -> float:
+def calculate_gain(nonlinearity: str, param: object = None) -> float:
     """Return the factor by which weights grow to make up for what `nonlinearity` shrinks.
 
     `param` is the slope of "leaky_relu" (0.01 by default). Raises ValueError on an unknown name.
@@ -296,7 +295,7 @@ def _deprecated(new: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the old name of `new`, without the underscore, which warns."""
     old = new.__name__[:-1]
 
-    def renamed(*args: Any, **kwargs: Any) -> Tensor:
+    def renamed(*args: object, **kwargs: object) -> Tensor:
         """Warn, and call the function of the new name."""
         warnings.warn(
             f"`nn.init.{old}` is now deprecated in favor of `nn.init.{new.__name__}`.",

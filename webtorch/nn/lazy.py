@@ -99,7 +99,7 @@ class LazyModuleMixin(Module):
         return self
 
     def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+        self, destination: dict[str, object], prefix: str, keep_vars: bool
     ) -> None:
         """Write the entries; those without a shape as they are."""
         for name, param in (*self._parameters.items(), *self._buffers.items()):
@@ -123,7 +123,7 @@ class LazyModuleMixin(Module):
 
 
 def _shape_from_checkpoint(
-    module: LazyModuleMixin, state_dict: dict[str, Any], prefix: str, *_: Any
+    module: LazyModuleMixin, state_dict: dict[str, object], prefix: str, *_: object
 ) -> None:
     """Give parameters without a shape that of the entries which are about to be loaded."""
     for name, param in (*module._parameters.items(), *module._buffers.items()):
@@ -133,7 +133,9 @@ def _shape_from_checkpoint(
                 param.materialize(tuple(given.shape))  # type: ignore[union-attr]
 
 
-def _initialize(module: LazyModuleMixin, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _initialize(
+    module: LazyModuleMixin, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
     """Take the sizes from the first input, and make the layer what it is to become."""
     module.initialize_parameters(*args, **kwargs)
     if module.has_uninitialized_params():

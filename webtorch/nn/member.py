@@ -18,10 +18,10 @@ class Member:
 
     __slots__ = ("kind", "look", "name", "table")
 
-    def __init__(self, kind: type[Any], name: str, table: str, look: Callable[..., Any]) -> None:
+    def __init__(self, kind: type[Any], name: str, table: str, look: Callable[..., object]) -> None:
         self.kind, self.name, self.table, self.look = kind, name, table, look
 
-    def __get__(self, module: Any, kind: type[Any]) -> Any:
+    def __get__(self, module: object, kind: type[Any]) -> Any:
         # A class below has bases of its own, and its own way to look.
         if kind is self.kind and module is not None and kind.__getattr__ is self.look:
             try:
@@ -36,7 +36,7 @@ class Member:
         raise AttributeError(f"type object {kind.__name__!r} has no attribute {self.name!r}")
 
 
-def remember(kind: type[Any], name: str, table: str, look: Callable[..., Any]) -> None:
+def remember(kind: type[Any], name: str, table: str, look: Callable[..., object]) -> None:
     """Have modules of a class look in a table for a name that was found there. `look` is what was called instead."""
     if kind.__getattr__ is not look:
         return

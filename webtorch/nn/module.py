@@ -48,7 +48,7 @@ _TENSOR_TYPES = {
 }  # fmt: skip
 
 
-def typename(value: Any) -> str:
+def typename(value: object) -> str:
     """Return the name that PyTorch's messages use for the type of `value`."""
     if isinstance(value, Tensor):
         short = str(value.dtype).rpartition(".")[2]
@@ -189,7 +189,7 @@ class Module:
                 return table[name]
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Put `value` where it belongs: parameter, submodule, buffer or plain attribute."""
         bindings.modules += 1
         own = self.__dict__
@@ -315,7 +315,7 @@ class Module:
             "that defines one of get_extra_state and set_extra_state must define both."
         )
 
-    def set_extra_state(self, state: Any) -> None:
+    def set_extra_state(self, state: object) -> None:
         """Take back what `get_extra_state` returned."""
         raise RuntimeError(
             "Reached a code path in Module.set_extra_state() that should never be called: a class "
@@ -411,11 +411,11 @@ class Module:
             tensor.share_memory_()
         return self
 
-    def type(self: _Self, dst_type: Any) -> _Self:
+    def type(self: _Self, dst_type: object) -> _Self:
         """Cast parameters and buffers, of whatever dtype, to `dst_type`."""
         return self._apply(lambda t: t.to(dst_type))
 
-    def _cast_floats(self: _Self, dtype: Any) -> _Self:
+    def _cast_floats(self: _Self, dtype: object) -> _Self:
         """Cast floating point parameters and buffers to `dtype`."""
         return self._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
 
@@ -460,7 +460,7 @@ class Module:
         """Forget the gradients of all parameters, or fill them with zeros."""
         clear_grads(self.parameters(), set_to_none)
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """Compile the call of this module in place: later calls replay captured programs."""
         self.__dict__["_compiled_call_impl"] = ask("compile")(self._call_impl, *args, **kwargs)
 
@@ -527,7 +527,7 @@ class Module:
             return compiled(*args, **kwargs)
         return self._call_impl(*args, **kwargs)
 
-    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
+    def _call_impl(self, *args: object, **kwargs: object) -> Any:
         """Run forward, with hooks only where there are any."""
         if tracing.active:
             return call(CALL_OF_MODULE, (self, *args), kwargs)
@@ -577,10 +577,10 @@ class Module:
             tuple(map(id, self._buffers.values())),
         )
 
-    def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_with_hooks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """Run forward between its hooks; on an error run those that asked to be called always."""
         called: set[int] = set()
-        result: Any = None
+        result: object = None
         try:
             args, kwargs = self._run_pre_hooks(args, kwargs)
             tap = None
@@ -644,7 +644,7 @@ class Module:
         return everywhere + own
 
     def _run_pre_hooks(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments as the forward pre-hooks leave them."""
         both = itertools.chain(GLOBAL.forward_pre.items(), self._forward_pre_hooks.items())
@@ -705,7 +705,7 @@ class Module:
         return add_hook(self._load_state_dict_post_hooks, hook)
 
     def _save_to_state_dict(
-        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+        self, destination: dict[str, object], prefix: str, keep_vars: bool
     ) -> None:
         """Write this module's own entries, without its children's, into `destination`."""
         for name, param in self._parameters.items():
@@ -821,7 +821,7 @@ class Module:
         load_one(self, name, key, current, value, assign, error_msgs)
 
     def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+        self, state_dict: Mapping[str, object], strict: bool = True, assign: bool = False
     ) -> _IncompatibleKeys:
         """Copy parameters and buffers from `state_dict`; return the keys that did not meet.
 
@@ -943,10 +943,10 @@ class Module:
         state.pop("_compiled_call_impl", None)
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Take back what `__getstate__` returned."""
         # A module that an older version has written may lack a table of hooks.
-        hooks: dict[str, Any] = {name: OrderedDict() for name in HOOKS if name not in state}
+        hooks: dict[str, object] = {name: OrderedDict() for name in HOOKS if name not in state}
         self.__dict__.update(state, **hooks)
 
 

@@ -43,7 +43,7 @@ _FILES: dict[str, tuple[str, ...]] = {
 def _ntuple(count: int) -> Callable[[Any], tuple[Any, ...]]:
     """Return the function that makes one number, or an iterable, a tuple of `count`."""
 
-    def parse(value: Any) -> tuple[Any, ...]:
+    def parse(value: object) -> tuple[Any, ...]:
         """Return an iterable as a tuple, or one value `count` times."""
         return tuple(value) if isinstance(value, Iterable) else (value,) * count
 

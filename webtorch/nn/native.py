@@ -68,11 +68,11 @@ def convolution(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: object,
+    padding: object,
+    dilation: object,
     transposed: bool,
-    output_padding: Any,
+    output_padding: object,
     groups: int,
 ) -> Tensor:
     """Return the convolution, or the transposed one, of as many dims as the weight has beyond two."""

@@ -20,7 +20,7 @@ __all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter
 class _ParameterMeta(type):
     """A tensor of a subclass that a Parameter was made of counts as a Parameter, as in PyTorch."""
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return type.__instancecheck__(cls, instance) or (
             cls is Parameter
             and isinstance(instance, Tensor)
@@ -70,11 +70,11 @@ class Parameter(Tensor, metaclass=_ParameterMeta):
         memo[id(self)] = copied
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Pickle as the data and whether it requires a gradient; the gradient stays behind."""
         return _rebuild_parameter, (type(self), self.detach(), self.requires_grad)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """Return the tensor's text under PyTorch's headline."""
         return "Parameter containing:\n" + super().__repr__()
 
@@ -98,7 +98,7 @@ class Buffer(Tensor):
         """Record whether the buffer belongs to the state dict."""
         self.persistent = persistent
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """Return the text of a plain tensor, as PyTorch does."""
         return repr(self.data)
 
@@ -111,7 +111,7 @@ class Buffer(Tensor):
         memo[id(self)] = copied
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Pickle as the data and the persistence."""
         return _rebuild_buffer, (type(self), self.detach(), self.persistent)
 
@@ -158,7 +158,7 @@ class _Uninitialized(Tensor):
         )
 
     def materialize(
-        self, shape: Any, device: DeviceLike = None, dtype: DType | None = None
+        self, shape: object, device: DeviceLike = None, dtype: DType | None = None
     ) -> None:
         """Take uninitialised memory of `shape`, on the device and of the dtype given first."""
         device = self.device if device is None else device
@@ -178,7 +178,7 @@ class _Uninitialized(Tensor):
             "initialize the parameters before calling `module.share_memory()`."
         )
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """Return the name of the class."""
         return f"<{type(self).__name__}>"
 
@@ -207,7 +207,7 @@ class UninitializedParameter(_Uninitialized, Parameter):  # type: ignore[misc]
             memo[id(self)] = type(self)(self.requires_grad, self.device, self.dtype)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Pickle as device, dtype and whether it requires a gradient."""
         return type(self), (self.requires_grad, str(self.device), self.dtype)
 
@@ -245,11 +245,11 @@ class UninitializedBuffer(_Uninitialized, Buffer):  # type: ignore[misc]
             memo[id(self)] = type(self)(False, self.device, self.dtype, self.persistent)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         """Pickle as device, dtype and persistence."""
         return type(self), (False, str(self.device), self.dtype, self.persistent)
 
 
-def is_lazy(param: Any) -> bool:
+def is_lazy(param: object) -> bool:
     """Return whether `param` has no shape yet."""
     return isinstance(param, _Uninitialized)

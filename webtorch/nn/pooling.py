@@ -360,7 +360,7 @@ class _FractionalMaxPool(Module):
         self,
         kernel_size: Sizes,
         output_size: Any = None,
-        output_ratio: Any = None,
+        output_ratio: object = None,
         return_indices: bool = False,
         _random_samples: Tensor | None = None,
     ) -> None:

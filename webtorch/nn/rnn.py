@@ -270,7 +270,7 @@ class RNNBase(Module):
             return out.squeeze(batch_dim), _each(hidden, lambda h: h.squeeze(1))
         return out, hidden
 
-    def _forward_packed(self, sequence: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
+    def _forward_packed(self, sequence: PackedSequence, hx: object) -> tuple[PackedSequence, Any]:
         """Run over packed steps; states are in the order of the batch before packing."""
         data, batch_sizes, sorted_indices, unsorted_indices = sequence
         if hx is None:
@@ -282,7 +282,7 @@ class RNNBase(Module):
             data, batch_sizes, hx, self._flat_weights, self.bias, self.num_layers, self.dropout,
             self.training, self.bidirectional,
         )  # fmt: skip
-        hidden: Any = tuple(last) if self.mode == "LSTM" else last[0]
+        hidden: object = tuple(last) if self.mode == "LSTM" else last[0]
         packed = PackedSequence(out, batch_sizes, sorted_indices, unsorted_indices)
         return packed, self.permute_hidden(hidden, unsorted_indices)
 

@@ -10,7 +10,7 @@ __all__ = ["Sizes", "repeat"]
 Sizes = int | Sequence[int]
 
 
-def repeat(value: Any, count: int) -> tuple[Any, ...]:
+def repeat(value: object, count: int) -> tuple[Any, ...]:
     """Return `value` as a tuple: an iterable as it is, one number `count` times.
 
     >>> repeat(3, 2)

@@ -56,7 +56,7 @@ def load_one(
     name: str,
     key: str,
     current: Tensor,
-    value: Any,
+    value: object,
     assign: bool,
     error_msgs: list[str],
 ) -> None:
@@ -103,7 +103,7 @@ def load_one(
 
 
 def load_tree(
-    owner: Module, state_dict: Mapping[str, Any], strict: bool, assign: bool
+    owner: Module, state_dict: Mapping[str, object], strict: bool, assign: bool
 ) -> _IncompatibleKeys:
     """Load the entries of a module and of all below it, as `Module.load_state_dict` says."""
     missing: list[str] = []
@@ -114,7 +114,7 @@ def load_tree(
     if metadata is not None:
         entries._metadata = metadata  # type: ignore[attr-defined]
 
-    def load(module: Module, local: dict[str, Any], prefix: str) -> None:
+    def load(module: Module, local: dict[str, object], prefix: str) -> None:
         """Load the entries of a module, then those of its children."""
         local_metadata = {} if metadata is None else metadata.get(prefix[:-1], {})
         if assign:

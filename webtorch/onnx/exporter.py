@@ -353,7 +353,10 @@ def _parameter_names(model: object) -> dict[int, str]:
 
 
 def _verify(
-    program: ONNXProgram, call: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]
+    program: ONNXProgram,
+    call: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> None:
     with webtorch.no_grad():
         expected = call(*args, **kwargs)

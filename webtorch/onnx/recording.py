@@ -247,7 +247,7 @@ class _Notes:
             self.scopes.pop()
 
     @contextlib.contextmanager
-    def noting(self, callee: Callee, given: dict[str, Any]) -> Iterator[Call]:
+    def noting(self, callee: Callee, given: dict[str, object]) -> Iterator[Call]:
         """Note a call, and those that it makes as its parts."""
         name, op = callee.name, callee.op if isinstance(callee.op, Elementwise) else None
         args = {k: _values(v) for k, v in given.items()}

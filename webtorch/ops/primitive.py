@@ -46,7 +46,7 @@ def as_view(
     strides: Sequence[int],
     offset: int,
     vjp: Callable[..., Tensor] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     name: str = "AsStrided",
 ) -> Tensor:
     """A view of x's own storage: shape, strides and absolute offset in elements. Shares memory. `vjp(g, *args)`

@@ -833,7 +833,7 @@ class OneCycleLR(LRScheduler):
                 f"{self.total_steps}"
             )
         anneal = _cosine if self._anneal_func_type == "cos" else _line
-        start: Any = 0.0
+        start: object = 0.0
         phase = self._schedule_phases[0]
         for phase in self._schedule_phases:
             if step <= phase["end_step"]:

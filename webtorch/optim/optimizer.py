@@ -194,7 +194,7 @@ def _hooked(step: Callable[..., object]) -> Callable[..., object]:
     callee = Callee("step", lambda args, kwargs: run(*args, **kwargs), role="step", watch=watch)
 
     @functools.wraps(step)
-    def entered(*args: Any, **kwargs: Any) -> Any:
+    def entered(*args: object, **kwargs: object) -> Any:
         """Call the step, or the interpreters that are on."""
         return enter(callee, args, kwargs)
 
@@ -386,14 +386,14 @@ class Optimizer:
             self._update_all(group)
         return loss
 
-    def _watched(self, *args: Any, **kwargs: Any) -> list[Any] | None:
+    def _watched(self, *args: object, **kwargs: object) -> list[Any] | None:
         """Return what a step depends on, in order; None where it does more than changing parameters and state."""
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
             return None
         if self.defaults.get("differentiable"):
             return None
-        found: list[Any] = [self.__dict__.get("found_inf")]
+        found: list[object] = [self.__dict__.get("found_inf")]
         for group in self.param_groups:
             found += [
                 Varying(v) if type(v) is float else v
@@ -673,9 +673,9 @@ class Optimizer:
                 "loaded state dict contains a parameter group that doesn't match the size of "
                 "optimizer's group"
             )
-        together: dict[Any, list[tuple[StateDict, Any, StateDict]]] = {}
+        together: dict[Any, list[tuple[StateDict, object, StateDict]]] = {}
         # Copies of one count share their value, and reading it waits for the device.
-        counts: dict[int, tuple[Any, float]] = {}
+        counts: dict[int, tuple[object, float]] = {}
         params: dict[Any, tuple[int, Tensor]] = {}
         for position, (group, new) in enumerate(zip(groups, saved, strict=True)):
             for number, param in zip(new["params"], group["params"], strict=True):

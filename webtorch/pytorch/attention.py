@@ -202,7 +202,7 @@ class _Attention(torch.autograd.Function):
 _attend: Callable[..., torch.Tensor] = _Attention.apply
 
 
-def composed(*args: Any, **kwargs: Any) -> torch.Tensor:
+def composed(*args: object, **kwargs: object) -> torch.Tensor:
     """`scaled_dot_product_attention` as PyTorch composes it."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch.ops.aten.scaled_dot_product_attention.default._op_dk(composite, *args, **kwargs)

@@ -147,7 +147,7 @@ def recurrent_cell(kind: str) -> Kernel:
 def recurrent_layer(name: str) -> Kernel:
     """Return PyTorch's own decomposition of a recurrent layer."""
 
-    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def kernel(*args: object, **kwargs: object) -> torch.Tensor:
         """Run the decomposition."""
         from torch._decomp import decompositions
 

@@ -425,7 +425,7 @@ def _resized(memory: Memory, nbytes: int) -> tuple[torch.UntypedStorage, Memory]
     return storage, new
 
 
-def _memory_of_storage(storage: Any) -> Memory:
+def _memory_of_storage(storage: object) -> Memory:
     found = getattr(storage, "_webgpu", None)
     return found if type(found) is Memory else _made_memory(storage)
 
@@ -518,7 +518,7 @@ class Blank:
         PyTorch's storage carries the webtorch storage itself, as the memory of most results is asked for nothing
         else: `memory_of` makes it when it is.
         """
-        home: Any = inner
+        home: object = inner
         if inner is None or self.laid:
             home = Memory(self.nbytes, self.held, inner)
             if self.laid and inner is not None:

@@ -241,7 +241,7 @@ def _template(value: object, slots: dict[torch.fx.Node, int], of: torch.fx.Node)
     return value
 
 
-def _fill_in(value: Template, values: list[Any]) -> Any:
+def _fill_in(value: Template, values: list[object]) -> Any:
     kind = type(value)
     if kind is Slot:
         return values[value.number]
@@ -373,9 +373,9 @@ def _source(value: Any) -> Any:
     return value
 
 
-def _unpacked(nodes: Sequence[Any]) -> tuple[list[Any], range]:
+def _unpacked(nodes: Sequence[object]) -> tuple[list[Any], range]:
     """Return inputs or results with the values of what carries several in its place, and where these are."""
-    out: list[Any] = []
+    out: list[object] = []
     place = range(0)
     for node in nodes:
         values = contents(node)
@@ -420,7 +420,7 @@ def _laid(x: Tensor, order: tuple[int, ...], anew: bool = False) -> Tensor:
     return op.permute(copy(turned), tuple(order.index(d) for d in range(len(order))))
 
 
-def _constant(value: Any) -> Any:
+def _constant(value: object) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     if value.device.type == "webgpu":

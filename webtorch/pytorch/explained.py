@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
 
 from torch._dynamo.eval_frame import innermost_fn
 
@@ -56,7 +55,7 @@ def explain(compiled: Callable[..., object]) -> GraphsExplained:
 
 
 def _codes(compiled: Callable[..., object]) -> list[CodeType]:
-    function: Any = innermost_fn(compiled)
+    function: object = innermost_fn(compiled)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return [] if code is None else [code]
 

@@ -125,7 +125,7 @@ def _capture_each(
 
 
 def _callable(
-    what: Any, call: Any, name: str, moved: dict[int, torch.nn.Module]
+    what: Any, call: object, name: str, moved: dict[int, torch.nn.Module]
 ) -> tuple[Callable[..., Any], Any, torch.nn.Module | None]:
     """Return what is called, with which arguments, and the module that it is, on the device."""
     if isinstance(what, torch.export.ExportedProgram):
@@ -163,7 +163,7 @@ def _callable(
         order = [call[n] for n in names if n in call]
         rest = {k: v for k, v in call.items() if k not in names}
 
-        def infer(*args: Any, **kwargs: Any) -> Any:
+        def infer(*args: object, **kwargs: object) -> Any:
             """Call it."""
             return what(*args, **kwargs)
 
@@ -538,7 +538,7 @@ def _leaves(x: object) -> Iterator[object]:
     return (leaf for _, leaf in _paths("", x))
 
 
-def _replaced(x: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
+def _replaced(x: object, tensors: Mapping[int, torch.Tensor]) -> Any:
     if isinstance(x, torch.Tensor):
         return tensors[id(x)]
     if isinstance(x, Mapping):
@@ -548,7 +548,7 @@ def _replaced(x: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
     return x
 
 
-def _plain(call: Any) -> Any:
+def _plain(call: object) -> Any:
     """Return a batch with webtorch tensors on the CPU."""
     if isinstance(call, torch.Tensor):
         return webtorch.from_numpy(call.detach().cpu().numpy())

@@ -62,7 +62,7 @@ def _kernel(
     overload = operator._overloadname
     factored = base in _FACTORED
 
-    def usual(*args: Any, **kwargs: Any) -> Any:
+    def usual(*args: object, **kwargs: object) -> Any:
         """Go through the lists as PyTorch does."""
         key = torch._C.DispatchKey.CompositeExplicitAutograd
         return operator._op_dk(key, *args, **kwargs)

@@ -202,7 +202,7 @@ def _scalar_tensor(value: Number, *, dtype: DType | None = None, **options: obje
 
 
 @graph("arange")
-def _arange(*args: Any, dtype: DType | None = None, **options: object) -> Tensor:
+def _arange(*args: object, dtype: DType | None = None, **options: object) -> Tensor:
     return op.arange(*args, dtype=dtype, device=here())
 
 

@@ -82,7 +82,7 @@ class _Engine(torch._C._ImperativeEngine):
     # Passes at work, of all threads.
     depth = 0
 
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+    def run_backward(self, *args: object, **kwargs: object) -> Any:
         """Run a backward pass. Raises what a hook raised."""
         _descend(_LEVELS)
         guard = state["guard"]

@@ -149,7 +149,7 @@ def functional(name: str, function: Kernel, writes: Sequence[int] = ()) -> Kerne
     """
     kinds = Kinds(is_free(function))
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> Any:
         """Run the operator."""
         if flag.pressed:
             check()
@@ -188,7 +188,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
     """
     kinds = Kinds(is_free(function))
 
-    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: object) -> torch.Tensor:
         """Write the number to each element of the memory."""
         if flag.pressed:
             check()
@@ -204,7 +204,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
             out = self.as_strided(size, strides, self.storage_offset())
         target = wrap(out)
 
-        def call(values: Any, options: Any) -> Any:
+        def call(values: Any, options: object) -> Any:
             """Return what is stored."""
             found = function(target, *values)
             return _fitted(out, found, _is_fresh(found, (target, *values)))
@@ -244,7 +244,7 @@ def _put(out: torch.Tensor, result: Lain | tuple[Tensor, bool]) -> None:
 def _inplace(name: str, function: Kernel) -> Kernel:
     kinds = Kinds(is_free(function))
 
-    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
         if flag.pressed:
             check()

@@ -146,7 +146,7 @@ class Plan:
         outs: Sequence[torch.Tensor],
         nodes: list[Node],
         numbers: Sequence[float],
-        line: Any,
+        line: object,
     ) -> None:
         """Record a call, and overwrite a tensor with each of its results."""
         for out, place, node in zip(
@@ -154,7 +154,7 @@ class Plan:
         ):
             self._put(out, node, place)
 
-    def _all(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> list[Node]:
+    def _all(self, nodes: list[Node], numbers: Sequence[float], line: object) -> list[Node]:
         """Record each operation of a call, with its numbers, and return the nodes of the results."""
         if self.record is None:
             self.record = self._printed()
@@ -196,7 +196,7 @@ class Plan:
         else:
             memory.adopt(Storage(node, runtime(), place.elements))
 
-    def node(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Node:
+    def node(self, nodes: list[Node], numbers: Sequence[float], line: object) -> Node:
         """Record a call with one result over the operands' nodes, and return its node."""
         if numbers and not self.single:
             return self._all(nodes, numbers, line)[0]
@@ -370,9 +370,9 @@ class Kinds:
             near.pop(0)
         near.append(_Near(tensors, plan))
 
-    def begin(self, values: Sequence[Any]) -> tuple[list[Any], list[float]]:
+    def begin(self, values: Sequence[object]) -> tuple[list[Any], list[float]]:
         """Return what the kinds of several calls have in common, of numbers and the like, and their free numbers."""
-        parts: list[Any] = []
+        parts: list[object] = []
         numbers: list[float] = []
         _kinds(values, parts, [], [], numbers if self.free else None)
         return parts, numbers
@@ -434,7 +434,7 @@ def _is_all(place: Place, lying: Lying) -> bool:
     return whole or in_order
 
 
-def _freed(x: Any, places: Iterator[int]) -> Any:
+def _freed(x: object, places: Iterator[int]) -> Any:
     """Return a number as one that is free, with the next place."""
     return _Free.of(x, next(places)) if type(x) is float and x != 1.0 else x
 
@@ -468,7 +468,7 @@ def _are_typed(tensors: Sequence[torch.Tensor], nodes: Sequence[Node]) -> bool:
 
 def _target(
     out: torch.Tensor,
-    parts: list[Any],
+    parts: list[object],
     nodes: list[Node],
     tensors: list[torch.Tensor],
     is_first: bool,
@@ -492,12 +492,12 @@ def _target(
     return all(n is not node for n in nodes[int(is_first) :])
 
 
-def tensor_of(x: Any) -> Any:
+def tensor_of(x: object) -> Any:
     """Return the tensor of a result, without how it lies."""
     return x.tensor if type(x) is Lain else x
 
 
-def _held(memory: Memory, parts: list[Any]) -> Storage | None:
+def _held(memory: Memory, parts: list[object]) -> Storage | None:
     """Return the storage with the values, and add to `parts` how they lie there; None where that is not all."""
     if memory.is_cut:
         return None

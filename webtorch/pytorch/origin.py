@@ -79,7 +79,7 @@ def origin_of(gm: torch.fx.GraphModule) -> Origin:
         module = None if first is None else weakref.ref(first)
         code = _whole(code)
     names = [_name(n) for n in gm.graph.nodes if n.op == "placeholder"]
-    context: Any = get_metrics_context()
+    context: object = get_metrics_context()
     reason = getattr(context, "_metrics", {}).get("recompile_reason")
     title = "a graph" if code is None else code.co_qualname.rpartition("<locals>.")[2]
     if module is not None and code is not None and code.co_name == "inner":

@@ -296,7 +296,7 @@ def to_layout(
     copy: bool = False,
     memory_format: torch.memory_format | None = None,
     layout: torch.layout | None = None,
-    **options: Any,
+    **options: object,
 ) -> torch.Tensor:
     """PyTorch's `to`, always blocking: else it would ask for pinned memory of the host, which is not there."""
     if (
@@ -319,7 +319,7 @@ def _factors(name: str) -> Kernel:
     """Return the kernel of a factorisation that looks whether it has come to an end; PyTorch has an error for that."""
     plain = functional(name, FUNCTIONS[name])
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> Any:
         """Run the operator."""
         try:
             return plain(*args, **kwargs)

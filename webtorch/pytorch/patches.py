@@ -30,7 +30,7 @@ def _traced_convolutions() -> None:
     original = module._conv_determine_backend_memory_format
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
 
-    def determine(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+    def determine(x: torch.Tensor, weight: torch.Tensor, backend: object) -> torch.memory_format:
         """Return the memory format of a convolution's result."""
         found: torch.memory_format = original(x, weight, backend)
         if x.device.type != "webgpu":
@@ -51,7 +51,7 @@ def _checked_traces() -> None:
         """Return the tensor in float64, on the CPU if it was on the device."""
         return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
 
-    def check_trace(*args: Any, **kwargs: Any) -> Any:
+    def check_trace(*args: object, **kwargs: object) -> Any:
         """Compare the trace, with `double` as above meanwhile."""
         # Not by a mode of functions: traces name the lines that called.
         tensor: Any = torch.Tensor

@@ -491,7 +491,7 @@ class Programs:
         ]
         if call.aliases is not None:
             flats = [flats[first] for first in call.aliases]
-        whole: list[Any] = list(call.args)
+        whole: list[object] = list(call.args)
         for i in self.others:
             if i in self.free:
                 whole[i] = host_scalar(call.live, f"n{i}")
@@ -721,7 +721,7 @@ class Programs:
         # The first result on each new storage. What is saved of it shares its version: PyTorch
         # refuses a backward whose saved tensors have been overwritten.
         first: dict[Storage, tuple[Geometry, torch.Tensor]] = {}
-        out: list[Any] = []
+        out: list[object] = []
         packed = self.graph.packed
         results = ready.results
         if packed:
@@ -823,7 +823,7 @@ def _picks(places: list[int]) -> Callable[[Any], Sequence[Any]]:
     return lambda values: [values[i] for i in places]
 
 
-def _mark(x: Any, numbers: dict[Storage, int]) -> Any:
+def _mark(x: object, numbers: dict[Storage, int]) -> Any:
     if isinstance(x, Tensor) and x._storage in numbers:
         form = Geometry(x._shape, x._strides, x._offset, 0, TO_TORCH[x.dtype])
         return OfInput(numbers[x._storage], form)

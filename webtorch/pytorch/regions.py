@@ -32,7 +32,7 @@ def _forward(name: str) -> Function:
     return run
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.detach() if isinstance(value, Tensor) else value
 
 

@@ -32,7 +32,7 @@ class Kernel(ShaderKernel):
         """Run on the device, after all that is pending: see `ShaderKernel`."""
         super().__call__(*args, threads=threads, group_size=group_size, arg_casts=arg_casts)
 
-    def _tensor(self, x: Any) -> Tensor | None:
+    def _tensor(self, x: object) -> Tensor | None:
         if not isinstance(x, torch.Tensor):
             return None
         name = self._entry.name

@@ -38,7 +38,7 @@ def made_as_usual(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
             changes.count += 1
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[object]) -> Iterator[Tensor]:
     """Iterate over the tensors among values, and in sequences and dicts of such."""
     for v in values:
         if isinstance(v, Tensor):

@@ -74,7 +74,7 @@ def _of_step(run: Run, s: Step, name: str, args: Args, kwargs: Kwargs) -> list[s
     return found
 
 
-def _of_others(run: Run, s: Step, values: list[Any], what: str) -> list[str]:
+def _of_others(run: Run, s: Step, values: list[object], what: str) -> list[str]:
     if len(values) != len(s.watched):
         return [f"{what} is new or gone"]
     texts = [_of_value(run, p, v) for p, v in zip(s.watched, values, strict=True)]

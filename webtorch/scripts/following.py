@@ -334,7 +334,7 @@ class Follower:
             self.passes -= 1
         return None
 
-    def lies_there(self, run: Run, t: Tensor, value: Any) -> bool:
+    def lies_there(self, run: Run, t: Tensor, value: object) -> bool:
         """Whether a value is what a tensor from outside is, on the same memory."""
         if not isinstance(value, Tensor) or run.external_of(t) is None:
             return False
@@ -374,7 +374,7 @@ class Follower:
             self.read()
         return out
 
-    def is_part(self, value: Any) -> bool:
+    def is_part(self, value: object) -> bool:
         """Whether an argument is a tensor that the run gave, or promises to write, or has one."""
         run = self.run
         return any(
@@ -387,7 +387,7 @@ class Follower:
             last.drop()
         self.unfinished = [last for last in self.unfinished if last.is_open()][-_MAX_UNFINISHED:]
 
-    def learn(self, args: Any) -> None:
+    def learn(self, args: object) -> None:
         """Have runs go on where one ended, this one as well if nothing came between, if an argument needs the graph
         of what it gave.
         """
@@ -661,7 +661,7 @@ class Follower:
             self.resolve(run)
         return out
 
-    def ended(self, run: Run, at: Step, step: Step, out: Any) -> Any:
+    def ended(self, run: Run, at: Step, step: Step, out: object) -> Any:
         """Return what a step gave where another thread has looked at what was promised, OTHER if that was before."""
         with self.lock:
             if run.ended is step:
@@ -1050,7 +1050,7 @@ class Follower:
         if threading.get_ident() == self.thread and self.run.promised:
             self.settle("random numbers are drawn")
 
-    def before_setting(self, generator: Any) -> None:
+    def before_setting(self, generator: object) -> None:
         """Give up what has drawn from a generator that is set now."""
         if threading.get_ident() == self.thread and id(generator) in self.run.generators:
             self.give_up("a generator is set that was drawn from")
@@ -1105,7 +1105,7 @@ class _Unfinished:
         return any(t is known() for t in tensors_in(args) if (known := self.known.get(id(t))))
 
 
-def _is_computed(out: Any) -> bool:
+def _is_computed(out: object) -> bool:
     """Whether what a call gave has its value, and no part in a graph."""
     if isinstance(out, (tuple, list)):
         return all(map(_is_computed, out))
@@ -1114,7 +1114,7 @@ def _is_computed(out: Any) -> bool:
     return out._storage.node.kind == "buffer" and not out._requires_grad
 
 
-def _plain_offsets(out: Any) -> None:
+def _plain_offsets(out: object) -> None:
     """Let views say their offsets as they usually do."""
     if isinstance(out, (tuple, list)):
         for o in out:

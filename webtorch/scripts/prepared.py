@@ -225,7 +225,7 @@ def _answers(step: Step) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any
     # Comparing may have looked at what was promised, and something was computed.
     text.lines.append(f"if run.at is not {text.name(step.parent)}: return OTHER")
     text.lines.append(f"return {text.promise(step.results, 't')}")
-    made: Callable[..., Any] = text.function("run, args, kwargs")
+    made: Callable[..., object] = text.function("run, args, kwargs")
     return made
 
 

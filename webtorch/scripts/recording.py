@@ -132,7 +132,7 @@ class Note:
             if p.form == STATIC and type(p.value) is float and may_vary(p.value)
         ]
 
-    def differing(self, places: list[tuple[Any, int]]) -> list[Any]:
+    def differing(self, places: list[tuple[object, int]]) -> list[Any]:
         """Return which of these numbers are all that tells the call apart from one that came here before."""
         step, found = self.step, []
         patterns, numbers = [*step.args, *step.kwargs], {i: key for key, i in places}
@@ -261,7 +261,7 @@ def begin(run: Run) -> None:
                 run.begun[id(node)] = weakref.ref(node), weakref.ref(s)
 
 
-def _opaque(value: Any, run: Run) -> Pattern:
+def _opaque(value: object, run: Run) -> Pattern:
     """Return the pattern of an object that nobody looks at."""
     for number, known in enumerate(run.opaque):
         if known is value:
@@ -322,7 +322,7 @@ def pattern_of(value: Any, run: Run) -> Pattern:
     raise Refused(f"it is given a {type(value).__name__}")
 
 
-def form_of(out: Any, run: Run) -> Form:
+def form_of(out: object, run: Run) -> Form:
     """Note what a call gave: new tensors get the next numbers of slots."""
     if out is None:
         return ("none", 0)
@@ -527,7 +527,7 @@ def program_of(
         loose = p.number in seen if p.loose is None else p.loose
         p.loose = loose and p.number not in run.spoilt and p.number not in fixed
     args = [_argument(a, run) for a in frozen.args]
-    dynamic: dict[Any, tuple[Any, list[int]]] = {}
+    dynamic: dict[Any, tuple[object, list[int]]] = {}
     for i, a in enumerate(args):
         if hasattr(a, "read") or isinstance(a, Offset):
             dynamic.setdefault(argument_key(a), (a, []))[1].append(i)
@@ -544,7 +544,7 @@ def program_of(
     return program, [s.node for s in saved]
 
 
-def _argument(a: Any, run: Run) -> Any:
+def _argument(a: object, run: Run) -> Any:
     if isinstance(a, Number):
         # Of another run it is what it was then.
         return a if a.source is run.given else float.__float__(a)
@@ -563,7 +563,7 @@ def _places(
     alive = [t._grad_fn for reference in run.slots if (t := reference()) is not None]
     left = _left_of([fn for fn in alive if fn is not None], run.used_up)
     partly: set[int] = set()
-    counters: set[Any] = set()
+    counters: set[object] = set()
     for k, reference in enumerate(run.slots):
         t = reference()
         if t is None:
@@ -614,7 +614,7 @@ def _check_graph(starts: Iterable[GradFn | None], run: Run) -> None:
                 raise Refused("a result has a graph that saves more than tensors")
 
 
-def _has_tensor(static: Any) -> bool:
+def _has_tensor(static: object) -> bool:
     parts = static.values() if isinstance(static, dict) else static
     if isinstance(parts, (tuple, list, type({}.values()))):
         return any(map(_has_tensor, parts))

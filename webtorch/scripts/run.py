@@ -57,7 +57,7 @@ def facts_of(t: Tensor) -> tuple[Any, ...] | None:
         or (t._storage.node.host is not None and is_seen(t._storage.node))
     ):
         return None
-    facts: tuple[Any, ...] = _LIKE(t)
+    facts: tuple[object, ...] = _LIKE(t)
     return (type(t), graph, t._counter is t._storage, *facts)
 
 
@@ -443,21 +443,21 @@ class Run:
 
     # ---- matching
 
-    def varies(self, p: Pattern, value: Any) -> bool:
+    def varies(self, p: Pattern, value: object) -> bool:
         """Whether a value is a number that a pattern lets vary, or the same."""
         if type(value) is not Varying:
             return False
         number = value.number
         return number == p.value or bool(p.loose and number and p.value)
 
-    def takes(self, p: Pattern, value: Any) -> bool:
+    def takes(self, p: Pattern, value: object) -> bool:
         """Whether a value is a number that may stand where a pattern has one; the program gets it."""
         if type(value) is not float or not may_vary(value):
             return False
         self.given[p.number] = value
         return True
 
-    def keeps(self, p: Pattern, value: Any) -> bool:
+    def keeps(self, p: Pattern, value: object) -> bool:
         """Whether a value is any object that is new, or the one that a pattern says."""
         if not p.value:
             return value is self.opaque[p.number]
@@ -524,7 +524,7 @@ class Run:
         home = self.storages[storage], self.numbers[id(t)]
         return facts_of(t) == p.facts and self.slot_of(t) is None and home == (number, number)
 
-    def _compare(self, p: Pattern, t: Any) -> bool:
+    def _compare(self, p: Pattern, t: object) -> bool:
         """Whether a value is an external tensor that is as a pattern says; if so, that is remembered."""
         if not isinstance(t, Tensor) or self.slot_of(t) is not None or facts_of(t) != p.facts:
             return False
@@ -545,7 +545,7 @@ class Run:
         externals.append(t)
         return True
 
-    def watches(self, step: Step, args: tuple[Any, ...]) -> bool:
+    def watches(self, step: Step, args: tuple[object, ...]) -> bool:
         """Whether what a backward pass or an optimizer's step depends on is as it was."""
         if step.kind == "backward":
             for j, _ in step.leaves:
@@ -596,7 +596,7 @@ class Run:
         found = [hooks for t in leaves for hooks in (t._hooks, t._post_accumulate) if hooks]
         return [*found, *self.hooks.values()]
 
-    def place_of(self, owner: Any, key: int) -> Any:
+    def place_of(self, owner: object, key: int) -> Any:
         """Return where a hook is found, among hooks under a key; None where it cannot be found again."""
         for number, known in enumerate(self.opaque):
             if known is owner:

@@ -125,7 +125,7 @@ class Step:
         self.goes_on = Step(self)
         self.goes_on.kind = "computed"
 
-    def anew(self, run: Any) -> Step:
+    def anew(self, run: object) -> Step:
         """Return the call as it is in a run."""
         out = Step(self.parent)
         out.args, out.kwargs, out.watched = (
@@ -399,13 +399,13 @@ class Number(HostScalar):
         out.computed = function, operands
         return out
 
-    def _decides(self, function: Callable[..., Any], other: object = None) -> Any:
+    def _decides(self, function: Callable[..., object], other: object = None) -> Any:
         outcome = function(_now(self)) if other is None else function(_now(self), _now(other))
         found = Decided(self, function, other, outcome)
         self.source.decided[found.key()] = found  # type: ignore[attr-defined]
         return outcome
 
-    def __round__(self, digits: Any = None) -> Any:
+    def __round__(self, digits: object = None) -> Any:
         return self._decides(round, digits)
 
 
@@ -431,11 +431,11 @@ class Decided:
         return repr(self.function(value, _among(self.other, given))) == repr(self.outcome)
 
 
-def _now(x: Any) -> Any:
+def _now(x: object) -> Any:
     return float.__float__(x) if isinstance(x, HostScalar) else x
 
 
-def _among(x: Any, given: Mapping[int, float]) -> Any:
+def _among(x: object, given: Mapping[int, float]) -> Any:
     return x.among(given) if isinstance(x, Number) else _now(x)
 
 
@@ -463,7 +463,7 @@ class Offset(int):
 
     __radd__ = __add__
 
-    def _spoil(self, value: Any) -> Any:
+    def _spoil(self, value: object) -> Any:
         self.spoilt.add(self.external)
         return value
 

@@ -53,7 +53,7 @@ class Turning:
         self.touched = self.running.touched
         return self.go_on(None)
 
-    def go_on(self, given: Any) -> Any:
+    def go_on(self, given: object) -> Any:
         """Go on with what a function gave, and return what the next one is given."""
         assert self.running is not None
         with self.running.at_work():
@@ -125,7 +125,7 @@ def _keeps_graph(step: Step) -> bool:
     return given is not None and bool(given.value)
 
 
-def _put(found: list[tuple[dict[int, Any], dict[int, Any]]]) -> None:
+def _put(found: list[tuple[dict[int, object], dict[int, object]]]) -> None:
     for hooks, items in found:
         hooks.clear()
         hooks.update(items)

@@ -27,7 +27,7 @@ _ROOMS = {
 }
 
 
-def give(**functions: Callable[..., Any]) -> None:
+def give(**functions: Callable[..., object]) -> None:
     """Fill in functions by the names under which they are asked for."""
     _given.update(functions)
 

@@ -111,7 +111,7 @@ def attention(
     causal: bool,
     scale: Scalar,
     dropout: tuple[float, int, int] | None,
-    again: Callable[..., Any],
+    again: Callable[..., object],
 ) -> Tensor:
     """Return softmax(query key^T scale + mask) value."""
     operands = [query, key, value] if mask is None else [query, key, value, mask]

@@ -174,7 +174,7 @@ def _all_cast(x: object, dtype: DType, kind: str) -> Any:
     return x
 
 
-def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+def _tensors(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[Tensor]:
     for x in (*args, *kwargs.values()):
         if isinstance(x, Tensor):
             yield x

@@ -57,7 +57,7 @@ class Vmap:
         transforms.add(-1)
 
 
-def levels_of(tensors: Iterable[Any]) -> Levels:
+def levels_of(tensors: Iterable[object]) -> Levels:
     """Return the levels that any of the tensors has, outermost first."""
     found = {n: size for t in tensors if isinstance(t, Tensor) for n, size, _ in t._levels}
     return tuple(sorted(found.items()))
@@ -161,7 +161,7 @@ def summed_over(g: Tensor, kept: Iterable[int]) -> Tensor:
 def record_batched(
     kind: str,
     inputs: Sequence[Tensor],
-    attrs: tuple[Any, ...],
+    attrs: tuple[object, ...],
     scalars: tuple[Scalar, ...],
     shape: tuple[int, ...],
     dtype: DType,
@@ -175,7 +175,7 @@ def record_batched(
 def _record(
     kind: str,
     inputs: Sequence[Tensor],
-    attrs: tuple[Any, ...],
+    attrs: tuple[object, ...],
     scalars: tuple[Scalar, ...],
     shape: tuple[int, ...],
     dtype: DType,

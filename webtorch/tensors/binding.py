@@ -16,7 +16,7 @@ from webtorch.tensors import override
 from webtorch.tensors.tensor import Tensor
 
 # What is taken for a number, by the type of its parameter: whole ones, alone or in a list, and others.
-_WHOLE = re.compile(r"\b(int|Any|Sizes|Dims)\b")
+_WHOLE = re.compile(r"\b(int|object|Any|Sizes|Dims)\b")
 _REAL = re.compile(r"\b(float|Number|Scalar)\b")
 _TENSORS = re.compile(r"\b(Tensor|Operand|Callable)\b")
 
@@ -95,7 +95,7 @@ def _types_of(callee: Callee) -> tuple[dict[str, str], str]:
     return types, "" if rest is None else str(rest.annotation)
 
 
-def _number_for(kind: str, value: Any) -> Any:
+def _number_for(kind: str, value: object) -> Any:
     """Return the number that a tensor stands for where a parameter of this type wants one, alone or in a list."""
     if isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value):
         found = [_number_for(kind, x) for x in value]

@@ -249,7 +249,7 @@ def _arguments(
     return values
 
 
-def accept_inplace(op: Op, inplace: Callable[..., Any]) -> Callable[..., Any]:
+def accept_inplace(op: Op, inplace: Callable[..., object]) -> Callable[..., Any]:
     """Return the nn.functional form of an entry, which takes `inplace` after its numbers."""
     function = op.function
     count = (
@@ -328,7 +328,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
 def _laid(op: Op, layout: Layout, written: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function whose results lie in memory as the entry's rule says. What is elementwise does so by itself."""
 
-    def lay_out(args: Args, kwargs: Kwargs, out: Any) -> None:
+    def lay_out(args: Args, kwargs: Kwargs, out: object) -> None:
         """Lay out the results that the call made."""
         named = op.parameters.bind(*args, **kwargs).arguments if kwargs else None
         operands = list(override.flat(args if named is None else named.values()))

@@ -214,7 +214,7 @@ class Backward:
             while turn is not None:
                 turn = self.advance(turn.function(*turn.args))
 
-    def advance(self, given: Any = None) -> Turn | None:
+    def advance(self, given: object = None) -> Turn | None:
         """Run the functions for which something waits, newest first, each once, up to where one of the user's is to be
         called, and return that; None at the end. `given`: what the last one gave.
         """
@@ -351,7 +351,7 @@ class TensorHook:
 
     __slots__ = ("hook", "number")
 
-    def __init__(self, hook: Callable[..., Any], number: int) -> None:
+    def __init__(self, hook: Callable[..., object], number: int) -> None:
         self.hook, self.number = hook, number
 
     def __call__(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
@@ -407,7 +407,7 @@ def _after(fn: GradFn, result: Cotangents, grads: list[Tensor | None]) -> Cotang
 
 
 def _replaced(
-    new: Any, grads: list[Tensor | None], hook: Callable[..., Any]
+    new: object, grads: list[Tensor | None], hook: Callable[..., object]
 ) -> list[Tensor | None]:
     """Return what a hook gave in place of all cotangents. Raises TypeError or RuntimeError if it does not fit."""
     if new is None:
@@ -479,7 +479,7 @@ def _reachable(roots: list[GradFn], wanted: set[GradFn]) -> set[GradFn]:
     return needed
 
 
-def checked(new: Tensor, g: Tensor, hook: Callable[..., Any]) -> Tensor:
+def checked(new: Tensor, g: Tensor, hook: Callable[..., object]) -> Tensor:
     """Return what a hook gave in place of g. Raises RuntimeError if it has another shape or type."""
     if not hasattr(new, "_shape"):
         raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
@@ -492,7 +492,7 @@ def checked(new: Tensor, g: Tensor, hook: Callable[..., Any]) -> Tensor:
     return new
 
 
-def _title(hook: Callable[..., Any]) -> str:
+def _title(hook: Callable[..., object]) -> str:
     return getattr(hook, "__name__", repr(hook))
 
 

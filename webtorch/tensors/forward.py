@@ -154,7 +154,7 @@ def _seen(flat: Tensor, x: Tensor) -> Tensor:
 
 
 def propagate(
-    out: Tensor, operands: Sequence[Any], rule: Callable[[list[Tensor | None]], Tensor | None]
+    out: Tensor, operands: Sequence[object], rule: Callable[[list[Tensor | None]], Tensor | None]
 ) -> None:
     """Give the new tensor `out` its tangents: `rule` of the operands' tangents, at every level."""
     levels = mode.forward
@@ -239,7 +239,7 @@ def write_tangents(x: Tensor, values: Tensor) -> None:
 def write_twins(storage: Any) -> list[Any]:
     """Give what stands for the memory that was just written the value that is there now; return those storages."""
     waiting, seen = [storage], {id(storage)}
-    found: list[Any] = []
+    found: list[object] = []
     while waiting:
         one = waiting.pop()
         for level in mode.forward:

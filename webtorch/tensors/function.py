@@ -154,7 +154,7 @@ class Function:
     generate_vmap_rule = False
 
     @staticmethod
-    def jvp(ctx: Any, *grad_inputs: Any) -> Any:
+    def jvp(ctx: object, *grad_inputs: object) -> Any:
         """Return the tangents of the outputs, given those of the arguments."""
         raise NotImplementedError(
             "You must implement the jvp function for custom autograd.Function to use it with "
@@ -162,7 +162,7 @@ class Function:
         )
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+    def vmap(info: object, in_dims: tuple[int | None, ...], *args: object) -> Any:
         """Return (outputs, their batch dimensions) for arguments with the batch dimensions `in_dims`."""
         raise NotImplementedError(
             "To use autograd.Function with vmap, you must either override the vmap staticmethod or "
@@ -255,7 +255,7 @@ HISTORY = Callee("a function's results", _give_history, role="function")
 
 
 def _stand_in(
-    ctx: FunctionCtx, outputs: tuple[Any, ...], back: dict[int, Tensor]
+    ctx: FunctionCtx, outputs: tuple[object, ...], back: dict[int, Tensor]
 ) -> tuple[Any, ...]:
     """Put another tensor in the place of each input that was changed in place, and note it in `back`:
     the input gets its new history from it. Views of inputs stand for themselves.
@@ -351,8 +351,8 @@ def _mapped(cls: type[Function], level: Any, args: Sequence[Any]) -> Any:
 def _move(
     cls: type[Function],
     ctx: FunctionCtx,
-    args: Sequence[Any],
-    outputs: Sequence[Any],
+    args: Sequence[object],
+    outputs: Sequence[object],
     back: dict[int, Tensor],
 ) -> None:
     """Give the outputs their tangents."""

@@ -125,7 +125,7 @@ class HostScalar(float):
 
     # What follows decides something on the host: a replay needs the same decision.
 
-    def _decides(self, function: Callable[..., Any], other: object = None) -> Any:
+    def _decides(self, function: Callable[..., object], other: object = None) -> Any:
         value = _plain(self)
         outcome = function(value) if other is None else function(value, _plain(other))
         if tracing.active:
@@ -232,7 +232,7 @@ class Decision:
 class _Computed(Mapping[str, float]):
     """A number computed from others, read anew when it is."""
 
-    def __init__(self, function: Callable[..., float], operands: tuple[Any, ...]) -> None:
+    def __init__(self, function: Callable[..., float], operands: tuple[object, ...]) -> None:
         self.function, self.operands = function, operands
 
     def __getitem__(self, key: str) -> float:
@@ -324,7 +324,7 @@ class TracedOptions:
     a group holds plain numbers while the package's own code works with it.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
+    def __init__(self, groups: Iterable[dict[str, object]]) -> None:
         self.groups = list(groups)
         self.before = [dict(group) for group in self.groups]
         self.plain: list[dict[str, Any]] = []
@@ -369,7 +369,7 @@ class TracedOptions:
             group.update(before)
 
 
-def _traced(group: dict[str, Any], key: str, value: object) -> Any:
+def _traced(group: dict[str, object], key: str, value: object) -> Any:
     if type(value) is float:
         return host_scalar(group, key)
     if type(value) is tuple and value and all(type(v) is float for v in value):
@@ -401,7 +401,7 @@ def _is_late(value: object) -> bool:
     return value.when < len(tracing.actions) and not is_argument
 
 
-def _set_options(changes: Sequence[tuple[dict[str, Any], str, Any]]) -> None:
+def _set_options(changes: Sequence[tuple[dict[str, object], str, object]]) -> None:
     def now(value: object) -> Any:
         """Return an option as a number."""
         if isinstance(value, tuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.errors import DeviceError
 from webtorch.ir.kernel import ON_WEBGPU
@@ -37,7 +36,7 @@ def allow_host_kernels(allowed: bool = True) -> bool:
 def host(
     name: str,
     inputs: Sequence[Tensor],
-    params: tuple[Any, ...],
+    params: tuple[object, ...],
     shapes: Sequence[tuple[int, ...]],
 ) -> tuple[Tensor, ...]:
     """Return the results, of `shapes` and the first input's dtype, of a function of whole arrays."""
@@ -93,7 +92,7 @@ def host(
 
 
 def _transformed(
-    name: str, x: Tensor, params: tuple[Any, ...], shape: tuple[int, ...], levels: Levels
+    name: str, x: Tensor, params: tuple[object, ...], shape: tuple[int, ...], levels: Levels
 ) -> tuple[Tensor, ...]:
     """Return a Fourier transform for each example.
 

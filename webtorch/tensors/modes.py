@@ -108,7 +108,7 @@ class _ModeContext(contextlib.ContextDecorator):
                 """Run the generator, each step of it in the mode."""
                 running = func(*args, **kwargs)
                 # What the caller did at the last `yield`, to be passed on to the generator in the mode.
-                resume: Callable[[], Any] = functools.partial(next, running)
+                resume: Callable[[], object] = functools.partial(next, running)
                 try:
                     while True:
                         try:

@@ -55,7 +55,7 @@ def know(tensor: type[Any], size: type[Any]) -> None:
         dispatch_methods(cls, _IGNORED)
 
 
-def disabled(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def disabled(func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
     """Call `func`: as `__torch_function__` of a class, this says that the class is not asked."""
     with Switch(classes=False):
         return func(*args, **(kwargs or {}))
@@ -89,11 +89,11 @@ def asks(kind: type[Any]) -> bool:
     return found is not disabled and kind is not Tensor
 
 
-def overloaded(values: Iterable[Any]) -> list[Any]:
+def overloaded(values: Iterable[object]) -> list[Any]:
     """Return the first object of each class that is asked, in the order in which they are: as given,
     but a subclass before its bases.
     """
-    found: list[Any] = []
+    found: list[object] = []
     for x in values:
         kind = type(x)
         if kind in _NEVER or not asks(kind) or any(type(o) is kind for o in found):
@@ -116,10 +116,10 @@ def flat(args: Iterable[Any]) -> Iterator[Any]:
 
 
 def ask(
-    func: Callable[..., Any],
-    relevant: Iterable[Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    func: Callable[..., object],
+    relevant: Iterable[object],
+    args: Sequence[object],
+    kwargs: dict[str, object],
 ) -> Any:
     """Return what the innermost mode, or else the first class that accepts, makes of a call.
 
@@ -215,7 +215,7 @@ class Override:
             return run(args, kwargs)
         modes = state.modes and state.modes_asked
         given = args if not kwargs else (*args, *kwargs.values())
-        relevant: list[Any] = []
+        relevant: list[object] = []
         if state.classes and not public.only_modes and any(type(x) not in plain for x in given):
             relevant = [o for o in flat(given) if type(o) not in plain and asks(type(o))]
         if relevant or modes:
@@ -288,7 +288,7 @@ def arm_for(cls: object) -> None:
 plain: set[type[Any]] = {int, float, bool, complex, str, bytes, type(None), slice}
 
 
-def is_foreign(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def is_foreign(args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether an argument, or one in a list or tuple, is no tensor and its class is to be asked."""
     if not _classes_asked():
         return False

@@ -727,7 +727,7 @@ def conv2d_raw(
     input_shape: Any,
     weight_shape: Any,
     output_shape: Any,
-    *geometry: Any,
+    *geometry: object,
 ) -> Tensor:
     """A convolution or one of its gradients; each is linear in both inputs, and the three are each
     other's derivatives.
@@ -769,7 +769,7 @@ def _convolutions(
     need_x: bool,
     need_y: bool,
     dtype: DType,
-    rest: tuple[Any, ...],
+    rest: tuple[object, ...],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the cotangents of both operands of a convolution, or of one of its gradients."""
     g = cast_to(g, dtype)

@@ -155,7 +155,7 @@ class _Gradient:
         self, saved: Sequence[SavedTensor], others: Sequence[Scalar | complex]
     ) -> list[Any]:
         """Return the operands that are read, each in its place."""
-        values: list[Any] = [None] * self.count
+        values: list[object] = [None] * self.count
         for i, s in zip(self.places, saved, strict=False):
             values[i] = s.unpack()
         for i, value in zip(self.others, others, strict=True):
@@ -309,7 +309,7 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     """Record an elementwise op. `operands` are the formula's tensors, some of which may be Python
     numbers.
     """
-    signature: list[Any] = [op]
+    signature: list[object] = [op]
     for o in operands:
         if not isinstance(o, Tensor):
             signature.append(type(o))

@@ -74,7 +74,7 @@ class Result:
         self.places, self.runtime = places, runtime
 
 
-def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+def remembered(function: Callable[..., object]) -> Callable[..., Any]:
     """Return a function that remembers what calls without gradients record."""
     run = Memory(function).run
 
@@ -147,7 +147,7 @@ class Memory:
         where that is not all.
         """
         # What products of 16-bit floats give is not told by their arguments.
-        parts: list[Any] = [None, mode.keeps_sums]
+        parts: list[object] = [None, mode.keeps_sums]
         if not _kinds(args, parts, nodes):
             return None
         for name, value in kwargs.items():
@@ -210,7 +210,7 @@ class Views:
                     self._note(key)
         return self.run_as_usual(args, kwargs)
 
-    def _note(self, key: tuple[Any, ...]) -> None:
+    def _note(self, key: tuple[object, ...]) -> None:
         """Note a call that was not seen before."""
         known = self.known
         if len(known) >= _MOST_KINDS:
@@ -220,7 +220,7 @@ class Views:
             known.clear()
         known[key] = 0
 
-    def _watched(self, key: tuple[Any, ...], args: Args) -> Any:
+    def _watched(self, key: tuple[object, ...], args: Args) -> Any:
         """Call the function, and keep what it gives if that is a view."""
         x, me = args[0], get_ident()
         state = _state(x)
@@ -365,7 +365,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
     return True
 
 
-def _constant(x: Any, kind: type[Any], parts: list[Any]) -> bool:
+def _constant(x: Any, kind: type[Any], parts: list[object]) -> bool:
     """Add to `parts` a value that is no tensor; False where it is of no kind that is compared."""
     if kind in _NUMBERS:
         parts += (kind, x if x and kind is not complex else str(x))
@@ -477,7 +477,7 @@ def _result(
 ) -> Result | None:
     if isinstance(out, tuple):
         tensors = [t for t in out if t is not None]
-        kind: Callable[..., Any] | None = getattr(type(out), "_make", tuple)
+        kind: Callable[..., object] | None = getattr(type(out), "_make", tuple)
         if not tensors or (type(out) is not tuple and not hasattr(out, "_fields")):
             return None
         if len(tensors) < len(out):
@@ -549,7 +549,7 @@ def _without_demanded(kind: Callable[..., Any] | None, count: int, values: list[
     return values[0] if kind is None else kind(values[:count])
 
 
-def _with_gaps(there: tuple[bool, ...], values: list[Any]) -> tuple[Any, ...]:
+def _with_gaps(there: tuple[bool, ...], values: list[object]) -> tuple[Any, ...]:
     """Return values with None where there is none."""
     rest = iter(values)
     return tuple([next(rest) if t else None for t in there])

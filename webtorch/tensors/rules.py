@@ -63,7 +63,7 @@ def with_rule(op: Op, inner: Run) -> Run:
     return run
 
 
-def _one_requires_grad(values: Iterable[Any]) -> bool:
+def _one_requires_grad(values: Iterable[object]) -> bool:
     for x in values:  # noqa: SIM110  (a generator costs as much again)
         # What has no base says it itself.
         if isinstance(x, Tensor) and (
@@ -74,7 +74,7 @@ def _one_requires_grad(values: Iterable[Any]) -> bool:
 
 
 def _by_place(
-    signature: inspect.Signature, function: Callable[..., Any]
+    signature: inspect.Signature, function: Callable[..., object]
 ) -> Callable[[Args, dict[str, Any]], Args]:
     """Return what puts the arguments of a call in the order of the parameters, with the defaults."""
     parameters = signature.parameters.values()
@@ -82,7 +82,7 @@ def _by_place(
     most = sum(p.kind is not p.KEYWORD_ONLY for p in parameters)
     required = sum(d is inspect.Parameter.empty for d in defaults)
 
-    def place(args: Args, kwargs: dict[str, Any]) -> Args:
+    def place(args: Args, kwargs: dict[str, object]) -> Args:
         """Return all arguments by position, those that have only names last."""
         if not kwargs and required <= len(args) <= most:
             return args + defaults[len(args) :]
@@ -179,7 +179,7 @@ class _Rule:
         names = tuple(self.signature.parameters)
         saved = [names[i] for i in static.places]
         results = [f"out{i}" for i in range(self.op.outputs)] if self.many else ["out"]
-        known: dict[str, Any] = {}
+        known: dict[str, object] = {}
         for name, value in zip(names, static.values, strict=True):
             if not str(self.signature.parameters[name].annotation).startswith("Tensor"):
                 known[name] = value

@@ -23,14 +23,14 @@ class Size(tuple[int, ...]):
         found = tuple.__getitem__(self, key)
         return Size(found) if isinstance(key, slice) else found
 
-    def __add__(self, other: Any) -> Size:
+    def __add__(self, other: object) -> Size:
         if isinstance(other, tuple):
             return Size(tuple.__add__(self, other))
         if hasattr(type(other), "__radd__"):
             return NotImplemented
         raise TypeError(f"can only concatenate tuple (not {type(other).__name__}) to torch.Size")
 
-    def __radd__(self, other: Any) -> Size:
+    def __radd__(self, other: object) -> Size:
         return Size((*other, *self)) if isinstance(other, tuple) else NotImplemented
 
     def __mul__(self, count: Any) -> Size:

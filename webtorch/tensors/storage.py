@@ -63,7 +63,7 @@ class Kept:
         self.buffers: list[Any] | None = None
         self.since: object = None
 
-    def keep(self, buffers: list[Any], since: object) -> None:
+    def keep(self, buffers: list[object], since: object) -> None:
         """Keep what was found in storages after `since` was what `writes.latest` is."""
         self.buffers, self.since = buffers, since
         writes.kept.append(weakref.ref(self))

@@ -221,7 +221,7 @@ class GradFn:
     @property
     def metadata(self) -> dict[Any, Any]:
         """A dict for the user's own notes."""
-        notes: dict[Any, Any] = self.__dict__.setdefault("_notes", {})
+        notes: dict[Any, object] = self.__dict__.setdefault("_notes", {})
         return notes
 
     def __repr__(self) -> str:
@@ -232,21 +232,21 @@ class GradFn:
         """Whether somebody sees what arrives or leaves here."""
         return bool(self.tensor_hooks or self.pre_hooks or self.post_hooks or self.retained)
 
-    def register_hook(self, hook: Callable[[Any, Any], Any]) -> RemovableHandle:
+    def register_hook(self, hook: Callable[[Any, Any], object]) -> RemovableHandle:
         """Call `hook(grad_inputs, grad_outputs)` after this function has run."""
         self._changes("registers a hook on a tensor")
         if self.post_hooks is None:
             self.post_hooks = {}
         return RemovableHandle(self.post_hooks, hook)
 
-    def register_prehook(self, hook: Callable[[Any], Any]) -> RemovableHandle:
+    def register_prehook(self, hook: Callable[[Any], object]) -> RemovableHandle:
         """Call `hook(grad_outputs)` before this function runs."""
         self._changes("registers a hook on a tensor")
         if self.pre_hooks is None:
             self.pre_hooks = {}
         return RemovableHandle(self.pre_hooks, hook)
 
-    def register_tensor_hook(self, hook: Callable[[Any], Any]) -> RemovableHandle:
+    def register_tensor_hook(self, hook: Callable[[Any], object]) -> RemovableHandle:
         """Call `hook(grad_outputs)` for one of the tensors that this function gave."""
         self._changes("registers a hook on a tensor")
         if self.tensor_hooks is None:
@@ -415,7 +415,9 @@ class RemovableHandle:
     __slots__ = ("hooks", "id")
     _ids = itertools.count()
 
-    def __init__(self, hooks: dict[int, Callable[..., Any]], hook: Callable[..., Any]) -> None:
+    def __init__(
+        self, hooks: dict[int, Callable[..., object]], hook: Callable[..., object]
+    ) -> None:
         self.id = next(self._ids)
         self.hooks = hooks
         hooks[self.id] = hook
@@ -505,7 +507,7 @@ class SavedTensor:
                 level.follow(shared, self.storage)
         self._forget_leaf()
 
-    def register_hooks(self, *hooks: Callable[[Any], Any]) -> None:
+    def register_hooks(self, *hooks: Callable[[Any], object]) -> None:
         """Keep what the first of two hooks gives for the tensor in its place; the second gives the tensor back."""
         if len(hooks) != 2 or not all(callable(h) for h in hooks):
             raise TypeError(
@@ -520,7 +522,7 @@ class SavedTensor:
         self._pack(self.unpack(), *hooks)
 
     def _pack(
-        self, tensor: Tensor, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]
+        self, tensor: Tensor, pack: Callable[[Any], object], unpack: Callable[[Any], object]
     ) -> None:
         """Keep what a hook gives for the tensor in its place."""
         with no_grad():
@@ -606,7 +608,7 @@ class Nothing(SavedTensor):
     def __init__(self, why: str) -> None:
         self.why = why
 
-    def register_hooks(self, *hooks: Callable[[Any], Any]) -> None:
+    def register_hooks(self, *hooks: Callable[[Any], object]) -> None:
         """Raise RuntimeError."""
         raise RuntimeError(f"Calling register_hooks on a saved tensor {self.why}")
 
@@ -701,7 +703,7 @@ def _of_one(gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> Cotang
 
 
 def attach_view(
-    out: Tensor, x: Tensor, name: str, rule: Callable[..., Tensor], args: tuple[Any, ...]
+    out: Tensor, x: Tensor, name: str, rule: Callable[..., Tensor], args: tuple[object, ...]
 ) -> None:
     """Give a view of x its gradient function: `rule(cotangent of out, *args)` returns that of x."""
     set_history(out, GradFn(f"{name}Backward0", (gradient_edge(x),), _of_view, (), (rule, args)))

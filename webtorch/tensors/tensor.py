@@ -664,7 +664,7 @@ class Tensor(TensorBase):
         return (1, 0)
 
     def __array_wrap__(
-        self, array: Any, context: Any = None, return_scalar: bool = False
+        self, array: Any, context: object = None, return_scalar: bool = False
     ) -> Tensor:
         """Make the result of a NumPy function on tensors a tensor again; truth values are uint8, as in PyTorch."""
         if array.dtype == bool:
@@ -1031,7 +1031,7 @@ def _rebuild(
     dtype: DType,
     where: str,
     requires_grad: bool,
-    state: tuple[type[Tensor], dict[str, Any]] | None,
+    state: tuple[type[Tensor], dict[str, object]] | None,
 ) -> Tensor:
     lying = tuple([shape[d] for d in order])
     if where == "meta":

@@ -99,7 +99,7 @@ def check_places(
             )
 
 
-def asking(ask: Callable[..., object], function: Callable[..., Any]) -> Callable[..., Any]:
+def asking(ask: Callable[..., object], function: Callable[..., object]) -> Callable[..., Any]:
     """Return a function that asks the values of its operands first; `ask` has its parameters.
 
     It stands within what remembers calls: one that is like others before it is recorded without, and the next read

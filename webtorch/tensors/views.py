@@ -25,7 +25,7 @@ def as_view(
     strides: Sequence[int],
     offset: int,
     vjp: Callable[..., Tensor] | None = None,
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
     name: str = "AsStrided",
     dtype: DType | None = None,
 ) -> Tensor:

@@ -27,7 +27,7 @@ class TorchDispatchMode:
         """Take nothing."""
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+        self, func: OpOverload, types: object, args: object = (), kwargs: object = None
     ) -> Any:
         """Return what the operator gives. A mode defines this."""
         raise NotImplementedError
@@ -106,7 +106,7 @@ def is_traceable_wrapper_subclass(t: object) -> bool:
     )
 
 
-def return_and_correct_aliasing(func: OpOverload, args: Any, kwargs: Any, out: Any) -> Any:
+def return_and_correct_aliasing(func: OpOverload, args: Any, kwargs: object, out: object) -> Any:
     """Return what a `__torch_dispatch__` ends with: what the operator writes to is returned itself."""
     arguments = func._schema.arguments
     written = [x for a, x in zip(arguments, args, strict=False) if a.is_write]

@@ -24,7 +24,7 @@ Sizes = Sequence[int]
 flop_registry: dict[Any, Formula] = {}
 
 
-def get_shape(x: Any) -> Any:
+def get_shape(x: object) -> Any:
     """Return a tensor's shape; other values as they are."""
     return x.shape if isinstance(x, Tensor) else x
 
@@ -33,7 +33,7 @@ def shape_wrapper(formula: Formula) -> Formula:
     """Return a formula that is given shapes in the places of tensors, and `out_shape`."""
 
     @functools.wraps(formula)
-    def counted(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    def counted(*args: object, out_val: object = None, **kwargs: object) -> int:
         """Count what a call computes."""
         args, kwargs, out_shape = tree_map(get_shape, (args, kwargs, out_val))
         return formula(*args, out_shape=out_shape, **kwargs)
@@ -41,7 +41,7 @@ def shape_wrapper(formula: Formula) -> Formula:
     return counted
 
 
-def register_flop_formula(targets: Any, get_raw: bool = False) -> Callable[[Formula], Formula]:
+def register_flop_formula(targets: object, get_raw: bool = False) -> Callable[[Formula], Formula]:
     """Decorate the formula of operators (`torch.ops.aten.mm`): it is given shapes in the places of tensors, unless
     `get_raw`.
     """
@@ -50,7 +50,7 @@ def register_flop_formula(targets: Any, get_raw: bool = False) -> Callable[[Form
         """Register the formula for each of the targets."""
         found = formula if get_raw else shape_wrapper(formula)
 
-        def register(target: Any) -> None:
+        def register(target: object) -> None:
             if not isinstance(target, OpOverloadPacket) and not hasattr(target, "_qualname"):
                 raise ValueError(
                     "register_flop_formula(targets): expected each target to be OpOverloadPacket (i.e. "
@@ -68,7 +68,9 @@ def register_flop_formula(targets: Any, get_raw: bool = False) -> Callable[[Form
 
 
 @register_flop_formula(aten.mm)
-def mm_flop(a_shape: Sizes, b_shape: Sizes, *_: Any, out_shape: Any = None, **__: Any) -> int:
+def mm_flop(
+    a_shape: Sizes, b_shape: Sizes, *_: object, out_shape: object = None, **__: object
+) -> int:
     """Count a product of two matrices."""
     (m, k), (k2, n) = a_shape, b_shape
     if k != k2:
@@ -78,21 +80,21 @@ def mm_flop(a_shape: Sizes, b_shape: Sizes, *_: Any, out_shape: Any = None, **__
 
 @register_flop_formula(aten.addmm)
 def addmm_flop(
-    _self: Sizes, a_shape: Sizes, b_shape: Sizes, out_shape: Any = None, **_: Any
+    _self: Sizes, a_shape: Sizes, b_shape: Sizes, out_shape: object = None, **_: object
 ) -> int:
     """Count the product of an addmm."""
     return mm_flop(a_shape, b_shape)
 
 
 @register_flop_formula(aten.bmm)
-def bmm_flop(a_shape: Sizes, b_shape: Sizes, out_shape: Any = None, **_: Any) -> int:
+def bmm_flop(a_shape: Sizes, b_shape: Sizes, out_shape: object = None, **_: object) -> int:
     """Count products of batches of matrices."""
     return a_shape[0] * mm_flop(a_shape[1:], b_shape[1:])
 
 
 @register_flop_formula(aten.baddbmm)
 def baddbmm_flop(
-    _self: Sizes, a_shape: Sizes, b_shape: Sizes, out_shape: Any = None, **_: Any
+    _self: Sizes, a_shape: Sizes, b_shape: Sizes, out_shape: object = None, **_: object
 ) -> int:
     """Count the products of a baddbmm."""
     return bmm_flop(a_shape, b_shape)
@@ -107,18 +109,37 @@ def conv_flop_count(
 
 @register_flop_formula([aten.convolution, aten._convolution])
 def conv_flop(
-    x_shape: Sizes, w_shape: Sizes, _bias: Any, _stride: Any, _padding: Any, _dilation: Any, transposed: bool, *_: Any,
-    out_shape: Any = None, **__: Any,
-) -> int:  # fmt: skip
+    x_shape: Sizes,
+    w_shape: Sizes,
+    _bias: object,
+    _stride: object,
+    _padding: object,
+    _dilation: object,
+    transposed: bool,
+    *_: object,
+    out_shape: Any = None,
+    **__: object,
+) -> int:
     """Count a convolution."""
     return conv_flop_count(x_shape, w_shape, out_shape, transposed)
 
 
 @register_flop_formula(aten.convolution_backward)
 def conv_backward_flop(
-    grad_out_shape: Sizes, x_shape: Sizes, w_shape: Sizes, _bias: Any, _stride: Any, _padding: Any, _dilation: Any,
-    transposed: bool, _output_padding: Any, _groups: Any, output_mask: Sequence[bool], out_shape: Any, **_: Any,
-) -> int:  # fmt: skip
+    grad_out_shape: Sizes,
+    x_shape: Sizes,
+    w_shape: Sizes,
+    _bias: object,
+    _stride: object,
+    _padding: object,
+    _dilation: object,
+    transposed: bool,
+    _output_padding: object,
+    _groups: object,
+    output_mask: Sequence[bool],
+    out_shape: Any,
+    **_: object,
+) -> int:
     """Count the gradients of a convolution, which are convolutions of the other kind, or with the other operand."""
 
     def turned(shape: Sizes) -> Sizes:
@@ -143,7 +164,7 @@ def sdpa_flop_count(query: Sizes, key: Sizes, value: Sizes) -> int:
 
 @register_flop_formula(aten._scaled_dot_product_efficient_attention)
 def sdpa_flop(
-    query: Sizes, key: Sizes, value: Sizes, *_: Any, out_shape: Any = None, **__: Any
+    query: Sizes, key: Sizes, value: Sizes, *_: object, out_shape: object = None, **__: object
 ) -> int:
     """Count attention."""
     return sdpa_flop_count(query, key, value)
@@ -157,7 +178,13 @@ def sdpa_backward_flop_count(_g: Sizes, query: Sizes, key: Sizes, value: Sizes) 
 
 @register_flop_formula(aten._scaled_dot_product_efficient_attention_backward)
 def sdpa_backward_flop(
-    g: Sizes, query: Sizes, key: Sizes, value: Sizes, *_: Any, out_shape: Any = None, **__: Any
+    g: Sizes,
+    query: Sizes,
+    key: Sizes,
+    value: Sizes,
+    *_: object,
+    out_shape: object = None,
+    **__: object,
 ) -> int:
     """Count attention's gradients."""
     return sdpa_backward_flop_count(g, query, key, value)
@@ -255,7 +282,7 @@ class FlopCounterMode:
         if self.display:
             print(self.get_table(self.depth))  # noqa: T201
 
-    def count(self, operator: Any, out: Any, args: Any, kwargs: Any) -> None:
+    def count(self, operator: object, out: Any, args: Any, kwargs: Any) -> None:
         """Count a call for the modules that run."""
         formula = self.flop_registry.get(operator)
         if formula is not None:
@@ -282,7 +309,9 @@ class _Counting(TorchDispatchMode):
         super().__init__()
         self.counter = counter
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Call, and count."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)

@@ -58,17 +58,17 @@ class ModuleTracker:
     def _end(self) -> None:
         self.parents, self._waiting = {"Global"}, False
 
-    def _watch(self, values: Any, hook: Callable[..., None]) -> None:
+    def _watch(self, values: object, hook: Callable[..., None]) -> None:
         tensors = [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.requires_grad]
         if tensors:
             self._hooks.append(register_multi_grad_hook(tensors, hook))
 
-    def _before(self, module: Module, args: Any) -> None:
+    def _before(self, module: Module, args: object) -> None:
         name = self._name(module)
         self.parents.add(name)
         self._watch(args, lambda *_: self.parents.discard(name))
 
-    def _after(self, module: Module, _args: Any, out: Any) -> None:
+    def _after(self, module: Module, _args: object, out: object) -> None:
         name = self._name(module)
         self.parents.discard(name)
         self._watch(out, self._entering(name))

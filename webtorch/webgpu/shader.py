@@ -194,7 +194,7 @@ class ShaderKernel:
 
     # -- what differs between the faces
 
-    def _tensor(self, x: Any) -> Tensor | None:
+    def _tensor(self, x: object) -> Tensor | None:
         """Return an argument as a tensor of the engine, on the same memory; None for what is none."""
         return x if isinstance(x, Tensor) else None
 
@@ -445,7 +445,7 @@ def _flat(
         yield value
 
 
-def _bytes_of(value: Any, kind: str, where: str, converts: bool) -> bytes:
+def _bytes_of(value: object, kind: str, where: str, converts: bool) -> bytes:
     dtype = _NUMBERS[kind]
     if not isinstance(value, (bool, int, float)):
         raise TypeError(f"{where} must be a number, not {type(value).__name__}")

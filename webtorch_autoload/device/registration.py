@@ -373,7 +373,7 @@ def _streams(torch: ModuleType, module: Any) -> None:
     replace(torch.Event, own_event)
     current = torch.accelerator.current_stream
 
-    def current_stream(device: Any = None, /) -> object:
+    def current_stream(device: object = None, /) -> object:
         """Return the stream that work of the accelerator runs in."""
         found = current(device)
         return module.Stream() if found.device.type == NAME else found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from typing import Any
 
 
 class SDPBackend(enum.IntEnum):
@@ -18,6 +17,6 @@ class SDPBackend(enum.IntEnum):
     OVERRIDEABLE = 4
 
 
-def sdpa_kernel(backends: Any, set_priority: bool = False) -> contextlib.nullcontext[None]:
+def sdpa_kernel(backends: object, set_priority: bool = False) -> contextlib.nullcontext[None]:
     """Change nothing: the kernel of attention is chosen by what is computed."""
     return contextlib.nullcontext()

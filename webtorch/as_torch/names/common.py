@@ -26,7 +26,7 @@ _maybe_indices_t = Tensor | tuple[Tensor, Tensor]
 
 
 def _ntuple(n: int, name: str = "parse") -> Callable[[Any], tuple[Any, ...]]:
-    def parse(x: Any) -> tuple[Any, ...]:
+    def parse(x: object) -> tuple[Any, ...]:
         """Return an iterable as a tuple, or one value n times."""
         return tuple(x) if isinstance(x, Iterable) else tuple(repeat(x, n))
 
@@ -40,7 +40,7 @@ _triple = _ntuple(3, "_triple")
 _quadruple = _ntuple(4, "_quadruple")
 
 
-def _reverse_repeat_tuple(t: tuple[Any, ...], n: int) -> tuple[Any, ...]:
+def _reverse_repeat_tuple(t: tuple[object, ...], n: int) -> tuple[Any, ...]:
     return tuple([x for x in reversed(t) for _ in range(n)])
 
 
@@ -53,7 +53,7 @@ def _list_with_default(out_size: Any, defaults: list[int]) -> Any:
     return [v if v is not None else d for v, d in zip(out_size, given, strict=True)]
 
 
-def consume_prefix_in_state_dict_if_present(state_dict: dict[str, Any], prefix: str) -> None:
+def consume_prefix_in_state_dict_if_present(state_dict: dict[str, object], prefix: str) -> None:
     """Strip `prefix` from the names of a state dict, in place."""
     for key in list(state_dict):
         if key.startswith(prefix):

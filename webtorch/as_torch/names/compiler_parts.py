@@ -11,7 +11,7 @@ def is_compile_supported(device_type: str) -> bool:
     return False
 
 
-def is_fake(x: Any) -> bool:
+def is_fake(x: object) -> bool:
     """Return False: there are no fake tensors; `device="meta"` has shapes without data."""
     return False
 

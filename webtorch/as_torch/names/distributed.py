@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if name not in _FUNCTIONS:
         raise AttributeError(f"module 'torch.distributed' has no attribute {name!r}")
 
-    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
         """Raise: there is one process."""
         _refuse(name)
 

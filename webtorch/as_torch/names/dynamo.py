@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
 
-
-def mark_static(t: Any, index: Any = None) -> None:
+def mark_static(t: object, index: object = None) -> None:
     """Do nothing: a size is captured as it is, unless it is marked as dynamic."""
 
 
-def mark_static_address(t: Any, guard: bool = False) -> None:
+def mark_static_address(t: object, guard: bool = False) -> None:
     """Do nothing: a captured step reads a tensor of the module wherever its memory is."""
 
 

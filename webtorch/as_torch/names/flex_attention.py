@@ -18,7 +18,7 @@ __all__ = [
 _DEFAULT_SPARSE_BLOCK_SIZE = 128
 
 
-def noop_mask(batch: Any, head: Any, token_q: Any, token_kv: Any) -> Any:
+def noop_mask(batch: Any, head: object, token_q: object, token_kv: object) -> Any:
     """Return True: everything may be looked at."""
     return webtorch.ones_like(batch, dtype=webtorch.bool)
 
@@ -119,13 +119,13 @@ class BlockMask:
 
 
 def create_block_mask(
-    mask_mod: Callable[..., Any],
+    mask_mod: Callable[..., object],
     B: int | None,
     H: int | None,
     Q_LEN: int,
     KV_LEN: int,
-    device: Any = None,
-    BLOCK_SIZE: Any = _DEFAULT_SPARSE_BLOCK_SIZE,
+    device: object = None,
+    BLOCK_SIZE: object = _DEFAULT_SPARSE_BLOCK_SIZE,
     _compile: bool = False,
 ) -> BlockMask:
     """Return the mask of a function (batch, head, query, key) -> bool."""
@@ -141,7 +141,7 @@ def flex_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
-    kernel_options: Any = None,
+    kernel_options: object = None,
     *,
     return_aux: AuxRequest | None = None,
 ) -> Any:

@@ -67,10 +67,10 @@ def foreach(name: str) -> Callable[..., Any]:
 
 
 def _group_tensors_by_device_and_dtype(
-    tensorlistlist: list[list[Any]], with_indices: bool = False
+    tensorlistlist: list[list[object]], with_indices: bool = False
 ) -> dict[Any, Any]:
     """Return {(device, dtype): (lists, indices)}; the first list decides, and None goes along."""
-    found: dict[Any, tuple[list[list[Any]], list[int]]] = {}
+    found: dict[Any, tuple[list[list[object]], list[int]]] = {}
     for index, row in enumerate(
         zip(*(l or [None] * len(tensorlistlist[0]) for l in tensorlistlist), strict=True)
     ):
@@ -94,5 +94,5 @@ def _device_has_foreach_support(device: Any) -> bool:
     return device.type in ("cpu", "webgpu")
 
 
-def _has_foreach_support(tensors: list[Any], device: Any) -> bool:
+def _has_foreach_support(tensors: list[object], device: object) -> bool:
     return True

@@ -92,9 +92,9 @@ def combine_state_for_ensemble(
 
 
 def chunk_vmap(
-    func: Callable[..., Any],
-    in_dims: Any = 0,
-    out_dims: Any = 0,
+    func: Callable[..., object],
+    in_dims: object = 0,
+    out_dims: object = 0,
     randomness: str = "error",
     chunks: int = 2,
 ) -> Callable[..., Any]:
@@ -102,7 +102,7 @@ def chunk_vmap(
     if chunks == 1:
         return vmap(func, in_dims=in_dims, out_dims=out_dims, randomness=randomness)
 
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> Any:
         """Call, in parts of one size."""
         dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
         sizes = [
@@ -118,7 +118,7 @@ def chunk_vmap(
     return called
 
 
-def _slice_argnums(args: tuple[Any, ...], argnums: Any, as_tuple: bool = True) -> Any:
+def _slice_argnums(args: tuple[object, ...], argnums: object, as_tuple: bool = True) -> Any:
     """Return the arguments that are differentiated; with `as_tuple` a single one as a tuple."""
     found = tuple([args[n] for n in checked_argnums(argnums, len(args))])
     return found if as_tuple or not isinstance(argnums, int) else found[0]

@@ -73,7 +73,7 @@ def load_state_dict_from_url(
 load_url = load_state_dict_from_url
 
 
-def load(*args: Any, **kwargs: Any) -> NoReturn:
+def load(*args: object, **kwargs: object) -> NoReturn:
     """Raise: it would run downloaded code."""
     raise RuntimeError(
         "torch.hub.load: webtorch does not download and run code. Install the model's package, and load "

@@ -23,14 +23,14 @@ def boolean_dispatch(
     arg_name: str,
     arg_index: int,
     default: bool,
-    if_true: Callable[..., Any],
-    if_false: Callable[..., Any],
+    if_true: Callable[..., object],
+    if_false: Callable[..., object],
     module_name: str,
     func_name: str,
 ) -> Callable[..., Any]:
     """Return a function that calls one of two by an argument."""
 
-    def choose(*args: Any, **kwargs: Any) -> Any:
+    def choose(*args: object, **kwargs: object) -> Any:
         """Call the one function or the other, as the argument says."""
         given = args[arg_index] if len(args) > arg_index else kwargs.get(arg_name, default)
         return (if_true if given else if_false)(*args, **kwargs)
@@ -39,5 +39,5 @@ def boolean_dispatch(
     return choose
 
 
-def _overload_method(func: Any) -> Any:
+def _overload_method(func: object) -> Any:
     return func

@@ -59,7 +59,7 @@ class CustomOpDef:
             args = bound.args
         return _differentiated(self).apply(*args)
 
-    def _run_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _run_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., Any]:
         if self._kernels:
             for x in (*args, *kwargs.values()):
                 if isinstance(x, webtorch.Tensor) and x.device.type in self._kernels:
@@ -70,7 +70,7 @@ class CustomOpDef:
             )
         return self._function
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
+    def _run(self, *args: object, **kwargs: object) -> Any:
         return self._run_of(args, kwargs)(*args, **kwargs)
 
     def register_kernel(self, device_types: Any, func: Any = None, /) -> Any:
@@ -86,17 +86,21 @@ class CustomOpDef:
 
         return register if func is None else register(func)
 
-    def register_fake(self, func: Any = None, /) -> Any:
+    def register_fake(self, func: object = None, /) -> Any:
         """Do nothing: shapes are known as soon as the function is recorded."""
         return (lambda f: f) if func is None else func
 
     register_vmap = register_fake
 
-    def register_autocast(self, device_type: str, cast_inputs: Any) -> None:
+    def register_autocast(self, device_type: str, cast_inputs: object) -> None:
         """Do nothing: autocast acts on the operations inside."""
 
     def register_autograd(
-        self, backward: Callable[..., Any], /, *, setup_context: Callable[..., Any] | None = None
+        self,
+        backward: Callable[..., object],
+        /,
+        *,
+        setup_context: Callable[..., object] | None = None,
     ) -> None:
         """Take the gradient: `backward(ctx, *grads)`, after `setup_context(ctx, inputs, output)`."""
         self._backward, self._setup_context = backward, setup_context
@@ -124,17 +128,17 @@ def _differentiated(operator: CustomOpDef) -> Any:
 
 def custom_op(
     name: str,
-    fn: Callable[..., Any] | None = None,
+    fn: Callable[..., object] | None = None,
     /,
     *,
     mutates_args: str | Iterable[str] = (),
-    device_types: Any = None,
+    device_types: object = None,
     schema: str | None = None,
-    tags: Any = None,
+    tags: object = None,
 ) -> Any:
     """Make a function an operator called "namespace::name", found at torch.ops.namespace.name."""
 
-    def make(function: Callable[..., Any]) -> CustomOpDef:
+    def make(function: Callable[..., object]) -> CustomOpDef:
         """Return the function as an operator."""
         operator = CustomOpDef(name, function if device_types is None else None)
         if device_types is not None:
@@ -148,38 +152,40 @@ def custom_op(
 triton_op = custom_op
 
 
-def wrap_triton(triton_kernel: Any, /) -> NoReturn:
+def wrap_triton(triton_kernel: object, /) -> NoReturn:
     """Raise: kernels of Triton do not run here."""
     raise RuntimeError("torch.library.wrap_triton: webtorch does not run kernels of Triton")
 
 
-def _operator(op: Any) -> CustomOpDef:
+def _operator(op: object) -> CustomOpDef:
     if isinstance(op, CustomOpDef):
         return op
     return _OPERATORS.get(str(op)) or CustomOpDef(str(op))
 
 
-def _named(op: Any) -> CustomOpDef | None:
+def _named(op: object) -> CustomOpDef | None:
     return op if isinstance(op, CustomOpDef) else _OPERATORS.get(str(op))
 
 
-def define(qualname: str, schema: Any = None, *, lib: Any = None, tags: Any = ()) -> None:
+def define(qualname: str, schema: object = None, *, lib: object = None, tags: object = ()) -> None:
     """Say that an operator exists."""
     _operator(qualname)
 
 
-def impl(qualname: str, types: Any, func: Any = None, *, lib: Any = None) -> Any:
+def impl(qualname: str, types: object, func: object = None, *, lib: object = None) -> Any:
     """Give the function of an operator for devices of some kinds."""
     return _operator(qualname).register_kernel(types, func)
 
 
-def register_kernel(op: Any, device_types: Any, func: Any = None, /, *, lib: Any = None) -> Any:
+def register_kernel(
+    op: object, device_types: object, func: object = None, /, *, lib: object = None
+) -> Any:
     """Give the function of an operator for devices of some kinds."""
     return _operator(op).register_kernel(device_types, func)
 
 
 def register_fake(
-    op: Any, func: Any = None, /, *, lib: Any = None, _stacklevel: int = 1, allow_override: bool = False
+    op: object, func: object = None, /, *, lib: object = None, _stacklevel: int = 1, allow_override: bool = False
 ) -> Any:  # fmt: skip
     """Do nothing: shapes are known as soon as a function is recorded."""
     return (lambda f: f) if func is None else func
@@ -188,23 +194,25 @@ def register_fake(
 impl_abstract = register_fake
 
 
-def register_vmap(op: Any, func: Any = None, /, *, lib: Any = None) -> Any:
+def register_vmap(op: object, func: object = None, /, *, lib: object = None) -> Any:
     """Do nothing: vmap sees the operations inside."""
     return (lambda f: f) if func is None else func
 
 
-def register_autocast(op: Any, device_type: str, cast_inputs: Any, /, *, lib: Any = None) -> None:
+def register_autocast(
+    op: object, device_type: str, cast_inputs: object, /, *, lib: object = None
+) -> None:
     """Do nothing: autocast acts on the operations inside."""
 
 
 def register_autograd(
-    op: Any, backward: Any, /, *, setup_context: Any = None, lib: Any = None
+    op: Any, backward: Any, /, *, setup_context: Any = None, lib: object = None
 ) -> None:
     """Take the gradient of an operator."""
     _operator(op).register_autograd(backward, setup_context=setup_context)
 
 
-def opcheck(op: Any, *args: Any, **kwargs: Any) -> NoReturn:
+def opcheck(op: object, *args: object, **kwargs: object) -> NoReturn:
     """Raise: there is no dispatcher whose rules could be checked."""
     raise RuntimeError(
         "torch.library.opcheck: webtorch has no dispatcher to check an operator against"
@@ -223,7 +231,7 @@ class Library:
         """Name the namespace."""
         self.ns, self.kind, self.dispatch_key = ns, kind, dispatch_key
 
-    def define(self, schema: str, alias_analysis: str = "", *, tags: Any = ()) -> str:
+    def define(self, schema: str, alias_analysis: str = "", *, tags: object = ()) -> str:
         """Say that an operator exists, and return its name."""
         name = schema.partition("(")[0].strip()
         _operator(f"{self.ns}::{name}")

@@ -10,7 +10,9 @@ def parse_args(*descriptors: str) -> Any:
     return lambda function: function
 
 
-def register_custom_op_symbolic(symbolic_name: str, symbolic_fn: Any, opset_version: int) -> None:
+def register_custom_op_symbolic(
+    symbolic_name: str, symbolic_fn: object, opset_version: int
+) -> None:
     """Do nothing: the old exporter is not here."""
 
 

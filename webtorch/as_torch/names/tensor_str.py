@@ -22,5 +22,5 @@ def _tensor_str(self: Tensor, indent: int) -> str:
     return elements_text(self.tolist(), tuple(self.shape), self.dtype.name, indent, get_options())
 
 
-def _str(self: Tensor, *, tensor_contents: Any = None) -> str:
+def _str(self: Tensor, *, tensor_contents: object = None) -> str:
     return repr(self)

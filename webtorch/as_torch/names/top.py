@@ -66,7 +66,7 @@ _LIMITS = {
 }
 
 
-def finfo(dtype: Any = None) -> Any:
+def finfo(dtype: object = None) -> Any:
     """Return the limits of a floating type, also of the absent 8-bit ones: tables are made of them."""
     if isinstance(dtype, AbsentDType) and dtype.name in _LIMITS:
         return _Limits(dtype.name, 8, *_LIMITS[dtype.name])
@@ -76,7 +76,7 @@ def finfo(dtype: Any = None) -> Any:
 class Future:
     """The class of results to come, to check for: nothing here is computed by others."""
 
-    def __class_getitem__(cls, _: Any) -> type[Future]:
+    def __class_getitem__(cls, _: object) -> type[Future]:
         """Return the class: Future[Tensor]."""
         return cls
 
@@ -94,7 +94,7 @@ def _int_mm(input: Any, mat2: Any) -> Any:
     return webtorch.mm(input.int(), mat2.int())
 
 
-def get_device_module(device: Any = None) -> Any:
+def get_device_module(device: object = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webgpu
 

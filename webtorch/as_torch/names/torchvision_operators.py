@@ -17,13 +17,17 @@ class _Operator(CustomOpDef):
     """An operator whose gradient is that of what it is made of."""
 
     def register_autograd(
-        self, backward: Callable[..., Any], /, *, setup_context: Callable[..., Any] | None = None
+        self,
+        backward: Callable[..., object],
+        /,
+        *,
+        setup_context: Callable[..., object] | None = None,
     ) -> None:
         """Do nothing."""
 
 
 def _absent(name: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def refuse(*args: object, **kwargs: object) -> Any:
         """Raise NotImplementedError: the operator needs PyTorch's C++ core."""
         raise NotImplementedError(
             f"torchvision.ops.{name.strip('_')}: this operator of torchvision is compiled for PyTorch's C++ core. "

@@ -16,7 +16,7 @@ from webtorch.tensors.tensor import Tensor
 class ExceptionWrapper:
     """An exception of a worker with the text of its traceback, to be raised by another thread or process."""
 
-    def __init__(self, exc_info: Any = None, where: str = "in background") -> None:
+    def __init__(self, exc_info: object = None, where: str = "in background") -> None:
         """Take the exception that is being handled."""
         info: Any = sys.exc_info() if exc_info is None else exc_info
         self.exc_type: Any = info[0]

@@ -70,7 +70,7 @@ def remove_dropout(model: Module) -> Module:
         """Gives what a dropout is given."""
 
         def call_module(
-            self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]
+            self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]
         ) -> Any:
             """Call a module, if it is no dropout."""
             if isinstance(self.submodules[str(target)], nn.Dropout):

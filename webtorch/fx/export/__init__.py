@@ -53,10 +53,10 @@ __all__ = [
 
 def export(
     mod: Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None = None,
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object] | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: object = None,
     strict: bool = False,
     preserve_module_call_signature: Sequence[str] = (),
     prefer_deferred_runtime_asserts_over_guards: bool = False,
@@ -81,7 +81,7 @@ def export(
     used: set[str] = {name for name, _, _ in state}
     names = [_free(n, used) for n in names]
 
-    def recorded(leaves: Sequence[Any]) -> Recorded:
+    def recorded(leaves: Sequence[object]) -> Recorded:
         own = pytree.tree_unflatten(list(leaves), in_spec)
         inputs = [*((name, x) for name, x, _ in state), *zip(names, leaves, strict=True)]
         return run(mod, own[0], own[1], inputs)
@@ -140,7 +140,7 @@ def _state(mod: Module) -> list[tuple[str, Tensor, InputSpec]]:
     return found
 
 
-def _leaf_names(mod: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+def _leaf_names(mod: Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[str]:
     """Return names for the leaves of arguments: the parameter's, with the way to the leaf within it."""
     bound = inspect.signature(mod.forward).bind(*args, **kwargs)
     parameters = inspect.signature(mod.forward).parameters
@@ -164,7 +164,9 @@ def _free(name: str, used: set[str]) -> str:
     return found
 
 
-def _specs(mod: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given: Any) -> list[Any]:
+def _specs(
+    mod: Module, args: tuple[object, ...], kwargs: Mapping[str, object], given: Any
+) -> list[Any]:
     """Return what `dynamic_shapes` says of each leaf of the arguments."""
     bound = inspect.signature(mod.forward).bind(*args, **kwargs).arguments
     if given is None:
@@ -184,7 +186,7 @@ def _specs(mod: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], given:
     return [s for name, value in bound.items() for s in specs_of(value, given.get(name))]
 
 
-def _resized(leaves: Sequence[Any], where: Marked, sizes: Mapping[Dim, int]) -> list[Any]:
+def _resized(leaves: Sequence[object], where: Marked, sizes: Mapping[Dim, int]) -> list[Any]:
     """Return inputs of other sizes; nobody looks at their values."""
     found = []
     for i, x in enumerate(leaves):
@@ -288,7 +290,7 @@ def _outputs(recorded: Recorded) -> list[OutputSpec]:
     ]
 
 
-def _argument(name: str, x: Any) -> TensorArgument | ConstantArgument:
+def _argument(name: str, x: object) -> TensorArgument | ConstantArgument:
     return TensorArgument(name) if isinstance(x, Tensor) else ConstantArgument(name, x)
 
 

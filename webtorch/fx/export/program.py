@@ -70,9 +70,9 @@ class ExportedProgram:
         constants: dict[str, Tensor],
         call_spec: CallSpec,
         names: Sequence[str],
-        leaves: Sequence[Any],
+        leaves: Sequence[object],
         where: Marked,
-        example_inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        example_inputs: tuple[tuple[object, ...], dict[str, object]],
     ) -> None:
         self._graph_module = GraphModule({}, graph)
         self._signature, self._state, self._constants = graph_signature, state_dict, constants
@@ -176,7 +176,9 @@ class ExportedProgram:
         module._in_spec, module._out_spec = self.call_spec
         return module
 
-    def run_decompositions(self, decomp_table: Mapping[Any, Any] | None = None) -> ExportedProgram:
+    def run_decompositions(
+        self, decomp_table: Mapping[Any, object] | None = None
+    ) -> ExportedProgram:
         """Return the program, if no operator is to be written with others. Raises NotImplementedError otherwise."""
         if decomp_table:
             raise NotImplementedError(
@@ -197,7 +199,7 @@ def _mapped(values: Any, made: Mapping[Node, Node]) -> Any:
 
 
 def _parameters(
-    names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    names: Sequence[str], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> list[tuple[str, Any]]:
     """Return the parameters of a call by name: that of the first of their leaves, as far as its own name goes."""
     rest = iter(names)

@@ -35,7 +35,7 @@ class Recorder(TorchDispatchMode):
         self.first: Node | None = None
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
+        self, func: OpOverload, types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call, and write it down."""
         args, kwargs = self.node_of(list(args)), self.node_of(kwargs or {})
@@ -61,11 +61,11 @@ class Recorder(TorchDispatchMode):
         self.known[id(x)] = node
         self.kept.append(x)
 
-    def node_of(self, values: Any) -> tuple[Any, Any]:
+    def node_of(self, values: object) -> tuple[Any, Any]:
         """Return arguments with nodes in the places of tensors, and as they are."""
         return pytree.tree_map(self._of, values), values
 
-    def _of(self, x: Any) -> Any:
+    def _of(self, x: object) -> Any:
         if not isinstance(x, Tensor):
             return x
         found = self.known.get(id(x))
@@ -79,7 +79,7 @@ class Recorder(TorchDispatchMode):
         return found
 
 
-def _shown(x: Any) -> Any:
+def _shown(x: object) -> Any:
     """Return a tensor that tells shape and type, and holds nothing."""
     return empty(x._shape, x.dtype, "meta") if isinstance(x, Tensor) else x
 
@@ -88,7 +88,7 @@ class Recorded:
     """A graph, the leaves of what the module returned, as nodes, and constants by name."""
 
     def __init__(
-        self, graph: Graph, leaves: list[Any], spec: Any, constants: dict[str, Tensor]
+        self, graph: Graph, leaves: list[object], spec: object, constants: dict[str, Tensor]
     ) -> None:
         self.graph, self.leaves, self.spec, self.constants = graph, leaves, spec, constants
 

@@ -59,7 +59,7 @@ class ShapeProp(Interpreter):
             ) from error
         tensors = 0
 
-        def look(value: Any) -> Any:
+        def look(value: object) -> Any:
             nonlocal tensors
             if not isinstance(value, Tensor):
                 return value
@@ -72,6 +72,6 @@ class ShapeProp(Interpreter):
         n.meta["type"] = type(result)
         return result
 
-    def propagate(self, *args: Any) -> Any:
+    def propagate(self, *args: object) -> Any:
         """Return what the module gives for `args`, and note what each node gives."""
         return self.run(*args)

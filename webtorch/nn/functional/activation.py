@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 from webtorch.dispatch.call import Callee, active, call, dispatched
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn.functional.table import table
 from webtorch.ops.record import TABLE
@@ -174,7 +174,9 @@ def threshold_(input: Tensor, threshold: float, value: float) -> Tensor:
     return _applied(_threshold, input, threshold, value, inplace=True)
 
 
-def _along(compute: Callable[..., Tensor], input: Tensor, dim: int | None, dtype: Any) -> Tensor:
+def _along(
+    compute: Callable[..., Tensor], input: Tensor, dim: int | None, dtype: DType | None
+) -> Tensor:
     """Return a softmax; without a dimension PyTorch's choice is made, with its warning."""
     if dim is None:
         warnings.warn(
@@ -187,7 +189,7 @@ def _along(compute: Callable[..., Tensor], input: Tensor, dim: int | None, dtype
 
 @dispatched()
 def softmax(
-    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
 ) -> Tensor:
     """Return exp(input) / sum(exp(input)) along `dim`; nothing overflows."""
     return _along(_softmax, input, dim, dtype)
@@ -195,7 +197,7 @@ def softmax(
 
 @dispatched()
 def log_softmax(
-    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
 ) -> Tensor:
     """Return log(softmax(input)) along `dim`; nothing overflows."""
     return _along(_log_softmax, input, dim, dtype)
@@ -203,7 +205,7 @@ def log_softmax(
 
 @dispatched()
 def softmin(
-    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
 ) -> Tensor:
     """Return softmax(-input) along `dim`."""
     return _along(_softmin, input, dim, dtype)

@@ -19,7 +19,7 @@ __all__ = [
 ]
 
 
-def _each(value: Any, rank: int) -> tuple[Any, ...]:
+def _each(value: object, rank: int) -> tuple[Any, ...]:
     """Return one number for each dimension."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from webtorch.dispatch.call import dispatched
 from webtorch.errors import DTypeError, ShapeError
@@ -153,7 +152,7 @@ def triplet_margin_with_distance_loss(
     return reduced((near - far + margin).clamp(min=0), reduction)
 
 
-def _check_options(input: Tensor, sums: Any) -> None:
+def _check_options(input: Tensor, sums: object) -> None:
     """Refuse the types for which PyTorch's computation in chunks has no sums."""
     if sums is None and not input.is_floating_point():
         raise ValueError(

@@ -10,7 +10,7 @@ from webtorch.nn.module import Module
 __all__ = ["skip_init"]
 
 
-def skip_init(module_cls: type[Module], *args: Any, **kwargs: Any) -> Any:
+def skip_init(module_cls: type[Module], *args: object, **kwargs: object) -> Any:
     """Return `module_cls(*args, **kwargs)` with uninitialised memory for its parameters."""
     if not issubclass(module_cls, Module):
         raise RuntimeError(f"Expected a Module; got {module_cls}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch import linalg
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
@@ -47,8 +45,8 @@ def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Mo
     parametrize.register_parametrization(module, name, _WeightNorm(dim), unsafe=True)
 
     def rename(
-        state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: Any,
-        missing_keys: Any, unexpected_keys: Any, error_msgs: Any,
+        state_dict: dict[str, object], prefix: str, local_metadata: object, strict: object,
+        missing_keys: object, unexpected_keys: object, error_msgs: object,
     ) -> None:  # fmt: skip
         """Give entries of the older `torch.nn.utils.weight_norm` their new names."""
         # Checkpoints of the older torch.nn.utils.weight_norm.

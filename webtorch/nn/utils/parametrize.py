@@ -133,7 +133,7 @@ class ParametrizationList(ModuleList):
     def right_inverse(self, value: Tensor) -> None:
         """Set the originals so that the parametrized tensor is `value`, as far as they can."""
         with webtorch.no_grad():
-            new: Any = value
+            new: object = value
             for module in reversed(list(self)):
                 if not hasattr(module, "right_inverse"):
                     raise RuntimeError(
@@ -182,7 +182,7 @@ class ParametrizationList(ModuleList):
         return x
 
 
-def _parametrized_deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+def _parametrized_deepcopy(self: object, memo: dict[int, object]) -> Any:
     """Copy a parametrized module, whose class pickle does not know."""
     known = memo.get(id(self))
     if known is not None:
@@ -195,7 +195,7 @@ def _parametrized_deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     return out
 
 
-def _parametrized_getstate(self: Any) -> Any:
+def _parametrized_getstate(self: object) -> Any:
     raise RuntimeError(
         "Serialization of parametrized modules is only supported through state_dict(). See:\n"
         "https://pytorch.org/tutorials/beginner/saving_loading_models.html"
@@ -206,7 +206,7 @@ def _parametrized_getstate(self: Any) -> Any:
 def _inject_class(module: Module) -> None:
     """Give a module a class of its own, that takes properties."""
     cls = type(module)
-    added: dict[str, Any] = {"__getstate__": _parametrized_getstate}
+    added: dict[str, object] = {"__getstate__": _parametrized_getstate}
     if not hasattr(cls, "__deepcopy__"):
         added["__deepcopy__"] = _parametrized_deepcopy
     module.__class__ = type(f"Parametrized{cls.__name__}", (cls,), added)

@@ -42,9 +42,9 @@ class BasePruningMethod(ABC):
         cls,
         module: Module,
         name: str,
-        *args: Any,
+        *args: object,
         importance_scores: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Any:
         """Prune a parameter of a module, on top of what it is pruned by already. Returns the method, a hook."""
         hooks = module._forward_pre_hooks
@@ -60,7 +60,7 @@ class BasePruningMethod(ABC):
             )
         method: Any = cls(*args, **kwargs)
         method._tensor_name = name
-        before: Any = hooks[old[0]] if old else None
+        before: object = hooks[old[0]] if old else None
         if before is not None:
             container = before if isinstance(before, PruningContainer) else PruningContainer(before)
             container.add_pruning_method(method)
@@ -147,7 +147,7 @@ class PruningContainer(BasePruningMethod):
         """Return the last method's mask of what is left."""
         method = self._pruning_methods[-1]
         mask = default_mask.to(dtype=t.dtype)
-        where: Any
+        where: object
         match method.PRUNING_TYPE:
             case "unstructured":
                 where = default_mask == 1
@@ -380,7 +380,7 @@ def global_unstructured(
     parameters: Iterable[tuple[Module, str]],
     pruning_method: type[BasePruningMethod],
     importance_scores: dict[tuple[Module, str], Tensor] | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> None:
     """Prune elements of several parameters, pairs of a module and a name, as if they were one tensor."""
     if not isinstance(parameters, Iterable):

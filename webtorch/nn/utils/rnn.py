@@ -80,7 +80,7 @@ class PackedSequence(_Packed):
         """Return the sequences on another device or in another dtype."""
         return self._mapped(lambda t: t.to(*args, **kwargs))
 
-    def cpu(self, *args: Any, **kwargs: Any) -> PackedSequence:
+    def cpu(self, *args: object, **kwargs: object) -> PackedSequence:
         """Return the sequences on the CPU."""
         return self.to("cpu")
 

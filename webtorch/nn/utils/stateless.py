@@ -20,8 +20,8 @@ _MISSING: Any = object()
 def functional_call(
     module: Module,
     parameters_and_buffers: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
-    args: Any = None,
-    kwargs: dict[str, Any] | None = None,
+    args: object = None,
+    kwargs: dict[str, object] | None = None,
     *,
     tie_weights: bool = True,
     strict: bool = False,
@@ -41,8 +41,8 @@ def functional_call(
 def called_with(
     module: Module,
     parameters_and_buffers: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
-    args: Any = None,
-    kwargs: dict[str, Any] | None = None,
+    args: object = None,
+    kwargs: dict[str, object] | None = None,
     *,
     tie_weights: bool = True,
     strict: bool = False,
@@ -65,7 +65,7 @@ def called_with(
 _functional_call = called_with
 
 
-def _joined(listed: Any) -> Any:
+def _joined(listed: object) -> Any:
     """Return one mapping of those that are given. Raises ValueError for a name that two of them have."""
     if isinstance(listed, Mapping):
         return listed
@@ -111,7 +111,7 @@ def _reparametrize_module(
     for owner, _, _, _ in places:
         # What a captured call depends on are the module's own tensors.
         owner._note_state()
-    before: list[Any] = []
+    before: list[object] = []
     try:
         for owner, name, _, tensor in places:
             before.append(_swapped(owner, name, tensor))

@@ -25,7 +25,7 @@ def _index_select(w: Writer, call: Call, input: Value, dim: int, index: Value) -
 
 @rule("gather", "take_along_dim")
 def _gather(
-    w: Writer, call: Call, input: Value, dim: int | None = None, **args: Any
+    w: Writer, call: Call, input: Value, dim: int | None = None, **args: object
 ) -> Name | None:
     index: Any = args.get("index", args.get("indices"))
     if dim is None or not input.shape or len(index.shape) != len(input.shape):
@@ -44,7 +44,7 @@ def _scatter(
     dim: int,
     index: Value,
     src: Value | None = None,
-    **args: Any,
+    **args: object,
 ) -> Name | None:
     if not isinstance(src, Value) or args.get("reduce") or not input.shape:
         return None

@@ -88,7 +88,7 @@ def _stack(w: Writer, call: Call, tensors: Sequence[Value], dim: int = 0) -> Nam
 
 
 @rule("split", "split_with_sizes", "chunk", "tensor_split", "unsafe_split", "unsafe_chunk")
-def _split(w: Writer, call: Call, input: Value, dim: int = 0, **args: Any) -> Written:
+def _split(w: Writer, call: Call, input: Value, dim: int = 0, **args: object) -> Written:
     dim %= len(input.shape)
     sizes = [r.shape[dim] for r in call.results]
     x = w.name(input)

@@ -6,7 +6,6 @@ import ast
 import enum
 import timeit
 from collections.abc import Callable
-from typing import Any
 
 from webtorch import webgpu
 from webtorch.functions import public as webtorch
@@ -60,7 +59,7 @@ class Timer:
         setup: str = "pass",
         global_setup: str = "",
         timer: Callable[[], float] = timer,
-        globals: dict[str, Any] | None = None,
+        globals: dict[str, object] | None = None,
         label: str | None = None,
         sub_label: str | None = None,
         description: str | None = None,

@@ -126,7 +126,9 @@ class SubgraphMatcher:
         given = [*pn.args, *pn.kwargs.values()], [*gn.args, *gn.kwargs.values()]
         return self._match_args(*given, match)
 
-    def _match_args(self, mine: Sequence[Any], theirs: Sequence[Any], match: InternalMatch) -> bool:
+    def _match_args(
+        self, mine: Sequence[object], theirs: Sequence[object], match: InternalMatch
+    ) -> bool:
         if len(mine) != len(theirs):
             return False
         for a, b in zip(mine, theirs):
@@ -159,7 +161,7 @@ class SubgraphMatcher:
         return kept
 
 
-def _match_literals(mine: Any, other: Any, match: InternalMatch) -> bool:
+def _match_literals(mine: object, other: object, match: InternalMatch) -> bool:
     if isinstance(mine, Node):
         if mine.op != "placeholder":
             return False

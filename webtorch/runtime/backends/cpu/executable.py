@@ -683,7 +683,7 @@ class CpuExecutable:
     def _begin(self) -> tuple[dict[str, Any], list[str]]:
         """Return the names of the straight-line function, and its lines before the steps."""
         program = self.program
-        names: dict[str, Any] = {
+        names: dict[str, object] = {
             "new": CpuBuffer, "part": PartBuffer, "copy": copy, "status": self.status
         }  # fmt: skip
         lines = ["def run(inputs, args):"]
@@ -731,7 +731,7 @@ class CpuExecutable:
         call: Callable[..., list[CpuBuffer]] = names["run"]
         return call
 
-    def _temporaries(self, names: dict[str, Any], lines: list[str]) -> None:
+    def _temporaries(self, names: dict[str, object], lines: list[str]) -> None:
         """Give each pool slot one block, as large as the largest temporary that uses it."""
         buffers = self.program.buffers
         shared = [p for p in lay_out_memory(self.program).pieces if p.role == "temporary"]
