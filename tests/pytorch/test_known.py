@@ -75,6 +75,25 @@ def test_the_same_comes_of_later_calls(webgpu: str, name: str) -> None:
             torch.testing.assert_close(a.cpu(), b)
 
 
+def test_dropout_draws_the_same_numbers_when_it_is_known(webgpu: str) -> None:
+    x = torch.randn(5, 6).to(webgpu)
+    for turned in (x, x.t()):
+        found = []
+        for _ in range(5):
+            torch.manual_seed(3)
+            y = turned.detach().requires_grad_()
+            out = [F.dropout(y, 0.3), F.dropout(y, 0.6)]
+            (out[0] + out[1]).sum().backward()
+            found.append([*(t.detach().cpu() for t in out), y.grad.cpu()])
+        assert out[0].stride() == turned.stride()
+        kept = [t != 0 for t in found[0][:2]]
+        assert not torch.equal(*kept)
+        torch.testing.assert_close(found[0][2], kept[0] / 0.7 + kept[1] / 0.4)
+        for again in found[1:]:
+            assert all(map(torch.equal, again, found[0]))
+    assert F.dropout(x.new_ones(1000), 0.25).count_nonzero().item() in range(700, 800)
+
+
 def _tensors(result: Any) -> list[torch.Tensor]:
     if isinstance(result, torch.Tensor):
         return [result]

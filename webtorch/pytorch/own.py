@@ -35,7 +35,7 @@ from webtorch.pytorch.device import (
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import Kernel, functional, own
 from webtorch.pytorch.known import Kinds, Plan
-from webtorch.pytorch.random import source
+from webtorch.pytorch.random import dropped, source, uniform_like
 from webtorch.tensors.tensor import Tensor
 
 own("set_")(device.set_to_nothing)
@@ -293,6 +293,16 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
         bad = op.maximum(bad, op.where(op.all(op.isfinite(x)), 0.0, 1.0))
         store(g, x * scale, fresh=True)
     store(found_inf, bad, fresh=True)
+
+
+_dropout_without_chance = functional("native_dropout", FUNCTIONS["native_dropout"])
+_dropout = functional("native_dropout", dropped, draws=uniform_like)
+
+
+@own("native_dropout")
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    run = _dropout if 0 < p < 1 and train is not False else _dropout_without_chance
+    return run(x, p, train)
 
 
 @own("_efficientzerotensor")
