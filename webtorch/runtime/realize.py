@@ -313,7 +313,10 @@ class Runtime:
                     "computed yet. Return the tensor and read it outside, or use webtorch.where "
                     "instead of a Python `if`."
                 )
-        with self.lock:
+        # To enter a block with the lock takes twice as long.
+        lock = self.lock
+        lock.acquire()
+        try:
             few = len(self.pending) <= _FEW
             if few and recording is None and not self.lent and self._launch():
                 return
@@ -322,9 +325,11 @@ class Runtime:
                 if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
                     self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
                 if taken:
-                    self._compute(taken)
+                    self._compute(taken, few)
             finally:
                 self.running -= 1
+        finally:
+            lock.release()
 
     def _launch(self) -> bool:
         """Compute the one value that is wanted by the program that is known for others of its form. Return whether
@@ -392,22 +397,25 @@ class Runtime:
                 raise
         finally:
             self.running -= 1
-        self.counters.realized += 1
-        self.counters.hits += 1
-        self.churn.found(known.family)
+        counters, family = self.counters, known.family
+        counters.realized += 1
+        counters.hits += 1
+        self.churn.hits += 1
+        if family is not None:
+            family.in_a_row = 0
         if len(self.settled) > self.most_settled:
             self._forget_dead()
         if active.count and listener is not None:
             listener.ran(self, None, None)
         return True
 
-    def _compute(self, taken: list[Taken]) -> None:
+    def _compute(self, taken: list[Taken], few: bool) -> None:
         try:
             if watch.before is not None:
                 # Who looks at what is computed sees every operation.
                 freeze(taken)
                 watch.before(self, [t.owner for t in taken])
-            self._run(taken)
+            self._run(taken, few)
         except Exception as error:
             if isinstance(error, OutOfMemoryError):
                 error.before = {t.owner: t.donor for t in taken if t.donor is not None}
@@ -451,14 +459,15 @@ class Runtime:
         if self.recording is None or not self.capturing:
             self.realize()
 
-    def _run(self, owners: Sequence[Value]) -> None:
+    def _run(self, owners: Sequence[Value], few: bool = False) -> None:
+        """Compute values. `few`: what they stand on is little, as a rule."""
         self.counters.realized += 1
         if not self.debug and self._run_call(owners):
             if active.count and listener is not None:
                 listener.ran(self, None, None)
             return
         # Its calls are taken apart when it is frozen.
-        drawn = self._drawn(owners)
+        drawn = self._drawn(owners) if few else None
         frozen = freeze(owners)
         if (
             len(frozen.order) >= FEWEST
