@@ -146,6 +146,25 @@ class _Known:
         return args
 
 
+def _key_of_call(
+    owners: Sequence[Value], node: Node, form: Form, given: Sequence[Node]
+) -> tuple[Any, ...]:
+    """Return what the form of an operation on data leaves open: which results are wanted, which sources are one and the
+    same, and the user's line where an error may name it.
+    """
+    called = node.kind == "call"
+    key: Any = node.attrs[1] if called else 0
+    count = len(given)
+    if count > 1 and (given[0] is given[1] if count == 2 else len({*given}) < count):
+        key = key, tuple([given.index(s) for s in given])
+    if len(owners) > 1:
+        key = key, *[owner.node.attrs[1] for owner in owners[1:]]
+    if form.picks and node.line is not None:
+        code, instruction = node.line
+        key = key, code.co_filename, code.co_firstlineno, instruction
+    return key
+
+
 class Runtime:
     """The pending work of one device and its program cache."""
 
@@ -342,7 +361,7 @@ class Runtime:
             count += 1
             if found is not None:
                 if owner is not None and found is not owner:
-                    return False
+                    return self._launch_results()
                 owner, wanted = found, reference
         # While there is little room somebody must ask which program was used last.
         full = len(self.programs) > _MAX_PROGRAMS // 2
@@ -397,6 +416,56 @@ class Runtime:
                 raise
         finally:
             self.running -= 1
+        self._launched(known)
+        return True
+
+    def _launch_results(self) -> bool:
+        """Do the same where what is wanted are results of one call on data."""
+        waiting = self.pending[:]
+        owners = [owner for r in waiting if (owner := r()) is not None]
+        full = len(self.programs) > _MAX_PROGRAMS // 2
+        if full or self.debug or watch.before is not None or len(owners) < 2:
+            return False
+        self.running += 1
+        try:
+            node = owners[0].node
+            form, given = node.form, node.srcs
+            if form is None or node.kind != "call":
+                return False
+            for s in given:
+                if s.kind != "buffer":
+                    return False
+            for owner in owners:
+                # Results of one call have one tuple of sources.
+                other = owner.node
+                if other.srcs is not given or other.form is not form or owner.donor is not None:
+                    return False
+            known: _Known | None = form.programs.get(_key_of_call(owners, node, form, given))
+            executable = None if known is None or known.runtime is not self else known.executable()
+            if known is None or executable is None:
+                return False
+            buffers = [s.buffer for s in given]
+            if known.order is not None:
+                buffers = [buffers[n] for n in known.order]
+            settled = self.settled
+            for owner in owners:
+                settled[id(owner)] = weakref.ref(owner)
+            del self.pending[: len(waiting)]
+            try:
+                for owner, buffer in zip(owners, executable.run(buffers, known.args or ())):
+                    owner.node.become_buffer(buffer)
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    # Stopped on the way: the results are still wanted, and may be computed twice.
+                    self.pending[:0] = waiting
+                raise
+        finally:
+            self.running -= 1
+        self._launched(known)
+        return True
+
+    def _launched(self, known: _Known) -> None:
+        """Count a run of a program that was known."""
         counters, family = self.counters, known.family
         counters.realized += 1
         counters.hits += 1
@@ -407,7 +476,6 @@ class Runtime:
             self._forget_dead()
         if active.count and listener is not None:
             listener.ran(self, None, None)
-        return True
 
     def _compute(self, taken: list[Taken], few: bool) -> None:
         try:
@@ -595,20 +663,12 @@ class Runtime:
         for s in given:
             if s.kind != "buffer":
                 return not called and self._run_single(first)
-        # The form says the rest: only which sources are one and the same is still open.
-        key: Any = node.attrs[1] if called else 0
-        count = len(given)
-        if count > 1 and (given[0] is given[1] if count == 2 else len({*given}) < count):
-            key = key, tuple([given.index(s) for s in given])
         for owner in owners[1:]:
-            other = owner.node
             # Results of one call have one tuple of sources.
+            other = owner.node
             if other.srcs is not given or other.form is not form or donor or owner.donor:
                 return False
-            key = key, other.attrs[1]
-        if form.picks and node.line is not None:
-            code, instruction = node.line
-            key = key, code.co_filename, code.co_firstlineno, instruction
+        key = _key_of_call(owners, node, form, given)
         if donor is not None:
             key = key, given.index(donor) if donor in given else -1, donor.dtype, donor.shape
             given = *given, donor
