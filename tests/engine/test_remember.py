@@ -18,9 +18,6 @@ from webtorch.functions import subscript as indexing
 from webtorch.ops.purity import look
 from webtorch.tensors import remember
 
-# What is tested here is nearly the same on all devices.
-pytestmark = pytest.mark.one_in(3, device="webgpu")
-
 LINES = [t for t in operations.CALLS.read_text(encoding="utf-8").splitlines() if t[:1] not in "#"]
 Call = Callable[[Any], Any]
 
