@@ -131,6 +131,8 @@ def test_the_same_tensor_twice_is_another_call(device: str) -> None:
         z = x.clone()
         assert webtorch.cat([x, z]).tolist() == [1, 1, 1, 1, 1, 1]
         assert webtorch.dot(x, y).item() == 6
+        for three in ([x, x, y], [x, y, y], [x, y, x], [x, y, z]):
+            assert webtorch.stack(three).sum(1).tolist() == [t.sum().item() for t in three]
 
 
 def test_numbers_that_are_equal_and_mean_different_things(device: str) -> None:
