@@ -383,9 +383,9 @@ class _Reader:
     def sparse(self, layout: object, data: Any) -> Tensor:
         """Stand for `torch._utils._rebuild_sparse_tensor`: a tensor of places and values. They are checked."""
         count = 2 if layout is sparse_coo else 3
-        fits = isinstance(layout, Layout) and isinstance(data, tuple) and len(data) in (3, 4)
+        fits = isinstance(data, tuple) and count < len(data) <= 4
         if (
-            not fits
+            not (isinstance(layout, Layout) and fits)
             or not all(isinstance(t, Tensor) for t in data[:count])
             or not _counts(data[count])
         ):
