@@ -31,7 +31,7 @@ __all__ = [
     "wrap_torch_function",
 ]
 
-Function = Function
+Function = Callable[..., Any]
 
 # Users look functions up by the module that they find them in. Whoever reads this has loaded it.
 _PACKAGE = sys.modules["webtorch"]
