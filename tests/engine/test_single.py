@@ -226,7 +226,7 @@ def test_storages_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
 def test_results_of_one_call_that_are_read_together_are_computed_with_their_own_data(
     device: str,
 ) -> None:
-    for turn in range(5):
+    for _ in range(5):
         x = webtorch.rand(5, 7, device=device)
         webtorch.realize(x)
         runtime = x._storage.runtime
@@ -245,5 +245,4 @@ def test_results_of_one_call_that_are_read_together_are_computed_with_their_own_
         # One of them is dropped, and one is read alone.
         _, places = x.min(1)
         assert places.tolist() == [row.index(min(row)) for row in rows]
-    assert turn == 4
     assert runtime.counters.misses == misses

@@ -37,6 +37,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import comparison, elementwise
+from webtorch.ops.layout import of_first, row_major
 from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
@@ -110,6 +111,7 @@ def _vector(op: str, index: Tensor) -> Tensor:
     gradient_name="IndexSelectBackward0",
     aten=("index_select",),
     values=_along("index_select", _FAR_IN_DATA),
+    layout=row_major,
 )
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of input at the positions of a 1-d index along `dim`."""
@@ -304,6 +306,7 @@ def _as_value(op: str, value: Any, like: Tensor) -> Tensor:
     gradient_name="IndexFillBackward0",
     aten=("index_fill",),
     values=_along("index_fill_", wrap=True),
+    layout=of_first,
 )
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Number | Tensor) -> Tensor:
     """A copy of input with `value` in the slices at the positions of `index`."""
@@ -726,6 +729,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     gradient_name="MaskedScatterBackward0",
     aten=("masked_scatter",),
     values=_enough,
+    layout=row_major,
 )
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """A copy of input in which the elements where mask is true are replaced by those of `source`, in order."""

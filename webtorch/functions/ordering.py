@@ -15,7 +15,7 @@ from webtorch.functions.reduce import one_of_all
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
 from webtorch.ops import comparison, elementwise
-from webtorch.ops.layout import of_first
+from webtorch.ops.layout import of_first, row_major
 from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
@@ -98,7 +98,7 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     return Sort(*_sorted(input, dim, bool(descending)))
 
 
-@composite(family="index", ties=True)
+@composite(family="index", ties=True, layout=of_first)
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
     """The positions of the elements in order along `dim`. Ties keep their order."""
     return _sorted(input, dim, bool(descending))[1]
@@ -117,6 +117,7 @@ def msort(input: Tensor) -> Tensor:
     once=True,
     ties=True,
     overlap="none",
+    layout=row_major,
 )
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Topk:
     """(values, indices): the k largest (or smallest) elements along `dim`, in order."""

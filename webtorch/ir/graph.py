@@ -186,12 +186,13 @@ class Recorded(Form):
     are its results. It is the form of the "call" nodes that stand for it.
     """
 
-    __slots__ = ("picks", "results", "steps")
+    __slots__ = ("picks", "results", "steps", "writes")
 
     def __init__(self, steps: tuple[Step, ...], results: tuple[int, ...]) -> None:
         super().__init__()
         self.steps = steps
         self.results = results
+        self.writes = any(s[0] == "update" for s in steps)
         self.picks = any(s[0] in ("take", "scatter") and s[6] for s in steps)
 
     def record(self, given: Sequence[Node], line: object, results: Mapping[int, Node]) -> None:

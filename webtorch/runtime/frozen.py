@@ -225,6 +225,86 @@ def places_of(owners: Sequence[Value], nodes: Sequence[Node]) -> list[tuple[int,
     return [(at, numbers[id(arg)]) for at, arg in enumerate(args) if id(arg) in numbers]
 
 
+class Glance:
+    """A pending graph as it stands, with its calls not taken apart: a fraction of the nodes that `freeze` goes
+    through. What is known of one is found by its key.
+    """
+
+    __slots__ = ("args", "inputs", "key", "places")
+
+    def __init__(self, owners: Sequence[Value]) -> None:
+        number: dict[Node, int] = {}
+        self.inputs: list[Node] = []
+        self.args: list[Scalar] = []
+        # Where the numbers of nodes begin among the arguments.
+        self.places: dict[Node, int] = {}
+        inputs, args = self.inputs, self.args
+        parts: list[Any] = []
+        # Which offsets are equal is structure where something is written: see `freeze`.
+        writes = False
+        offsets: list[Scalar] = []
+        for owner in owners:
+            stack = [owner.node]
+            while stack:
+                node = stack[-1]
+                if node in number:
+                    stack.pop()
+                    continue
+                kind = node.kind
+                if kind == "buffer":
+                    stack.pop()
+                    number[node] = len(number)
+                    inputs.append(node)
+                    parts += (node.dtype, node.shape)
+                    continue
+                srcs = []
+                for s in node.srcs:
+                    n = number.get(s)
+                    if n is None:
+                        if s.kind != "buffer":
+                            stack.append(s)
+                            continue
+                        n = number[s] = len(number)
+                        inputs.append(s)
+                        parts += (s.dtype, s.shape)
+                    srcs.append(n)
+                if stack[-1] is not node:
+                    continue
+                stack.pop()
+                number[node] = len(number)
+                form, scalars = node.form, node.scalars
+                picks = False
+                if kind == "call":
+                    graph, result, _ = node.attrs
+                    parts += (graph, result)
+                    writes, picks = writes or graph.writes, graph.picks
+                elif kind == "map" and form is not None:
+                    # It stands for all but the sources and the numbers.
+                    parts.append(form)
+                else:
+                    parts += (kind, node.attrs, node.shape, node.dtype)
+                    writes, picks = writes or kind == "update", kind in ("take", "scatter")
+                    if scalars and kind in ("view", "update"):
+                        offsets.extend(scalars)
+                if picks and node.line is not None:
+                    code, instruction = node.line
+                    parts += (code.co_filename, code.co_firstlineno, instruction)
+                if scalars:
+                    self.places[node] = len(args)
+                    args.extend(scalars)
+                parts.append(tuple(srcs))
+        for owner in owners:
+            donor = owner.donor
+            if donor is not None and donor not in number:
+                number[donor] = len(number)
+                inputs.append(donor)
+                parts += (donor.dtype, donor.shape)
+            parts.append((number[owner.node], None if donor is None else number[donor]))
+        if writes:
+            parts.append(tuple(offsets))
+        self.key = tuple(parts)
+
+
 def _one_argument(offsets: Sequence[int | None], update: int) -> dict[int, int | None]:
     """Return the arguments that stand for the first of the offsets of windows that are read and then written;
     `update` is that of the write.

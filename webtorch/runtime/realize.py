@@ -29,6 +29,7 @@ from webtorch.runtime.churn import Churn, Family
 from webtorch.runtime.compilations import Compilation, note
 from webtorch.runtime.frozen import (
     Frozen,
+    Glance,
     Outline,
     Taken,
     Value,
@@ -51,6 +52,7 @@ from webtorch.runtime.watch import watch
 # Recorded but unrealized results are bounded: at this number they are computed.
 _MAX_PENDING = 8192
 _MAX_PROGRAMS = 1024
+_MAX_GLANCES = 128
 # Graphs that differ in sizes only are computed in parts once so many were compiled one after the other...
 _IN_PARTS_FROM = 2
 # ... unless the very same one has come so often: as a whole it runs faster.
@@ -165,6 +167,37 @@ def _key_of_call(
     return key
 
 
+class _Glanced:
+    """What is known of a graph with its calls not taken apart: its program, and what that is run with."""
+
+    __slots__ = ("executable", "family", "fixed", "moved", "order")
+
+    def __init__(
+        self, glance: Glance, frozen: Frozen, executable: Executable, family: Family | None
+    ) -> None:
+        self.executable = weakref.ref(executable)
+        self.family = family
+        place = {n: i for i, n in enumerate(glance.inputs)}
+        # Which of what the graph reads is which input.
+        self.order = [place[n] for n in frozen.inputs]
+        # The arguments: those of calls are always the same, others are the graph's own.
+        self.fixed = [*frozen.args]
+        self.moved: list[tuple[int, int]] = []
+        at = 0
+        for node in frozen.order:
+            first, count = glance.places.get(node), len(node.scalars)
+            if first is not None:
+                self.moved += [(at + i, first + i) for i in range(count)]
+            at += count
+
+    def args(self, given: Sequence[Scalar]) -> list[Scalar]:
+        """Return a program's arguments, of the numbers of a graph."""
+        args = self.fixed.copy()
+        for to, source in self.moved:
+            args[to] = given[source]
+        return args
+
+
 class Runtime:
     """The pending work of one device and its program cache."""
 
@@ -181,6 +214,10 @@ class Runtime:
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         # Some of them once more, by the keys of `signature`.
         self.single: dict[tuple[object, ...], weakref.ref[Executable]] = {}
+        # What is known of graphs that are looked at with their calls not taken apart. Where who records follows
+        # no scripts, and says so by `apart`, that is enough.
+        self.glances: dict[tuple[Any, ...], _Glanced] = {}
+        self.apart = False
         self.counters = Counters()
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
         # Graphs that are computed in parts, by structure.
@@ -536,6 +573,14 @@ class Runtime:
             return
         # Its calls are taken apart when it is frozen.
         drawn = self._drawn(owners) if few else None
+        glance = None
+        if self.apart:
+            self.apart = False
+            # While there is little room somebody must ask which program was used last.
+            if not self.debug and len(self.programs) <= _MAX_PROGRAMS // 2:
+                glance = Glance(owners)
+                if self._run_known(owners, glance):
+                    return
         frozen = freeze(owners)
         if (
             len(frozen.order) >= FEWEST
@@ -548,7 +593,27 @@ class Runtime:
         executable = self.program(frozen.key, frozen)
         if drawn is not None and (listener is None or len(frozen.order) < listener.fewest):
             self._know(frozen, executable, *drawn)
+        if glance is not None:
+            if len(self.glances) >= _MAX_GLANCES:
+                self.glances.clear()
+            family = self.families.get(id(executable))
+            self.glances[glance.key] = _Glanced(glance, frozen, executable, family)
         self._run_frozen(frozen, executable)
+
+    def _run_known(self, owners: Sequence[Value], glance: Glance) -> bool:
+        """Compute a graph whose calls need not be taken apart, because it is known. Return whether it is."""
+        known = self.glances.get(glance.key)
+        executable = known.executable() if known is not None else None
+        if known is None or executable is None:
+            return False
+        self.counters.hits += 1
+        self.churn.found(known.family)
+        inputs = glance.inputs
+        buffers = [inputs[i].buffer for i in known.order]
+        self._write_run(owners, executable, buffers, known.args(glance.args))
+        if listener is not None:
+            listener.ran(self, None, None)
+        return True
 
     @staticmethod
     def _drawn(owners: Sequence[Value]) -> tuple[Form, Outline] | None:

@@ -15,7 +15,13 @@ _given: dict[str, Callable[..., Any]] = {}
 _ROOMS = {
     "arm_dispatch": "webtorch.aten.parts",
     "compile": "webtorch.capture",
+    "empty_sparse": "webtorch.sparse",
+    "sparse_mask": "webtorch.sparse",
+    "sparse_rows": "webtorch.sparse",
     "storage_type": "webtorch.functions.storages",
+    "to_sparse": "webtorch.sparse",
+    "to_sparse_csc": "webtorch.sparse",
+    "to_sparse_csr": "webtorch.sparse",
     "typed": "webtorch.functions.storages",
     "untyped": "webtorch.functions.storages",
 }

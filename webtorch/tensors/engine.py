@@ -19,6 +19,7 @@ from webtorch.ops import primitive
 from webtorch.ops.purity import warn_once
 from webtorch.tensors.above import ask
 from webtorch.tensors.device import device_of
+from webtorch.tensors.formats import strided
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import Task, in_transform, mode
 from webtorch.tensors.tape import (
@@ -201,7 +202,10 @@ class Backward:
         if number >= len(parts):
             parts += [None] * (number + 1 - len(parts))
         previous = parts[number]
-        parts[number] = g if previous is None else previous + g
+        if previous is not None:
+            # What is sparse is added to what is dense.
+            g = previous + g if previous.layout is strided else g + previous
+        parts[number] = g
 
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
@@ -506,12 +510,17 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
                 _lie_as(variable, variable._grad)
     elif create_graph:
         variable._grad = old + g
+    elif old.layout is not g.layout:
+        # What is sparse on one side is dense together.
+        variable._grad = g + old if g.layout is strided else old + g
     else:
         old += g
 
 
 def _lie_as(variable: Tensor, grad: Tensor) -> None:
     """Let a new gradient lie in memory as its leaf does where that has no gaps, else row-major."""
+    if grad.layout is not strided:
+        return
     shape, strides = variable._shape, variable._strides
     if strides_like(shape, strides) != strides:
         strides = contiguous_strides(shape)

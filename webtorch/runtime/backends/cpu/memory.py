@@ -234,17 +234,23 @@ class CpuBuffer:
             array = self._array = raw.view(array_type(self.dtype))
         return array
 
-    def __del__(self) -> None:
+    # As arguments: at the end of the process the module's names are gone before its last buffers.
+    def __del__(
+        self,
+        give: Callable[[Block], None] = _give,
+        returned: deque[Block] = _returned,
+        large: int = _LARGE,
+    ) -> None:
         try:
             block = self.block
         except AttributeError:
             return  # there was no memory
         # The array must go first, or the block would look used.
         self._array = None
-        if block.size < _LARGE:
-            _returned.append(block)
+        if block.size < large:
+            returned.append(block)
         else:
-            _give(block)
+            give(block)
 
     # Whether a value may be written here.
     writable = True
@@ -262,7 +268,7 @@ class PartBuffer(CpuBuffer):
         self.owner = owner
         self.block, self.address = owner.block, owner.address
 
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         """The owner gives the memory back."""
 
 
@@ -286,7 +292,7 @@ class ArrayBuffer(CpuBuffer):
         self.address = flat.__array_interface__["data"][0]
         self.writable = bool(array.flags.writeable)
 
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         """The memory is the array's."""
 
     def is_seen(self) -> bool:
