@@ -18,9 +18,6 @@ from webtorch.functions import subscript as indexing
 from webtorch.ops.purity import look
 from webtorch.tensors import remember
 
-# What is tested here is nearly the same on all devices.
-pytestmark = pytest.mark.one_in(3, device="webgpu")
-
 LINES = [t for t in operations.CALLS.read_text(encoding="utf-8").splitlines() if t[:1] not in "#"]
 Call = Callable[[Any], Any]
 
@@ -134,6 +131,8 @@ def test_the_same_tensor_twice_is_another_call(device: str) -> None:
         z = x.clone()
         assert webtorch.cat([x, z]).tolist() == [1, 1, 1, 1, 1, 1]
         assert webtorch.dot(x, y).item() == 6
+        for three in ([x, x, y], [x, y, y], [x, y, x], [x, y, z]):
+            assert webtorch.stack(three).sum(1).tolist() == [t.sum().item() for t in three]
 
 
 def test_numbers_that_are_equal_and_mean_different_things(device: str) -> None:

@@ -13,9 +13,6 @@ import torch
 
 import webtorch
 
-# What is tested here is nearly the same on all devices.
-pytestmark = pytest.mark.one_in(2, device="webgpu")
-
 Function = Callable[[Any], Any]
 
 

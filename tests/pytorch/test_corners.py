@@ -240,12 +240,9 @@ def test_writes_by_index_want_values_of_the_same_type(webgpu: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested")
 def test_layouts_that_are_not_dense_are_refused_in_words(webgpu: str) -> None:
-    embedding = torch.nn.Embedding(4, 2, sparse=True).to(webgpu)
-    with pytest.raises(NotImplementedError, match=r"dense.*sparse=False"):
-        embedding(torch.tensor([1], device=webgpu)).sum().backward()
     index, values = torch.tensor([[0], [1]], device=webgpu), torch.ones(1, device=webgpu)
     with pytest.raises(NotImplementedError, match="of a sparse tensor"):
-        torch.sparse_coo_tensor(index, values, (2, 2))
+        torch.sparse.softmax(torch.sparse_coo_tensor(index, values, (2, 2)), 1)
     with pytest.raises(NotImplementedError, match="dense"):
         torch.eye(2).to_sparse_csr().to(webgpu).sum()
     with pytest.raises(NotImplementedError, match="nested"):
@@ -575,12 +572,15 @@ FORWARD_OVER_REVERSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max pooling of planes": lambda x: F.max_pool2d(x[None] ** 3, 2, 1).square().sum(),
     "adaptive max pooling": lambda x: F.adaptive_max_pool1d(x * x, 2).square().sum(),
     "a smooth loss": lambda x: F.smooth_l1_loss(x**3, F.max_pool1d(x, 4).expand_as(x)),
+    "gated units": lambda x: F.glu(x * x, 1).square().sum(),
     "likelihood": lambda x: F.nll_loss(
         (x * x).log_softmax(1), torch.arange(len(x), device=x.device)
     ),
 }
 
 
+# PyTorch maps `glu_jvp` row by row, and says so.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", FORWARD_OVER_REVERSE)
 def test_forward_mode_over_gradients(name: str, webgpu: str) -> None:
     """Tangents take the place of values in some backward operators, and 0-d ones ask for float64."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import random
 import threading
 import weakref
 from collections.abc import Iterator
@@ -1388,11 +1389,25 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
     follower: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "_PATIENCE", 4)
+    draws, x = random.Random(0), torch.ones(4)
+    calls = (torch.exp, torch.sin, torch.tanh, torch.abs, torch.sigmoid)
+    for _ in range(80):
+        # What comes again is followed, but most is called in another order each time.
+        x.mul(2).add(1).tolist()
+        out = x
+        for call in draws.choices(calls, k=12):
+            out = call(out)
+        out.tolist()
+    assert follower().held
+    assert not follower().on
+
+
+def test_an_episode_of_steps_that_are_read_is_learned_at_once(follower: Any) -> None:
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
 
-    def episode() -> None:
+    def episode() -> list[float]:
         state, found = torch.ones(4), []
         for _ in range(5):
             choice = torch.distributions.Categorical(logits=policy(state))
@@ -1402,11 +1417,24 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
         optimizer.zero_grad()
         torch.stack(found).sum().backward()
         optimizer.step()
+        values: list[float] = policy[0].bias.tolist()
+        return values
 
-    for _ in range(12):
-        episode()
-    assert follower().held
-    assert not follower().on
+    before = [p.detach().clone() for p in policy.parameters()]
+    found = [episode() for _ in range(8)]
+    followed = follower().counts["followed"]
+    # Each of the five steps is read more than once.
+    episode()
+    assert follower().counts["followed"] > followed + 8
+    stop_to_look()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        # Random numbers go on from there.
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        for p, was in zip(policy.parameters(), before, strict=True):
+            p.copy_(was)
+    for values, expected in zip([episode() for _ in range(8)], found, strict=True):
+        assert values == pytest.approx(expected, abs=1e-6)
 
 
 class _Cubed(torch.autograd.Function):

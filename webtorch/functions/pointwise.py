@@ -111,6 +111,7 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
     asks=("__add__", "__radd__", "__iadd__"),
     layout=of_operands,
     direct=("add.Tensor",),
+    numbers_as_tensors=True,
     aten=("add",),
     overlap="whole",
 )
@@ -132,6 +133,7 @@ def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     asks=("__sub__", "__isub__"),
     layout=of_operands,
     direct=("sub.Tensor",),
+    numbers_as_tensors=True,
     aten=("sub",),
     overlap="whole",
 )
@@ -176,6 +178,7 @@ def rsub(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     asks=("__truediv__", "__itruediv__"),
     layout=of_operands,
     direct=("div.Tensor",),
+    numbers_as_tensors=True,
     once=True,
     aten=("div",),
     overlap="whole",

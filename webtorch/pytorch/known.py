@@ -318,30 +318,15 @@ class Kinds:
         home.apart = True
         parts: list[Any] = [*begun]
         tensors: list[torch.Tensor] = []
-        free = numbers if self.free else None
         try:
-            for x in args:
-                kind = type(x)
-                if kind is _Tensor or kind is _Parameter:
-                    # As in `_kinds`, without a frame.
-                    storage = _find(x)._webgpu
-                    if type(storage) is not Storage and (storage := _held(storage, parts)) is None:
-                        return None
-                    node = storage.node
-                    dtype = node.dtype
-                    if free is not None and dtype not in _FLOATS:
-                        free = None
-                    parts += dtype, node.shape, node.kind in _IN_MEMORY and node.kind
-                    nodes.append(node)
-                    tensors.append(x)
-                elif x is None:
-                    parts.append(None)
-                elif not _kinds((x,), parts, nodes, tensors, free):
-                    return None
-            for name, value in kwargs.items():
-                parts.append(name)
-                if not _kinds((value,), parts, nodes, tensors, free):
-                    return None
+            values = args
+            if kwargs:
+                # Names of options are looked at as their values are.
+                values = [*args]
+                for option in kwargs.items():
+                    values += option
+            if not _kinds(values, parts, nodes, tensors, numbers if self.free else None):
+                return None
             if out is not None and not _target(
                 out, parts, nodes, tensors, inplace and args[0] is out
             ):

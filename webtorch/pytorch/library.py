@@ -28,6 +28,7 @@ from webtorch.pytorch import (
     optimizer,
     patches,
     regions,
+    sparse,
 )
 from webtorch.pytorch import batchnorm as batchnorm  # declares itself
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
@@ -59,23 +60,19 @@ def _has_kernel(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
 
 
-# Operators that PyTorch takes numbers for where the schema says Tensor.
-_OF_NUMBERS = ("add", "sub", "mul", "div")
-
-
 def _is_composed(packet: str, name: str, operator: OpOverload, known: set[str]) -> bool:
     """Whether PyTorch makes an operator of its out= form, and we may call what it makes.
 
     Not where another overload gives it numbers as tensors without dims: kernels see numbers, which PyTorch does not
     take from them. What is composed twice must not draw random numbers.
     """
-    base = packet.removesuffix("_")
+    entry = TABLE.get(packet.removesuffix("_"))
     if not _has_kernel(name, STRUCTURED.name):
         return False
     types = [str(a.type) for a in operator._schema.arguments]
     if "generator" in [a.name for a in operator._schema.arguments]:
         return False
-    return base in _OF_NUMBERS or not any(
+    return (entry is not None and entry.numbers_as_tensors) or not any(
         mine == "Tensor" and str(a.type) == "number"
         for _, other in overloads(packet)
         if other._name in known
@@ -128,7 +125,8 @@ def _operator(name: str) -> OpOverload:
 
 
 def _register_own(library: torch.library.Library) -> None:
-    """Register what is about memory, geometry, creation and devices rather than arithmetic."""
+    """Register what is about memory, geometry, layouts, creation and devices rather than arithmetic."""
+    sparse.register(library, hide)
 
     for name in [n for entry in TABLE.values() for n in entry.geometry]:
         # No frame of Python runs for a view.

@@ -157,7 +157,7 @@ def _hand_out(
     for k, t in views:
         base = facts[k].base
         assert base is not None
-        t._base = _base(run, base, facts, fresh, program)
+        t._base = _base(run, base, facts, t._storage, program)
 
 
 def _are_as_left(run: Run, program: Program) -> bool:
@@ -324,9 +324,9 @@ def _settle(
 
 
 def _base(
-    run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, Storage], program: Program
+    run: Run, base: tuple[str, int], facts: list[Facts], storage: Storage, program: Program
 ) -> Tensor:
-    """Return the tensor that a result is a view of."""
+    """Return the tensor that a result is a view of, in its storage."""
     kind, number = base
     if kind == "external":
         return run.externals[number]
@@ -335,7 +335,6 @@ def _base(
         return there
     f = facts[number]
     found: Tensor = giver(f)(run)
-    storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
     give_value(found, storage, f.apart)
     if run.slots[-1]() is found:
         run.slots.pop()

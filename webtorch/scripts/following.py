@@ -131,6 +131,8 @@ class Follower:
         # an argument of the program: by line, callee and place.
         self.varying: set[Any] = set()
         self.fixed: set[Any] = set()
+        # Operations that came between those of a script, with their lines.
+        self.early: set[tuple[Callee, Any]] = set()
         # Operations that compute what they are given, with the lines where they did.
         self.lookers: dict[Callee, set[Any]] = {}
         self.account = Account()
@@ -588,14 +590,16 @@ class Follower:
         """
         at = run.at
         ends = at.kind == "computed" and not any(s.ready for s in at.following)
-        if run.promised and (ends or any(s.callee is callee for s in at.following)):
-            # What the script has next is called with something else.
+        known = any(s.callee is callee for s in at.following)
+        if run.promised and (ends or known or (callee, user_line()) in self.early):
+            # What the script has next is called with something else, or this comes in its place again.
             self.settle(difference(run, callee, args, kwargs))
             run = self.run
         if run.promised:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
                 # It comes to the same, that it was called before what is called now.
+                self.early.add((callee, user_line()))
                 self.give_up(f"{callee.name} was called too early")
             return out
         return self.record(run, callee, args, kwargs, beside=True)
@@ -960,11 +964,16 @@ class Follower:
             else:
                 self.keep(run, program)
                 if program.open - program.partly:
+                    parts = sum(s.kind == "computed" for s in run.at.path())
+                    if run.at.goes_on is None and 0 < parts < _MAX_PARTS:
+                        # Whose graph was needed once is taken to need it at each read: a chain is learned at once.
+                        run.at.go_on()
+                        self.steps += 1
                     if run.at.goes_on is not None:
                         self.go_on(run, program, saved)
                         self.counts["steps"] += 1
                         return
-                    if sum(s.kind == "computed" for s in run.at.path()) < _MAX_PARTS:
+                    if parts < _MAX_PARTS:
                         self.run = Run(self.root)
                         self.begin()
                         self.unfinished.append(_Unfinished(run, program, saved))

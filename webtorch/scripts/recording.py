@@ -416,8 +416,8 @@ def _facts(t: Tensor, run: Run) -> Facts:
     base = None
     if t._base is not None:
         known, slot = run.external_of(t._base), run.slot_of(t._base)
-        if known is None and (slot or 0) < run.first:
-            raise Refused("it gives a view of what was computed before")
+        if known is None and slot is None:
+            raise Refused("it gives a view of what no call has given")
         base = ("external", known) if known is not None else ("slot", slot or 0)
     fn, offset = t._grad_fn, t._offset
     place_in_memory = (offset.external, offset.more) if isinstance(offset, Offset) else offset
