@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from webtorch.functions.joining import cat
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import physical
@@ -11,8 +13,10 @@ from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 
-def show_tensor(x: Tensor) -> str:
-    """Return PyTorch's text of a tensor. Reads from the device only the elements that are printed."""
+def show_tensor(x: Tensor, contents: Any = None) -> str:
+    """Return PyTorch's text of a tensor. Reads from the device only the elements that are printed; `contents`: what
+    is printed for them.
+    """
     if x._levels:
         return _show_batched(x)
 
@@ -29,8 +33,10 @@ def show_tensor(x: Tensor) -> str:
     fn = x.grad_fn
     name = None if fn is None else fn.title.removeprefix("torch::autograd::")
     kind = type(x).__name__
+    if contents is None and x._storage.runtime.kind != "meta":
+        contents = fetch
     text = format_tensor(
-        None if x.is_meta else fetch, x._shape, x.dtype.name, device=str(x.device),
+        contents, x._shape, x.dtype.name, device=str(x.device),
         requires_grad=x.requires_grad, grad_fn=name,
         class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
     )  # fmt: skip

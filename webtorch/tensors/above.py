@@ -15,6 +15,7 @@ _given: dict[str, Callable[..., Any]] = {}
 _ROOMS = {
     "arm_dispatch": "webtorch.aten.parts",
     "compile": "webtorch.capture",
+    "run_rule": "webtorch.aten.dispatch",
     "storage_type": "webtorch.functions.storages",
     "typed": "webtorch.functions.storages",
     "untyped": "webtorch.functions.storages",

@@ -13,12 +13,14 @@ import warnings
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from webtorch.dispatch.call import dispatched, looking
+from webtorch.dispatch.call import active, dispatched, looking
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import contiguous_strides, numel, strides_like
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn_once
+from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask
+from webtorch.tensors.base import TensorBase, wraps
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import Task, in_transform, mode
@@ -255,6 +257,8 @@ class Backward:
             result: Cotangents = (None,) * len(fn.edges)
         elif anomaly.enabled:
             result = anomaly.run(fn, grads)
+        elif active.others and any(g is not None and wraps(g) for g in grads):
+            result = ask("run_rule")(fn, grads)
         else:
             result = fn.rule(grads, saved, fn.static)
         return self._free(fn, grads, result)
@@ -565,13 +569,25 @@ def grad(
                     "tensors in `grad_output` to be considered batched, consider using vmap."
                 )
         size = next(g._shape[0] for g in given if g is not None)
+        options = create_graph, True, allow_unused, False, materialize_grads
+        if any(isinstance(x, TensorBase) and wraps(x) for x in (*_listed(outputs), *given)):
+            # Dimensions that vmap hides are those of data.
+            rows = [
+                grad(
+                    outputs,
+                    inputs,
+                    [None if g is None else g[i] for g in given],
+                    retain_graph if i == size - 1 else True,
+                    *options,
+                )
+                for i in range(size)
+            ]
+            columns = zip(*rows, strict=True)
+            return tuple([None if c[0] is None else TABLE["stack"](list(c)) for c in columns])
         batch, unbatch = ask("batch"), ask("unbatch")
         with ask("Vmap")(size, "error") as level:
             parts = [None if g is None else batch(g, 0, level.number) for g in given]
-            grads = grad(
-                outputs, inputs, parts, retain_graph, create_graph, True, allow_unused, False,
-                materialize_grads,
-            )  # fmt: skip
+            grads = grad(outputs, inputs, parts, retain_graph, *options)
             return tuple([None if g is None else unbatch(g, 0, level.number, size) for g in grads])
     if materialize_grads and allow_unused is False:
         raise ValueError(
@@ -644,7 +660,9 @@ def _cotangents(roots: list[Tensor | GradientEdge], given: list[Tensor | None]) 
                 raise RuntimeError(
                     f"grad can be implicitly created only for real scalar outputs but got {dtype}"
                 )
-            g = primitive.fill(shape, 1, dtype, place)
+            # Who sees operators sees this one; a tensor that wraps others gets one of its kind.
+            seen = active.others and not isinstance(root, GradientEdge)
+            g = TABLE["ones_like"](root) if seen else primitive.fill(shape, 1, dtype, place)
         elif g._shape != shape:
             raise RuntimeError(
                 f"Mismatch in shape: grad_output[{i}] has a shape of torch.Size({list(g._shape)}) "
