@@ -198,6 +198,13 @@ class Backward:
         previous = parts[number]
         parts[number] = g if previous is None else previous + g
 
+    def send_none(self, fn: GradFn) -> None:
+        """Have a function run, also if no cotangent comes to it: what follows may be a user's, which is given zeros."""
+        awaited = fn in self.waiting or isinstance(fn, AccumulateGrad)
+        if not awaited and (self.needed is None or fn in self.needed):
+            self.waiting[fn] = [None] * len(fn.metas)
+            heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
         with self.at_work():
@@ -242,8 +249,11 @@ class Backward:
             else:
                 result = self._call(fn, grads)
             for to, found in zip(fn.edges, result, strict=True):
-                if to is not None and found is not None:
-                    self.send(to, _fit(found, to))
+                if to is not None:
+                    if found is None:
+                        self.send_none(to[0])
+                    else:
+                        self.send(to, _fit(found, to))
         while self.callbacks:
             yield Turn(self.callbacks.pop(0), (), (), 0)
 
@@ -252,8 +262,8 @@ class Backward:
         saved = fn.saved
         if fn.rule is None or saved is None:
             raise RuntimeError(FREED)
-        if len(grads) == 1 and grads[0] is None and not fn.takes_gaps:
-            # A hook took the cotangent away.
+        if grads[0] is None and not fn.takes_gaps and all(g is None for g in grads):
+            # None came, or a hook took it away.
             result: Cotangents = (None,) * len(fn.edges)
         elif anomaly.enabled:
             result = anomaly.run(fn, grads)

@@ -20,11 +20,29 @@ class DelayedError:
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Return the tensors, or the one."""
-        fn = GradFn("Error", tuple(map(gradient_edge, inputs)), _fail, (), self.msg)
-        found = [x.detach() for x in inputs]
-        for i, x in enumerate(found):
-            set_history(x, fn, i)
-        return tuple(found) if self.num_inputs != 1 else found[0]
+        edges = tuple(map(gradient_edge, inputs))
+        return _with(GradFn("Error", edges, _fail, (), self.msg), inputs)
+
+
+class UndefinedGrad:
+    """A function that gives what it is given, and sends nothing back."""
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Return the tensors, or the one."""
+        fn = GradFn("UndefinedGradBackward", tuple(map(gradient_edge, inputs)), _nothing)
+        return _with(fn, inputs)
+
+
+def _with(fn: GradFn, inputs: tuple[Tensor, ...]) -> Any:
+    """Return tensors with another gradient function."""
+    found = [x.detach() for x in inputs]
+    for i, x in enumerate(found):
+        set_history(x, fn, i)
+    return tuple(found) if len(found) != 1 else found[0]
+
+
+def _nothing(gs: Cotangents, _saved: object, _static: object) -> Cotangents:
+    return (None,) * len(gs)
 
 
 def _fail(_gs: Cotangents, _saved: object, msg: Any) -> Cotangents:
