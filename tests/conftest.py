@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ from webtorch.runtime import kept
 from webtorch.runtime.backends.cpu.memory import MEMORY
 from webtorch.tensors.device import resolve
 
-pytest_plugins = ["tests.long", "tests.covers"]
+pytest_plugins = ["tests.long", "tests.covers", "tests.browser"]
 as_gpu.pretend()
 # Processes that tests start would compile the sources again, each of them.
 sys.dont_write_bytecode = False
@@ -74,6 +75,21 @@ def _warnings_are_said_each_time() -> Iterator[None]:
     webtorch.set_warn_always(True)
     yield
     webtorch.set_warn_always(False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_is_written_down_that_no_test_reads() -> Iterator[None]:
+    """PyTorch formats the stack at each `manual_seed`, for three kinds of device that are not there. Hypothesis
+    reads every imported source for constants, so what it draws would depend on the files that run.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("torch.cuda", "torch.xpu", "torch.mtia"):
+            if name in sys.modules:
+                patch.setattr(sys.modules[name], "traceback", SimpleNamespace(format_stack=list))
+        drawing = sys.modules.get("hypothesis.internal.conjecture.providers")
+        if hasattr(drawing, "_get_local_constants"):
+            patch.setattr(drawing, "_get_local_constants", drawing.Constants)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

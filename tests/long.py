@@ -5,7 +5,8 @@ Imports pytest and the standard library only.
 A test with the mark `long` runs in `make test-all` only. A matrix (a test with several parameters) is
 thinned: cases are taken in an arbitrary but fixed order until each value of each parameter has had its
 turn, and the other cases are long. `each("op", "device")` on a test asks for each combination of these
-parameters instead, and `one_in(5)` for a fifth of what would be taken.
+parameters instead, and `one_in(5)` for a fifth of what would be taken. `one_in(5, device="webgpu")` is for
+tests of what is the same on all devices: of the cases on that one a fifth may be taken, others take their turn.
 """
 
 from __future__ import annotations
@@ -85,10 +86,15 @@ def pytest_terminal_summary(
 def _long_cases(cases: list[pytest.Function]) -> Iterator[pytest.Function]:
     """Yield the cases of a test that are left out."""
     each = cases[0].get_closest_marker("each")
-    one_in = cases[0].get_closest_marker("one_in")
+    shares = list(cases[0].iter_markers("one_in"))
+    one_in = next((mark for mark in shares if not mark.kwargs), None)
+    rare = [mark for mark in shares if mark.kwargs]
     seen: set[Hashable] = set()
     taken = itertools.count()
-    for case in sorted(cases, key=lambda case: zlib.crc32(case.name.encode())):
+    for case in sorted(cases, key=_place):
+        if any(_is_rare(case, mark) for mark in rare):
+            yield case
+            continue
         wanted: list[Hashable] = _values(case)
         if each is not None:
             wanted.append(tuple(v for v in wanted if not {*v[0]}.isdisjoint(each.args)))
@@ -96,6 +102,17 @@ def _long_cases(cases: list[pytest.Function]) -> Iterator[pytest.Function]:
         seen.update(wanted)
         if not fresh or (one_in is not None and next(taken) % one_in.args[0]):
             yield case
+
+
+def _place(case: pytest.Function) -> int:
+    """Return the place of a case in an arbitrary but fixed order."""
+    return zlib.crc32(case.name.encode())
+
+
+def _is_rare(case: pytest.Function, mark: pytest.Mark) -> bool:
+    """Whether a case has what the mark names, and is none of the share that may be taken."""
+    named = case.callspec.params.items() >= mark.kwargs.items()
+    return named and _place(case) // 97 % int(mark.args[0]) != 0
 
 
 def _values(case: pytest.Function) -> list[Any]:

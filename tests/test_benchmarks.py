@@ -38,6 +38,7 @@ def _check(rows: list[Row]) -> None:
             assert 0 < row.peer <= row.peer_median, row
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CPU)
 def test_cpu_benchmarks_run(name: str) -> None:
     rows = importlib.import_module(f"benchmarks.cpu.{name}").measure(True)
@@ -45,8 +46,9 @@ def test_cpu_benchmarks_run(name: str) -> None:
     assert all(row.peer is not None for row in rows)
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", ["mlp", "cnn", "gpt", "gpt-long"])
+@pytest.mark.parametrize(
+    "name", ["mlp", *(pytest.param(n, marks=pytest.mark.long) for n in ("cnn", "gpt", "gpt-long"))]
+)
 def test_a_step_is_planned_within_what_pytorch_allocates(name: str) -> None:
     from benchmarks.cpu.memory import WORKS, our_peaks, torch_peak
 
@@ -112,6 +114,7 @@ def test_what_is_slow_in_the_page_of_operations_has_a_reason() -> None:
     assert [name for name, _, _, why in told if not why.strip()] == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_adapter")
 def test_gpu_kernels_run_and_agree_with_pytorch() -> None:
     from benchmarks.gpu import kernels
@@ -133,6 +136,7 @@ def test_gpu_training_agrees_with_pytorch(name: str) -> None:
     assert "dispatches" in report
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_adapter")
 def test_replays_are_timed_by_their_parts() -> None:
     from benchmarks.gpu import replay
@@ -145,10 +149,9 @@ def test_replays_are_timed_by_their_parts() -> None:
             assert 0 < rows[f"{when}, {part}"].ours <= every.ours
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_adapter")
-@pytest.mark.parametrize(
-    "part", [pytest.param(p, marks=pytest.mark.long) for p in ("decode", "prefill")] + ["vit"]
-)
+@pytest.mark.parametrize("part", ["decode", "prefill", "vit"])
 def test_pytorch_on_the_gpu_agrees_with_pytorch(part: str) -> None:
     from benchmarks.gpu import pytorch
 
@@ -158,6 +161,7 @@ def test_pytorch_on_the_gpu_agrees_with_pytorch(part: str) -> None:
         assert part != "decode" or "8 of 8" in row.note
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("_adapter")
 def test_tiles_are_checked_before_they_are_timed() -> None:
     from benchmarks.gpu import tiles

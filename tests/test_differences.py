@@ -16,18 +16,20 @@ def test_list_and_page_are_what_pytorch_and_webtorch_say() -> None:
 
 
 def test_a_missing_name_says_whether_pytorch_has_it_and_what_is_near() -> None:
-    assert hasattr(torch, "sparse_coo_tensor")
+    assert hasattr(torch, "sparse_bsr_tensor")
     with pytest.raises(AttributeError) as caught:
-        webtorch.sparse_coo_tensor  # type: ignore[attr-defined]
-    assert "PyTorch has it, webtorch does not. Tensors are dense and strided" in str(caught.value)
+        webtorch.sparse_bsr_tensor  # type: ignore[attr-defined]
+    assert "PyTorch has it, webtorch does not. Sparse tensors are COO, CSR and CSC" in str(
+        caught.value
+    )
     assert "nearest" not in str(caught.value)
     with pytest.raises(AttributeError, match="nearest that exists is 'softmax'") as caught:
         webtorch.softmaxx  # type: ignore[attr-defined]
     assert "PyTorch has it" not in str(caught.value)
     with pytest.raises(
-        AttributeError, match=r"'Tensor' object has no attribute 'to_sparse'.*PyTorch has it"
+        AttributeError, match=r"'Tensor' object has no attribute 'to_sparse_bsr'.*PyTorch has it"
     ):
-        webtorch.ones(2).to_sparse()
+        webtorch.ones(2).to_sparse_bsr()
     with pytest.raises(AttributeError, match=r"module 'webtorch.special' has no attribute 'gamma'"):
         webtorch.special.gamma  # type: ignore[attr-defined]
-    assert not hasattr(webtorch.ones(2), "to_sparse")
+    assert not hasattr(webtorch.ones(2), "to_sparse_bsr")

@@ -28,6 +28,10 @@ def test_each(x, dtype, device): pass
 @pytest.mark.parametrize("x", range(10))
 def test_part(x): pass
 
+@pytest.mark.one_in(4, device="webgpu")
+@pytest.mark.parametrize("x", range(40))
+def test_rare(x, device): pass
+
 @pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_marked(x): pass
 
@@ -40,7 +44,7 @@ def test_asked(): assert not long.runs()
 
 def test_each_value_has_its_turn_and_the_rest_is_left_and_counted(tmp_path: Path) -> None:
     (tmp_path / "test_sample.py").write_text(TESTS)
-    marks = "markers =\n long\n each(*names)\n one_in(n)"
+    marks = "markers =\n long\n each(*names)\n one_in(n, **parameters)"
     (tmp_path / "pytest.ini").write_text(f"[pytest]\n{marks}\n")
     options = ["-v", "-p", "tests.long", "-p", "no:cacheprovider", "-m", "not long"]
     command = [sys.executable, "-m", "pytest", *options, "--rootdir", str(tmp_path)]
@@ -58,6 +62,9 @@ def test_each_value_has_its_turn_and_the_rest_is_left_and_counted(tmp_path: Path
     each = {(case[0], case[-1]) for case in taken["test_each"]}
     assert each == set(product(("cpu", "webgpu"), "fhi"))
     assert len(taken["test_part"]) == 3
+    rare = taken["test_rare"]
+    assert len({x for _, x in rare}) == 40 and len(rare) <= 41
+    assert 1 <= [device for device, _ in rare].count("webgpu") <= 15
     assert taken["test_marked"] == [["1"]] and len(taken["test_one"]) == 1
-    left = 24 + 12 + 10 + 2 + 1 + 1 - sum(map(len, taken.values()))
+    left = 24 + 12 + 10 + 80 + 2 + 1 + 1 - sum(map(len, taken.values()))
     assert f"{left} long tests are left to `make test-all`" in done.stdout

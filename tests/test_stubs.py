@@ -119,36 +119,44 @@ torch.nn.functional.linear(x)
 '''  # fmt: skip
 
 
-def _checked(program: str, folder: Path) -> list[tuple[int, str]]:
-    """Return what mypy says of a program: line and text."""
-    file = folder / "program.py"
-    file.write_text(program)
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
+    """What mypy says of the two programs: line and text."""
+    folder = tmp_path_factory.mktemp("programs")
+    files = []
+    for name, program in (("right", PROGRAM), ("wrong", WRONG)):
+        files.append(folder / f"{name}.py")
+        files[-1].write_text(program)
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--no-pretty"]
     done = subprocess.run(
-        [*command, str(file)], cwd=ROOT, capture_output=True, text=True, check=False
+        [*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    said = re.findall(r"program\.py:(\d+): (?:note|error): (.*)", done.stdout)
-    assert said, done.stdout + done.stderr
-    return [(int(line), text) for line, text in said]
+    found: dict[str, list[tuple[int, str]]] = {"right": [], "wrong": []}
+    for name, line, text in re.findall(
+        r"(right|wrong)\.py:(\d+): (?:note|error): (.*)", done.stdout
+    ):
+        found[name].append((int(line), text))
+    assert all(found.values()), done.stdout + done.stderr
+    return found
 
 
-def test_a_users_program_has_types(tmp_path: Path) -> None:
-    said = _checked(PROGRAM, tmp_path)
+def test_a_users_program_has_types(said: dict[str, list[tuple[int, str]]]) -> None:
     wrong = []
     lines = PROGRAM.split("\n")
-    for number, text in said:
+    for number, text in said["right"]:
         shown = re.fullmatch(r'Revealed type is "(.*)"', text)
         plain = re.sub(r"\b(?:\w+\.)+(?=\w)", "", shown[1]) if shown else text
         plain = re.sub(r"tuple\[[^]]*, fallback=(\w+)\]", r"\1", plain)
         if not shown or plain != lines[number - 1].rpartition("# ")[2]:
             wrong.append(f"{lines[number - 1]}: {text}")
     assert not wrong, "\n".join(wrong)
-    assert len(said) == PROGRAM.count("reveal_type")
+    assert len(said["right"]) == PROGRAM.count("reveal_type")
 
 
-def test_what_is_wrong_in_a_users_program_is_found(tmp_path: Path) -> None:
-    said = {number for number, _ in _checked(WRONG, tmp_path)}
-    assert said >= {5, 6, 7, 8, 9}, said
+def test_what_is_wrong_in_a_users_program_is_found(
+    said: dict[str, list[tuple[int, str]]],
+) -> None:
+    assert {number for number, _ in said["wrong"]} >= {5, 6, 7, 8, 9}, said["wrong"]
 
 
 # -- the types are true -----------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         r"sparse|_csr|_csc|_bsr|_bsc|_coo|coalesce|crow_|ccol_|col_indices|row_indices|^indices|^values"
         r"|hspmm|hsmm|dsmm|smm$|spmm|saddmm|sspaddmm|to_dense|dense_dim"
         r"|jagged|nested|padded",
-        "Tensors are dense and strided; sparse and jagged layouts are not planned.",
+        "Sparse tensors are COO, CSR and CSC: there are no blocks, no jagged layouts, no old names of products.",
     ),
     (
         r"quant|qint|quint|^q_|qscheme|per_tensor|per_channel|fbgemm|fake_|int_repr|choose_q|fused_moving|mkldnn"
@@ -84,10 +84,6 @@ REASONS = (
     (
         r"CheckpointPolicy|^SAC_|SelectiveCheckpoint|create_selective",
         "They choose by operators of PyTorch's dispatcher: `checkpoint` recomputes a whole part.",
-    ),
-    (
-        r"^SparseAdam$",
-        "Its gradients are sparse tensors, which are not planned: `Adam` takes the dense gradient of an embedding.",
     ),
     (
         r"DataPipe$|datapipe|DataChunk|argument_validation|runtime_validation|non_deterministic",
@@ -164,6 +160,11 @@ BEHAVIOUR = """
   on accelerators (`native_dropout`), and of gradients that PyTorch has no operator for, what they are made of.
 - `torch.export` keeps the example's sizes in `meta["val"]`, refuses numbers that are read (`item()`), and names ranges
   by `Dim`; conversions that change nothing are in PyTorch's graphs only. Under our own name it is `webtorch.fx.export`.
+- A sparse tensor's class is `torch.sparse.tensor.SparseTensor`, a subclass of `Tensor`. The gradient of a sparse leaf
+  always has its layout and its places (`mm`, `mv` and `sum` give a dense one in PyTorch); what PyTorch refuses to
+  differentiate (`select`, `index_select`, `cat`, `norm`) has a gradient, and `clip_grad_norm_` takes sparse ones. Of a
+  weight that is computed the gradient of `embedding(sparse=True)` is dense. `vmap` takes no sparse tensors, and a
+  compiled function that is given one, or whose gradients are, runs as usual where it must know the number of values.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """
 # The modules of PyTorch's documentation.

@@ -17,7 +17,8 @@ from webtorch.version import PACKAGE as __version__
 # Rooms: name -> module.
 _OWN = """_higher_order_ops accelerator amp autograd backends capture compiler cuda data debug
     distributions errors fft func functions fx io ir jit linalg lower masked multiprocessing nn onnx ops
-    optim overrides profiler quasirandom random runtime signal special tensors testing types utils version webgpu"""
+    optim overrides profiler quasirandom random runtime signal sparse special tensors testing types utils
+    version webgpu"""
 _ROOMS = {
     **{name: f"webtorch.{name}" for name in _OWN.split()},
     "_C": "webtorch.as_torch.names.core",
@@ -46,6 +47,9 @@ _BY_ROOM = {
         native_dropout norm_except_dim""",
     "webtorch.nn.recurrence": "gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell",
     "webtorch.profiler": "profile",
+    "webtorch.sparse.algebra": "hspmm smm",
+    "webtorch.sparse.construction": """sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor
+        sparse_csr_tensor""",
 }
 # The same, of names that `import *` leaves out.
 _UNLISTED = {

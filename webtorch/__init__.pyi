@@ -33,6 +33,7 @@ from webtorch import quasirandom as quasirandom
 from webtorch import random as random
 from webtorch import runtime as runtime
 from webtorch import signal as signal
+from webtorch import sparse as sparse
 from webtorch import special as special
 from webtorch import tensors as tensors
 from webtorch import testing as testing
@@ -110,6 +111,12 @@ from webtorch.nn.recurrence import rnn_tanh_cell as rnn_tanh_cell
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from webtorch.profiler import profile as profile
+from webtorch.sparse.algebra import hspmm as hspmm
+from webtorch.sparse.algebra import smm as smm
+from webtorch.sparse.construction import sparse_compressed_tensor as sparse_compressed_tensor
+from webtorch.sparse.construction import sparse_coo_tensor as sparse_coo_tensor
+from webtorch.sparse.construction import sparse_csc_tensor as sparse_csc_tensor
+from webtorch.sparse.construction import sparse_csr_tensor as sparse_csr_tensor
 from webtorch.web.export import export as export
 
 __version__: str

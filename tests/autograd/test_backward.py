@@ -263,6 +263,14 @@ def test_assigning_grad_is_checked() -> None:
     same(program)
 
 
+def test_gradients_of_leaves_are_tensors_of_their_own() -> None:
+    x, y = (webtorch.ones(2, requires_grad=True) for _ in range(2))
+    given = webtorch.tensor([2.0, 3.0])
+    (x + y).backward(given)
+    x.grad.zero_()
+    assert y.grad.tolist() == given.tolist() == [2.0, 3.0]
+
+
 def test_detach_shares_memory_and_cuts_the_graph() -> None:
     def program(t: Any) -> Any:
         x = tensor(t, [1.0, 2.0])

@@ -11,6 +11,9 @@ import pytest
 import webtorch
 from tests.capabilities.same import close, ours, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 @pytest.mark.covers("O2")
 def test_values_are_awaited(device: str) -> None:

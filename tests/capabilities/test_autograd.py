@@ -11,6 +11,9 @@ import torch
 import webtorch
 from tests.capabilities.same import close, ours, same, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 @pytest.mark.covers("H1")
 def test_reverse_mode_through_views_products_and_reductions(device: str) -> None:

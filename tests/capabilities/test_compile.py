@@ -19,6 +19,9 @@ from webtorch.lower.compiler import compile_graph
 from webtorch.lower.wgsl import render
 from webtorch.ops.record import TABLE, Elementwise
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 nn = webtorch.nn
 F = nn.functional
 BROWSER = Limits(128 << 20, 8, 256, 65_535, 16_384, has_f16=False, is_gpu=True)

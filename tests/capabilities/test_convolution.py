@@ -10,6 +10,9 @@ import pytest
 import webtorch
 from tests.capabilities.same import rows, same, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 X, W = (2, 4, 7, 6), (6, 4, 3, 3)
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "F1 F4": (lambda F, x, w, b: F.conv2d(x, w, b), [X, W, (6,)]),

@@ -11,6 +11,9 @@ import torch
 import webtorch
 from tests.capabilities.same import close, rows, same, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 MADE = {
     "B1": lambda t, d: (
         t.tensor([[1.5, 2], [3, 4]], device=d),

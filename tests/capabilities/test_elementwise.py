@@ -11,6 +11,9 @@ import torch
 import webtorch
 from tests.capabilities.same import close, ours, rows, same, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 # Inputs in (-2, 2) and, as the second tensor, in (0.25, 2).
 SIGNED = {
     "C1": lambda t, x, p: ((x + p) * (x - p) / p) + 3 - 2 * x,

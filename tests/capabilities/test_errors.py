@@ -12,6 +12,9 @@ from tests.capabilities.same import close, ours, values
 from webtorch.errors import ShapeError
 from webtorch.ir.kernel import Kernel
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 @pytest.mark.covers("P1")
 def test_the_kernel_of_the_gpu_runs_as_plain_python(device: str) -> None:

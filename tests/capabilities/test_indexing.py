@@ -11,6 +11,9 @@ import torch
 import webtorch
 from tests.capabilities.same import rows, same, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def _assigned(t: Any, x: Any) -> Any:
     y = x * 1

@@ -17,6 +17,9 @@ from webtorch.ir.kernel import Matmul
 from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import render
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS = {
     "E1": (lambda t, a, b: a @ b, (5, 7), (7, 3)),

@@ -10,6 +10,9 @@ import torch
 
 from tests.capabilities.same import rows, same, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def _labels(t: Any, x: Any) -> Any:
     return t.tensor([2, 0, 4, 1, 2, 3], device=x.device)

@@ -12,6 +12,9 @@ import torch
 import webtorch
 from tests.capabilities.same import close, ours, rows, same, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 nn = webtorch.nn
 
 

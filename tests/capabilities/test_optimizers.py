@@ -12,6 +12,9 @@ import torch
 import webtorch
 from tests.capabilities.same import close, ours, rows, values
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def descend(
     t: Any, make: Callable[[Any, list[Any]], Any], device: str, change: Any = None, steps: int = 6

@@ -11,6 +11,9 @@ import webtorch
 from tests.capabilities.same import close, ours, values
 from webtorch.errors import OutOfMemoryError, WebtorchError
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 @pytest.mark.covers("N1", "N2")
 def test_a_network_runs_on_every_device(device: str) -> None:

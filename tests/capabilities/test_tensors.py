@@ -12,6 +12,9 @@ import webtorch
 from tests.capabilities.same import close, ours, same, values
 from webtorch.errors import DeviceError, DTypeError
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 F = webtorch.nn.functional
 
 

@@ -16,6 +16,9 @@ from tests.capabilities.same import close, ours, values
 from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import render
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

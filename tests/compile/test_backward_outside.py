@@ -18,6 +18,9 @@ import torch
 import webtorch
 from webtorch.errors import CaptureError
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 Compiled = Callable[[Any], Any]
 Program = Callable[[Any, Compiled], Iterator[Any]]
 PROGRAMS: list[Program] = []

@@ -18,6 +18,9 @@ from webtorch.errors import DeviceError
 from webtorch.ir.program import Copy, Program
 from webtorch.tensors.device import resolve
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 WORKS = {
     "gpt": Work("gpt", lambda t: gpt(t, 2, 64, 4, 32, 96), characters(8, 32, 96)),
     "cnn": Work("cnn", lambda t: cnn(t, (16, 32), (1, 2)), images(8, 3, 16)),

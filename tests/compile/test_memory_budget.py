@@ -9,6 +9,9 @@ import pytest
 import webtorch
 from webtorch import nn
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def trained(device: str, budget: Any, dropout: float = 0.0) -> tuple[list[float], Any]:
     webtorch.manual_seed(0)

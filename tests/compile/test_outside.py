@@ -14,6 +14,9 @@ import torch
 import webtorch
 from tests.compile.test_programs import Data, identity, linear, numbers
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def adversarial(t: Any, data: Data, compiled: Any) -> list[Any]:
     """Two networks, two optimizers, two compiled steps."""

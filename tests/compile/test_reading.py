@@ -15,6 +15,9 @@ import webtorch
 from webtorch.errors import CaptureError
 from webtorch.tensors.host import reads
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 @pytest.fixture
 def as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from webtorch.capture import progress
 from webtorch.errors import CaptureError
 from webtorch.tensors.device import resolve
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 class MLP(nn.Module):
     """Linear, gelu, layer norm, linear."""

@@ -16,6 +16,9 @@ import torch
 
 import webtorch
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 class World:
     """PyTorch or webtorch, with the same random numbers; `compile` is webtorch's or does nothing."""

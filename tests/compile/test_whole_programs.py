@@ -19,6 +19,9 @@ import torch
 import webtorch
 from tests.compile.test_users import World
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 @dataclasses.dataclass
 class Output:

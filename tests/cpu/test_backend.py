@@ -403,13 +403,11 @@ def test_both_tiers_agree() -> None:
 
 SECOND_PROCESS = """
 import sys
-from tests.cpu import harness
-from tests.cpu.test_backend import chain
 from webtorch.runtime.backends.cpu import jit
 made = []
 real = jit.llvm_text
 jit.llvm_text = lambda *a: made.append(1) or real(*a)
-jit.function(harness.text(chain(1000, "cached")))
+jit.function(sys.stdin.read())
 print(len(made), "numba" in sys.modules)
 """
 
@@ -424,6 +422,7 @@ def test_second_process_loads_machine_code_from_disk(tmp_path: Path) -> None:
     for _ in range(3):
         result = subprocess.run(
             [sys.executable, "-c", SECOND_PROCESS],
+            input=harness.text(chain(1000, "cached")),
             env=env,
             capture_output=True,
             text=True,

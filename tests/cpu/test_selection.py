@@ -1,12 +1,14 @@
-"""One element of each row's order, selected: the place that a stable sort gives, ties and NaN included."""
+"""Orders of rows, whole and selected: the places that a stable sort gives, ties and NaN included."""
 
 import numpy as np
 import pytest
 
 from tests.cpu.harness import slot
-from webtorch.ir.dtype import float32, int64
+from webtorch.ir.dtype import float32, float64, int32, int64
 from webtorch.ir.kernel import Sort
-from webtorch.runtime.backends.cpu import order
+from webtorch.runtime.backends.cpu import jit, order
+
+DTYPES = {t.name: t for t in (float32, float64, int32, int64)}
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -24,3 +26,28 @@ def test_a_rank_of_each_row(rows: int, length: int, descending: bool) -> None:
         out = np.zeros(rows, np.int64)
         order.sort(Sort("sort", rows, length, first, 1, descending, slots))(x.reshape(-1), out)
         np.testing.assert_array_equal(out, expected[:, first])
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("kind", ["float32", "float64", "int32", "int64"])
+@pytest.mark.parametrize(("rows", "length"), [(1, 1), (3, 16), (5, 17), (7, 100), (2, 512)])
+def test_rows_that_are_merged_are_in_the_order_of_numpy(
+    rows: int, length: int, kind: str, descending: bool
+) -> None:
+    rng = np.random.default_rng(rows)
+    x = (rng.standard_normal((rows, length)) * 4).astype(kind)
+    if kind.startswith("f"):
+        x = np.round(x)
+        x[rng.random(x.shape) < 0.1] = np.nan
+        x[rng.random(x.shape) < 0.1] = -0.0
+        x[rng.random(x.shape) < 0.1] = -np.inf
+    slots = (slot(DTYPES[kind], x.size), slot(int64, rows * (length - length // 4), "write"))
+    first = length // 4
+    routine = Sort("sort", rows, length, first, length - first, descending, slots)
+    text = order.merging(routine)
+    assert text is not None
+    found, wanted = (np.empty((rows, length - first), np.int64) for _ in range(2))
+    order.sort(routine)(x.reshape(-1), wanted.reshape(-1))
+    numbers = np.array([x.ctypes.data, found.ctypes.data, length, first, length - first, 0])
+    jit.function(text).call(0, rows, numbers.astype(np.int64).tobytes())
+    np.testing.assert_array_equal(found, wanted)

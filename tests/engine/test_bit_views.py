@@ -8,6 +8,9 @@ import torch
 
 import webtorch
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 NAMES = (
     "float32",
     "float64",

@@ -19,6 +19,9 @@ from webtorch.errors import IndexOutOfRangeError
 from webtorch.runtime import disk, kept, realize
 from webtorch.runtime.disk import Shelf
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

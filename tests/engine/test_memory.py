@@ -11,6 +11,9 @@ import pytest
 import webtorch
 from webtorch.tensors.storage import Storage
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 @pytest.fixture
 def no_gc() -> Iterator[None]:

@@ -12,6 +12,9 @@ from webtorch.debug import check_numerics
 from webtorch.errors import NonFiniteError
 from webtorch.runtime.watch import watch
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def _message(run: Any, **options: Any) -> str:
     with pytest.raises(NonFiniteError) as error, check_numerics(**options):

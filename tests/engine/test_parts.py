@@ -16,6 +16,9 @@ from webtorch.runtime.churn import Churn
 from webtorch.runtime.frozen import freeze
 from webtorch.runtime.parts import Held, cut
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 @pytest.fixture
 def runtime(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -12,6 +12,9 @@ import torch
 
 import webtorch
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 VIEWS: dict[str, Callable[[Any, Any], Any]] = {
     "first": lambda x, i: x[i(1)],
     "negative": lambda x, i: x[i(-1)],

@@ -131,6 +131,8 @@ def test_the_same_tensor_twice_is_another_call(device: str) -> None:
         z = x.clone()
         assert webtorch.cat([x, z]).tolist() == [1, 1, 1, 1, 1, 1]
         assert webtorch.dot(x, y).item() == 6
+        for three in ([x, x, y], [x, y, y], [x, y, x], [x, y, z]):
+            assert webtorch.stack(three).sum(1).tolist() == [t.sum().item() for t in three]
 
 
 def test_numbers_that_are_equal_and_mean_different_things(device: str) -> None:
@@ -389,3 +391,38 @@ def test_what_makes_tensors_is_remembered_by_device_and_type(again: list[int]) -
     a, b = webtorch.eye(3, 4, device="cpu"), webtorch.eye(3, 4, device="cpu")
     a.add_(1)
     assert (a - b).sum().item() == 12
+
+
+FACTORED: list[tuple[str, Call, Call]] = [
+    ("solve", lambda a: webtorch.linalg.solve(a, a), lambda a: torch.linalg.solve(a, a)),
+    ("inv", webtorch.linalg.inv, torch.linalg.inv),
+    ("cholesky", webtorch.linalg.cholesky, torch.linalg.cholesky),
+]
+
+
+@pytest.mark.parametrize(("name", "ours", "theirs"), FACTORED)
+def test_what_a_remembered_call_demands_of_its_data_is_asked_each_time(
+    name: str, ours: Call, theirs: Call, again: list[int]
+) -> None:
+    """A factorisation raises where the matrix has none, also when calls like it are known."""
+    good = np.float32([[4, 1, 0], [1, 3, 1], [0, 1, 2]])
+    bad = np.float32([[1, 1, 0], [1, 1, 0], [0, 0, 0]])
+    for turn in range(4):
+        a = webtorch.from_numpy(good + turn * np.eye(3, dtype=np.float32)).clone()
+        t = torch.from_numpy(good + turn * np.eye(3, dtype=np.float32))
+        np.testing.assert_allclose(ours(a).numpy(), theirs(t).numpy(), rtol=1e-4, atol=1e-5)
+    assert again
+    wrong = webtorch.from_numpy(bad).clone()
+    with pytest.raises(webtorch.linalg.LinAlgError, match=name):
+        ours(wrong)
+    with pytest.raises(webtorch.linalg.LinAlgError, match=name):
+        ours(wrong)
+    assert ours(a).tolist() == ours(a).tolist()
+
+
+def test_a_call_that_fails_while_it_is_watched_raises() -> None:
+    x = webtorch.zeros(5, 5)
+    for _ in range(4):
+        with pytest.raises(webtorch.linalg.LinAlgError):
+            webtorch.linalg.inv(x)
+    assert webtorch.linalg.inv(x + webtorch.eye(5)).tolist() == webtorch.eye(5).tolist()

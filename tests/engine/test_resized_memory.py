@@ -7,6 +7,9 @@ import torch
 
 import webtorch
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 def _a_part_grows(t, device):
     x = t.arange(4.0, device=device)

@@ -4,13 +4,15 @@ same program, with the same inputs and arguments."""
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 import webtorch
-from webtorch.runtime.frozen import freeze, signature, to_graph
+from webtorch.runtime.frozen import freeze, outline, places_of, signature, to_graph
 
 Call = Callable[[Any, Any], Any]
 CALLS: list[Call] = [
@@ -82,6 +84,91 @@ def test_a_program_that_is_dropped_is_made_again(device: str) -> None:
     gc.collect()
     assert (x * 8.0).tolist() == [0.0, 8.0, 16.0, 24.0, 32.0]
     assert (x * 9.0).tolist() == [0.0, 9.0, 18.0, 27.0, 36.0]
+
+
+GRAPHS: list[Callable[[Any, Any, float], Any]] = [
+    lambda x, y, n: (x * n).exp() + y * (n + 1),
+    lambda x, y, n: (x - y).half().sum(1),
+    lambda x, y, n: (x * n).sum(0),
+    lambda x, y, n: (x * n - 1).softmax(1) * (n + 2),
+    lambda x, y, n: (x + y) * (x + y).abs(),
+    lambda x, y, n: x.sin() @ y.t() - x,
+    lambda x, y, n: y.cos() @ x.cos() + y,
+    lambda x, y, n: (x[1] * n + y).exp().amax(1),
+    lambda x, y, n: (x[2] + y[1] * n).exp(),
+    lambda x, y, n: (x.t() + 1) * (x.t() + n),
+    lambda x, y, n: webtorch.where(x > n, y.exp(), x * n),
+    lambda x, y, n: x.to(webtorch.float16).float(),
+    lambda x, y, n: x.std(1).mul(n).log_softmax(0),
+    lambda x, y, n: (webtorch.logsumexp(x * n, 1) * 0.5 + y.var(1)) * n + 1,
+    lambda x, y, n: webtorch.nn.functional.elu(x - n, 0.7).std(0).lerp(y.mul(n).mean(0), n),
+    lambda x, y, n: (x * n)[webtorch.tensor([2, 0])].exp(),
+    lambda x, y, n: x.gather(1, (y * 3).long()) * n,
+]
+
+
+def test_small_graphs_that_come_again_are_computed_with_their_own_data(device: str) -> None:
+    """One value that is read finds its program by the forms of what it stands on."""
+    size = webtorch.Size((4, 4))
+    for round_ in range(4):
+        x, y = (webtorch.rand(size, device=device) for _ in range(2))
+        given = [(x, y), (y, x), (x, x)]
+        webtorch.realize(x, y)
+        runtime = x._storage.runtime
+        for call in GRAPHS:
+            for place, (a, b) in enumerate(given):
+                found = call(a, b, 0.25 * (round_ + place)).tolist()
+                # As one of several results the same value takes the way of larger graphs.
+                again = call(a, b, 0.25 * (round_ + place))
+                other = a.tanh()
+                webtorch.realize()
+                assert other._storage.node.kind == "buffer"
+                torch.testing.assert_close(torch.tensor(found), torch.tensor(again.tolist()))
+        if round_ == 2:
+            misses = runtime.counters.misses
+    assert runtime.counters.misses == misses
+
+
+def test_what_differs_in_a_small_graph_has_another_outline() -> None:
+    x, y = webtorch.rand(4, 4), webtorch.rand(4, 4)
+    z = webtorch.rand(2, 8)
+    webtorch.realize(x, y, z)
+    for turn in range(3):
+        results = [
+            (x + y).exp(), (x + x).exp(), (x + y).log(), (x + x[1]).exp(), (x + x[:, 1:2]).exp(), (x + y[1]).exp(),
+            (x - y).exp() * x, (x - y).exp() * y, (y - x).exp() * x, (z + z).exp(), (x.t() + y).exp(),
+            (x + y.t()).exp(), (x + y).sum(0), (x + y).sum(1), (x + y).double().exp(), x.double().exp(),
+            x.exp().double(), (x + y).max(1).values, (x + y).max(1).indices, (x + y).exp() * (x + y).exp(),
+        ]  # fmt: skip
+        keys: dict[Any, set[str]] = {}
+        for result in results:
+            node = result._storage.node
+            form, found = node.form, outline(node)
+            if form is None or found is None:
+                # Calls are remembered from the third time on.
+                assert turn < 2
+                continue
+            key, inputs, args, nodes = found
+            frozen = freeze([result._storage])
+            assert set(inputs) == set(frozen.inputs)
+            places = places_of([result._storage], nodes)
+            assert [place for _, place in sorted(places, key=lambda p: p[1])] == list(
+                range(len(args))
+            )
+            assert all(frozen.args[at] is args[place] for at, place in places)
+            order = tuple(inputs.index(n) for n in frozen.inputs)
+            keys.setdefault((id(form), key), set()).add(f"{to_graph(frozen)} {order}")
+    assert all(len(graphs) == 1 for graphs in keys.values())
+
+
+def test_a_value_on_the_way_that_is_kept_is_computed_too() -> None:
+    for _ in range(4):
+        x = webtorch.arange(4.0)
+        kept = x + 1.0
+        result = kept.exp() * 2.0
+        assert result.tolist() == pytest.approx([2.0 * math.exp(n + 1.0) for n in range(4)])
+        assert kept._storage.node.kind == "buffer"
+        assert kept.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_writes_in_place_stay_in_their_memory() -> None:

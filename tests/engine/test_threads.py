@@ -14,6 +14,9 @@ import webtorch
 from tests import crowd
 from webtorch.tensors.host import reads
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def test_a_pool_reads_what_was_recorded(device: str) -> None:
     crowd.reads_in_a_pool(webtorch, device, 200)

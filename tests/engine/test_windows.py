@@ -11,6 +11,9 @@ import torch
 import webtorch
 from webtorch.ir.program import Copy
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 class Watch:
     """What one device's programs do to a buffer."""
@@ -196,3 +199,17 @@ def test_windows_are_right_where_the_old_value_is_needed(
         webtorch.synchronize()
     for mine, theirs in zip(run(x), expected, strict=True):
         torch.testing.assert_close(torch.tensor(mine.tolist()), theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_elements_beyond_what_an_int32_counts():
+    x = webtorch.empty(2**31 + 10, dtype=webtorch.int8)
+    x[-1] = 5
+    x[-3:-1] = webtorch.tensor([7, 8], dtype=webtorch.int8)
+    assert x[-3:].tolist() == [7, 8, 5]
+    assert x[2**31 + 8].item() == 8
+    x[-2:].mul_(2)
+    twice = webtorch.tensor([-2, -2])
+    x.index_put_((twice,), webtorch.tensor([3, 4], dtype=webtorch.int8), accumulate=True)
+    assert x.view(2, -1)[1, -3:].tolist() == [7, 23, 10]
+    x.view(webtorch.int16)[-1] = 0
+    assert x[-3:].tolist() == [7, 0, 0]

@@ -13,6 +13,9 @@ from tests.conftest import need_device
 from webtorch.errors import IndexOutOfRangeError
 from webtorch.runtime.backends.cpu.executable import KernelRunner
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 def _ints(values: list[Any], device: str) -> Any:
     return webtorch.tensor(values, device=device)

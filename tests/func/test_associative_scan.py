@@ -12,6 +12,9 @@ from torch._higher_order_ops.associative_scan import associative_scan as pytorch
 import webtorch
 from webtorch._higher_order_ops import associative_scan
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 # The recurrence h = a h + b of state space models, and a product of matrices, which does not commute.
 CASES: dict[str, Any] = {
     "sum": (lambda a, b: a + b, [(7, 3)], 0),

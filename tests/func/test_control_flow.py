@@ -9,6 +9,9 @@ import torch
 import webtorch
 from webtorch import func
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def close(here, there, rtol=1e-5):
     np.testing.assert_allclose(np.array(here.detach().cpu().tolist()), there.detach().numpy(), rtol)

@@ -16,7 +16,11 @@ def _f(lib: Library, x: Any) -> Any:
 
 
 # PyTorch's linearize warns of its own graph.
-pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning"),
+    # What is tested here is nearly the same on all devices.
+    pytest.mark.one_in(3, device="webgpu"),
+]
 NESTS: dict[str, Any] = {
     "grad": lambda n, f: n.grad(f),
     "grad of grad": lambda n, f: n.grad(lambda x: n.grad(f)(x).pow(2).sum()),

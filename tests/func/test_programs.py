@@ -9,6 +9,9 @@ import pytest
 import webtorch
 from tests.func.both import Library, same
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def _cnn(lib: Library) -> Any:
     nn = lib.nn

@@ -10,6 +10,9 @@ import torch
 import webtorch
 from tests.func.both import Library, same, same_error
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 FUNCTIONS: dict[str, Any] = {
     "sum": lambda t, x: x.sum(),
     "softmax": lambda t, x: t.softmax(x, -1),

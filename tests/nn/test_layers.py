@@ -13,6 +13,9 @@ import webtorch
 from tests.nn.oracle import assert_same, load_same, to_web
 from webtorch import nn
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 BAGS: list[dict[str, Any]] = [
     {"mode": "sum"},
     {"mode": "mean", "padding_idx": 2},

@@ -18,6 +18,9 @@ import webtorch
 from tests.nn.oracle import assert_same, load_same, to_numpy, to_web
 from webtorch import nn
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def net(lib: Any) -> Any:
     """Return a module with everything in it: shared, nested, buffers, None."""

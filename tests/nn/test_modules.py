@@ -360,6 +360,8 @@ def test_constructor_takes_pytorch_arguments_with_pytorch_defaults(name: str) ->
             assert ours[key].default == parameter.default, key
 
 
+# The kernels of every operation are compared in tests/ops.
+@pytest.mark.one_in(4, device="webgpu")
 @pytest.mark.covers("I1", "I2", "I3", "I5", "I9", "I10", "I11", "I12", "I13", "I14", "I15", "I16",
                     "I18", "I19", "I26", "J1", "J2", "J3", "J4", "J5", "J6", "J7", "J8", "F10")  # fmt: skip
 @pytest.mark.filterwarnings(
@@ -434,6 +436,7 @@ def test_inplace_activation_writes_over_its_input_and_differentiates(
     assert_same(w.grad, x.grad)
 
 
+@pytest.mark.one_in(4, device="webgpu")
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("name", sorted({one.name for one in CASES}))
 def test_module_survives_deepcopy_and_pickle(name: str, device: str) -> None:

@@ -14,6 +14,9 @@ from tests.conftest import need_device
 from webtorch import nn
 from webtorch.nn.parallel import data_parallel, gather, parallel_apply, replicate, scatter
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 Pair = namedtuple("Pair", "one two")
 
 

@@ -12,6 +12,9 @@ import webtorch
 from webtorch.ir.kernel import Kernel, Matmul
 from webtorch.nn.quantized import QuantizedLinear, quantize_
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 CASES = [(8, 16), (8, 4), (8, -1), (4, 16), (4, 8), (4, -1)]
 
 

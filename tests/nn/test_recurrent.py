@@ -24,7 +24,11 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 IDS = [name + ",".join(f"{k}={v}" for k, v in options.items()) for name, options in OPTIONS]
 LENGTHS = [3, 5, 1]
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
+    # What is tested here is nearly the same on all devices.
+    pytest.mark.one_in(3, device="webgpu"),
+]
 
 
 def layers(name: str, options: dict[str, Any], device: str) -> tuple[Any, torch.nn.Module]:

@@ -13,6 +13,9 @@ from tests.nn.oracle import assert_same, to_web
 from webtorch import nn
 from webtorch.nn import utils
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 SHAPES = [(3, 4), (5,), (), (2, 2, 2)]
 
 

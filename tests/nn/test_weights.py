@@ -14,6 +14,9 @@ from tests.nn.oracle import assert_same, load_same, to_web
 from webtorch import nn
 from webtorch.nn import utils
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 OLD = pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
 
 NORMS: list[tuple[str, Any]] = [

@@ -21,7 +21,8 @@ ORDER = (
     "tensors",
     "scripts",
     "functions debug",
-    "autograd amp data fft linalg masked overrides profiler quasirandom random signal special testing types webgpu",
+    "autograd amp data fft linalg masked overrides profiler quasirandom random signal sparse special testing types "
+    "webgpu",
     "nn accelerator cuda",
     "aten",
     "utils",

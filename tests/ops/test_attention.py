@@ -14,6 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import webtorch
 from tests.ops.parity import WEBTORCH, array, compare, same_error, tensor
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 @pytest.fixture(autouse=True)
 def _reference_path() -> Iterator[None]:

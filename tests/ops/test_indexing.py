@@ -13,6 +13,9 @@ import torch
 import webtorch
 from tests.ops.parity import TORCH, compare, same_error, tensor
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 Function = Callable[..., Any]
 
 
@@ -622,3 +625,48 @@ def test_reading_positions_from_a_graph_needs_no_host(device: str) -> None:
     x = webtorch.arange(5.0, device=device)
     for k in (0, 3, -2):
         assert pick(x, webtorch.tensor(k, device=device)).item() == 2 * x.tolist()[k + 1]
+
+
+READ: list[Any] = [
+    lambda lib, x, m: x[m],
+    lambda lib, x, m: x.t()[m.t()],
+    lambda lib, x, m: x[m[:, 0]],
+    lambda lib, x, m: x.masked_select(m),
+    lambda lib, x, m: x.t().masked_select(m.t()),
+    lambda lib, x, m: x.nonzero(),
+    lambda lib, x, m: x.t().nonzero(),
+    lambda lib, x, m: lib.stack(m.t().nonzero(as_tuple=True)),
+    lambda lib, x, m: x.int().abs().flatten().bincount(minlength=3),
+    lambda lib, x, m: lib.cat([r.flatten() for r in x.int().unique(return_inverse=True)]),
+    lambda lib, x, m: lib.cat(x.int().unique(return_counts=True)),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "uint8"])
+def test_what_is_read_to_know_a_size_is_right_for_other_layouts_and_types(dtype: str) -> None:
+    rng = np.random.default_rng(3)
+    x, m = rng.integers(0, 4, (5, 3)), rng.random((5, 3)) < 0.5
+    for call in READ:
+        ours, theirs = (
+            call(lib, lib.tensor(x.tolist()).to(getattr(lib, dtype)), lib.tensor(m.tolist()))
+            for lib in (webtorch, torch)
+        )
+        assert ours.tolist() == theirs.tolist()
+        assert ours.dtype.name == str(theirs.dtype).removeprefix("torch.")
+        # It is memory of its own.
+        assert ours.is_contiguous()
+        ours.add_(1)
+
+
+def test_masks_record_gradients_and_are_captured() -> None:
+    x = webtorch.arange(4.0, requires_grad=True)
+    m = webtorch.tensor([True, False, True, False])
+    x[m].sum().backward()
+    x.masked_select(m).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [2.0, 0.0, 2.0, 0.0]
+    y = x.detach()
+    picked = y[m]
+    y.mul_(3)
+    assert picked.tolist() == [0.0, 2.0]
+    assert webtorch.vmap(lambda row: webtorch.where(m, row, 0))(y.expand(2, 4)).sum().item() == 12

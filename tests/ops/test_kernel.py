@@ -14,6 +14,9 @@ import webtorch
 from webtorch.errors import DTypeError
 from webtorch.nn import functional as F
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 
 @webtorch.kernel
 def gated(x: Any, gate: Any, beta: float = 1.0) -> Any:

@@ -46,6 +46,39 @@ ONE: list[Callable[[Any, Any], Any]] = [
     lambda t, x: x.contiguous(),
     lambda t, x: t.ones_like(x, memory_format=t.contiguous_format),
 ]
+# What PyTorch makes row-major, and what it makes in the order of its operand; `d` is a dim.
+ALONG: list[Callable[[Any, Any, int], Any]] = [
+    lambda t, x, d: x.softmax(d),
+    lambda t, x, d: x.log_softmax(d),
+    lambda t, x, d: t.nn.functional.layer_norm(x, x.shape[d:]),
+    lambda t, x, d: t.nn.functional.rms_norm(x, x.shape[d:]),
+    lambda t, x, d: x.masked_fill(x > 1, 0),
+    lambda t, x, d: x.masked_scatter(x > 1, t.zeros(x.numel())),
+    lambda t, x, d: x.roll(1, d),
+    lambda t, x, d: x.flip(d),
+    lambda t, x, d: x.argsort(stable=True, dim=d),
+    lambda t, x, d: x.sort(stable=True, dim=d)[0],
+    lambda t, x, d: x.cumsum(d),
+    lambda t, x, d: x.index_select(d, t.tensor([0, 0])),
+    lambda t, x, d: x.index_fill(d, t.tensor([0]), 1),
+    lambda t, x, d: x[(slice(None),) * d + (t.tensor([0, -1]),)],
+    lambda t, x, d: (
+        x[(t.tensor([[0], [0]]),) + (slice(None),) * (d - 1) + (t.tensor([0, -1]),)]
+        if d
+        else x[x[..., 0] >= 0]
+    ),
+    lambda t, x, d: t.cat([x, x], d),
+    lambda t, x, d: t.stack([x, x], d),
+    lambda t, x, d: t.hstack([x, x]),
+    lambda t, x, d: x.tril() if x.dim() > 1 else x + 0,
+    lambda t, x, d: x.renorm(2, d, 1.0) if x.dim() > 1 else x + 0,
+    lambda t, x, d: (
+        t.nn.functional.batch_norm(x, t.zeros(x.shape[1]), t.ones(x.shape[1]))
+        if x.dim() > 1
+        else x + 0
+    ),
+    lambda t, x, d: t.nn.functional.channel_shuffle(x, 1) if x.dim() > 2 else x + 0,
+]
 TWO: list[Callable[[Any, Any, Any], Any]] = [
     lambda t, x, y: x + y,
     lambda t, x, y: x * y * 2,
@@ -79,6 +112,10 @@ def test_results_lie_as_pytorchs_do(seed: int) -> None:
             make = layout(rng, sizes)
             for one in ONE:
                 check(one(webtorch, make(webtorch)), one(torch, make(torch)))
+            # Which of two orders a dim of one element is in differs between PyTorch's own operators.
+            make, dim = layout(rng, [max(s, 2) for s in sizes]), rng.randrange(len(sizes))
+            for along in ALONG:
+                check(along(webtorch, make(webtorch), dim), along(torch, make(torch), dim))
             lead = rng.randrange(len(sizes)) if rng.random() < 0.3 else 0
             other = layout(rng, [1 if rng.random() < 0.15 else s for s in sizes[lead:]])
             for two in TWO:
@@ -114,6 +151,10 @@ def facts(t: Any, x: Any) -> Any:
         lambda t, x: t.empty(2, 3, 4, 5, memory_format=t.channels_last).fill_(1),
         lambda t, x: x.to(memory_format=t.channels_last).to(memory_format=t.preserve_format),
         lambda t, x: x.to(memory_format=t.channels_last).add_(1),
+        lambda t, x: x.to(memory_format=t.channels_last).softmax(1),
+        lambda t, x: x.to(memory_format=t.channels_last)[:, t.tensor([2, 0])],
+        lambda t, x: t.stack([x.to(memory_format=t.channels_last)] * 2, 1)[0],
+        lambda t, x: t.nn.functional.instance_norm(x.to(memory_format=t.channels_last)) * 0,
     ],
 )
 def test_channels_last(make: Callable[[Any, Any], Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import webtorch
+from tests import long
 from tests.ops import table
 from webtorch.ir.dtype import ALL, DType
 from webtorch.ops.record import Op
@@ -127,7 +128,9 @@ def test_gradients_to_second_order(op: Op, device: str) -> None:
     """Gradients of a random inner product of the result, and of one of the gradients, equal
     PyTorch's in float64.
     """
-    for layout in ("contiguous", "transposed", "mixed", "sliced"):
+    # The software adapter takes longer to compile than anything else: two layouts have all that differs in texts.
+    few = device == "webgpu" and not long.runs()
+    for layout in ("transposed", "mixed", *(() if few else ("contiguous", "sliced"))):
         for args, kwargs in op.samples:
             theirs, ours = table.inputs(op, layout, webtorch.float32, device, requires_grad=True)
             try:

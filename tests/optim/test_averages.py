@@ -12,6 +12,9 @@ import webtorch
 from tests.nn.oracle import assert_same, load_same, to_web
 from webtorch import nn, optim
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 
 def models(device: str) -> tuple[Any, torch.nn.Module]:
     """Return the same small model with batch norm in both libraries."""

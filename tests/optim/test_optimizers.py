@@ -18,6 +18,9 @@ import webtorch
 from tests.nn.oracle import assert_same, to_web
 from webtorch import nn, optim
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(2, device="webgpu")
+
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"lr": 0.1}),
     ("SGD", {"lr": 0.1, "momentum": 0.9}),

@@ -317,7 +317,7 @@ def test_coins_are_fair_by_default(webgpu: str) -> None:
     x = torch.full((1000,), 7.0, device=webgpu)
     for drawn in (x.clone().bernoulli_(), x.clone().bernoulli_(0.5), torch.bernoulli(x, 0.5)):
         assert 350 < drawn.sum().item() < 650
-        assert drawn.unique().tolist() == [0.0, 1.0]
+        assert {*drawn.tolist()} == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -575,12 +575,15 @@ FORWARD_OVER_REVERSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max pooling of planes": lambda x: F.max_pool2d(x[None] ** 3, 2, 1).square().sum(),
     "adaptive max pooling": lambda x: F.adaptive_max_pool1d(x * x, 2).square().sum(),
     "a smooth loss": lambda x: F.smooth_l1_loss(x**3, F.max_pool1d(x, 4).expand_as(x)),
+    "gated units": lambda x: F.glu(x * x, 1).square().sum(),
     "likelihood": lambda x: F.nll_loss(
         (x * x).log_softmax(1), torch.arange(len(x), device=x.device)
     ),
 }
 
 
+# PyTorch maps `glu_jvp` row by row, and says so.
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", FORWARD_OVER_REVERSE)
 def test_forward_mode_over_gradients(name: str, webgpu: str) -> None:
     """Tangents take the place of values in some backward operators, and 0-d ones ask for float64."""

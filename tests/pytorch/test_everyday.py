@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from tests import long
+
 
 def same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
     assert actual.is_webgpu
@@ -79,6 +81,8 @@ _FACTORISATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+# Their kernels are compared in tests/ops/test_linalg.py.
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", _FACTORISATIONS)
 def test_factorisations_and_both_gradients_are_the_device_s(webgpu: str, name: str) -> None:
     # Eigenvalues and singular values apart from each other: derivatives divide by their differences.
@@ -95,8 +99,10 @@ def test_factorisations_and_both_gradients_are_the_device_s(webgpu: str, name: s
         # Without a graph, and with one.
         (plain,) = torch.autograd.grad(loss, x, retain_graph=True)
         (first,) = torch.autograd.grad(loss, x, create_graph=True)
-        (second,) = torch.autograd.grad(first.square().sum(), x)
-        return [y, plain, first, second]
+        results = [y, plain, first]
+        if long.runs():
+            results += torch.autograd.grad(first.square().sum(), x)
+        return results
 
     for actual, expected in zip(run(x.to(webgpu)), run(x.double()), strict=True):
         assert actual.is_webgpu

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 import webtorch
 from tests.pytorch.models import GPT
-from tests.web.conftest import chromium, page, serve  # noqa: F401
 from webtorch.errors import CaptureError
 from webtorch.io.safetensors import load_file
 
@@ -55,7 +54,7 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["AdamW", "SGD"])
 def test_a_training_step_runs_in_the_page(
-    webgpu: str, tmp_path: Path, page: Any, serve: Any, name: str  # noqa: F811
+    webgpu: str, tmp_path: Path, page: Any, serve: Any, name: str
 ) -> None:  # fmt: skip
     options = {"momentum": 0.9} if name == "SGD" else {}
     model = GPT(width=16, context=6)
@@ -95,7 +94,7 @@ def test_a_training_step_runs_in_the_page(
 
 
 def test_an_exported_program_runs_in_the_page(
-    webgpu: str, tmp_path: Path, page: Any, serve: Any  # noqa: F811
+    webgpu: str, tmp_path: Path, page: Any, serve: Any
 ) -> None:  # fmt: skip
     model = GPT(width=16, context=6).eval()
     x = torch.randint(0, 32, (1, 6))

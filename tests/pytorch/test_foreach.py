@@ -60,6 +60,8 @@ def _run(name: str, turn: int, where: str) -> list[torch.Tensor]:
     return [x.cpu() for x in (args[0] if found is None else found)]
 
 
+# What is done with each tensor of a list is compared elsewhere.
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", registered())
 def test_lists_are_gone_through_as_on_the_cpu(webgpu: str, name: str) -> None:
     for turn in range(5):

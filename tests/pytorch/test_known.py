@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 Step = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -15,6 +16,7 @@ AGAIN: dict[str, Step] = {
     "floor of a turned tensor": lambda x, y: x.t().floor(),
     "clamp": lambda x, y: x.clamp(-0.5, 0.5),
     "max": lambda x, y: torch.max(x, 1),
+    "a sum in the order of a turned tensor": lambda x, y: x.t() + y,
     "remainder by a number": lambda x, y: torch.remainder(x, 2),
     "lerp": lambda x, y: x.lerp(y, 0.25),
     "itself": lambda x, y: torch.addcmul(x, y, y, value=0.5),
@@ -36,7 +38,17 @@ AGAIN: dict[str, Step] = {
     "x[:, ::2] = y": lambda x, y: x.__setitem__((slice(None), slice(None, None, 2)), y[:, :2]),
     "x[0] = -y": lambda x, y: x.__setitem__(0, torch._neg_view(y[2])),
     "x[0] = x[1]": lambda x, y: x.__setitem__(0, x[1]),
+    "batch norm": lambda x, y: F.batch_norm(x, None, None, y[0], y[1], training=True),
+    "batch norm that moves statistics": lambda x, y: F.batch_norm(y, x[0], x[1], training=True),
+    "batch norm that moves its own": lambda x, y: _with_statistics(x, y, True),
+    "batch norm of what it has": lambda x, y: _with_statistics(x, y, False),
 }
+
+
+def _with_statistics(x: torch.Tensor, y: torch.Tensor, training: bool) -> list[torch.Tensor]:
+    """Return batch norm, and statistics that are all of their memory."""
+    mean, variance = x[0].clone(), x[1].exp()
+    return [F.batch_norm(y, mean, variance, x[2], None, training, 0.3), mean, variance]
 
 
 @pytest.mark.parametrize("name", AGAIN)

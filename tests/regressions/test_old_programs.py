@@ -11,6 +11,9 @@ import torch
 
 import webtorch
 
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
+
 CALLS: list[tuple[str, Any]] = [
     ("addmm", lambda t, m, v, b: t.addmm(2, m, 3, m, m)),
     ("addmm", lambda t, m, v, b: t.addmm(2, m, m, m)),

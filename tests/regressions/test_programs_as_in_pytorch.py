@@ -706,6 +706,9 @@ def the_function_of_a_result_is_its_context(torch: Any, device: str) -> Any:
     return found, x.grad
 
 
+# The programs are of what is in front of the kernels, and that of each face is one.
+@pytest.mark.one_in(3, face="webtorch-webgpu")
+@pytest.mark.one_in(3, face="torch-webgpu")
 @pytest.mark.parametrize(
     ("program", "face"),
     [pytest.param(p, f, id=f"{p.__name__}-{f}") for p, faces in _FACES.items() for f in faces],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import random
 import threading
 import weakref
 from collections.abc import Iterator
@@ -16,8 +17,11 @@ import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
 from webtorch.nn import recurrence
-from webtorch.scripts import following
+from webtorch.scripts import following, stop_to_look
 from webtorch.scripts.following import Follower
+
+# What is tested here is nearly the same on all devices.
+pytestmark = pytest.mark.one_in(3, device="webgpu")
 
 
 @pytest.fixture
@@ -307,6 +311,55 @@ def test_a_view_of_a_view_has_an_offset_of_its_own(follower: Any) -> None:
         )
         assert w.tolist() == expected.tolist()
         w = torch.zeros(2, 3)
+    assert follower().counts["followed"] > 4
+
+
+def test_classes_and_rows_may_begin_anywhere_in_their_memory(follower: Any) -> None:
+    table, w = torch.randn(10, 4), torch.randn(5, 4, requires_grad=True)
+    ids, classes = torch.arange(60) % 10, torch.arange(60) % 5
+    steps, offsets = [], [*range(3, 60, 3)]
+    for i in offsets:
+        rows = torch.nn.functional.embedding(ids[i : i + 3], table).tanh().relu().exp()
+        loss = torch.nn.functional.cross_entropy(rows @ w.t(), classes[i : i + 3])
+        (g,) = torch.autograd.grad(loss, w)
+        steps.append(g.sum(0).tolist())
+    counts = follower().counts
+    assert counts["followed"] > len(offsets) // 2
+    stop_to_look()
+    for i, found in zip(offsets, steps, strict=True):
+        rows = table[ids[i : i + 3]].tanh().relu().exp()
+        loss = torch.nn.functional.cross_entropy(rows @ w.t(), classes[i : i + 3])
+        (g,) = torch.autograd.grad(loss, w)
+        assert g.sum(0).tolist() == pytest.approx(found, abs=1e-5)
+
+
+def test_a_loop_that_samples_is_followed(follower: Any) -> None:
+    table = torch.randn(6, 6).softmax(-1)
+
+    def text(length: int) -> list[list[int]]:
+        ids = torch.zeros(1, 1, dtype=torch.int64)
+        for _ in range(length):
+            ids = torch.cat([ids, torch.multinomial(table[ids[:, -1]] * 0.5, 1)], 1)
+        found: list[list[int]] = ids.tolist()
+        return found
+
+    torch.manual_seed(0)
+    texts = [text(4) for _ in range(9)]
+    assert follower().counts["followed"] > 4
+    stop_to_look()
+    torch.manual_seed(0)
+    assert [text(4) for _ in range(9)] == texts
+
+
+def test_weights_that_a_followed_call_is_given_are_checked(follower: Any) -> None:
+    for i in range(9):
+        weights = torch.tensor([[0.5, 0.25, 1.0 if i < 8 else -1.0]])
+        rows = weights.expand(4, 3) * 2 + 0
+        if i == 8:
+            with pytest.raises(RuntimeError, match="element < 0"):
+                torch.multinomial(rows, 2, True).tolist()
+        else:
+            assert {*torch.multinomial(rows, 2, True).flatten().tolist()} <= {0, 1, 2}
     assert follower().counts["followed"] > 4
 
 
@@ -1189,15 +1242,15 @@ def test_a_name_that_is_missing_is_told_while_calls_are_looked_at(follower: Any)
     for _ in range(8):
         (((x * 2 + 1) @ x + x) * 3 - x).sum().item()
     assert follower().counts["followed"]
-    with pytest.raises(AttributeError, match="'to_sparse': PyTorch has it, webtorch does not"):
-        x.to_sparse()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'to_sparse_bsr': PyTorch has it, webtorch does not"):
+        x.to_sparse_bsr()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'foo'"):
         x.foo  # type: ignore[attr-defined]
 
 
 def test_names_that_tensors_lack_are_explained_while_scripts_look() -> None:
     with pytest.raises(AttributeError, match="PyTorch has it, webtorch does not"):
-        following.look_at(torch.ones(2), "to_sparse")
+        following.look_at(torch.ones(2), "to_sparse_bsr")
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -1336,11 +1389,25 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
     follower: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(following, "_PATIENCE", 4)
+    draws, x = random.Random(0), torch.ones(4)
+    calls = (torch.exp, torch.sin, torch.tanh, torch.abs, torch.sigmoid)
+    for _ in range(80):
+        # What comes again is followed, but most is called in another order each time.
+        x.mul(2).add(1).tolist()
+        out = x
+        for call in draws.choices(calls, k=12):
+            out = call(out)
+        out.tolist()
+    assert follower().held
+    assert not follower().on
+
+
+def test_an_episode_of_steps_that_are_read_is_learned_at_once(follower: Any) -> None:
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.01)
 
-    def episode() -> None:
+    def episode() -> list[float]:
         state, found = torch.ones(4), []
         for _ in range(5):
             choice = torch.distributions.Categorical(logits=policy(state))
@@ -1350,11 +1417,24 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
         optimizer.zero_grad()
         torch.stack(found).sum().backward()
         optimizer.step()
+        values: list[float] = policy[0].bias.tolist()
+        return values
 
-    for _ in range(12):
-        episode()
-    assert follower().held
-    assert not follower().on
+    before = [p.detach().clone() for p in policy.parameters()]
+    found = [episode() for _ in range(8)]
+    followed = follower().counts["followed"]
+    # Each of the five steps is read more than once.
+    episode()
+    assert follower().counts["followed"] > followed + 8
+    stop_to_look()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        # Random numbers go on from there.
+        nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        for p, was in zip(policy.parameters(), before, strict=True):
+            p.copy_(was)
+    for values, expected in zip([episode() for _ in range(8)], found, strict=True):
+        assert values == pytest.approx(expected, abs=1e-6)
 
 
 class _Cubed(torch.autograd.Function):

@@ -102,6 +102,7 @@ def copied(model: nn.Module) -> None:
     copy.deepcopy(model.state_dict())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("read", [as_numpy, gradients, computed, copied])
 def test_a_thread_reads_what_another_one_trains(read: Callable[[nn.Module], None]) -> None:
     expected = plain(1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.web.conftest import Page
+from tests.browser import Page
 from webtorch import cli
 from webtorch.cli.demo import gpt
 from webtorch.io.safetensors import load_file

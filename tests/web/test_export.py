@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import webtorch as torch
-from tests.web.conftest import Page, launch
+from tests.browser import Page, launch
 from tests.web.steps import batches, rate, training
 from webtorch.io.safetensors import load_file, loads
 from webtorch.web import export as web_export

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import webtorch as torch
-from tests.web.conftest import Page, browser_path
+from tests.browser import Page, browser_path
 from webtorch import nn
 from webtorch.nn import functional as F
 from webtorch.web.browsers import CHROMIUM

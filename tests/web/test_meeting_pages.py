@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.browser import Page
 from tests.meet.library import faces
 from tests.meet.models import MODELS
 from tests.meet.modes import Mode, on_a_page, outcome
 from tests.meet.programs import generate
-from tests.web.conftest import Page
 
 SCRIPT = """async (given) => {
   const { load } = await import("./runtime.js");

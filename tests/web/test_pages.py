@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import webtorch as torch
-from tests.web.conftest import Page
+from tests.browser import Page
 from webtorch import nn
 from webtorch.io.safetensors import loads
 from webtorch.nn import functional as F

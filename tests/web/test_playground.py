@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.web.conftest import IN_CI, Page
+from tests.browser import IN_CI, Page
 from webtorch.cli import main
 from webtorch.web.playground import (
     EXAMPLES,

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 import webtorch as torch
-from tests.web.conftest import Page
+from tests.browser import Page
 from webtorch import nn
 from webtorch.cli import main
 from webtorch.errors import CaptureError

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.browser import _missing
 from tests.conftest import need_device
-from tests.web.conftest import _missing
 from webtorch.cli import main
 from webtorch.cli.testpage import page as testpage
 from webtorch.cli.testpage import recording

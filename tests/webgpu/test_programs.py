@@ -159,6 +159,7 @@ def test_200_random_programs_agree_with_numpy(device, batch):
 
 
 @pytest.mark.covers("N13")
+@pytest.mark.long  # tests/ops/test_table.py has it, through the tensors.
 def test_more_than_65535_workgroups(device):
     # One invocation a workgroup cannot be asked of the renderer; 3 * 65,535 * 256 points fold any of its grids.
     n = 65_535 * 256 + 12_345

@@ -138,11 +138,9 @@ HIDDEN = frozenset(
 # What to say of names that PyTorch programs ask for in vain.
 CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
 COMPILER = "it belongs to PyTorch's own compiler"
-_SPARSE = "tensors are dense and strided here; sparse layouts are not available"
 WORDS: dict[str, dict[str, str]] = {
     "torch": {
         "classes": CORE,
-        "sparse": _SPARSE,
         "_refs": COMPILER,
         "_prims": COMPILER,
         "_prims_common": COMPILER,

@@ -507,3 +507,12 @@ def _glu_jvp(out: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
     (_, b), (da, db) = op.chunk(x, 2, dim), op.chunk(dx, 2, dim)
     gate = op.sigmoid(b)
     return da * gate + out * (1.0 - gate) * db
+
+
+@aten("glu_backward_jvp")
+def _glu_backward_jvp(_: Tensor, g: Tensor, x: Tensor, dg: Tensor, dx: Tensor, dim: int) -> Tensor:
+    (a, b), (da, db) = op.chunk(x, 2, dim), op.chunk(dx, 2, dim)
+    gate = op.sigmoid(b)
+    slope = gate * (1.0 - gate)
+    moved = dg * a + g * da + g * a * (1.0 - 2.0 * gate) * db
+    return op.cat([dg * gate + g * slope * db, slope * moved], dim)

@@ -691,7 +691,7 @@ def _constant(node: Node, runtime: Runtime) -> Storage:
     """Return a storage for data that only the graph holds, such as a constant made in the function."""
     home = Storage.__new__(Storage)
     home.node, home.runtime, home.dtype = node, runtime, node.dtype
-    home.elements, home.version, home.donor = 0, 0, None
+    home.elements, home.version, home.donor, home.resting = 0, 0, None, None
     runtime.settle(home)
     return home
 

@@ -153,7 +153,7 @@ class Follower(Protocol):
 
 
 # The interpreters, outermost first.
-ORDER = ("trace", "override", "autocast", "dispatch", "listen")
+ORDER = ("trace", "override", "autocast", "dispatch", "sparse", "listen")
 _interpreters: dict[str, Interpreter] = {}
 _inwards: list[Interpreter] = []
 

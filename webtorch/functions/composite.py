@@ -16,6 +16,7 @@ from webtorch.ir.view import broadcast_shapes, wrap_dim
 from webtorch.ops.activation import FUNCTIONAL, put_back
 from webtorch.ops.comparison import _where, clamp_min, ge
 from webtorch.ops.elementwise import EVERYWHERE, exp, log
+from webtorch.ops.layout import of_first, row_major
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, reduce_dims
 from webtorch.ops.purity import warn
@@ -74,6 +75,7 @@ _DIMS: tuple[Any, ...] = (((-1,), {}), ((0,), {}))
     samples=_DIMS,
     autocast=Autocast(gpu="fp32_result"),
     also=("special.softmax",),
+    layout=row_major,
 )
 def softmax(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
     """Return exp(input) / sum(exp(input)) along `dim`; nothing overflows."""
@@ -86,6 +88,7 @@ def softmax(input: Tensor, dim: int | None = None, dtype: DType | None = None) -
     samples=_DIMS,
     autocast=Autocast(gpu="fp32_result"),
     also=("special.log_softmax",),
+    layout=row_major,
 )
 def log_softmax(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
     """Return log(softmax(input)) along `dim`; nothing overflows."""
@@ -219,6 +222,7 @@ def _feature_dropout(
     dtypes=FLOATS,
     example=Example(((2, 3, 5),)),
     drawn=True,
+    layout=of_first,
 )
 def dropout1d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
@@ -227,7 +231,13 @@ def dropout1d(
     return _feature_dropout("dropout1d", input, p, training, inplace, (2, 3))
 
 
-@composite(torch="nn.functional.dropout2d", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
+@composite(
+    torch="nn.functional.dropout2d",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    drawn=True,
+    layout=of_first,
+)
 def dropout2d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
@@ -235,7 +245,13 @@ def dropout2d(
     return _feature_dropout("dropout2d", input, p, training, inplace, (3, 4))
 
 
-@composite(torch="nn.functional.dropout3d", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
+@composite(
+    torch="nn.functional.dropout3d",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    drawn=True,
+    layout=of_first,
+)
 def dropout3d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
@@ -267,7 +283,11 @@ def alpha_dropout(
 
 
 @composite(
-    torch="nn.functional.feature_alpha_dropout", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True
+    torch="nn.functional.feature_alpha_dropout",
+    function_in=FUNCTIONAL,
+    dtypes=FLOATS,
+    drawn=True,
+    layout=of_first,
 )
 def feature_alpha_dropout(
     input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False

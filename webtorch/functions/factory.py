@@ -16,10 +16,12 @@ from webtorch.functions.movement import laid_out, sizes_of
 from webtorch.ir.dtype import DType, bool_, complex128, float64, int64
 from webtorch.ir.view import Shape
 from webtorch.ops.primitive import cast_to, each
+from webtorch.tensors.above import ask
 from webtorch.tensors.calls import store_in
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import memory_format as MemoryFormat
+from webtorch.tensors.formats import strided
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
@@ -132,7 +134,10 @@ def of_sizes(make: Function) -> Function:
     ) -> Tensor:
         wanted = chosen_dtype(dtype, None if out is None else out.dtype)
         where = device if out is None else out.device
-        made = make((size_of(name, args, size), wanted, where), **named)
+        shape = size_of(name, args, size)
+        if layout is not None and layout is not strided:
+            return finish(ask("empty_sparse")(name, shape, wanted, where, layout), requires_grad)
+        made = make((shape, wanted, where), **named)
         return finish(made, requires_grad, out, name)
 
     return joined_signature(function, make)

@@ -37,6 +37,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import comparison, elementwise
+from webtorch.ops.layout import of_first, row_major
 from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
@@ -45,7 +46,7 @@ from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, check_places
+from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
 
 # -- values that are known at the call --------------------------------------------------------------
 
@@ -110,6 +111,7 @@ def _vector(op: str, index: Tensor) -> Tensor:
     gradient_name="IndexSelectBackward0",
     aten=("index_select",),
     values=_along("index_select", _FAR_IN_DATA),
+    layout=row_major,
 )
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """The slices of input at the positions of a 1-d index along `dim`."""
@@ -304,6 +306,7 @@ def _as_value(op: str, value: Any, like: Tensor) -> Tensor:
     gradient_name="IndexFillBackward0",
     aten=("index_fill",),
     values=_along("index_fill_", wrap=True),
+    layout=of_first,
 )
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Number | Tensor) -> Tensor:
     """A copy of input with `value` in the slices at the positions of `index`."""
@@ -710,6 +713,9 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where mask is true, in one dimension. Reads their count from the device."""
     pointwise.check_mask("masked_select", mask)
     shape = broadcast_shapes(input._shape, mask._shape)
+    if input._shape == shape == mask._shape and (known := waited_for(input, mask)) is not None:
+        values, chosen = known
+        return taken_over(values[chosen], input.dtype, input)
     positions = true_positions(flattened(expanded_to(mask, shape)))
     flat = flattened(expanded_to(input, shape))
     return (
@@ -723,6 +729,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     gradient_name="MaskedScatterBackward0",
     aten=("masked_scatter",),
     values=_enough,
+    layout=row_major,
 )
 def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """A copy of input in which the elements where mask is true are replaced by those of `source`, in order."""
@@ -766,6 +773,13 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     shape = input._shape
     if not shape and as_tuple:
         return nonzero(movement.reshape(input, (1,)), as_tuple=True)
+    if shape and (known := waited_for(input)) is not None:
+        places = known[0].nonzero()
+        if as_tuple:
+            return tuple(taken_over(p, int64, input) for p in places)
+        import numpy
+
+        return taken_over(numpy.stack(places, 1), int64, input)
     flags = flattened(input if input.dtype is bool_ else comparison.ne(input, 0))
     positions = true_positions(flags)
     columns = unravel(positions, shape)

@@ -23,6 +23,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.view import Shape, broadcast_shapes, numel
 from webtorch.ops import comparison, elementwise
+from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import as_view, cast_to, copy, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
@@ -32,8 +33,10 @@ from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Example, Operand, composite
 from webtorch.tensors import tape
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.primitives import lay
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import taken_over, waited_for
 from webtorch.tensors.writing import check_overlap
 
 FUNCTIONAL = ("nn.functional",)
@@ -82,6 +85,8 @@ def true_positions(flags: Any) -> Tensor:
     device = flags.device
     if not n:
         return fill((0,), 0, int64, device)
+    if (known := waited_for(flags)) is not None:
+        return taken_over(known[0].nonzero()[0], int64, flags)
     found, total = _places(flags)
     found = window(found, 0, 0, int(total.item()))
     # A few of many do not keep the memory of all.
@@ -193,6 +198,17 @@ class Layout:
         dims = (*range(n, n + self.at), *range(n), *range(n + self.at, len(x._shape)))
         return movement.contiguous(movement.permute(x, dims))
 
+    def strides(self, x: Tensor) -> Shape:
+        """Return the strides of a result that lies in memory in the order of x and of the indices."""
+        rest, n = self.order[len(self.indices) :], len(self.index_shape)
+        own = [x._strides[d] for d in rest]
+        source = (*own[: self.at], *(0,) * n, *own[self.at :])
+        forms = [(self.shape, source)]
+        for index in self.indices.values():
+            around = ((0,) * self.at, (0,) * (len(rest) - self.at))
+            forms.append((self.shape, (*around[0], *index._strides, *around[1])))
+        return of_operands(tuple(forms), self.shape)
+
     def from_result(self, x: Tensor) -> Tensor:
         """Return a tensor in the order of the result as (index dims, rest)."""
         n = len(self.index_shape)
@@ -229,7 +245,7 @@ def _taken(
     layout = Layout(x._shape, dict(zip(dims, indices, strict=True)), single, names)
     if 0 in layout.index_shape:
         return no_elements(x, layout.shape)
-    return layout.to_result(
+    out = layout.to_result(
         _take(
             movement.permute(x, layout.order),
             list(layout.indices.values()),
@@ -238,6 +254,11 @@ def _taken(
             dims=layout.names,
         )
     )
+    if not x._whole and not out._levels and not out.dtype.is_complex:
+        strides = layout.strides(x)
+        if strides != out._strides:
+            lay(out, strides)
+    return out
 
 
 def no_elements(x: Tensor, shape: Shape) -> Tensor:

@@ -17,7 +17,7 @@ from webtorch.ir.view import (
     normalize_dim,
     numel,
 )
-from webtorch.ops.layout import channels_last_together
+from webtorch.ops.layout import channels_last, channels_last_together, suggests_channels_last
 from webtorch.ops.primitive import (
     cast_to,
     empty,
@@ -28,6 +28,7 @@ from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import unrecorded
+from webtorch.tensors.primitives import lay
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 
@@ -142,13 +143,25 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return join(tensors, dim)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
+@composite(
+    family="movement",
+    function_in=("torch",),
+    autocast=Autocast(cpu="promote"),
+    out="cast",
+    layout=channels_last_together,
+)
 def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """Another name of cat."""
     return join(tensors, dim)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
+@composite(
+    family="movement",
+    function_in=("torch",),
+    autocast=Autocast(cpu="promote"),
+    out="cast",
+    layout=channels_last_together,
+)
 def concatenate(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> Tensor:
     """Another name of cat."""
     return join(tensors, dim if axis is None else axis)
@@ -177,6 +190,11 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     dim = normalize_dim(dim, len(shape) + 1)
     with unrecorded():
         out = join([unsqueeze(part, dim) for part in tensors], dim)
+        forms = tuple([(x._shape, x._strides) for x in tensors])
+        if dim < len(shape) and all(map(suggests_channels_last, forms)):
+            # As PyTorch joins them along that dim, and splits it.
+            joint = channels_last((*shape[:dim], len(tensors) * shape[dim], *shape[dim + 1 :]))
+            lay(out, (*joint[:dim], shape[dim] * joint[dim], *joint[dim:]))
     return tape.attach(out, "Stack", tensors, _at_each, (), (dim,))
 
 
@@ -240,7 +258,13 @@ def atleast_3d(*tensors: Any) -> Any:
     return _promoted(tensors, _at_least_3d)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
+@composite(
+    family="movement",
+    function_in=("torch",),
+    autocast=Autocast(cpu="promote"),
+    out="cast",
+    layout=channels_last_together,
+)
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors side by side: along dimension 1, or 0 for 1-d tensors."""
     parts = [_at_least_1d(x) for x in tensors]
@@ -264,7 +288,13 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
     return join(parts, 0)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
+@composite(
+    family="movement",
+    function_in=("torch",),
+    autocast=Autocast(cpu="promote"),
+    out="cast",
+    layout=channels_last_together,
+)
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors along dimension 2."""
     parts = [_at_least_3d(x) for x in tensors]

@@ -12,6 +12,7 @@ NaN, as those of the `_ex` forms.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, LinAlgError, ShapeError
@@ -33,7 +34,7 @@ from webtorch.ops.primitive import (
     reduce_dims,
     shown,
 )
-from webtorch.ops.purity import warn_once
+from webtorch.ops.purity import look, warn_once
 from webtorch.ops.record import BOOL, Autocast, Example, composite, return_type
 from webtorch.tensors.tensor import Tensor
 
@@ -219,6 +220,10 @@ def check_info(name: str, info: Any, text: str, *results: Any) -> tuple[Tensor, 
         holds = reduce_dims(cast_to(eq(info, 0), int32), "min", tuple(range(info.ndim)))
         message = f"{name}: {text.format('k')}"
         return tuple(demand(r, cast_to(holds, bool_), message) for r in results)
+    if look.watching:
+        # Who watches the call looks at it, then and at each call of the same kind.
+        look.demands.append((info, partial(check_info, name, info, text)))
+        return results
     # Of every example of a vmap.
     batched = bool(info.ndim or info._levels)
     for i, number in enumerate(shown(info).reshape(-1).tolist()):

@@ -31,9 +31,10 @@ from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import BOOL, Example, composite
 from webtorch.tensors import tape
+from webtorch.tensors.above import ask
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, check_places
+from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
 
 
 def _classes(tensor: Tensor, num_classes: int = -1) -> None:
@@ -122,7 +123,8 @@ def embedding(
     """The rows of `weight` at the positions `input`.
 
     padding_idx: this row gets no gradient. max_norm: rows with a larger norm_type norm are scaled down in place first.
-    scale_grad_by_freq: a row's gradient is divided by how often it was used. sparse is taken and ignored.
+    scale_grad_by_freq: a row's gradient is divided by how often it was used. sparse: the gradient of a weight that is a
+    leaf is a sparse tensor of the rows that were read.
     """
     if input.dtype not in (int64, int32):
         raise DTypeError(
@@ -146,11 +148,16 @@ def embedding(
             )
         with no_grad():
             _renormalize(weight, flattened(input), max_norm, norm_type)
-    if padding_idx is None and not scale_grad_by_freq:
+    # Of what is computed the rule of its own gradient wants a dense one.
+    sparse = sparse and weight.is_leaf and weight.requires_grad
+    if padding_idx is None and not scale_grad_by_freq and not sparse:
         return _take(weight, [input], "embedding")
     with no_grad():
         out = _take(weight, [input], "embedding")
     saved = (tape.SavedTensor(input),)
+    if sparse:
+        args = (count, width, padding_idx, scale_grad_by_freq)
+        return tape.attach(out, "Embedding", (weight,), _sparse_rows_back, saved, args)
     args = (count, width, padding_idx, scale_grad_by_freq)
     return tape.attach(out, "Embedding", (weight,), _rows_back, saved, args)
 
@@ -171,6 +178,22 @@ def _rows_back(
         rows = pointwise.where(dropped, 0.0, rows)
     table = fill((count, width), 0, g.dtype, g.device)
     return (_scatter(table, [flat], rows, "add", "embedding"),)
+
+
+def _sparse_rows_back(
+    g: Tensor, input: Tensor, count: int, width: int, padding_idx: int | None, by_frequency: bool
+) -> tuple[Tensor]:
+    """Return the same cotangent as a sparse tensor of the rows that were read, in their order."""
+    if by_frequency:
+        raise RuntimeError(
+            "embedding_backward: scale_grad_by_freq not supported with sparse gradients"
+        )
+    flat = flattened(input)
+    rows = movement.reshape(g, (flat.numel(), width))
+    if padding_idx is not None:
+        (kept,) = comparison.ne(flat, padding_idx).nonzero(as_tuple=True)
+        flat, rows = _take(flat, [kept], "embedding"), _take(rows, [kept], "embedding")
+    return (ask("sparse_rows")(flat, rows, (count, width)),)
 
 
 def counted(
@@ -202,6 +225,10 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     n = input.numel()
     if not n:
         return fill((minlength,), 0, int64 if weights is None else kind, input.device)
+    if weights is None and (known := waited_for(input)) is not None and known[0].min() >= 0:
+        import numpy
+
+        return taken_over(numpy.bincount(known[0], minlength=minlength), int64, input)
     if int(reduce_dims(input, "min", (0,)).item()) < 0:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     size = max(int(reduce_dims(input, "max", (0,)).item()) + 1, minlength)

@@ -17,7 +17,7 @@ from webtorch.functions.reduce import count_of, mean_of
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import rsqrt
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import channels_last_as, row_major
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
 from webtorch.tensors.tensor import Tensor
@@ -120,6 +120,7 @@ def last_dims(name: str, input: Tensor, normalized_shape: Any, **affine: Any) ->
     autocast=Autocast(gpu="fp32"),
     gradient_name="NativeLayerNormBackward0",
     vjp=Anew(unread=("bias",)),
+    layout=row_major,
 )
 def layer_norm(
     input: Tensor,
@@ -142,6 +143,7 @@ def layer_norm(
     autocast=Autocast(gpu="fp32"),
     gradient_name="FusedRmsNormBackward0",
     vjp=ANEW,
+    layout=channels_last_as(0),
 )
 def rms_norm(
     input: Tensor,
@@ -279,6 +281,7 @@ def _batch_statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]
     dtypes=FLOATS,
     autocast=WHOLE,
     gradient_name="NativeBatchNormBackward0",
+    layout=channels_last_as(0),
 )
 def batch_norm(
     input: Tensor,
@@ -333,6 +336,7 @@ def batch_norm(
     dtypes=FLOATS,
     autocast=WHOLE,
     gradient_name="ViewBackward0",
+    layout=row_major,
 )
 def instance_norm(
     input: Tensor,

@@ -15,12 +15,13 @@ from webtorch.functions.reduce import one_of_all
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
 from webtorch.ops import comparison, elementwise
-from webtorch.ops.layout import of_first
+from webtorch.ops.layout import of_first, row_major
 from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.record import BOOL, Autocast, composite, over_dims, return_type
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import taken_over, waited_for
 
 
 @return_type("sort")
@@ -97,7 +98,7 @@ def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = 
     return Sort(*_sorted(input, dim, bool(descending)))
 
 
-@composite(family="index", ties=True)
+@composite(family="index", ties=True, layout=of_first)
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
     """The positions of the elements in order along `dim`. Ties keep their order."""
     return _sorted(input, dim, bool(descending))[1]
@@ -116,6 +117,7 @@ def msort(input: Tensor) -> Tensor:
     once=True,
     ties=True,
     overlap="none",
+    layout=row_major,
 )
 def topk(input: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Topk:
     """(values, indices): the k largest (or smallest) elements along `dim`, in order."""
@@ -372,6 +374,15 @@ def _unique(
         nowhere = fill(x._shape if dim is None else (0,), 0, int64, x.device)
         values = copy(moved) if dim is None else movement.clone(movement.movedim(moved, 0, dim))
         return _answer(values, nowhere if return_inverse else None, none if return_counts else None)
+    if sort and dim is None and not x.dtype.is_floating_point and (known := waited_for(x)):
+        import numpy
+
+        found, places, counts = numpy.unique(known[0], return_inverse=True, return_counts=True)
+        return _answer(
+            taken_over(found, x.dtype, x),
+            taken_over(places.reshape(x._shape), int64, x) if return_inverse else None,
+            taken_over(counts, int64, x) if return_counts else None,
+        )
     if sort:
         order = iota(n, 0, 1, int64, x.device)
         # Rows in lexicographic order: a stable sort by each column, the last one first.

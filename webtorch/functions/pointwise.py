@@ -68,7 +68,7 @@ from webtorch.ops.elementwise import (
     sqrt,
 )
 from webtorch.ops.gamma import _igamma, _igammac, _polygamma, _zeta
-from webtorch.ops.layout import of_operands
+from webtorch.ops.layout import of_operands, row_major
 from webtorch.ops.primitive import cast_to, paired, pairs
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite
@@ -111,6 +111,7 @@ def _check_alpha(name: str, alpha: Scalar, *operands: Any) -> None:
     asks=("__add__", "__radd__", "__iadd__"),
     layout=of_operands,
     direct=("add.Tensor",),
+    numbers_as_tensors=True,
     aten=("add",),
     overlap="whole",
 )
@@ -132,6 +133,7 @@ def add(input: Operand, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     asks=("__sub__", "__isub__"),
     layout=of_operands,
     direct=("sub.Tensor",),
+    numbers_as_tensors=True,
     aten=("sub",),
     overlap="whole",
 )
@@ -176,6 +178,7 @@ def rsub(input: Tensor, other: Operand, *, alpha: Scalar = 1) -> Tensor:
     asks=("__truediv__", "__itruediv__"),
     layout=of_operands,
     direct=("div.Tensor",),
+    numbers_as_tensors=True,
     once=True,
     aten=("div",),
     overlap="whole",
@@ -388,6 +391,7 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
     gradient_name="MaskedFillBackward0",
     direct=("masked_fill.Scalar", "masked_fill.Tensor"),
     aten=("masked_fill",),
+    layout=row_major,
 )
 def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     """Return input with `value` (a number or a 0-d tensor) where mask is true."""
@@ -488,6 +492,7 @@ def logit(input: Tensor, eps: float | None = None) -> Tensor:
     dtypes=FLOATS,
     drawn=True,
     gradient_name="RreluWithNoiseBackward0",
+    layout=row_major,
 )
 def rrelu(
     input: Tensor,

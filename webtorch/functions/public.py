@@ -37,6 +37,11 @@ from webtorch.tensors.formats import (
     layout,
     memory_format,
     preserve_format,
+    sparse_bsc,
+    sparse_bsr,
+    sparse_coo,
+    sparse_csc,
+    sparse_csr,
     strided,
 )
 from webtorch.tensors.limits import finfo, iinfo

@@ -67,6 +67,11 @@ from webtorch.tensors.formats import layout as layout
 from webtorch.tensors.formats import memory_format as _memory_format
 from webtorch.tensors.formats import memory_format as memory_format
 from webtorch.tensors.formats import preserve_format as preserve_format
+from webtorch.tensors.formats import sparse_bsc as sparse_bsc
+from webtorch.tensors.formats import sparse_bsr as sparse_bsr
+from webtorch.tensors.formats import sparse_coo as sparse_coo
+from webtorch.tensors.formats import sparse_csc as sparse_csc
+from webtorch.tensors.formats import sparse_csr as sparse_csr
 from webtorch.tensors.formats import strided as strided
 from webtorch.tensors.limits import finfo as finfo
 from webtorch.tensors.limits import iinfo as iinfo

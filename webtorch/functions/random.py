@@ -62,6 +62,7 @@ from webtorch.tensors.host import reads, tracing
 from webtorch.tensors.limits import finfo
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import at_hand
 
 _MASK = 0xFFFFFFFF
 
@@ -605,7 +606,7 @@ def multinomial(
     """Indices of the last dimension of `input` (weights, one or two dims), drawn in proportion to the weights.
 
     Without replacement by an exponential race (Efraimidis and Spirakis, 2006): the largest u ** (1 / weight) win.
-    Reads one number from the device, to check the weights; in a captured program the device checks them.
+    Reads one number from the device, to check the weights; weights that are not computed yet the device checks.
     """
     if input.dtype not in FLOATS:
         raise DTypeError(
@@ -628,8 +629,8 @@ def multinomial(
         weights = cast_to(weights, float32)
     rows = movement.reshape(weights, (-1, n))
     count = rows._shape[0]
-    if count and reads.possible and not input.is_meta:
-        _check_weights(rows)
+    # What is pending is not waited for: the device checks it.
+    pending = count and (not reads.possible or not _is_checked(rows))
     if replacement:
         sums = scan(rows, "sum", 1)
         total = slicing.narrow(sums, 1, n - 1, 1)
@@ -643,7 +644,7 @@ def multinomial(
         key = elementwise.log1p(-u) / rows
         key = pointwise.where(comparison.gt(rows, 0), key, -math.inf)
         result = ordering.topk(key, num_samples, 1).indices
-    if count and not reads.possible:
+    if pending:
         for wrong, message in _wrong_weights(rows):
             result = demand(result, comparison.logical_not(wrong), message)
     return finish(
@@ -651,29 +652,44 @@ def multinomial(
     )
 
 
+_NO_WEIGHTS = "probability tensor contains either `inf`, `nan` or element < 0"
+_NO_SUM = "invalid multinomial distribution (sum of probabilities <= 0)"
+
+
 def _wrong_weights(rows: Tensor) -> tuple[tuple[Any, str], ...]:
     """Return, for each rule that weights must keep, which rows (count, 1) break it, and what to say."""
     fits = comparison.logical_and(comparison.ge(rows, 0), comparison.isfinite(rows))
-    return (
-        (
-            reduce_dims(comparison.logical_not(fits), "any", (1,)),
-            "probability tensor contains either `inf`, `nan` or element < 0",
-        ),
-        (
-            comparison.le(reduce_dims(rows, "sum", (1,)), 0),
-            "invalid multinomial distribution (sum of probabilities <= 0)",
-        ),
-    )
+    fits = reduce_dims(fits, "all", (1,))
+    # Of two rules that a row breaks the first one is named.
+    empty = comparison.logical_and(fits, comparison.le(reduce_dims(rows, "sum", (1,)), 0))
+    return (comparison.logical_not(fits), _NO_WEIGHTS), (empty, _NO_SUM)
 
 
-def _check_weights(rows: Tensor) -> None:
-    """Raise RuntimeError for weights that are no distribution. Reads one number from the device, as PyTorch does."""
-    rules = _wrong_weights(rows)
-    bits = [cast_to(reduce_dims(w, "any", (0, 1)), int64) * 2**i for i, (w, _) in enumerate(rules)]
-    found = int(sum(bits[1:], bits[0]).item())
-    for i, (_, message) in enumerate(rules):
-        if found >> i & 1:
+def _is_checked(rows: Tensor) -> bool:
+    """Raise RuntimeError for weights that are no distribution, where they are computed; return whether that was all
+    there is to do. Another device is asked for one number, as PyTorch does; the CPU's are looked at, which another call
+    that is like this one would not, so that the device checks them as well.
+    """
+    if rows.is_meta:
+        return True
+    known = at_hand(rows)
+    if known is not None:
+        # NaN is in no range.
+        wrong = [
+            not 0 <= known.min() <= known.max() < math.inf,
+            known.reshape(rows._shape).sum(1).min() <= 0,
+        ]
+    elif rows._storage.node.kind != "buffer":
+        return False
+    else:
+        flags = [reduce_dims(w, "any", (0, 1)) for w, _ in _wrong_weights(rows)]
+        bits = [cast_to(flag, int64) * 2**i for i, flag in enumerate(flags)]
+        found = int(sum(bits[1:], bits[0]).item())
+        wrong = [bool(found >> i & 1) for i in range(len(bits))]
+    for broken, message in zip(wrong, (_NO_WEIGHTS, _NO_SUM), strict=True):
+        if broken:
             raise RuntimeError(message)
+    return known is None
 
 
 # -- in place --------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from webtorch.ir.view import (
     Shape,
     normalize_dim,
 )
-from webtorch.ops.layout import of_first
+from webtorch.ops.layout import channels_last_as, of_first, row_major
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
@@ -183,7 +183,11 @@ def flipud(input: Tensor) -> Tensor:
 
 
 @composite(
-    family="movement", gradient_name="RollBackward0", layout=of_first, aten=("roll",), traced=True
+    family="movement",
+    gradient_name="RollBackward0",
+    layout=channels_last_as(0),
+    aten=("roll",),
+    traced=True,
 )
 def roll(
     input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = ()
@@ -273,6 +277,7 @@ def _triu_rule(g: Tensor, _out: Tensor, _input: Tensor, diagonal: int) -> Tensor
     gradient_name="TrilBackward0",
     direct=("tril",),
     aten=("tril",),
+    layout=row_major,
 )
 def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     """The lower triangle of matrices, up to `diagonal`; 0 elsewhere."""
@@ -288,6 +293,7 @@ def tril(input: Tensor, diagonal: int = 0) -> Tensor:
     gradient_name="TriuBackward0",
     direct=("triu",),
     aten=("triu",),
+    layout=row_major,
 )
 def triu(input: Tensor, diagonal: int = 0) -> Tensor:
     """The upper triangle of matrices, from `diagonal` on; 0 elsewhere."""

@@ -579,7 +579,10 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
             f"channels and {groups} groups."
         )
     out = input.reshape((n, groups, channels // groups, *rest)).transpose(1, 2)
-    return out.reshape((n, channels, *rest))
+    # One group, or one channel in each, would leave a view.
+    return (
+        out.contiguous().reshape((n, channels, *rest)) if 1 < groups < channels else input.clone()
+    )
 
 
 # ---- sampling at any place -----------------------------------------------------------------------

@@ -8,7 +8,7 @@ from webtorch.functions.joining import cat
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import physical
 from webtorch.tensors.modes import mode, no_grad
-from webtorch.tensors.printing import Nested, format_tensor
+from webtorch.tensors.printing import Fetch, Nested, format_tensor
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
@@ -19,6 +19,21 @@ def show_tensor(x: Tensor, contents: Any = None) -> str:
     """
     if x._levels:
         return _show_batched(x)
+    fn = x.grad_fn
+    name = None if fn is None else fn.title.removeprefix("torch::autograd::")
+    kind = type(x).__name__
+    text = format_tensor(
+        fetcher(x) if contents is None else contents, x._shape, x.dtype.name, device=str(x.device),
+        requires_grad=x.requires_grad, grad_fn=name,
+        class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
+    )  # fmt: skip
+    # A parameter of a subclass, also one that Parameter(x) made of an x of a class of tensors.
+    below = kind != "Parameter" and any(c.__name__ == "Parameter" for c in type(x).__mro__)
+    return f"Parameter({text})" if below or x.__dict__.get("_is_param") else text
+
+
+def fetcher(x: Tensor) -> Fetch | None:
+    """Return what reads the elements that are printed; None of a tensor without values."""
 
     def fetch(edge: int | None) -> Nested:
         """Return the elements as nested lists, of long dims the ends alone."""
@@ -30,19 +45,7 @@ def show_tensor(x: Tensor, contents: Any = None) -> str:
                         part = _ends(part, d, edge)
             return part.tolist()
 
-    fn = x.grad_fn
-    name = None if fn is None else fn.title.removeprefix("torch::autograd::")
-    kind = type(x).__name__
-    if contents is None and x._storage.runtime.kind != "meta":
-        contents = fetch
-    text = format_tensor(
-        contents, x._shape, x.dtype.name, device=str(x.device),
-        requires_grad=x.requires_grad, grad_fn=name,
-        class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
-    )  # fmt: skip
-    # A parameter of a subclass, also one that Parameter(x) made of an x of a class of tensors.
-    below = kind != "Parameter" and any(c.__name__ == "Parameter" for c in type(x).__mro__)
-    return f"Parameter({text})" if below or x.__dict__.get("_is_param") else text
+    return None if x._storage.runtime.kind == "meta" else fetch
 
 
 def _show_batched(x: Tensor) -> str:

@@ -26,6 +26,7 @@ from webtorch.functions.reduce import as_float, vector_norm
 from webtorch.ir.dtype import bool_, int64, uint8
 from webtorch.ir.view import normalize_dim
 from webtorch.ops import elementwise
+from webtorch.ops.layout import row_major
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
 from webtorch.ops.record import BOOL, Autocast, Example, OutRule, composite, return_type
@@ -506,6 +507,7 @@ def _histogram(
     gradient_name="RenormBackward0",
     aten=("renorm",),
     overlap="whole",
+    layout=row_major,
 )
 @computed_wide
 def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:

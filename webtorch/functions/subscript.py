@@ -24,6 +24,7 @@ from webtorch.tensors import override
 from webtorch.tensors.host import tracing
 from webtorch.tensors.remember import Views
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import taken_over, waited_for
 from webtorch.tensors.writing import Picked, check_overlap, leave_hooks
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
@@ -51,6 +52,10 @@ def getitem(x: Tensor, index: Any) -> Tensor:
 
 
 def _getitem(x: Tensor, index: Any) -> Tensor:
+    mask = _as_mask(x, index)
+    if mask is not None and mask._shape and (known := waited_for(x, mask)) is not None:
+        values, chosen = known
+        return taken_over(values[chosen], x.dtype, x)
     reads = not x._storage.runtime.capturing
     view, tensors, single, names = _parse(x, index, reads)
     if tensors:

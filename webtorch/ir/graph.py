@@ -158,16 +158,22 @@ class Node:
 
 # Kinds of nodes whose values are in memory when something reads them.
 IN_MEMORY = ("buffer", "update", "scatter")
+# The largest offset that an argument holds.
+_LONGEST = 2**31 - 1
+
+
+def placed(offset: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return where a window begins in memory, in elements, as attributes and arguments of its node.
+
+    It is a runtime argument, so that x[1], x[2], ... are one program, as far as an int32 holds it.
+    """
+    return ((), (offset,)) if offset <= _LONGEST else ((offset,), ())
 
 
 def window(node: Node, shape: Shape, strides: Shape, offset: int, dtype: DType) -> Node:
-    """Return a node of other sizes and strides, from `offset` on, all in elements.
-
-    Of data in memory the offset is a runtime argument, so that x[1], x[2], ... are one program.
-    """
-    if offset and node.kind in IN_MEMORY:
-        return Node("view", (node,), (strides,), (offset,), shape, dtype)
-    return Node("view", (node,), (strides, offset), (), shape, dtype)
+    """Return a node of other sizes and strides, from `offset` on, all in elements."""
+    attrs, scalars = placed(offset) if offset and node.kind in IN_MEMORY else ((offset,), ())
+    return Node("view", (node,), (strides, *attrs), scalars, shape, dtype)
 
 
 # Kind, sources (0 and up: the call's; -1 and down: steps, from the first), attributes, numbers, shape,
@@ -180,12 +186,13 @@ class Recorded(Form):
     are its results. It is the form of the "call" nodes that stand for it.
     """
 
-    __slots__ = ("picks", "results", "steps")
+    __slots__ = ("picks", "results", "steps", "writes")
 
     def __init__(self, steps: tuple[Step, ...], results: tuple[int, ...]) -> None:
         super().__init__()
         self.steps = steps
         self.results = results
+        self.writes = any(s[0] == "update" for s in steps)
         self.picks = any(s[0] in ("take", "scatter") and s[6] for s in steps)
 
     def record(self, given: Sequence[Node], line: object, results: Mapping[int, Node]) -> None:

@@ -358,7 +358,7 @@ class Body:
                 holds = (raw >= 0) & (raw < size)
                 inside = holds if inside is None else inside & holds
                 raw = ex.maximum(ex.minimum(raw, size - 1), 0)
-            raw = ex.cast(raw, int32)
+            raw = ex.cast(raw, int32 if size <= 1 << 31 else int64)
             position = position + ix.value(raw, 0, max(size - 1, 0)) * strides[d]
         return position, inside
 

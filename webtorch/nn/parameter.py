@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.formats import strided
 from webtorch.tensors.override import asks, disabled
 from webtorch.tensors.tensor import Tensor
 
@@ -42,7 +43,7 @@ class Parameter(Tensor, metaclass=_ParameterMeta):
                 f"Parameter: data must be a Tensor, not {type(data).__name__}. "
                 "Wrap it first: Parameter(webtorch.tensor(data))."
             )
-        if asks(type(data)):
+        if asks(type(data)) or data.layout is not strided:
             # The class of the data knows more than a Parameter does: the result is one of them.
             out: Any = data.detach().requires_grad_(requires_grad)
             kind: type[Any] = type(out)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from webtorch.capture.dynamic import Point, _monomials, _row
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType, Scalar
+from webtorch.ir.view import Shape
 from webtorch.tensors.tensor import Tensor
 
 # What a slice's end is when it goes to the end.
@@ -81,6 +82,32 @@ class Graph:
         if count is None:
             return base
         return self.fresh(f"{base}_{count}")
+
+
+def _left_open(
+    rows: Sequence[Ints], position: int, shapes: Sequence[Shape], has_free: bool
+) -> int | None:
+    """Return how a reshape or an expansion names a size without computing it, None where it cannot.
+
+    `shapes`: of the tensor that it is of, for each of the rows; `has_free`: whether a size before it is -1.
+    """
+    sizes, use = rows[0].values, rows[0].use
+    if use not in ("reshape", "expand"):
+        return None
+
+    def keeps(place: int, at: int) -> bool:
+        """Whether a size is always that of the tensor's own dim."""
+        return all(
+            0 <= at < len(s) and s[at] == r.values[place] for s, r in zip(shapes, rows, strict=True)
+        )
+
+    if use == "expand":
+        return 1 if keeps(position, position - (len(sizes) - len(shapes[0]))) else None
+    if keeps(position, position):
+        return 0
+    changing = [p for p in range(position + 1, len(sizes)) if len({r.values[p] for r in rows}) > 1]
+    is_free = not has_free and all(keeps(p, p) for p in changing)
+    return -1 if is_free and all(0 not in r.values for r in rows) else None
 
 
 def different_constants(
@@ -209,38 +236,13 @@ class _Sizes:
         self.at(users[0], ())
         ints = rows[0]
         entries: list[str | int] = []
-        free = 0
         for position in range(len(ints.values)):
             values = [r.values[position] for r in rows]
-            if len(set(values)) == 1:
-                entries.append(values[0])
-                continue
             near = list(zip(*(r.near for r in rows), strict=False))
-            own = near[0] if near else None
-            if ints.use in ("reshape", "expand") and own is not None:
-                shapes = [shape for _, shape in own]
-                at = position
-                if ints.use == "expand":
-                    at = position - (len(ints.values) - len(shapes[0]))
-                if all(
-                    0 <= at < len(s) and s[at] == v for s, v in zip(shapes, values, strict=True)
-                ):
-                    entries.append(0 if ints.use == "reshape" else 1)
-                    continue
-                if ints.use == "reshape" and not free and -1 not in entries:
-                    rest = [
-                        p
-                        for p in range(position + 1, len(ints.values))
-                        if len({r.values[p] for r in rows}) > 1
-                    ]
-                    if not any(
-                        not all(p < len(s) and s[p] == r.values[p] for s, r in zip(shapes, rows))
-                        for p in rest
-                    ) and all(0 not in r.values for r in rows):
-                        entries.append(-1)
-                        free = 1
-                        continue
-            entries.append(self.number(values, near, name))
+            entry = values[0] if len(set(values)) == 1 else None
+            if entry is None and near:
+                entry = _left_open(rows, position, [shape for _, shape in near[0]], -1 in entries)
+            entries.append(self.number(values, near, name) if entry is None else entry)
         if all(isinstance(e, int) for e in entries):
             ints.values = tuple(int(e) for e in entries)
             return

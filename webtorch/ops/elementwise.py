@@ -183,6 +183,7 @@ mul = elementwise(
     once=True,
     on_parts="scaled",
     direct=("mul.Tensor",),
+    numbers_as_tensors=True,
     doc="input * other; of bools, and.",
 )
 _div = elementwise(

@@ -1,7 +1,7 @@
 """How results lie in memory: which strides PyTorch's CPU gives them. May import floor 0 only.
 
 A layout rule takes the sizes and strides of the operands in order, and the sizes of a result. An entry's is its field
-`layout`; results of entries without one are row-major.
+`layout`; results of entries without one are as their parts make them, row-major in most.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ def of_operands(forms: Forms, shape: Sizes) -> Sizes:
     if any(len(sizes) > len(shape) for sizes, _ in forms):
         return contiguous_strides(shape)
     return result_strides(shape, forms, True)
+
+
+def row_major(forms: Forms, shape: Sizes) -> Sizes:
+    """Row-major whatever the operands are: of entries whose parts keep the order of their operand."""
+    return contiguous_strides(shape)
 
 
 def of_first(forms: Forms, shape: Sizes) -> Sizes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from webtorch.ir.lines import user_depth
 
@@ -19,6 +20,10 @@ class _Look(threading.local):
 
     watching = False
     looked = False
+
+    def __init__(self) -> None:
+        # What the watched call says must be zeros, with what raises where it is not.
+        self.demands: list[tuple[Any, Callable[[], object]]] = []
 
 
 look = _Look()

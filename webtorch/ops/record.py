@@ -209,6 +209,8 @@ class Op:
     operators: tuple[str, ...] = ()
     # Operators of these that have a kernel though PyTorch could make them of others: "add.Tensor".
     direct: tuple[str, ...] = ()
+    # Whether PyTorch takes numbers for it where the schema says Tensor.
+    numbers_as_tensors: bool = False
     # Whether it is the operator of its name in PyTorch's graphs; in eager code PyTorch composes that, or makes a view.
     traced: bool = False
     # How the result lies in memory, as the operator's in PyTorch; None: row-major.

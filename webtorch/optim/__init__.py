@@ -1,7 +1,4 @@
-"""`webtorch.optim`: PyTorch's optimizers and learning rate schedules. May import floors 0 to 4.
-
-SparseAdam is not here: there are no sparse gradients.
-"""
+"""`webtorch.optim`: PyTorch's optimizers and learning rate schedules. May import floors 0 to 4."""
 
 from webtorch.optim import lr_scheduler, swa_utils
 from webtorch.optim.adadelta import Adadelta
@@ -18,6 +15,7 @@ from webtorch.optim.radam import RAdam
 from webtorch.optim.rmsprop import RMSprop
 from webtorch.optim.rprop import Rprop
 from webtorch.optim.sgd import SGD
+from webtorch.optim.sparse_adam import SparseAdam
 from webtorch.tensors.absent import missing_names as _missing_names
 
 __all__ = [
@@ -36,6 +34,7 @@ __all__ = [
     "RAdam",
     "RMSprop",
     "Rprop",
+    "SparseAdam",
     "lr_scheduler",
     "swa_utils",
 ]

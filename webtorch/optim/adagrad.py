@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
 from webtorch.optim.optimizer import Group, Optimizer, check_flags, check_options, options_of
+from webtorch.tensors.formats import strided
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Adagrad"]
@@ -15,6 +16,7 @@ class Adagrad(Optimizer):
     """Divide the gradient by the root of the sum of its squares so far. Duchi et al., 2011."""
 
     _takes_back: ClassVar[bool] = True
+    _takes_sparse: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -58,7 +60,21 @@ class Adagrad(Optimizer):
             if group["lr_decay"] != 0:
                 rate = ((step - 1) * hyper("lr_decay") + 1).reciprocal() * rate
             for param, grad in members:
+                if grad.layout is not strided:
+                    _update_sparse(group, self.state[param]["sum"], param, grad, rate)
+                    continue
                 grad = self._decayed(group, param, grad)
                 total = self.state[param]["sum"]
                 total.addcmul_(grad, grad, value=1)
                 param.addcdiv_(grad * rate, total.sqrt().add(hyper("eps")))
+
+
+def _update_sparse(group: Group, total: Tensor, param: Tensor, given: Tensor, rate: Any) -> None:
+    """Change a parameter where its gradient has values."""
+    if group["weight_decay"] != 0:
+        raise RuntimeError("weight_decay option is not compatible with sparse gradients")
+    grad: Any = given.coalesce()
+    values = grad._values()
+    total.add_(grad.like(values * values))
+    size = total.sparse_mask(grad)._values().sqrt() + group["eps"]
+    param.add_(grad.like(values * rate / size))

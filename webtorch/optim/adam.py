@@ -29,6 +29,9 @@ class Adam(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _no_sparse: ClassVar[str] = (
+        "Adam does not support sparse gradients, please consider SparseAdam instead"
+    )
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         **OF_DECAY,

@@ -27,6 +27,7 @@ from webtorch.nn.hook import Hook, RemovableHandle
 from webtorch.nn.module import typename
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.autocast import forget_written
+from webtorch.tensors.formats import strided
 from webtorch.tensors.host import Varying, bindings, host_scalar, make_before, tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -219,6 +220,9 @@ class Optimizer:
     # Whether a step can be taken back on the device. GradScaler sets `found_inf`, a 0-d tensor, before
     # it calls `step`: where that is not 0, parameters and state stay as they were.
     _takes_back: ClassVar[bool] = False
+    # Whether gradients may be sparse tensors, and what is said where they may not.
+    _takes_sparse: ClassVar[bool] = False
+    _no_sparse: ClassVar[str] = "{} does not support sparse gradients"
     # State that does not begin as zero: the number, or the name of the option, that it begins as.
     _beginnings: ClassVar[dict[str, float | str]] = {}
     # Derived numbers of `Hyper`, by name.
@@ -281,9 +285,16 @@ class Optimizer:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         """Take back what `__getstate__` returned, or part of it."""
+        before = self.__dict__.get("param_groups", [])
         self.__dict__.update(state)
         self._make_hook_tables()
+        known = [self._hypers.pop(id(group), None) for group in before]
         self._hypers.clear()
+        for hyper, group in zip(known, self.param_groups, strict=False):
+            if hyper is not None:
+                # Who reads options there, as a script does, reads those that were loaded.
+                hyper.group = group
+                self._hypers[id(group)] = hyper
         for group in self.param_groups:
             for name, default in self.defaults.items():
                 # An option that is younger than the checkpoint.
@@ -523,11 +534,14 @@ class Optimizer:
     def _gradients(self, group: Group) -> list[tuple[Tensor, Tensor]]:
         """Return (parameter, gradient to descend) of those that have one."""
         maximize = group.get("maximize", False)
-        return [
+        pairs = [
             (param, -param.grad if maximize else param.grad)
             for param in group["params"]
             if param.grad is not None
         ]
+        if not self._takes_sparse and any(g.layout is not strided for _, g in pairs):
+            raise RuntimeError(self._no_sparse.format(type(self).__name__))
+        return pairs
 
     def _new_steps(self, params: Iterable[Tensor]) -> None:
         """Give parameters without a step count one that starts at 0, shared by device."""

@@ -25,6 +25,7 @@ class SGD(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _takes_sparse: ClassVar[bool] = True
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-dampening": lambda group: 1 - group["dampening"],

@@ -286,23 +286,6 @@ def _pinverse(x: torch.Tensor, rcond: float | torch.Tensor | None = 1e-15) -> to
     return _pinv_of(x, None, rcond, False)
 
 
-@composed("_batch_norm_impl_index")
-def _batch_norm_index(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
-    """`aten::_batch_norm_impl_index`, where PyTorch takes float64 statistics for an empty batch."""
-    operator = torch.ops.aten._batch_norm_impl_index.default
-    if x.numel():
-        return operator.decompose(x, weight, bias, *rest)
-    out = x.clone()
-    if weight is not None:
-        out = out * weight[0]
-    if bias is not None:
-        out = out + bias[0]
-    statistics = x.new_empty(x.shape[1:2], dtype=torch.float32)
-    return out, statistics, statistics.clone(), x.new_empty((0,), dtype=torch.uint8), 0
-
-
 @composed("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
 def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: Any) -> torch.Tensor:
     """`aten::kaiser_window`, which PyTorch hands to a CPU kernel."""

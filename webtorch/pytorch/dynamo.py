@@ -320,24 +320,25 @@ class Graph:
         self.written = frozenset(written)
         # Values that must lie in memory as PyTorch traced them, with their dims in that order: what the
         # user gets, who may take views of it, and what `as_strided` reads.
-        outputs = leaves[:visible]
-        strided = [n.args[0] for n in nodes if str(n.target).startswith("aten.as_strided")]
         self.layouts: dict[int, tuple[int, ...]] = {}
         # Those of them that the trace says have memory of their own.
         self.own: set[int] = set()
-        for i, node in enumerate((*outputs, *strided)):
-            while isinstance(node, torch.fx.Node) and getattr(node.target, "is_view", False):
-                node = node.args[0]
-            if not isinstance(node, torch.fx.Node):
-                continue
-            made = node.op == "call_function"
-            if made and i < len(outputs) and _is_new(node):
-                self.own.add(slots[node])
-            # An input may be what an operator returned, which lies otherwise than its trace said.
-            read = i >= len(outputs) and number.get(node) not in (None, *self.written)
-            order = _traced_order(node.meta.get("val"))
-            if order is not None and (made or read):
-                self.layouts[slots[node]] = order
+        for node in map(_source, leaves[:visible]):
+            if isinstance(node, torch.fx.Node) and node.op == "call_function":
+                if _is_new(node):
+                    self.own.add(slots[node])
+                self._lay(node, slots)
+        for node in nodes:
+            if str(node.target).startswith("aten.as_strided"):
+                read = _source(node.args[0])
+                # An input may be what an operator returned, which lies otherwise than its trace said.
+                if read.op == "call_function" or number.get(read) not in (None, *written):
+                    self._lay(read, slots)
+
+    def _lay(self, node: torch.fx.Node, slots: dict[torch.fx.Node, int]) -> None:
+        order = _traced_order(node.meta.get("val"))
+        if order is not None:
+            self.layouts[slots[node]] = order
 
     def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the graph's operators once on webtorch tensors."""
@@ -363,6 +364,13 @@ class Graph:
             for slot in step.dead:
                 values[slot] = None
         return [_fill_in(r, values) for r in self.result]
+
+
+def _source(value: Any) -> Any:
+    """Return the node that a view is of, through all views."""
+    while isinstance(value, torch.fx.Node) and getattr(value.target, "is_view", False):
+        value = value.args[0]
+    return value
 
 
 def _unpacked(nodes: Sequence[Any]) -> tuple[list[Any], range]:

@@ -142,9 +142,11 @@ def is_free(function: Kernel) -> bool:
     )
 
 
-def functional(name: str, function: Kernel) -> Kernel:
-    """Return the kernel of an operator that makes new tensors."""
-    rule = _known(name).layout
+def functional(name: str, function: Kernel, writes: Sequence[int] = ()) -> Kernel:
+    """Return the kernel of an operator that makes new tensors.
+
+    `writes`: the operands, by place, that the last results of `function` overwrite.
+    """
     kinds = Kinds(is_free(function))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -154,19 +156,28 @@ def functional(name: str, function: Kernel) -> Kernel:
         nodes: list[Node] = []
         numbers: list[float] = []
         plan = kinds.find(args, kwargs, nodes, numbers)
+        outs: list[torch.Tensor] = [args[n] for n in writes]
         if type(plan) is Plan:
-            return plan.tensors(nodes, numbers, user_line())
+            return plan.tensors(nodes, numbers, user_line(), outs)
+        # Not before: kernels are made while operators are still being declared.
+        rule = _known(name).layout
         forms = () if rule is None else forms_of(args)
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
 
-        def call(values: Any, options: Any) -> object:
+        def call(values: Any, options: Any) -> Any:
             """Return the results as they are to lie."""
             return _lain(function(*values, **options), values, forms, rule)
 
-        if type(plan) is tuple:
-            return _made(kinds.watch(plan, call, values, options, nodes, numbers))
-        return _made(call(values, options))
+        if type(plan) is tuple and all(map(is_whole, outs)):
+            found = kinds.watch(plan, call, values, options, nodes, numbers)
+        else:
+            found = call(values, options)
+        if outs:
+            for out, x in zip(outs, found[-len(outs) :], strict=True):
+                store(out, x.tensor, True)
+            found = found[: -len(outs)]
+        return _made(found)
 
     return kernel
 

@@ -18,6 +18,7 @@ from torch._C._dynamo.guards import TensorGuards
 from webtorch.dispatch.call import active
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import IN_MEMORY, Form, Node
+from webtorch.ir.view import numel
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -29,10 +30,9 @@ from webtorch.pytorch.device import (
     reach,
     runtime,
 )
-from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.promotion import depending
-from webtorch.tensors.remember import Result, watched
+from webtorch.tensors.remember import Place, Result, watched
 from webtorch.tensors.storage import Storage
 
 # Kinds of calls that an operator knows; a program that makes kinds without end starts anew.
@@ -214,29 +214,44 @@ class Plan:
     def _sources(self, nodes: list[Node]) -> tuple[Node, ...]:
         return tuple([nodes[s] if type(s) is int else s for s in self.leaves])  # type: ignore[misc]
 
-    def tensors(self, nodes: list[Node], numbers: Sequence[float], line: Any) -> Any:
-        """Record a call over the operands' nodes, and return its results as new tensors."""
+    def tensors(
+        self,
+        nodes: list[Node],
+        numbers: Sequence[float],
+        line: Any,
+        outs: Sequence[torch.Tensor] = (),
+    ) -> Any:
+        """Record a call over the operands' nodes, and return its results as new tensors; the last ones overwrite
+        `outs`.
+        """
         home = opened.runtime
         assert home is not None
         if self.make is None:
             place = self.place
             return place.tensor(Storage(self.node(nodes, numbers, line), home, place.elements))
+        places = self.places
         if numbers:
             made = self._all(nodes, numbers, line)
-            return self.make([_tensor(p, n, home) for p, n in zip(self.places, made, strict=True)])
-        leaves = tuple(nodes) if self.is_straight else self._sources(nodes)
-        results: list[weakref.ref[Node]] = []
-        tensors: list[torch.Tensor] = []
-        for place in self.places:
-            attrs = (*place.attrs[:2], results)
-            node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
-            results.append(weakref.ref(node))
-            tensors.append(_tensor(place, node, home))
-        return self.make(tensors)
-
-
-def _tensor(place: _Place, node: Node, home: Runtime) -> torch.Tensor:
-    return place.tensor(Storage(node, home, place.elements))
+        else:
+            leaves = tuple(nodes) if self.is_straight else self._sources(nodes)
+            results: list[weakref.ref[Node]] = []
+            made = []
+            for place in places:
+                attrs = (*place.attrs[:2], results)
+                node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
+                results.append(weakref.ref(node))
+                made.append(node)
+        if outs:
+            new = len(made) - len(outs)
+            for out, place, node in zip(outs, places[new:], made[new:], strict=True):
+                self._put(out, node, place)
+            places = places[:new]
+        return self.make(
+            [
+                place.tensor(Storage(node, home, place.elements))
+                for place, node in zip(places, made, strict=False)
+            ]
+        )
 
 
 class _Near:
@@ -300,32 +315,18 @@ class Kinds:
             or self.failures >= _MOST_FAILURES
         ):
             return None
+        home.apart = True
         parts: list[Any] = [*begun]
         tensors: list[torch.Tensor] = []
-        free = numbers if self.free else None
         try:
-            for x in args:
-                kind = type(x)
-                if kind is _Tensor or kind is _Parameter:
-                    # As in `_kinds`, without a frame.
-                    storage = _find(x)._webgpu
-                    if type(storage) is not Storage and (storage := _held(storage, parts)) is None:
-                        return None
-                    node = storage.node
-                    dtype = node.dtype
-                    if free is not None and dtype not in _FLOATS:
-                        free = None
-                    parts += dtype, node.shape, node.kind in _IN_MEMORY and node.kind
-                    nodes.append(node)
-                    tensors.append(x)
-                elif x is None:
-                    parts.append(None)
-                elif not _kinds((x,), parts, nodes, tensors, free):
-                    return None
-            for name, value in kwargs.items():
-                parts.append(name)
-                if not _kinds((value,), parts, nodes, tensors, free):
-                    return None
+            values = args
+            if kwargs:
+                # Names of options are looked at as their values are.
+                values = [*args]
+                for option in kwargs.items():
+                    values += option
+            if not _kinds(values, parts, nodes, tensors, numbers if self.free else None):
+                return None
             if out is not None and not _target(
                 out, parts, nodes, tensors, inplace and args[0] is out
             ):
@@ -412,9 +413,7 @@ class Kinds:
         assert home is not None
         try:
             _, result = watched(run, values, options, nodes, home)
-            if result is not None and all(
-                p[3][3] and not p[3][4].is_complex for p in result.places
-            ):
+            if result is not None and all(map(_is_all, result.places, lying)):
                 plan = Plan(result, lying, marks, len(nodes))
         finally:
             self.found[key] = plan
@@ -424,6 +423,15 @@ class Kinds:
             self.free = False
             self.forget()
         return out[0]
+
+
+def _is_all(place: Place, lying: Lying) -> bool:
+    """Whether a result is all of its memory, row-major or in the order of its strides."""
+    _, (_, _, elements), _, (shape, strides, offset, whole, dtype) = place
+    if dtype.is_complex:
+        return False
+    in_order = strides == lying[0] and not offset and elements == numel(shape)
+    return whole or in_order
 
 
 def _freed(x: Any, places: Iterator[int]) -> Any:

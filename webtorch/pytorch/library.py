@@ -29,6 +29,7 @@ from webtorch.pytorch import (
     patches,
     regions,
 )
+from webtorch.pytorch import batchnorm as batchnorm  # declares itself
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
 from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (
@@ -58,23 +59,19 @@ def _has_kernel(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
 
 
-# Operators that PyTorch takes numbers for where the schema says Tensor.
-_OF_NUMBERS = ("add", "sub", "mul", "div")
-
-
 def _is_composed(packet: str, name: str, operator: OpOverload, known: set[str]) -> bool:
     """Whether PyTorch makes an operator of its out= form, and we may call what it makes.
 
     Not where another overload gives it numbers as tensors without dims: kernels see numbers, which PyTorch does not
     take from them. What is composed twice must not draw random numbers.
     """
-    base = packet.removesuffix("_")
+    entry = TABLE.get(packet.removesuffix("_"))
     if not _has_kernel(name, STRUCTURED.name):
         return False
     types = [str(a.type) for a in operator._schema.arguments]
     if "generator" in [a.name for a in operator._schema.arguments]:
         return False
-    return base in _OF_NUMBERS or not any(
+    return (entry is not None and entry.numbers_as_tensors) or not any(
         mine == "Tensor" and str(a.type) == "number"
         for _, other in overloads(packet)
         if other._name in known

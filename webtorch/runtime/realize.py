@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from webtorch.dispatch.call import active
 from webtorch.errors import CaptureError, OutOfMemoryError
 from webtorch.ir.dtype import Scalar
-from webtorch.ir.graph import Graph, Node
+from webtorch.ir.graph import Form, Graph, Node
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import kept
 from webtorch.runtime.backend import Backend, Executable
@@ -29,12 +29,16 @@ from webtorch.runtime.churn import Churn, Family
 from webtorch.runtime.compilations import Compilation, note
 from webtorch.runtime.frozen import (
     Frozen,
+    Glance,
+    Outline,
     Taken,
     Value,
     difference,
     family,
     freeze,
+    outline,
     outline_of,
+    places_of,
     reason_for,
     signature,
     to_graph,
@@ -48,11 +52,16 @@ from webtorch.runtime.watch import watch
 # Recorded but unrealized results are bounded: at this number they are computed.
 _MAX_PENDING = 8192
 _MAX_PROGRAMS = 1024
+_MAX_GLANCES = 128
 # Graphs that differ in sizes only are computed in parts once so many were compiled one after the other...
 _IN_PARTS_FROM = 2
 # ... unless the very same one has come so often: as a whole it runs faster.
 _IN_PARTS_MOST = 32
 _MAX_DIVIDED = 64
+# Of one value that is read with so many others behind it at most, the program is found without a structural key; of
+# each form so many such graphs are known.
+_FEW = 16
+_MOST_OUTLINES = 64
 # Above this number of values that NumPy sees, looking through them at every run would cost more
 # than it saves.
 _MAX_LENT_CHECKED = 64
@@ -111,7 +120,7 @@ class Divided:
 class _Known:
     """How the results of one call are computed by themselves."""
 
-    __slots__ = ("args", "executable", "family", "order", "runtime")
+    __slots__ = ("args", "executable", "family", "order", "places", "runtime")
 
     def __init__(
         self,
@@ -120,10 +129,54 @@ class _Known:
         order: list[int] | None,
         args: list[Scalar] | None,
         family: Family | None,
+        places: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.runtime, self.executable, self.family = runtime, executable, family
-        # Which source is which input (None: in their order), and the numbers (None: the node's).
-        self.order, self.args = order, args
+        # Which source is which input (None: in their order), and the numbers (None: the node's), of which some are the
+        # graph's.
+        self.order, self.args, self.places = order, args, places
+
+    def numbers(self, given: Sequence[Scalar]) -> Sequence[Scalar]:
+        """Return the numbers of a run, of which some are `given`."""
+        args = self.args
+        if args is None:
+            return given
+        if self.places:
+            args = args.copy()
+            for at, place in self.places:
+                args[at] = given[place]
+        return args
+
+
+class _Glanced:
+    """What is known of a graph with its calls not taken apart: its program, and what that is run with."""
+
+    __slots__ = ("executable", "family", "fixed", "moved", "order")
+
+    def __init__(
+        self, glance: Glance, frozen: Frozen, executable: Executable, family: Family | None
+    ) -> None:
+        self.executable = weakref.ref(executable)
+        self.family = family
+        place = {n: i for i, n in enumerate(glance.inputs)}
+        # Which of what the graph reads is which input.
+        self.order = [place[n] for n in frozen.inputs]
+        # The arguments: those of calls are always the same, others are the graph's own.
+        self.fixed = [*frozen.args]
+        self.moved: list[tuple[int, int]] = []
+        at = 0
+        for node in frozen.order:
+            first, count = glance.places.get(node), len(node.scalars)
+            if first is not None:
+                self.moved += [(at + i, first + i) for i in range(count)]
+            at += count
+
+    def args(self, given: Sequence[Scalar]) -> list[Scalar]:
+        """Return a program's arguments, of the numbers of a graph."""
+        args = self.fixed.copy()
+        for to, source in self.moved:
+            args[to] = given[source]
+        return args
 
 
 class Runtime:
@@ -142,6 +195,10 @@ class Runtime:
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
         # Some of them once more, by the keys of `signature`.
         self.single: dict[tuple[object, ...], weakref.ref[Executable]] = {}
+        # What is known of graphs that are looked at with their calls not taken apart. Where who records follows
+        # no scripts, and says so by `apart`, that is enough.
+        self.glances: dict[tuple[Any, ...], _Glanced] = {}
+        self.apart = False
         self.counters = Counters()
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
         # Graphs that are computed in parts, by structure.
@@ -294,7 +351,8 @@ class Runtime:
                     "instead of a Python `if`."
                 )
         with self.lock:
-            if len(self.pending) == 1 and recording is None and not self.lent and self._launch():
+            few = len(self.pending) <= _FEW
+            if few and recording is None and not self.lent and self._launch():
                 return
             taken = self._take()
             try:
@@ -306,11 +364,18 @@ class Runtime:
                 self.running -= 1
 
     def _launch(self) -> bool:
-        """Compute the one value that is pending by the program that is known for others of its form. Return whether
-        there is one: an operation that is read at once pays for no more than this.
+        """Compute the one value that is wanted by the program that is known for others of its form. Return whether
+        there is one: what is read at once pays for no more than this.
         """
-        reference = self.pending[0]
-        owner = reference()
+        owner: Owner | None = None
+        count = 0
+        for reference in self.pending:
+            found = reference()
+            count += 1
+            if found is not None:
+                if owner is not None and found is not owner:
+                    return False
+                owner, wanted = found, reference
         # While there is little room somebody must ask which program was used last.
         full = len(self.programs) > _MAX_PROGRAMS // 2
         if owner is None or full or self.debug or watch.before is not None:
@@ -319,18 +384,31 @@ class Runtime:
         self.running += 1
         try:
             node = owner.node
-            form, given, kind = node.form, node.srcs, node.kind
-            if form is None or form.picks or kind == "buffer" or owner.donor is not None:
+            form = node.form
+            if form is None or node.kind == "buffer" or owner.donor is not None:
                 return False
+            key: Any = node.attrs[1] if node.kind == "call" else 0
+            args: Sequence[Scalar] = node.scalars
             buffers = []
+            given = node.srcs
             for s in given:
                 if s.kind != "buffer":
-                    return False
+                    break
                 buffers.append(s.buffer)
-            count = len(given)
-            if count > 1 and (given[0] is given[1] if count == 2 else len({*given}) < count):
-                return False
-            known: _Known | None = form.programs.get(node.attrs[1] if kind == "call" else 0)
+            places = len(given)
+            if len(buffers) < places:
+                drawn = None if active.count and listener is not None else outline(node)
+                if drawn is None:
+                    return False
+                key, inputs, args, _ = drawn
+                buffers = [n.buffer for n in inputs]
+            else:
+                if places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places):
+                    key = key, tuple([given.index(s) for s in given])
+                if form.picks and node.line is not None:
+                    code, instruction = node.line
+                    key = key, code.co_filename, code.co_firstlineno, instruction
+            known: _Known | None = form.programs.get(key)
             if known is None or known.runtime is not self:
                 return False
             executable = known.executable()
@@ -338,14 +416,16 @@ class Runtime:
                 return False
             if known.order is not None:
                 buffers = [buffers[n] for n in known.order]
-            self.settled[id(owner)] = reference
-            del self.pending[0]
+            if known.args is not None:
+                args = known.numbers(args)
+            self.settled[id(owner)] = wanted
+            del self.pending[:count]
             try:
-                node.become_buffer(executable.run(buffers, known.args or node.scalars)[0])
+                node.become_buffer(executable.run(buffers, args)[0])
             except BaseException as error:
                 if not isinstance(error, Exception):
                     # Stopped before it ran: the result is still wanted.
-                    self.pending.insert(0, reference)
+                    self.pending.insert(0, wanted)
                 raise
         finally:
             self.running -= 1
@@ -414,6 +494,16 @@ class Runtime:
             if active.count and listener is not None:
                 listener.ran(self, None, None)
             return
+        # Its calls are taken apart when it is frozen.
+        drawn = self._drawn(owners)
+        glance = None
+        if self.apart:
+            self.apart = False
+            # While there is little room somebody must ask which program was used last.
+            if not self.debug and len(self.programs) <= _MAX_PROGRAMS // 2:
+                glance = Glance(owners)
+                if self._run_known(owners, glance):
+                    return
         frozen = freeze(owners)
         if (
             len(frozen.order) >= FEWEST
@@ -423,7 +513,54 @@ class Runtime:
             if listener is not None:
                 listener.ran(self, None, None)
             return
-        self._run_frozen(frozen, self.program(frozen.key, frozen))
+        executable = self.program(frozen.key, frozen)
+        if drawn is not None and (listener is None or len(frozen.order) < listener.fewest):
+            self._know(frozen, executable, *drawn)
+        if glance is not None:
+            if len(self.glances) >= _MAX_GLANCES:
+                self.glances.clear()
+            family = self.families.get(id(executable))
+            self.glances[glance.key] = _Glanced(glance, frozen, executable, family)
+        self._run_frozen(frozen, executable)
+
+    def _run_known(self, owners: Sequence[Value], glance: Glance) -> bool:
+        """Compute a graph whose calls need not be taken apart, because it is known. Return whether it is."""
+        known = self.glances.get(glance.key)
+        executable = known.executable() if known is not None else None
+        if known is None or executable is None:
+            return False
+        self.counters.hits += 1
+        self.churn.found(known.family)
+        inputs = glance.inputs
+        buffers = [inputs[i].buffer for i in known.order]
+        self._write_run(owners, executable, buffers, known.args(glance.args))
+        if listener is not None:
+            listener.ran(self, None, None)
+        return True
+
+    @staticmethod
+    def _drawn(owners: Sequence[Value]) -> tuple[Form, Outline] | None:
+        """Return the form and the outline of the graph of a single value; None for others."""
+        if len(owners) > 1 or owners[0].donor is not None:
+            return None
+        root = owners[0].node
+        drawn = None if root.form is None else outline(root)
+        return None if root.form is None or drawn is None else (root.form, drawn)
+
+    def _know(self, frozen: Frozen, executable: Executable, form: Form, drawn: Outline) -> None:
+        """Keep the program of a small graph for others of its outline."""
+        key, inputs, _, nodes = drawn
+        order = [inputs.index(n) for n in frozen.inputs]
+        if len(form.programs) >= _MOST_OUTLINES:
+            form.programs.clear()
+        form.programs[key] = _Known(
+            self,
+            weakref.ref(executable),
+            order,
+            frozen.args or None,
+            self.families.get(id(executable)),
+            places_of(frozen.owners, nodes),
+        )
 
     def _run_frozen(self, frozen: Frozen, executable: Executable) -> None:
         owners = frozen.owners
@@ -561,7 +698,7 @@ class Runtime:
             self,
             weakref.ref(executable),
             None if order == list(range(len(given))) else order,
-            frozen.args if called else None,
+            (frozen.args or None) if called else None,
             self.families.get(id(executable)),
         )
         return known, executable
@@ -706,6 +843,10 @@ def _plain(number: Scalar) -> Scalar:
 
 class Listener(Protocol):
     """Who is told of what is computed."""
+
+    @property
+    def fewest(self) -> int:
+        """How many nodes a graph has, at least, that it wants to know of while it looks at no calls."""
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed: by one program, or otherwise (None)."""

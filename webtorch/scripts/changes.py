@@ -52,7 +52,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 # Past `__getattr__`, which would make it.
 _history_of: Any = vars(TensorBase)["_grad_fn"].__get__
 # Instead of a gradient function that is made when somebody looks.
-_PROMISED = object()
+PROMISED = object()
 
 
 def history_of(t: Tensor) -> object:
@@ -60,7 +60,7 @@ def history_of(t: Tensor) -> object:
     try:
         return _history_of(t)
     except AttributeError:
-        return _PROMISED
+        return PROMISED
 
 
 def _state(t: Tensor) -> tuple[Any, ...]:

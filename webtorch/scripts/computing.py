@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from operator import is_
 from typing import Any
 
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
-from webtorch.scripts.late import forget_dead, give_value, wait
+from webtorch.scripts.late import forget_dead, give_value, hold, use_up, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
+from webtorch.scripts.resting import Group, group_for, let_rest, value_of
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import Facts, Number, Origin, Program, Step
+from webtorch.scripts.script import Facts, Known, Number, Origin, Program, Step, picker
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
 
@@ -27,6 +28,8 @@ def compute(run: Run, last: Step, program: Program) -> bool:
     """
     runtime = program.runtime
     facts = facts_along(last)
+    if program.late is None:
+        _plan(facts, program)
     holders = _holders(run, facts, program)
     if holders is None:
         return False
@@ -34,7 +37,9 @@ def compute(run: Run, last: Step, program: Program) -> bool:
         if runtime.capturing:
             return False
         runtime.realize()
-        found, donated = _inputs(run, program)
+        group = group_for(run, program)
+        rest = None if group is None else group.buffers
+        found, donated = _inputs(run, program, group)
         if found is None or not (program.holds(run.given) and _are_as_left(run, program)):
             return False
         places = [(g, g._offset) for g, *_ in program.draws]
@@ -47,20 +52,20 @@ def compute(run: Run, last: Step, program: Program) -> bool:
                 for i, storage in donated:
                     if storage.shares(found[i]):
                         found[i] = storage.own()
-                inputs = [node.buffer for node in found]
+                inputs = _buffers(program, rest, found)
                 args = _arguments(run, program)
                 # An optimizer's step has written when the program has run; what counts that is at hand now.
                 if last.kind == "step":
-                    run.count_writes(last, 1)
+                    _count(run, last, group, 1)
                     counted = True
                 buffers = program.executable.run(inputs, args)
                 forget_dead()
-                fresh, nodes = _settle(run, program, facts, inputs, buffers, holders)
+                fresh, nodes, kept = _settle(run, program, facts, inputs, buffers, holders)
         except BaseException as error:
             for generator, offset in places:
                 generator._offset = offset
             if counted:
-                run.count_writes(last, -1)
+                _count(run, last, group, -1)
             if not isinstance(error, Exception):
                 raise
             # The calls that are made in the usual way fail as they do.
@@ -71,6 +76,8 @@ def compute(run: Run, last: Step, program: Program) -> bool:
             _, seed, start, _ = run.drawn.get(id(generator), (None, generator._seed, offset, 0))
             run.drawn[id(generator)] = generator, seed, start, generator._offset
         _hand_out(run, program, facts, holders, fresh)
+        if kept and group is None and last.kind == "step":
+            let_rest(run, last, program, inputs)
         run.program = program
         values = [
             nodes[value] if kind == "output" else node
@@ -87,13 +94,14 @@ def _open_before(run: Run) -> frozenset[int]:
 def _holders(
     run: Run, facts: list[Facts], program: Program
 ) -> dict[int, list[tuple[int, Tensor]]] | None:
-    """Return the results that are alive and wait for a value, by their storages; None if a program lacks one of
-    these, or a graph that one of them needs.
+    """Return the results that are alive and wait for a value, by their storages, but for those that are `late`; None if
+    a program lacks one of these, or a graph that one of them needs.
     """
     open_before = _open_before(run)
     holders: dict[int, list[tuple[int, Tensor]]] = {}
-    for k, reference in enumerate(run.slots[: len(facts)]):
-        t = reference()
+    slots = run.slots
+    for k in program.slots:
+        t = slots[k]()
         if t is None:
             continue
         if k >= run.first:
@@ -104,6 +112,22 @@ def _holders(
             return None
     lacking = any(place >= 0 and place not in program.made for place in holders)
     return None if lacking else holders
+
+
+def _plan(facts: list[Facts], program: Program) -> None:
+    """Find the outputs of a program that are all of a result whose graph nobody can use."""
+    shared = Counter([f.storage for f in facts])
+    late = [
+        (place, slot, Known(shape, version, program.runtime, f.title, picker(program.used.get(slot, ()))))
+        for place, (kind, slot, shape, version) in enumerate(program.outputs)
+        if kind == "slot" and not program.open and shared[slot] == 1
+        for f in [facts[slot]]
+        if f.base is None and not f.apart and (slot in program.used or not f.title)
+    ]  # fmt: skip
+    places, slots = {place for place, *_ in late}, {slot for _, slot, _ in late}
+    program.others = [k for k in program.others if k not in places]
+    program.slots = [k for k in range(len(facts)) if k not in slots]
+    program.late = late
 
 
 def _hand_out(
@@ -117,7 +141,7 @@ def _hand_out(
     for k in _open_before(run) - program.open:
         t = run.slots[k]()
         if t is not None:
-            _use_up(t, facts[k], run, program.used.get(k, ()))
+            _use_up(run, k, t, facts[k], program)
     if program.open:
         run.handed.update(fresh.values())
     views = []
@@ -127,13 +151,13 @@ def _hand_out(
         for k, t in holders[place]:
             give_value(t, storage, facts[k].apart)
             if k not in program.open:
-                _use_up(t, facts[k], run, program.used.get(k, ()))
+                _use_up(run, k, t, facts[k], program)
             if facts[k].base is not None:
                 views.append((k, t))
     for k, t in views:
         base = facts[k].base
         assert base is not None
-        t._base = _base(run, base, facts, fresh, program)
+        t._base = _base(run, base, facts, t._storage, program)
 
 
 def _are_as_left(run: Run, program: Program) -> bool:
@@ -145,19 +169,22 @@ def _are_as_left(run: Run, program: Program) -> bool:
     )
 
 
-def _inputs(run: Run, program: Program) -> tuple[list[Node] | None, list[tuple[int, Storage]]]:
-    """Find the values that a program reads, None where one is not there any more; and of those that it overwrites and
-    that others may hold the storages.
+def _inputs(
+    run: Run, program: Program, group: Group | None
+) -> tuple[dict[int, Node] | None, list[tuple[int, Storage]]]:
+    """Find the values that a program reads, but for those that rest, by place; None where one is not there any more. Of
+    those that it overwrites and that others may hold return the storages.
     """
-    found: list[Node] = []
+    found: dict[int, Node] = {}
     shared: list[tuple[int, Storage]] = []
-    externals = run.externals
-    for origin, donated in program.inputs:
+    externals, inputs = run.externals, program.inputs
+    for place in range(len(inputs)) if group is None else group.others:
+        origin, donated = inputs[place]
         storage: Storage | None
         node: Node | None
         if origin[0] == "external":
             storage = externals[origin[1]]._storage
-            node = storage.node
+            node = value_of(storage)
         else:
             storage, node = _at(run, origin)
         if (
@@ -167,9 +194,26 @@ def _inputs(run: Run, program: Program) -> tuple[list[Node] | None, list[tuple[i
         ):
             return None, []
         if donated and node.shared and storage is not None:
-            shared.append((len(found), storage))
-        found.append(node)
+            shared.append((place, storage))
+        found[place] = node
     return found, shared
+
+
+def _buffers(program: Program, rest: list[Any] | None, found: dict[int, Node]) -> list[Any]:
+    """Return the memory that a program is given: what was found, and what rests."""
+    buffers = [None] * len(program.inputs) if rest is None else rest.copy()
+    for place, node in found.items():
+        buffers[place] = node.buffer
+    return buffers
+
+
+def _count(run: Run, step: Step, group: Group | None, sign: int) -> None:
+    """Count the writes of an optimizer's step, or take them back."""
+    if group is None:
+        run.count_writes(step.writes, sign)
+    else:
+        group.tally.count += sign
+        run.count_writes(group.writes, sign)
 
 
 def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:
@@ -184,26 +228,33 @@ def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:
         storage = run.externals[value]._storage
     else:
         storage = run.cast(value) if kind == "cast" else value()
-    return storage, None if storage is None else storage.node
+    return storage, None if storage is None else value_of(storage)
 
 
 def _arguments(run: Run, program: Program) -> list[Any]:
-    args = program.args.copy()
+    """Return the arguments of a program. They are those of the last time where nothing is another number."""
     for generator, before, _ in program.draws:
         # Counters are relative to the beginning of the run.
         generator._offset = (generator._offset - before) % 2**64
-    for a, places in program.dynamic:
+    values: list[Any] = []
+    for a, _ in program.dynamic:
         if hasattr(a, "external"):
-            value: Any = int(run.externals[a.external]._offset) + a.more
+            values.append(int(run.externals[a.external]._offset) + a.more)
         elif isinstance(a, Number):
-            value = a.among(run.given)
+            values.append(a.among(run.given))
         else:
-            value = a.read()
-        for i in places:
-            args[i] = value
+            values.append(a.read())
+    # Zeros differ by their sign.
+    key = repr(values)
+    if program.filled[0] != key:
+        args: list[Any] = program.args.copy()
+        for value, (_, places) in zip(values, program.dynamic, strict=True):
+            for i in places:
+                args[i] = value
+        program.filled = key, args
     for generator, before, count in program.draws:
         generator._offset = (generator._offset + before + count) % 2**64
-    return args
+    return program.filled[1]
 
 
 def _settle(
@@ -213,20 +264,29 @@ def _settle(
     inputs: list[Any],
     buffers: list[Any],
     holders: dict[int, list[tuple[int, Tensor]]],
-) -> tuple[dict[int, Storage], dict[int, Node]]:
-    """Put what a program gave where it belongs; return the storages of slots, by number, and the values that the
-    graph has saved, by place. Storages of results without a graph are made when somebody looks.
+) -> tuple[dict[int, Storage], dict[int, Node], bool]:
+    """Put what a program gave where it belongs; return the storages of slots, by number, the values that the graph has
+    saved, by place, and whether what was to be computed in its own memory was. Storages of results without a graph are
+    made when somebody looks.
     """
     fresh: dict[int, Storage] = {}
     externals = run.externals
     outputs = program.outputs
     # Storages that get one value hold it together, until one of them is written.
     first: dict[int, Storage] = {}
-    apart = len({*map(id, buffers)}) == len(buffers)
     # What has been computed in its own memory is where it belongs.
     given, own = program.kept
-    kept = apart and all(map(is_, map(buffers.__getitem__, given), map(inputs.__getitem__, own)))
-    waits = apart and not program.open
+    kept = all(map(is_, given(buffers), own(inputs)))
+    apart = (kept and program.apart) or len({*map(id, buffers)}) == len(buffers)
+    kept = program.apart = kept and apart
+    late = program.late or []
+    if apart:
+        hold(run, late, buffers)
+    else:
+        for _, slot, _ in late:
+            t = run.slots[slot]()
+            if t is not None:
+                holders[slot] = [(slot, t)]
     runtime = program.runtime
     for k in program.others if kept else range(len(outputs)):
         buffer, (kind, value, shape, version) = buffers[k], outputs[k]
@@ -237,12 +297,6 @@ def _settle(
             held = holders.get(value)
             if held is None:
                 continue
-            if waits and len(held) == 1:
-                ((j, t),) = held
-                f = facts[j]
-                if not f.title and f.base is None and not f.apart:
-                    wait(run.slots[j], t, (buffer, shape, version, runtime))
-                    continue
             node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
             storage = fresh[value] = Storage(node, runtime)
             storage.version = version
@@ -266,13 +320,13 @@ def _settle(
                 shape = program.outputs[place][2]
                 others[id(buffer)] = Node.in_memory(shape, buffer.dtype, buffer)
             nodes[place] = others[id(buffer)]
-    return fresh, nodes
+    return fresh, nodes, kept
 
 
 def _base(
-    run: Run, base: tuple[str, int], facts: list[Facts], fresh: dict[int, Storage], program: Program
+    run: Run, base: tuple[str, int], facts: list[Facts], storage: Storage, program: Program
 ) -> Tensor:
-    """Return the tensor that a result is a view of."""
+    """Return the tensor that a result is a view of, in its storage."""
     kind, number = base
     if kind == "external":
         return run.externals[number]
@@ -281,20 +335,20 @@ def _base(
         return there
     f = facts[number]
     found: Tensor = giver(f)(run)
-    storage = fresh[f.storage] if f.storage >= 0 else run.externals[-1 - f.storage]._storage
     give_value(found, storage, f.apart)
-    if number not in program.open:
-        _use_up(found, f, run, program.used.get(number, ()))
     if run.slots[-1]() is found:
         run.slots.pop()
     run.slots[number] = weakref.ref(found)
     run.ids[id(found)] = number
+    if number not in program.open:
+        _use_up(run, number, found, f, program)
     return found
 
 
-def _use_up(t: Tensor, f: Facts, run: Run, leaves: tuple[int, ...]) -> None:
-    # A backward pass that comes here on its way to the leaves raises as after a usual step.
-    t._grad_fn, t._output_nr = None, 0
+def _use_up(run: Run, k: int, t: Tensor, f: Facts, program: Program) -> None:
+    """Let a slot have no graph any more, which shows when somebody looks."""
     if f.title:
-        edges = [gradient_edge(run.externals[j]) for j in leaves]
-        set_history(t, GradFn(f.title, tuple(edges), None))
+        leaves = [run.externals[j] for j in program.used.get(k, ())]
+        wait(run.slots[k], t, (use_up, f.title, leaves))
+    else:
+        t._grad_fn, t._output_nr = None, 0

@@ -31,15 +31,16 @@ from webtorch.scripts.account import Account
 from webtorch.scripts.changes import changes, made_as_usual, tensors_in
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
-from webtorch.scripts.late import give_all, give_storage
+from webtorch.scripts.late import complete, give_all
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
+from webtorch.scripts.resting import wake, wake_all
 from webtorch.scripts.run import Run, keep_saved
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
-from webtorch.tensors.engine import TensorHook, in_pass
+from webtorch.tensors.engine import InPass, TensorHook
 from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
@@ -69,6 +70,8 @@ MOST_BRANCHES = 16
 _MAX_PARTS = 64
 # How many runs stand aside whose results are kept with their graphs.
 _MAX_ASIDES = 32
+# How often in a row a program may fail to run.
+_MOST_FAILURES = 2
 # How many runs whose graph may still be used are remembered.
 _MAX_UNFINISHED = 4
 
@@ -128,6 +131,8 @@ class Follower:
         # an argument of the program: by line, callee and place.
         self.varying: set[Any] = set()
         self.fixed: set[Any] = set()
+        # Operations that came between those of a script, with their lines.
+        self.early: set[tuple[Callee, Any]] = set()
         # Operations that compute what they are given, with the lines where they did.
         self.lookers: dict[Callee, set[Any]] = {}
         self.account = Account()
@@ -190,6 +195,7 @@ class Follower:
         active.follow(None)
         # Nothing is promised any more, and what waited has its storage: attributes are as fast again as they were.
         give_all()
+        wake_all()
         for kind in (Tensor, Storage):
             delattr(kind, "__getattr__")
         for number in self.tried:
@@ -313,7 +319,7 @@ class Follower:
             return None
         self.passes += 1
         try:
-            with in_pass(turning, False, True):
+            with InPass(turning, False, True):
                 while turning.function is not None:
                     given = turning.function(*found)
                     if active.follower is self:
@@ -583,12 +589,17 @@ class Follower:
         stands in the script if something of it remains to be computed, or to be differentiated.
         """
         at = run.at
-        if run.promised and at.kind == "computed" and not any(s.ready for s in at.following):
+        ends = at.kind == "computed" and not any(s.ready for s in at.following)
+        known = any(s.callee is callee for s in at.following)
+        if run.promised and (ends or known or (callee, user_line()) in self.early):
+            # What the script has next is called with something else, or this comes in its place again.
             self.settle(difference(run, callee, args, kwargs))
+            run = self.run
         if run.promised:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
                 # It comes to the same, that it was called before what is called now.
+                self.early.add((callee, user_line()))
                 self.give_up(f"{callee.name} was called too early")
             return out
         return self.record(run, callee, args, kwargs, beside=True)
@@ -666,7 +677,7 @@ class Follower:
             self._promise(run)
         run.at = step
         if step.writes and step.kind != "step":
-            run.count_writes(step, 1)
+            run.count_writes(step.writes, 1)
             for j, *_ in step.writes:
                 storage = run.externals[j]._storage
                 if storage not in run.undo:
@@ -738,10 +749,16 @@ class Follower:
                     raise
                 if not done:
                     self.leave(run)
+                    if program is not None:
+                        program.failures += 1
+                        if program.failures > _MOST_FAILURES:
+                            _forget_programs(at)
                     return
+                assert program is not None
+                program.failures = 0
                 self.counts["followed"] += 1
                 self.gained += 1 + len(run.slots) - run.first
-                if program is not None and at.goes_on is not None and run.may_go_on:
+                if at.goes_on is not None and run.may_go_on:
                     run.go_on(at.goes_on, program, run.saved)
                     self.counts["steps"] += 1
                     self.in_vain = 0
@@ -947,11 +964,16 @@ class Follower:
             else:
                 self.keep(run, program)
                 if program.open - program.partly:
+                    parts = sum(s.kind == "computed" for s in run.at.path())
+                    if run.at.goes_on is None and 0 < parts < _MAX_PARTS:
+                        # Whose graph was needed once is taken to need it at each read: a chain is learned at once.
+                        run.at.go_on()
+                        self.steps += 1
                     if run.at.goes_on is not None:
                         self.go_on(run, program, saved)
                         self.counts["steps"] += 1
                         return
-                    if sum(s.kind == "computed" for s in run.at.path()) < _MAX_PARTS:
+                    if parts < _MAX_PARTS:
                         self.run = Run(self.root)
                         self.begin()
                         self.unfinished.append(_Unfinished(run, program, saved))
@@ -1050,6 +1072,8 @@ class Follower:
 
 # What a promised tensor that has its value may still lack.
 _GRAPH = ("_grad_fn", "_output_nr")
+# What a storage lacks that is to be written, or that rests.
+_OF_STORAGE = ("node", "version")
 # Followers that have promised something, and those that have runs aside.
 _promising: list[Follower] = []
 _with_asides: list[Follower] = []
@@ -1121,10 +1145,10 @@ def _forget_programs(step: Step) -> None:
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
     """Give a promised tensor, or a storage that is to be written, what it lacks."""
-    if name not in LATE and name != "node":
+    if name not in LATE and name not in _OF_STORAGE:
         # The class says what is missing.
         return object.__getattribute__(holder, name)
-    given = isinstance(holder, Tensor) and give_storage(holder)
+    given = complete(holder) if isinstance(holder, Tensor) else wake(holder)
     if not given:
         for follower in list(_promising):
             run = follower.run
@@ -1141,7 +1165,7 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
         # Another thread may have been about to give it.
         with contextlib.nullcontext() if given or there is None else there.lock:
             if isinstance(holder, Tensor):
-                give_storage(holder)
+                complete(holder)
             with contextlib.suppress(AttributeError):
                 return object.__getattribute__(holder, name)
     raise AttributeError(
@@ -1165,6 +1189,11 @@ class _Listener:
         self.choosing = threading.Lock()
         # Those of the threads that have computed, and what they have seen: one is on at a time.
         self.known: dict[int, Follower] = {}
+
+    @property
+    def fewest(self) -> int:
+        """How many operations a program has, at least, that may be part of a script."""
+        return _FEWEST
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""

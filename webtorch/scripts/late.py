@@ -1,24 +1,28 @@
-"""Results that have been computed and that nobody has looked at: they have memory, and no storage yet.
+"""Results that have been computed and that nobody has looked at.
 
-Most gradients end like this. A storage is made when somebody looks at what such a tensor lacks, or before anybody
-goes through all storages that there are.
+They have memory, and no storage yet: most gradients end like this. Or their graph was used up, and no function says so
+yet: that of a loss. Both are made when somebody looks at what such a tensor lacks, or before anybody goes through
+all storages that there are.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from webtorch.ir.graph import Node
-from webtorch.ir.view import Shape
-from webtorch.runtime.realize import Runtime
+from webtorch.scripts.changes import PROMISED, history_of
+from webtorch.scripts.run import Run
+from webtorch.scripts.script import Known
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.storage import Counter, Storage
+from webtorch.tensors.tape import GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
-# Memory of a tensor, its shape, how often it was written, and the device.
-Late = tuple[Any, Shape, int, Runtime]
+# What completes a tensor, and what it is given.
+Late = tuple[Callable[..., None], *tuple[Any, ...]]
 
 # Past `__getattr__`, which comes here.
 _late_of = TensorBase._late.__get__
@@ -29,9 +33,21 @@ _most = 1024
 
 
 def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
-    """Let a tensor wait for its storage."""
+    """Let a tensor wait for what it lacks."""
     t._late = late
     _waiting.append(reference)
+
+
+def hold(run: Run, late: Iterable[tuple[int, int, Known]], buffers: Sequence[Any]) -> None:
+    """Let results of a run wait for their storages and their functions."""
+    slots, externals = run.slots, run.externals
+    for place, slot, known in late:
+        reference = slots[slot]
+        t = reference()
+        if t is not None:
+            leaves = known.leaves(externals) if known.title else ()
+            t._late = give_storage, buffers[place], known, leaves
+            _waiting.append(reference)
 
 
 def forget_dead() -> None:
@@ -43,8 +59,8 @@ def forget_dead() -> None:
             _most = max(1024, 2 * len(_waiting))
 
 
-def give_storage(t: Tensor) -> bool:
-    """Give a tensor that waits its storage; return whether it waited."""
+def complete(t: Tensor) -> bool:
+    """Give a tensor that waits what it lacks; return whether it waited."""
     try:
         _late_of(t)
     except AttributeError:
@@ -53,22 +69,39 @@ def give_storage(t: Tensor) -> bool:
         late = t._late
         # Unless another thread did it meanwhile.
         if late is not None:
-            buffer, shape, version, runtime = late
-            storage = Storage(Node.in_memory(shape, buffer.dtype, buffer), runtime)
-            storage.version = version
-            give_value(t, storage)
-            t._grad_fn, t._output_nr, t._late = None, 0, None
+            late[0](t, *late[1:])
+            t._late = None
     return True
 
 
+def give_storage(t: Tensor, buffer: Any, known: Known, leaves: Sequence[Tensor]) -> None:
+    """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
+    storage = Storage(Node.in_memory(known.shape, buffer.dtype, buffer), known.runtime)
+    storage.version = known.version
+    give_value(t, storage)
+    if known.title:
+        use_up(t, known.title, leaves)
+    else:
+        t._grad_fn, t._output_nr = None, 0
+
+
+def use_up(t: Tensor, title: str, leaves: Iterable[Tensor]) -> None:
+    """Give a tensor a function that was used up: a backward pass that comes here on its way to the leaves raises."""
+    if history_of(t) is not PROMISED:
+        # Somebody has given it another one.
+        return
+    t._grad_fn = None
+    set_history(t, GradFn(title, tuple([gradient_edge(leaf) for leaf in leaves]), None))
+
+
 def give_all() -> None:
-    """Give all that wait their storages."""
+    """Complete all that wait."""
     if _waiting:
         with _lock:
             for reference in _waiting:
                 t = reference()
                 if t is not None:
-                    give_storage(t)
+                    complete(t)
             _waiting.clear()
 
 

@@ -66,11 +66,11 @@ def make_calls(run: Run, path: list[Step]) -> None:
     run.made = []
     computed, promised = split(path)
     for step in computed:
-        run.count_writes(step, -1, slots=False)
+        run.count_writes(step.writes, -1, slots=False)
     for step in promised:
         # A step's own writes were not promised.
         if step.kind != "step":
-            run.count_writes(step, -1)
+            run.count_writes(step.writes, -1)
     try:
         if computed:
             with _without_values(run, computed):
@@ -78,7 +78,7 @@ def make_calls(run: Run, path: list[Step]) -> None:
                     made_again[thread] = step.line
                     if step.kind == "step":
                         # Nothing of it is left but what it wrote.
-                        run.count_writes(step, 1)
+                        run.count_writes(step.writes, 1)
                     elif step.kind != "computed":
                         _make(run, step, taken)
             _take_over_graph(run)

@@ -10,7 +10,7 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import repeat
-from operator import is_, is_not
+from operator import call, is_, is_not
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -37,6 +37,7 @@ from webtorch.scripts.script import (
     forms_in,
     nothing,
     patterns_in,
+    picker,
 )
 from webtorch.tensors.tensor import Tensor
 
@@ -264,14 +265,14 @@ class _Watch:
         places: dict[int, list[int]] = {form: [] for form in (NEW, KNOWN, SLOT, -1)}
         for i, p in enumerate(patterns):
             places[p.form if p.form in places else -1].append(i)
-        self.new, self.known, self.slots, self.others = places.values()
-        self.patterns = [patterns[i] for i in self.new]
-        self.known_numbers = [patterns[i].number for i in self.known]
-        self.slot_numbers = [patterns[i].number for i in self.slots]
-        others = [patterns[i] for i in self.others]
-        self.rest = matcher(others)
+        new, known, slots, others = places.values()
+        self.new, self.known, self.slots, self.others = map(picker, places.values())
+        self.patterns = [patterns[i] for i in new]
+        self.externals = picker([patterns[i].number for i in known])
+        self.promised = picker([patterns[i].number for i in slots])
+        self.rest = matcher([patterns[i] for i in others])
         # Tensors get their numbers in order.
-        self.in_order = all(p.form != NEW for p in patterns_in(others))
+        self.in_order = all(p.form != NEW for i in others for p in patterns_in([patterns[i]]))
         # The tensors of the last time, and how many changes there had been then.
         self.last: list[Callable[[], Any]] = []
         self.stamp = -1
@@ -296,29 +297,28 @@ class _Watch:
         if self.in_order and all(p.regular == changes.count for p in self.patterns):
             self.last, self.stamp = [p.last for p in self.patterns], changes.count
             self.elsewhere = regular.again_elsewhere
-            self.twice = [(p, i) for i, p in zip(self.new, self.patterns, strict=True) if p.also]
+            self.twice = [(p, i) for i, p in enumerate(self.patterns) if p.also]
         return True
 
     def _are_same(self, run: Any, values: Sequence[Any]) -> bool:
-        value, externals, slots = values.__getitem__, run.externals, run.slots
-        new = [*map(value, self.new)]
-        if not _are([reference() for reference in self.last], new):
+        externals, new = run.externals, self.new(values)
+        if not _are(self.last, new):
             return False
         externals += new
-        if any(run.is_elsewhere(p, values[i]) for p, i in self.twice):
+        if any(run.is_elsewhere(p, new[i]) for p, i in self.twice):
             return False
         if CHECKED:
             assert all(map(run.is_as_before, self.patterns, new))
         return (
-            all(map(is_, map(externals.__getitem__, self.known_numbers), map(value, self.known)))
-            and _are([slots[k]() for k in self.slot_numbers], [*map(value, self.slots)])
-            and self.rest(run, (*map(value, self.others),), {})
+            all(map(is_, self.externals(externals), self.known(values)))
+            and _are(self.promised(run.slots), self.slots(values))
+            and self.rest(run, tuple(self.others(values)), {})
         )
 
 
-def _are(tensors: Sequence[Any], values: Sequence[Any]) -> bool:
-    """Whether values are these tensors, of which those that nobody has any more are None."""
-    return all(map(is_, tensors, values)) and all(map(is_not, values, repeat(None)))
+def _are(references: Sequence[Callable[[], Any]], values: Sequence[Any]) -> bool:
+    """Whether values are the tensors of references, and each is there: one that nobody has any more is None."""
+    return all(map(is_, map(call, references), values)) and all(map(is_not, values, repeat(None)))
 
 
 def giver(form: Form) -> Giver:

@@ -48,6 +48,7 @@ from webtorch.scripts.turning import BEGIN
 from webtorch.tensors import override
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import graph_of
+from webtorch.tensors.formats import strided
 from webtorch.tensors.host import HostScalar, Varying
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
@@ -285,6 +286,8 @@ def pattern_of(value: Any, run: Run) -> Pattern:
             return p
         if type(value) not in override.plain and override.asks(type(value)):
             raise Refused(f"it is given a {type(value).__name__}, which is asked what it gives")
+        if value.layout is not strided:
+            raise Refused("it is given a sparse tensor")
         facts = facts_of(value)
         if facts is None:
             pending = value._storage.node.kind != "buffer"
@@ -413,8 +416,8 @@ def _facts(t: Tensor, run: Run) -> Facts:
     base = None
     if t._base is not None:
         known, slot = run.external_of(t._base), run.slot_of(t._base)
-        if known is None and (slot or 0) < run.first:
-            raise Refused("it gives a view of what was computed before")
+        if known is None and slot is None:
+            raise Refused("it gives a view of what no call has given")
         base = ("external", known) if known is not None else ("slot", slot or 0)
     fn, offset = t._grad_fn, t._offset
     place_in_memory = (offset.external, offset.more) if isinstance(offset, Offset) else offset

@@ -24,6 +24,7 @@ from webtorch.scripts.script import (
     Pattern,
     Program,
     Step,
+    Writes,
     nothing,
 )
 from webtorch.scripts.turning import BEGIN
@@ -625,10 +626,10 @@ class Run:
         hook = list(owner.values())[index]
         return hook.hook if number < 0 else hook
 
-    def count_writes(self, step: Step, sign: int, slots: bool = True) -> None:
-        """Count the writes of a call once more, or once less, on tensors from outside; with `slots`, on slots too."""
+    def count_writes(self, writes: Writes, sign: int, slots: bool = True) -> None:
+        """Count writes of a call once more, or once less, on tensors from outside; with `slots`, on slots too."""
         externals, plain = self.externals, slots and not self.made
-        for j, counted, version in step.writes:
+        for j, counted, version in writes:
             t = externals[j]
             if not plain:
                 k = t.slot if type(t) is Prior else self.slot_of(t)

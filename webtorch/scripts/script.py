@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.ir.dtype import DType, Scalar
@@ -22,9 +23,15 @@ Origin = tuple[str, Any]
 # ("view", (what is known of the tensor that it is a view of and that nobody else has, and of it)), or
 # ("parts", (class, what its items are)).
 Form = Any
+# External tensors that are written: number, writes that tensor and storage count.
+Writes = tuple[tuple[int, int, int], ...]
 
 # How many programs of the same calls are kept, by what numbers among their arguments decide.
 _MOST_ASIDE = 4
+
+
+def nothing() -> None:
+    """A reference to nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,7 @@ class Step:
         self.place: Any = None
         # What is known of slots from here on that were there.
         self.changed: tuple[tuple[int, Facts], ...] = ()
-        # External tensors that are written: number, writes that tensor and storage count.
-        self.writes: tuple[tuple[int, int, int], ...] = ()
+        self.writes: Writes = ()
         # Everything by which two steps are told apart.
         self.key: Any = None
         # What the calls up to here have become, and whether some program from here on is known well.
@@ -164,10 +170,6 @@ STATIC, SLOT, KNOWN, NEW, SEQUENCE, OBJECT, ZERO, VARYING, NUMBER, PRIOR, OPAQUE
 OTHER = object()
 
 
-def nothing() -> None:
-    """A reference to nothing."""
-
-
 class Pattern:
     """What an argument must be: a value, slot `number`, external tensor `number` (which is seen the first time
     if NEW), any number (the run's `number`), any object (OPAQUE: the run's `number`, new if `value` says so), or a
@@ -224,6 +226,29 @@ class Pattern:
         return self.form, type(self.value), self.value, self.number
 
 
+# What picks items of a sequence.
+Picker = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+def picker(places: Sequence[int]) -> Picker:
+    """Return what picks the items in these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: [items[place] for place in places]
+
+
+class Known(NamedTuple):
+    """What is known of an output that waits: the shape of its memory, how often it was written, and the name of the
+    function that a backward pass has used up, with the leaves that it reaches; "" where it has none.
+    """
+
+    shape: Shape
+    version: int
+    runtime: Runtime
+    title: str
+    leaves: Picker
+
+
 @dataclass(slots=True)
 class Program:
     """How the calls of a script are computed: an executable, where its inputs are and where its outputs go."""
@@ -255,9 +280,23 @@ class Program:
     varied: set[int]
     # Whether the calls have become it twice.
     confirmed: bool = False
-    # Outputs that are the memory of an input, as a rule: their places, and those of the inputs. And all others.
-    kept: tuple[list[int], list[int]] = field(init=False)
+    # What picks the outputs that are the memory of an input, as a rule, and these inputs. And all others.
+    kept: tuple[Picker, Picker] = field(init=False)
     others: list[int] = field(init=False)
+    # Whether no two outputs share memory where those are.
+    apart: bool = field(init=False, default=False)
+    # Outputs that wait for somebody to look, as a rule, once that was asked: place, slot, and what is known of them.
+    # And all other slots, and other outputs.
+    late: list[tuple[int, int, Known]] | None = field(init=False, default=None)
+    slots: list[int] = field(init=False, default_factory=list)
+    # How often in a row it could not run. What it reads may be gone: it is recorded anew then.
+    failures: int = field(init=False, default=0)
+    # What was read for the arguments of the last time, and these.
+    filled: tuple[str, list[Any]] = field(init=False, default=("", []))
+    # The storages that it writes and that rest (`resting.Group`); how many times it runs before they may, and did last.
+    resting: Callable[[], Any] = field(init=False, default=nothing)
+    busy: int = field(init=False, default=0)
+    most_busy: int = field(init=False, default=1)
 
     def __post_init__(self) -> None:
         read = {value: i for i, ((kind, value), _) in enumerate(self.inputs) if kind == "external"}
@@ -266,7 +305,7 @@ class Program:
             for k, (kind, value, *_) in enumerate(self.outputs)
             if kind == "external" and value in read
         }
-        self.kept = list(kept), list(kept.values())
+        self.kept = picker(list(kept)), picker(list(kept.values()))
         self.others = [k for k in range(len(self.outputs)) if k not in kept]
 
     def key(self) -> Any:

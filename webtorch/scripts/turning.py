@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
-from webtorch.tensors.engine import Backward, Turn, Turns, graph_of, pass_of, take
+from webtorch.tensors.engine import Backward, Turn, graph_of, pass_of
 from webtorch.tensors.tape import GradFn
 
 if TYPE_CHECKING:
@@ -33,10 +33,9 @@ class Turning:
         self.run: weakref.ref[Run] | None = None
         # The function of the user's that is to be called, None at the end.
         self.function: Callable[..., Any] | None = None
-        # Where it runs: the pass, how it goes on, what it has come to; its functions, the leaves that something has
+        # Where it runs: the pass, what it has come to; its functions, the leaves that something has
         # arrived at, and all leaves.
         self.running: Backward | None = None
-        self.turns: Turns | None = None
         self.turn: Turn | None = None
         self.functions: dict[GradFn, None] = {}
         self.touched: list[Tensor] = []
@@ -51,21 +50,17 @@ class Turning:
         """Run up to the first function of the user's, and return what that is given."""
         self.running = pass_of(*args, **kwargs)
         self.functions = graph_of(self.running.starts)
-        self.turns, self.touched = self.running.turns(), self.running.touched
-        with self.running.at_work():
-            return self._arrived(next(self.turns, None))
+        self.touched = self.running.touched
+        return self.go_on(None)
 
     def go_on(self, given: Any) -> Any:
         """Go on with what a function gave, and return what the next one is given."""
-        assert self.running is not None and self.turns is not None
+        assert self.running is not None
         with self.running.at_work():
-            return self._arrived(take(self.turns, given))
-
-    def _arrived(self, turn: Turn | None) -> Any:
-        self.turn = turn
+            turn = self.turn = self.running.advance(given)
         if turn is None:
             # What it holds is kept by nobody else.
-            self.function = self.running = self.turns = None
+            self.function = self.running = None
             return None
         self.function = turn.function
         return turn.args
@@ -117,9 +112,9 @@ class Turning:
 
     def close(self) -> None:
         """Run nothing more."""
-        if self.turns is not None:
-            self.turns.close()
-        self.function = self.turns = None
+        if self.running is not None and self.running.paused is not None:
+            self.running.paused.close()
+        self.function = self.running = None
 
 
 def _keeps_graph(step: Step) -> bool:

@@ -16,7 +16,13 @@ _ROOMS = {
     "arm_dispatch": "webtorch.aten.parts",
     "compile": "webtorch.capture",
     "run_rule": "webtorch.aten.dispatch",
+    "empty_sparse": "webtorch.sparse",
+    "sparse_mask": "webtorch.sparse",
+    "sparse_rows": "webtorch.sparse",
     "storage_type": "webtorch.functions.storages",
+    "to_sparse": "webtorch.sparse",
+    "to_sparse_csc": "webtorch.sparse",
+    "to_sparse_csr": "webtorch.sparse",
     "typed": "webtorch.functions.storages",
     "untyped": "webtorch.functions.storages",
 }

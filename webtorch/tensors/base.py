@@ -14,6 +14,7 @@ from webtorch.tensors.above import ask
 from webtorch.tensors.absent import Absent
 from webtorch.tensors.device import device, device_of
 from webtorch.tensors.formats import strided
+from webtorch.tensors.layouts import Layouts
 from webtorch.tensors.made_by import MadeBy
 from webtorch.tensors.methods import TensorMethods
 from webtorch.tensors.modes import mode
@@ -36,7 +37,7 @@ def wraps(x: TensorBase) -> bool:
     return "_shown_device" in x.__dict__
 
 
-class TensorBase(TensorMethods):
+class TensorBase(Layouts, TensorMethods):
     """What a tensor is, without what is computed with it: a view on a storage, and its place in a graph."""
 
     __slots__ = (

@@ -335,7 +335,7 @@ def _laid(op: Op, layout: Layout, written: Callable[..., Any]) -> Callable[..., 
         tensors = [x for x in operands if isinstance(x, Tensor)]
         forms = tuple([(x._shape, x._strides) for x in tensors])
         for x in out if isinstance(out, tuple) else (out,):
-            made = x._whole and not any(x._storage is y._storage for y in tensors)
+            made = not any(x._storage is y._storage for y in tensors)
             if made and not x._levels and not x.dtype.is_complex:
                 strides = layout(forms, x._shape)
                 if strides != x._strides:

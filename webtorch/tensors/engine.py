@@ -6,11 +6,10 @@ may be as deep as memory allows.
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import warnings
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.dispatch.call import active, dispatched, looking
@@ -22,6 +21,7 @@ from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask
 from webtorch.tensors.base import TensorBase, wraps
 from webtorch.tensors.device import device_of
+from webtorch.tensors.formats import strided
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import Task, in_transform, mode
 from webtorch.tensors.tape import (
@@ -123,27 +123,33 @@ def _is_gone(fn: GradFn, ends: Sequence[Edge]) -> bool:
     return name_alone and all(fn is not end[0] for end in ends)
 
 
-@contextlib.contextmanager
-def in_pass(task: Task, grad: bool, whole: bool) -> Iterator[None]:
+class InPass:
     """Inside, a backward pass runs in this thread: whether it records gradients, and whether it goes to every leaf."""
-    before, hooks = (mode.grad, mode.whole_backward, mode.task), mode.saved_hooks
-    mode.grad, mode.whole_backward, mode.task = grad, whole, task
-    try:
-        yield
-    finally:
-        mode.grad, mode.whole_backward, mode.task = before
-        if mode.saved_hooks is not hooks:
+
+    __slots__ = ("before", "hooks", "now")
+
+    def __init__(self, task: Task, grad: bool, whole: bool) -> None:
+        self.now = grad, whole, task
+
+    def __enter__(self) -> None:
+        self.before = mode.grad, mode.whole_backward, mode.task
+        self.hooks = mode.saved_hooks
+        mode.grad, mode.whole_backward, mode.task = self.now
+
+    def __exit__(self, *error: object) -> None:
+        mode.grad, mode.whole_backward, mode.task = self.before
+        if mode.saved_hooks is not self.hooks:
             # A hook or a user's rule has opened a block that it left open.
-            looking.add(len(hooks) - len(mode.saved_hooks))
-            mode.saved_hooks = hooks
+            looking.add(len(self.hooks) - len(mode.saved_hooks))
+            mode.saved_hooks = self.hooks
 
 
 class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "order", "retain_graph",
-        "sent", "starts", "targets", "touched", "waiting",
+        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "order", "paused",
+        "retain_graph", "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -175,10 +181,12 @@ class Backward:
         self.sent: list[tuple[Edge, Tensor]] = []
         # The leaves that something has arrived at.
         self.touched: list[Tensor] = []
+        # The function that has come to one of the user's.
+        self.paused: Turns | None = None
 
-    def at_work(self) -> contextlib.AbstractContextManager[None]:
+    def at_work(self) -> InPass:
         """Inside, the thread records what the pass does, or not, and knows which pass runs."""
-        return in_pass(self, self.create_graph, self.needed is None)
+        return InPass(self, self.create_graph, self.needed is None)
 
     def reach(self) -> Container[GradFn]:
         """Return the functions that the pass runs."""
@@ -196,7 +204,10 @@ class Backward:
         if number >= len(parts):
             parts += [None] * (number + 1 - len(parts))
         previous = parts[number]
-        parts[number] = g if previous is None else previous + g
+        if previous is not None:
+            # What is sparse is added to what is dense.
+            g = previous + g if previous.layout is strided else g + previous
+        parts[number] = g
 
     def send_none(self, fn: GradFn) -> None:
         """Have a function run, also if no cotangent comes to it: what follows may be a user's, which is given zeros."""
@@ -208,57 +219,77 @@ class Backward:
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
         with self.at_work():
-            turns = self.turns()
-            turn = next(turns, None)
+            turn = self.advance()
             while turn is not None:
-                turn = take(turns, turn.function(*turn.args))
+                turn = self.advance(turn.function(*turn.args))
 
-    def turns(self) -> Turns:
-        """Run the functions for which something waits, newest first, each once; hooks of tensors are called by whoever
-        runs the pass, and what they give is sent back.
+    def advance(self, given: Any = None) -> Turn | None:
+        """Run the functions for which something waits, newest first, each once, up to where one of the user's is to be
+        called, and return that; None at the end. `given`: what the last one gave.
         """
         for edge, g in self.sent:
             self.send(edge, g)
         self.sent.clear()
-        heap, waiting, needed = self.heap, self.waiting, self.needed
-        while heap:
+        heap, waiting = self.heap, self.waiting
+        while True:
+            if self.paused is not None:
+                turn = take(self.paused, given)
+                if turn is not None:
+                    return turn
+                self.paused = given = None
+            if not heap:
+                return Turn(self.callbacks.pop(0), (), (), 0) if self.callbacks else None
             fn = heapq.heappop(heap)[2]
             grads = waiting.pop(fn)
-            if needed is None or isinstance(fn, AccumulateGrad):
-                ends = False
-            else:
-                ends = not any(e is not None and e[0] in needed for e in fn.edges)
-                if not ends:
-                    # What goes on is asked for as it comes to the hooks, as PyTorch has it.
-                    for number, i in self.targets.get(fn, ()):
-                        self.found[i] = grads[number]
-            if fn.tensor_hooks or fn.retained:
-                grads = yield from _seen_by_tensors(fn, grads)
             if isinstance(fn, AccumulateGrad):
-                if grads[0] is not None:
-                    yield from self._arrive(fn, grads[0])
-                continue
-            if ends:
-                for number, i in self.targets[fn]:
-                    self.found[i] = grads[number]
-                continue
-            if fn.pre_hooks:
-                grads = _before(fn, grads)
-            if fn.turns is not None and fn.saved is not None and not anomaly.enabled:
-                result = self._free(fn, grads, (yield from fn.turns(grads, fn.static)))
-            else:
-                result = self._call(fn, grads)
-            for to, found in zip(fn.edges, result, strict=True):
-                if to is not None:
-                    if found is None:
-                        self.send_none(to[0])
-                    else:
-                        self.send(to, _fit(found, to))
-        while self.callbacks:
-            yield Turn(self.callbacks.pop(0), (), (), 0)
+                arrived, leaf = grads[0], fn.variable
+                if leaf._hooks or leaf._post_accumulate or fn.is_watched:
+                    self.paused = self._arrive_watched(fn, grads)
+                elif arrived is not None:
+                    self.touched.append(leaf)
+                    # Its flag may have been taken away since.
+                    if self._keeps(fn, arrived) and leaf._requires_grad:
+                        _accumulate(leaf, arrived, self.create_graph)
+            elif fn.turns is not None or fn.is_watched:
+                self.paused = self._run_watched(fn, grads)
+            elif self.needed is None or not self._ends(fn, grads):
+                self._pass_on(fn, self._call(fn, grads))
+
+    def _run_watched(self, fn: GradFn, grads: list[Tensor | None]) -> Turns:
+        """Run a function at which some of the user's are called, each by whoever runs the pass; what it gives is sent
+        back.
+        """
+        ends = self._ends(fn, grads)
+        if fn.tensor_hooks or fn.retained:
+            grads = yield from _seen_by_tensors(fn, grads)
+        if ends:
+            self._find(fn, grads)
+            return
+        if fn.pre_hooks:
+            grads = _before(fn, grads)
+        if fn.turns is not None and fn.saved is not None and not anomaly.enabled:
+            result = yield from fn.turns(grads, fn.static)
+            self._free(fn)
+        else:
+            result = self._call(fn, grads)
+        self._pass_on(fn, _after(fn, result, grads))
+
+    def _ends(self, fn: GradFn, grads: list[Tensor | None]) -> bool:
+        """Whether nothing that is asked for lies behind a function; what is asked for of itself is found."""
+        needed = self.needed
+        if needed is None:
+            return False
+        # What goes on is asked for as it comes to the hooks, as PyTorch has it; what ends, as they leave it.
+        self._find(fn, grads)
+        return not any(e is not None and e[0] in needed for e in fn.edges)
+
+    def _find(self, fn: GradFn, grads: list[Tensor | None]) -> None:
+        """Note the cotangents that are asked for."""
+        for number, i in self.targets.get(fn, ()):
+            self.found[i] = grads[number]
 
     def _call(self, fn: GradFn, grads: list[Tensor | None]) -> Cotangents:
-        """Return what a function gives, as its hooks leave it."""
+        """Return what a function gives, and let go of what it has saved."""
         saved = fn.saved
         if fn.rule is None or saved is None:
             raise RuntimeError(FREED)
@@ -271,50 +302,62 @@ class Backward:
             result = ask("run_rule")(fn, grads)
         else:
             result = fn.rule(grads, saved, fn.static)
-        return self._free(fn, grads, result)
+        if saved:
+            self._free(fn)
+        return result
 
-    def _free(self, fn: GradFn, grads: list[Tensor | None], result: Cotangents) -> Cotangents:
-        """Let go of what a function has saved; return what it gave, as its hooks leave it."""
+    def _free(self, fn: GradFn) -> None:
+        """Let go of what a function has saved."""
         if fn.saved and not self.retain_graph:
             fn.saved = None
             # A user's function: what its context saved goes too.
             context = getattr(fn, "ctx", None)
             if context is not None:
                 context._saved = context._kept = None
-        return _after(fn, result, grads) if fn.post_hooks else result
 
-    def _arrive(self, end: AccumulateGrad, g: Tensor) -> Turns:
-        """Take a cotangent at a leaf."""
-        variable = end.variable
-        self.touched.append(variable)
-        hooks = variable._hooks
-        if hooks:
-            for key, hook in list(hooks.items()):
-                new = yield Turn(hook, (g,), hooks, key)
-                if new is not None:
-                    g = checked(new, g, hook)
+    def _pass_on(self, fn: GradFn, result: Cotangents) -> None:
+        """Send what a function gave to those that it leads to."""
+        for edge, g in zip(fn.edges, result, strict=True):
+            if edge is not None:
+                if g is None:
+                    self.send_none(edge[0])
+                else:
+                    self.send(edge, _fit(g, edge))
+
+    def _keeps(self, end: AccumulateGrad, g: Tensor) -> bool:
+        """Note what arrives at a leaf where it is asked for, and whether it belongs to the leaf's gradient."""
         for _, i in self.targets.get(end, ()):
             self.found[i] = g
         if end.edges and end.edges[0] is not None:
             self.send(end.edges[0], g)
-        elif self.accumulate:
-            if end.pre_hooks:
-                (found,) = _before(end, [g])
-                if found is None:
-                    return
-                g = found
-            # Its flag may have been taken away since.
-            if variable._requires_grad:
-                _accumulate(variable, g, self.create_graph)
-                hooks = variable._post_accumulate
-                if hooks:
-                    for key, hook in list(hooks.items()):
-                        if (yield Turn(hook, (variable,), hooks, key)) is not None:
-                            raise RuntimeError(
-                                "Tensor post accumulate grad hooks should return None."
-                            )
-            if end.post_hooks:
-                _after(end, (), [g])
+            return False
+        return self.accumulate
+
+    def _arrive_watched(self, end: AccumulateGrad, grads: list[Tensor | None]) -> Turns:
+        """Take a cotangent at a leaf with hooks."""
+        if end.tensor_hooks or end.retained:
+            grads = yield from _seen_by_tensors(end, grads)
+        g, variable = grads[0], end.variable
+        if g is None:
+            return
+        self.touched.append(variable)
+        hooks = variable._hooks or {}
+        for key, hook in list(hooks.items()):
+            new = yield Turn(hook, (g,), hooks, key)
+            if new is not None:
+                g = checked(new, g, hook)
+        if not self._keeps(end, g):
+            return
+        (found,) = _before(end, [g])
+        if found is None:
+            return
+        if variable._requires_grad:
+            _accumulate(variable, found, self.create_graph)
+            hooks = variable._post_accumulate or {}
+            for key, hook in list(hooks.items()):
+                if (yield Turn(hook, (variable,), hooks, key)) is not None:
+                    raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+        _after(end, (), [found])
 
 
 class TensorHook:
@@ -481,12 +524,17 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
                 _lie_as(variable, variable._grad)
     elif create_graph:
         variable._grad = old + g
+    elif old.layout is not g.layout:
+        # What is sparse on one side is dense together.
+        variable._grad = g + old if g.layout is strided else old + g
     else:
         old += g
 
 
 def _lie_as(variable: Tensor, grad: Tensor) -> None:
     """Let a new gradient lie in memory as its leaf does where that has no gaps, else row-major."""
+    if grad.layout is not strided:
+        return
     shape, strides = variable._shape, variable._strides
     if strides_like(shape, strides) != strides:
         strides = contiguous_strides(shape)

@@ -30,7 +30,7 @@ class _Named:
 
 
 class layout(_Named):
-    """The class of layouts. Tensors are dense: there is `strided` only."""
+    """The class of layouts: `strided`, and those of sparse tensors."""
 
     __slots__ = ()
 
@@ -42,6 +42,9 @@ class memory_format(_Named):
 
 
 strided = layout("torch.strided")
+sparse_coo = layout("torch.sparse_coo")
+sparse_csr, sparse_csc = layout("torch.sparse_csr"), layout("torch.sparse_csc")
+sparse_bsr, sparse_bsc = layout("torch.sparse_bsr"), layout("torch.sparse_bsc")
 contiguous_format = memory_format("torch.contiguous_format")
 preserve_format = memory_format("torch.preserve_format")
 channels_last = memory_format("torch.channels_last")

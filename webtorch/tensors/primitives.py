@@ -8,7 +8,7 @@ from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
-from webtorch.ir.graph import IN_MEMORY, Form, Node, window
+from webtorch.ir.graph import IN_MEMORY, Form, Node, placed, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import (
@@ -41,7 +41,7 @@ from webtorch.tensors.tape import (
     attach,
     needs_grad,
 )
-from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.tensor import Tensor, new_result, unsupported_text
 from webtorch.tensors.views import (
     as_view,
     complex_of,
@@ -138,9 +138,8 @@ def _part_node(x: Tensor, which: int, shape: Shape, both: bool) -> Node:
     offset = x._offset * factor + which
     if both:
         shape, strides = (*shape, 2), (*strides, 0)
-    if not x._offset or node.kind not in IN_MEMORY:
-        return Node("view", (node,), (strides, offset), (), shape, node.dtype)
-    return Node("view", (node,), (strides,), (offset,), shape, node.dtype)
+    attrs, scalars = placed(offset) if x._offset and node.kind in IN_MEMORY else ((offset,), ())
+    return Node("view", (node,), (strides, *attrs), scalars, shape, node.dtype)
 
 
 def map_pairs(
@@ -330,10 +329,38 @@ def ordered_node(x: Tensor, shape: Shape, strides: Shape, order: Shape) -> Node:
     return window(node, shape, strides, offset, x.dtype)
 
 
+# What copies in another type share, by shape and types.
+_CASTS: dict[tuple[Any, ...], Form] = {}
+_MOST_CASTS = 1 << 12
+
+
 def _identity(x: Tensor, dtype: DType) -> Tensor:
     """Return x in new memory of its layout, as `dtype`."""
     attrs = (IDENTITY, "t", x.dtype.compute)
-    strides = x._strides if x._whole else strides_like(x._shape, x._strides)
+    if x._whole:
+        storage, shape = x._storage, x._shape
+        key = shape, x.dtype, dtype
+        form = _CASTS.get(key)
+        if form is None:
+            if len(_CASTS) >= _MOST_CASTS:
+                _CASTS.clear()
+            form = _CASTS[key] = Form()
+        return new_result(
+            "map",
+            (x._node(),),
+            attrs,
+            (),
+            shape,
+            dtype,
+            user_line(),
+            form,
+            storage.runtime,
+            storage.elements,
+            shape,
+            x._strides,
+            True,
+        )
+    strides = strides_like(x._shape, x._strides)
     order = None if x._levels else out_of_order(x._shape, strides)
     if order is None:
         out = record("map", (x,), attrs, (), x._shape, dtype)

@@ -188,6 +188,34 @@ def format_tensor(
     return _join_suffixes(f"{class_name}({body}", suffixes, indent, options.linewidth)
 
 
+def format_sparse(
+    parts: Sequence[tuple[str, Nested | Fetch | None, Sequence[int], str]],
+    suffixes: list[str],
+    *,
+    new_line: bool,
+) -> str:
+    """Return the text that PyTorch's `repr` gives a sparse tensor of parts (name, values, shape, name of the type).
+
+    Values are as `format_tensor` takes them. `new_line`: whether what follows them has lines of its own.
+    """
+    options = get_options()
+    indent = len("tensor(")
+    texts = []
+    for name, values, shape, dtype_name in parts:
+        head, sizes = f"{name}=tensor(", tuple(shape)
+        count = math.prod(sizes)
+        if values is None:
+            body = "..."
+        elif not count:
+            body = "[]"
+        else:
+            body = elements_text(values, sizes, dtype_name, indent + len(head), options)
+        size = "" if values is not None and count else f", size={sizes}"
+        texts.append(f"{head}{body}{size})")
+    text = "tensor(" + (",\n" + " " * indent).join(texts)
+    return _join_suffixes(text, suffixes, indent, options.linewidth, new_line)
+
+
 def elements_text(
     values: Nested | Fetch,
     shape: tuple[int, ...],
@@ -327,13 +355,15 @@ class _Layout:
         return "[" + f",\n{margin}".join(lines) + "]"
 
 
-def _join_suffixes(text: str, suffixes: list[str], indent: int, linewidth: int) -> str:
+def _join_suffixes(
+    text: str, suffixes: list[str], indent: int, linewidth: int, new_line: bool = False
+) -> str:
     # PyTorch counts the last line two characters longer than it is.
     column = len(text) - (text.rfind("\n") + 1) + 2
     for suffix in suffixes:
-        if column + len(suffix) + 2 > linewidth:
+        if new_line or column + len(suffix) + 2 > linewidth:
             text += ",\n" + " " * indent + suffix
-            column = indent + len(suffix)
+            column, new_line = indent + len(suffix), False
         else:
             text += ", " + suffix
             column += len(suffix) + 2

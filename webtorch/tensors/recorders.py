@@ -42,7 +42,6 @@ from webtorch.tensors.primitives import (
     reduce_dims,
 )
 from webtorch.tensors.promotion import Operand, depending, get_default_dtype, result_type
-from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     NUMBER,
     ONCE,
@@ -54,7 +53,7 @@ from webtorch.tensors.tape import (
     gradient_edge,
     set_history,
 )
-from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
+from webtorch.tensors.tensor import Tensor, _transfer, new_result, unsupported_text
 from webtorch.tensors.views import as_view
 
 
@@ -258,7 +257,7 @@ class _Recorder:
         values += numbers
         if self.converts:
             values = self._converted(operands, values)
-        node = Node(
+        return new_result(
             "map",
             tuple(srcs),
             self.attrs,
@@ -267,12 +266,12 @@ class _Recorder:
             self.dtype,
             user_line(),
             self.form,
+            self.runtime,
+            self.elements,
+            shape,
+            self.strides,
+            order is None,
         )
-        out = object.__new__(Tensor)
-        out._adopt(
-            Storage(node, self.runtime, self.elements), shape, self.strides, 0, order is None
-        )
-        return out
 
     def _converted(self, operands: Sequence[Operand], values: list[Scalar]) -> list[Scalar]:
         """Return the numbers in the type that the call computes in. Raises for those that it cannot hold."""
@@ -346,7 +345,7 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
             node, shape = storage.node, recorder.shape
             if node.shape != shape:
                 node = x._node()
-            node = Node(
+            out = new_result(
                 "map",
                 (node,),
                 recorder.attrs,
@@ -355,10 +354,11 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
                 recorder.dtype,
                 user_line(3),
                 recorder.form,
-            )
-            out = object.__new__(Tensor)
-            out._adopt(
-                Storage(node, recorder.runtime, recorder.elements), shape, recorder.strides, 0, True
+                recorder.runtime,
+                recorder.elements,
+                shape,
+                recorder.strides,
+                True,
             )
             if recorder.differentiable and (
                 x._requires_grad or x._base is not None or transforms.count
@@ -392,12 +392,21 @@ def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
                 values = ()
             else:
                 srcs, values = (first,), (y,)  # type: ignore[assignment]
-            dtype, runtime = recorder.dtype, recorder.runtime
-            node = Node(
-                "map", srcs, recorder.attrs, values, shape, dtype, user_line(), recorder.form
+            out = new_result(
+                "map",
+                srcs,
+                recorder.attrs,
+                values,
+                shape,
+                recorder.dtype,
+                user_line(),
+                recorder.form,
+                recorder.runtime,
+                recorder.elements,
+                shape,
+                recorder.strides,
+                True,
             )
-            out = object.__new__(Tensor)
-            out._adopt(Storage(node, runtime, recorder.elements), shape, recorder.strides, 0, True)
             if recorder.differentiable and (
                 x._requires_grad
                 or x._base is not None

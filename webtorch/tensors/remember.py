@@ -26,7 +26,7 @@ from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.tensor import Tensor, new_result
 from webtorch.tensors.views import View, noted
 
 # Kinds of calls that an operation remembers; a program that makes kinds without end starts anew.
@@ -51,7 +51,7 @@ Place = tuple[tuple[Recorded, int, tuple[()]], tuple[tuple[int, ...], DType, int
 class Result:
     """What a remembered call gives: the sources of its graph, and the places of its results."""
 
-    __slots__ = ("kind", "leaves", "places", "runtime", "straight")
+    __slots__ = ("demanded", "kind", "leaves", "places", "runtime", "straight")
 
     def __init__(
         self,
@@ -60,8 +60,11 @@ class Result:
         places: list[Place],
         runtime: Runtime,
         count: int,
+        demanded: tuple[int, ...],
     ) -> None:
         """`count`: of the tensors among the arguments."""
+        # Which results must be zeros, or the call raises.
+        self.demanded = demanded
         # None: one tensor; else what makes the tuple.
         self.kind = kind
         # The sources: tensors among the arguments by number, or data of the call's own.
@@ -120,7 +123,8 @@ class Memory:
         known = self.known
         found = known.get(key, 1)
         if type(found) is Result:
-            return _again(found, nodes)
+            out = _again(found, nodes)
+            return self.function(*args, **kwargs) if out is None else out
         if found == 0:
             result = None
             try:
@@ -340,7 +344,16 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
                 return False
             else:
                 place = node.kind if node.kind in IN_MEMORY else ""
-                parts += (shape, x._strides, x._offset, x.dtype, node.shape, needs, place)
+                parts += (
+                    shape,
+                    x._strides,
+                    x._offset,
+                    x.dtype,
+                    node.shape,
+                    node.dtype,
+                    needs,
+                    place,
+                )
             nodes.append(node)
         elif kind in _LISTS:
             parts += (kind, len(x))
@@ -368,7 +381,7 @@ def _constant(x: Any, kind: type[Any], parts: list[Any]) -> bool:
 
 
 def _again(found: Result, nodes: list[Node]) -> Any:
-    """Record a remembered call, from within `Memory.find` or `Memory.run`."""
+    """Record a remembered call, from within `Memory.find` or `Memory.run`. None if it is to raise."""
     leaves: tuple[Any, ...] = tuple(
         nodes if found.straight else [nodes[x] if type(x) is int else x for x in found.leaves]
     )
@@ -383,7 +396,19 @@ def _again(found: Result, nodes: list[Node]) -> Any:
         out = _tensor(leaves, line, found.runtime, place, (graph, number, results))
         results.append(weakref.ref(out._storage.node))
         made.append(out)
+    if found.demanded and not _holds([made[n] for n in found.demanded]):
+        return None
     return found.kind(made)
+
+
+def _holds(demanded: list[Tensor]) -> bool:
+    """Whether all elements are zeros. Waits for them."""
+    for t in demanded:
+        storage = t._storage
+        node = storage.realize()
+        if any(bytes(storage.runtime.backend.download(node.buffer))):
+            return False
+    return True
 
 
 def _tensor(
@@ -391,13 +416,22 @@ def _tensor(
 ) -> Tensor:
     """Return a result."""
     _, (shape, kind, elements), version, (size, strides, offset, whole, dtype) = place
-    storage = Storage(
-        Node("call", leaves, attrs, (), shape, kind, line, attrs[0]), runtime, elements
+    out = new_result(
+        "call",
+        leaves,
+        attrs,
+        (),
+        shape,
+        kind,
+        line,
+        attrs[0],
+        runtime,
+        elements,
+        size,
+        strides,
+        whole,
     )
-    storage.version = version
-    out = object.__new__(Tensor)
-    out._adopt(storage, size, strides, offset, whole)
-    out.dtype = dtype
+    out._storage.version, out._offset, out.dtype = version, offset, dtype
     return out
 
 
@@ -418,6 +452,7 @@ def watched(
         out = function(*args, **kwargs)
     finally:
         look.watching = False
+        demands, look.demands = look.demands, []
     # While another thread computes, what was recorded turns into data.
     with runtime.lock:
         touched = (
@@ -426,11 +461,19 @@ def watched(
             or [(s.version, t._history) for s, t in zip(storages, tensors, strict=True)] != versions
             or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
         )
-        return out, None if touched else _result(out, nodes, storages, runtime)
+        demanded = [t for t, _ in demands]
+        found = None if touched else _result(out, nodes, storages, runtime, demanded)
+    for _, demand in demands:
+        demand()
+    return out, found
 
 
 def _result(
-    out: object, nodes: list[Node], storages: list[Storage], runtime: Runtime
+    out: object,
+    nodes: list[Node],
+    storages: list[Storage],
+    runtime: Runtime,
+    demanded: list[Tensor],
 ) -> Result | None:
     if isinstance(out, tuple):
         tensors = [t for t in out if t is not None]
@@ -441,6 +484,12 @@ def _result(
             kind = functools.partial(_with_gaps, tuple([t is not None for t in out]))
     else:
         tensors, kind = [out], None
+    places_demanded: tuple[int, ...] = ()
+    if demanded:
+        shown = len(tensors)
+        tensors += [t for t in demanded if not any(t is other for other in tensors)]
+        places_demanded = tuple([i for i, t in enumerate(tensors) if any(t is d for d in demanded)])
+        kind = functools.partial(_without_demanded, kind, shown)
     seen = list(storages)
     # Sources by their nodes: places in the lists of tensors first, then data of the call's own.
     number: dict[Node, int] = {}
@@ -492,7 +541,12 @@ def _result(
         )
         for i, (n, t) in enumerate(zip(roots, tensors, strict=True))
     ]
-    return Result(kind, leaves, places, runtime, len(nodes))
+    return Result(kind, leaves, places, runtime, len(nodes), places_demanded)
+
+
+def _without_demanded(kind: Callable[..., Any] | None, count: int, values: list[Any]) -> Any:
+    """Return the results of a call, of which the others were looked at."""
+    return values[0] if kind is None else kind(values[:count])
 
 
 def _with_gaps(there: tuple[bool, ...], values: list[Any]) -> tuple[Any, ...]:

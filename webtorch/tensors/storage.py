@@ -114,7 +114,9 @@ class Storage:
     writes.
     """
 
-    __slots__ = ("__weakref__", "donor", "dtype", "elements", "node", "runtime", "version")
+    __slots__ = (
+        "__weakref__", "donor", "dtype", "elements", "node", "resting", "runtime", "version",
+    )  # fmt: skip
 
     def __init__(self, node: Node, runtime: Runtime, elements: int | None = None) -> None:
         """`elements`: how many `node` has, where the caller knows."""
@@ -125,6 +127,8 @@ class Storage:
         self.version = 0
         # The computed value that a pending one will replace: its memory may be written in place.
         self.donor: Node | None = None
+        # Where a script keeps the value and the count while nobody looks at them (`webtorch.scripts.resting`).
+        self.resting: Any = None
         if node.shared:
             self._join(node)
         if node.kind != "buffer":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from webtorch.dispatch.call import plays
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, c_name, int64, legacy_name
-from webtorch.ir.graph import Node, window
+from webtorch.ir.graph import Form, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     contiguous_strides,
@@ -34,6 +34,7 @@ from webtorch.tensors.arrays import as_numpy, nest, see
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.engine import TensorHook, backward
+from webtorch.tensors.formats import strided
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
 from webtorch.tensors.modes import in_transform, mode, transforms
@@ -153,6 +154,10 @@ class Tensor(TensorBase):
     def _make_subclass(cls: type[Any], data: Tensor, require_grad: bool = False) -> Any:
         """Return a tensor of class `cls` that shares the storage of `data`."""
         override.arm_for(cls)
+        if data.layout is not strided:
+            raise NotImplementedError(
+                f"{cls.__name__}: a tensor of layout {data.layout} has no memory that another class could share"
+            )
         self = object.__new__(cls)
         self._adopt(data._storage, data._shape, data._strides, data._offset, data._whole)
         self._counter, self.dtype = data._counter, data.dtype
@@ -553,19 +558,19 @@ class Tensor(TensorBase):
             self._note_reading()
         return await whole._storage.runtime.backend.download_async(whole._storage.realize().buffer)
 
-    def _values(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
+    def _numbers(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
         return self.dtype.from_bytes(memoryview(contents)[: self.numel() * self.dtype.itemsize])
 
     @plays("reader")
     def item(self) -> Scalar:
         """Return the value of a tensor with one element. Waits for the device."""
         self._check_one_element()
-        return self._values(self._contents())[0]
+        return self._numbers(self._contents())[0]
 
     async def item_async(self) -> Scalar:
         """Return the value of a tensor with one element; other coroutines run meanwhile."""
         self._check_one_element()
-        return self._values(await self._contents_async())[0]
+        return self._numbers(await self._contents_async())[0]
 
     def _check_one_element(self) -> None:
         if self.numel() != 1:
@@ -581,11 +586,11 @@ class Tensor(TensorBase):
     @plays("reader")
     def tolist(self) -> Any:
         """Return the values as nested lists (a number for a 0-d tensor)."""
-        return nest(self._values(self._contents()), self._shape)
+        return nest(self._numbers(self._contents()), self._shape)
 
     async def tolist_async(self) -> Any:
         """Return the values as nested lists; other coroutines run meanwhile."""
-        return nest(self._values(await self._contents_async()), self._shape)
+        return nest(self._numbers(await self._contents_async()), self._shape)
 
     def numpy(self, *, force: bool = False) -> np.ndarray:
         """Return the values as a NumPy array. On the CPU, the two share their memory.
@@ -907,6 +912,40 @@ def _shown_device(x: Tensor) -> device:
 
 def _is_shown_on(kind: str) -> property:
     return property(lambda x: x.device.type == kind)
+
+
+_new = object.__new__
+
+
+def new_result(
+    kind: str,
+    srcs: tuple[Node, ...],
+    attrs: tuple[Any, ...],
+    scalars: tuple[Scalar, ...],
+    size: tuple[int, ...],
+    dtype: DType,
+    line: object,
+    form: Form | None,
+    runtime: Runtime,
+    elements: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    whole: bool,
+) -> Tensor:
+    """Return a tensor of what is recorded: a node of sizes `size`, and a storage, each with what its class gives it. To
+    call these takes as long as all the rest.
+    """
+    node = _new(Node)
+    node.kind, node.srcs, node.attrs, node.scalars = kind, srcs, attrs, scalars
+    node.shape, node.dtype, node.line, node.form = size, dtype, line, form
+    node.buffer, node.shared, node.host = None, False, None
+    storage = _new(Storage)
+    storage.node, storage.runtime, storage.dtype, storage.elements = node, runtime, dtype, elements
+    storage.version, storage.donor, storage.resting = 0, None, None
+    runtime.add(storage)
+    out = _new(Tensor)
+    out._adopt(storage, shape, strides, 0, whole)
+    return out
 
 
 def unsupported_text(dtype: DType, runtime: Runtime) -> str:

@@ -10,9 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import IndexOutOfRangeError
+from webtorch.ir.dtype import DType, bfloat16
+from webtorch.ir.graph import Node
 from webtorch.ir.lines import line_text, user_line
 from webtorch.ir.program import Site
 from webtorch.tensors.host import tracing
+from webtorch.tensors.modes import transforms
+from webtorch.tensors.tape import needs_grad
 from webtorch.tensors.tensor import Tensor
 
 
@@ -30,7 +34,45 @@ def at_hand(x: Tensor) -> Any:
     backend: Any = runtime.backend
     if x._whole:
         return backend.at_hand(node.buffer)
-    return backend.at_hand(node.buffer, x._shape, x._strides, x._offset)
+    # What is looked at says nothing of the call: an offset that a script notes is a number here.
+    return backend.at_hand(node.buffer, x._shape, x._strides, int(x._offset))
+
+
+def waited_for(*tensors: Tensor) -> list[Any] | None:
+    """Return the elements of tensors as NumPy arrays to be read only, computed now: where they tell a result's size,
+    NumPy may do the rest, too. None where they are not in this process's memory, must not be read or are of no type of
+    NumPy's, and where gradients are recorded.
+    """
+    for x in tensors:
+        runtime = x._storage.runtime
+        if (
+            runtime.kind != "cpu"
+            or runtime.recording is not None
+            or x._levels
+            or x.dtype.is_complex
+            or x.dtype is bfloat16
+            or x.dtype is not x._storage.dtype
+            or needs_grad((x,))
+            or transforms.count
+        ):
+            return None
+    found = []
+    for x in tensors:
+        x._storage.realize()
+        known = at_hand(x)
+        if known is None:
+            return None
+        found.append(known.reshape(x._shape))
+    return found
+
+
+def taken_over(array: Any, dtype: DType, like: Tensor) -> Tensor:
+    """Return a tensor of a new NumPy array, on its memory."""
+    runtime = like._storage.runtime
+    backend: Any = runtime.backend
+    array = array if array.flags.c_contiguous else array.copy()
+    node = Node.in_memory(array.shape, dtype, backend.adopt(array, dtype))
+    return Tensor._from_node(node, runtime)
 
 
 def check_places(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import DType
-from webtorch.ir.graph import Node
+from webtorch.ir.graph import Node, placed
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import OVERWRITTEN, Place, Shape, contiguous_strides, is_overwritten, numel
 from webtorch.ops import primitive
@@ -151,12 +151,13 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         storage.replace(node)
     else:
         old = storage.node
+        attrs, scalars = placed(x._offset)
         storage.replace(
             Node(
                 "update",
                 (old, node),
-                (target._shape, target._strides),
-                (x._offset,),
+                (target._shape, target._strides, *attrs),
+                scalars,
                 old.shape,
                 x.dtype,
                 user_line(),
@@ -225,7 +226,8 @@ def check_own_storage(x: Tensor) -> None:
 def _with_bits(old: Node, target: Tensor, values: Node) -> Node:
     """Return the value of a storage after a write to a view of it that has another element type."""
     dtype, line = values.dtype, user_line()
-    window = (target._shape, target._strides)
+    attrs, at = placed(target._offset)
+    window = (target._shape, target._strides, *attrs)
 
     def seen_as(node: Node, kind: DType) -> Node:
         """Return a value as elements of another type."""
@@ -238,12 +240,12 @@ def _with_bits(old: Node, target: Tensor, values: Node) -> Node:
 
     if dtype.itemsize == old.dtype.itemsize:
         values = seen_as(values, old.dtype)
-        return Node("update", (old, values), window, (target._offset,), old.shape, old.dtype, line)
+        return Node("update", (old, values), window, at, old.shape, old.dtype, line)
     # What is not written must come back as it was: integers hold every pattern of bits.
     whole = WHOLE[dtype.itemsize]
     flat = seen_as(old, whole)
     values = seen_as(values, whole)
-    new = Node("update", (flat, values), window, (target._offset,), flat.shape, whole, line)
+    new = Node("update", (flat, values), window, at, flat.shape, whole, line)
     back = seen_as(new, old.dtype)
     if back.shape == (numel(old.shape),):
         return Node("view", (back,), (contiguous_strides(old.shape), 0), (), old.shape, old.dtype)

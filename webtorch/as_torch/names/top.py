@@ -81,9 +81,6 @@ class Future:
         return cls
 
 
-sparse_coo, sparse_csr, sparse_csc = map(
-    layout, ("torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc")
-)
 jagged = layout("torch.jagged")
 
 

@@ -6,8 +6,10 @@ recording at several sizes (`sizes`). The result is a `program`, whose inputs `s
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from operator import add as _ADD
 from operator import mul as _MUL
 from typing import Any, cast
@@ -193,6 +195,61 @@ def _resized(leaves: Sequence[Any], where: Marked, sizes: Mapping[Dim, int]) -> 
     return found
 
 
+class _Sizes:
+    """Sizes of dynamic dimensions as nodes of a graph, and the nodes of what is worked out with them."""
+
+    def __init__(
+        self, graph: Graph, names: Sequence[str], where: Marked, trials: Sequence[Mapping[Dim, int]]
+    ) -> None:
+        self.graph, self.trials = graph, trials
+        inputs = {n.name: n for n in graph.nodes if n.op == "placeholder"}
+        self.sources: dict[Dim, tuple[Node, int]] = {}
+        for (i, d), dim in where.items():
+            self.sources.setdefault(dim, (inputs[names[i]], d))
+        # Sizes stand before all that is computed.
+        self.first = next((n for n in graph.nodes if n.op != "placeholder"), None)
+        self.made: dict[Dim, Node] = {}
+
+    def _before(self, node: Node | None) -> AbstractContextManager[object]:
+        """A block in which nodes are put before one, without one at the end."""
+        graph = self.graph
+        return graph.inserting_after(None) if node is None else graph.inserting_before(node)
+
+    def _size(self, dim: Dim) -> Node:
+        if dim not in self.made:
+            with self._before(self.first):
+                self.made[dim] = self.graph.create_node(
+                    "call_function", parts.aten.sym_size.int, self.sources[dim], {}, "sym_size_int"
+                )
+        return self.made[dim]
+
+    def _written(self, formula: Formula, before: Node | None) -> Node:
+        kind, sizes, number = formula
+        call = self.graph.call_function
+        terms: list[Node | int] = []
+        with self._before(before):
+            for dim, factor in sizes.items():
+                node = self._size(dim)
+                terms.append(call(_MUL, (node, factor)) if factor != 1 else node)
+            combine, neutral = (_ADD, 0) if kind == "sum" else (_MUL, 1)
+            terms += [number] * (number != neutral)
+            found = functools.reduce(lambda x, y: call(combine, (x, y)), terms)
+        return cast("Node", found)
+
+    def replaced(self, values: Sequence[Any], before: Node | None) -> Any:
+        """Return an argument, given what it is in each recording, with formulas for what differs."""
+        value = values[0]
+        if isinstance(value, (list, tuple)):
+            rows = zip(*values, strict=True)
+            return type(value)([self.replaced(v, before) for v in rows])
+        if isinstance(value, dict):
+            return {k: self.replaced([v[k] for v in values], before) for k in value}
+        if isinstance(value, int) and not isinstance(value, bool):
+            formula = formula_of(values, self.trials)
+            return value if formula is None else self._written(formula, before)
+        return value
+
+
 def _make_dynamic(
     first: Recorded,
     again: Sequence[Recorded],
@@ -201,7 +258,6 @@ def _make_dynamic(
     names: Sequence[str],
 ) -> None:
     """Put formulas of sizes in the places of numbers that differ between recordings."""
-    graph = first.graph
     nodes = [list(r.graph.nodes) for r in (first, *again)]
     alike = len({len(n) for n in nodes}) == 1 and all(
         len({(n.op, n.name, str(n.target)) for n in row}) == 1 for row in zip(*nodes, strict=False)
@@ -211,60 +267,13 @@ def _make_dynamic(
             "torch.export: the module calls other operators at other sizes, so that its dimensions are not dynamic: "
             f"{[{d.__name__: n for d, n in s.items()} for s in trials]}"
         )
-    places = {n.name: n for n in nodes[0] if n.op == "placeholder"}
-    sources: dict[Dim, tuple[str, int]] = {}
-    for (i, d), dim in where.items():
-        sources.setdefault(dim, (names[i], d))
-    begin = (
-        next(n for n in nodes[0] if n.op != "placeholder") if len(nodes[0]) > len(places) else None
-    )
-    made: dict[Dim, Node] = {}
-
-    def place(node: Node | None) -> Any:
-        """A block in which nodes are put before one, without one at the end."""
-        return graph.inserting_after(None) if node is None else graph.inserting_before(node)
-
-    def size_of(dim: Dim) -> Node:
-        if dim not in made:
-            name, d = sources[dim]
-            with place(begin):
-                made[dim] = graph.create_node(
-                    "call_function", parts.aten.sym_size.int, (places[name], d), {}, "sym_size_int"
-                )
-        return made[dim]
-
-    def written(formula: Formula, before: Node | None) -> Node:
-        kind, sizes, number = formula
-        terms: list[Any] = []
-        with place(before):
-            for dim, factor in sizes.items():
-                node = size_of(dim)
-                terms.append(graph.call_function(_MUL, (node, factor)) if factor != 1 else node)
-            combine, neutral = (_ADD, 0) if kind == "sum" else (_MUL, 1)
-            terms += [number] * (number != neutral)
-            found = terms[0]
-            for term in terms[1:]:
-                found = graph.call_function(combine, (found, term))
-        return cast("Node", found)
-
-    def replaced(values: Sequence[Any], before: Node | None) -> Any:
-        value = values[0]
-        if isinstance(value, (list, tuple)):
-            return type(value)([replaced(v, before) for v in zip(*values, strict=True)])
-        if isinstance(value, dict):
-            return {k: replaced([v[k] for v in values], before) for k in value}
-        if isinstance(value, int) and not isinstance(value, bool):
-            formula = formula_of(values, trials)
-            return value if formula is None else written(formula, before)
-        return value
-
+    sizes = _Sizes(first.graph, names, where, trials)
     for row in zip(*nodes, strict=True):
         node = row[0]
-        node.args = replaced([n.args for n in row], node)
-        node.kwargs = replaced([n.kwargs for n in row], node)
-    first.leaves[:] = [
-        replaced(v, None) for v in zip(first.leaves, *[r.leaves for r in again], strict=True)
-    ]
+        node.args = sizes.replaced([n.args for n in row], node)
+        node.kwargs = sizes.replaced([n.kwargs for n in row], node)
+    leaves = zip(first.leaves, *[r.leaves for r in again], strict=True)
+    first.leaves[:] = [sizes.replaced(v, None) for v in leaves]
 
 
 def _outputs(recorded: Recorded) -> list[OutputSpec]:

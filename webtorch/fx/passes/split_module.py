@@ -56,34 +56,10 @@ def split_module(
     Values that other parts need are results, and arguments there; parameters are arguments. `qualname_map` is filled
     with the names of what parts hold, and the names that they had. Raises RuntimeError where parts wait for each other.
     """
-    parts: dict[str, Partition] = {}
-    home: dict[Node, Partition] = {}
-    for node in m.graph.nodes:
-        if node.op in ("placeholder", "get_attr", "output"):
-            continue
-        name = "_".join(filter(None, (partition_affix, str(split_callback(node)))))
-        part = home[node] = parts.setdefault(name, Partition(name))
-        part.node_names.append(node.name)
-
-    def use(made: Node, user: Partition | None) -> Node:
-        """Note that a part, or the whole, uses a value."""
-        source = home.get(made)
-        if source is not user:
-            if source is not None:
-                source.outputs.setdefault(made.name)
-                if user is not None:
-                    source.dependents.setdefault(user.name)
-                    user.dependencies.setdefault(source.name)
-            if user is not None:
-                user.inputs.setdefault(made.name)
-        return made
-
-    by_name = {n.name: n for n in m.graph.nodes}
-    for node in m.graph.nodes:
-        if node.op == "output" or node in home:
-            noted = functools.partial(use, user=home.get(node))
-            map_arg((node.args, node.kwargs), noted)
+    parts, home = _partitions(m.graph, split_callback, partition_affix)
+    _find_uses(m.graph, home)
     order = list(parts.values()) if keep_original_order else _sorted(parts)
+    by_name = {n.name: n for n in m.graph.nodes}
     for part in parts.values():
         for number, name in enumerate(part.inputs):
             title = name if keep_original_input_name else f"arg_{number}"
@@ -107,7 +83,53 @@ def split_module(
         )
         copied.meta = node.meta.copy()
         part.environment[node] = copied
-    graph, held, made = Graph(), dict[str, Any](), dict[Node, Node]()
+    found = _joined(m, order, by_name, tuple_return)
+    found.meta["partition_names"] = {p.submod_name for p in parts.values()}
+    return found
+
+
+def _partitions(
+    graph: Graph, split_callback: Callable[[Node], int], affix: str | None
+) -> tuple[dict[str, Partition], dict[Node, Partition]]:
+    """Return the parts by name, and the part of each node."""
+    parts: dict[str, Partition] = {}
+    home: dict[Node, Partition] = {}
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        name = "_".join(filter(None, (affix, str(split_callback(node)))))
+        part = home[node] = parts.setdefault(name, Partition(name))
+        part.node_names.append(node.name)
+    return parts, home
+
+
+def _find_uses(graph: Graph, home: dict[Node, Partition]) -> None:
+    """Note in the parts what each takes of others and of the whole, and what others or the whole take of it."""
+
+    def use(made: Node, user: Partition | None) -> Node:
+        """Note that a part, or the whole, uses a value."""
+        source = home.get(made)
+        if source is not user:
+            if source is not None:
+                source.outputs.setdefault(made.name)
+                if user is not None:
+                    source.dependents.setdefault(user.name)
+                    user.dependencies.setdefault(source.name)
+            if user is not None:
+                user.inputs.setdefault(made.name)
+        return made
+
+    for node in graph.nodes:
+        if node.op == "output" or node in home:
+            noted = functools.partial(use, user=home.get(node))
+            map_arg((node.args, node.kwargs), noted)
+
+
+def _joined(
+    m: GraphModule, order: list[Partition], by_name: dict[str, Node], tuple_return: bool
+) -> GraphModule:
+    """Return the module that calls the parts in order."""
+    graph, held, made = Graph(), dict[str, object](), dict[Node, Node]()
     for node in m.graph.nodes:
         if node.op == "placeholder":
             default = node.args[0] if node.args else ...
@@ -132,9 +154,7 @@ def split_module(
             made[node] = called if one else graph.call_function(getitem, (called, i))
     for node in m.graph.find_nodes(op="output"):
         graph.output(map_arg(node.args[0], made.__getitem__))
-    found = GraphModule(held, graph)
-    found.meta["partition_names"] = {p.submod_name for p in parts.values()}
-    return found
+    return GraphModule(held, graph)
 
 
 def _sorted(parts: dict[str, Partition]) -> list[Partition]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from webtorch.ir.dtype import Scalar, bool_, int32, int64
 from webtorch.ir.view import numel
@@ -129,56 +129,54 @@ def _narrow(
 
 @rule("getitem")
 def _getitem(w: Writer, call: Call, x: Value, index: object) -> Name | None:
+    items = _spelled_out(index, len(x.shape))
+    if items is None:
+        return None
+    # Without new dims, which come at the end.
+    read = [i for i in items if i is not None]
+    tensors = [(d, i) for d, i in enumerate(read) if isinstance(i, Value)]
+    picked = [(d, int(i)) for d, i in enumerate(read) if isinstance(i, SupportsIndex)]
+    slices = [(d, i) for d, i in enumerate(read) if isinstance(i, slice)]
+    if len(tensors) + len(picked) + len(slices) < len(read):
+        return None
+    if tensors and (picked or None in items):
+        return None
+    if any(i.indices(x.shape[d])[2] < 1 for d, i in slices):
+        return None
+    name = w.name(x)
+    for d, i in slices:
+        name = _sliced(w, name, d, i, x.shape[d])
+    for d, number in reversed(picked):
+        name = w.node("Gather", name, w.ints([number], scalar=True), axis=d)
+    for d, tensor in tensors:
+        places = w.cast(w.name(tensor), tensor.dtype, int64)
+        name = w.node("Gather", name, places, axis=d)
+    kept = [i for i in items if i is None or isinstance(i, slice)]
+    return w.unsqueeze(name, [k for k, i in enumerate(kept) if i is None])
+
+
+def _spelled_out(index: object, rank: int) -> list[object] | None:
+    """Return an index as one item for each dim, and None for each new one; None for what has no nodes here."""
     items = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(i, (bool, list)) for i in items):
         return None
     tensors = [i for i in items if isinstance(i, Value)]
     if len(tensors) > 1 or any(i.dtype.kind not in ("int", "uint") for i in tensors):
         return None
+    at = next((k for k, i in enumerate(items) if i is Ellipsis), None)
     used = sum(1 for i in items if i is not None and i is not Ellipsis)
-    if Ellipsis in [i for i in items if not isinstance(i, Value)]:
-        at = next(k for k, i in enumerate(items) if i is Ellipsis)
-        items[at : at + 1] = [slice(None)] * (len(x.shape) - used)
-    else:
-        items += [slice(None)] * (len(x.shape) - used)
-    name = w.name(x)
-    gathered = None
-    picked: list[tuple[int, int]] = []
-    bounds: list[tuple[int, int, int | None, int]] = []
-    stop: int | None
-    dim = 0
-    for i in items:
-        if i is None:
-            continue
-        size = x.shape[dim]
-        if isinstance(i, slice):
-            start, stop, step = i.indices(size)
-            if step < 1:
-                return None
-            if (start, step) != (0, 1) or stop < size:
-                # As it was written: what is counted from the end stays so.
-                first = i.start if i.start is not None and -size <= i.start <= size else start
-                last = None if stop >= size else i.stop if -size <= i.stop else stop
-                bounds.append((dim, int(first), last if last is None else int(last), step))
-        elif isinstance(i, Value):
-            gathered = (dim, i)
-        elif isinstance(i, int) or hasattr(i, "__index__"):
-            picked.append((dim, int(i)))
-        else:
-            return None
-        dim += 1
-    if gathered is not None and (picked or None in items):
-        return None
-    for d, start, stop, step in bounds:
-        name = w.slice(name, d, start, stop, step)
-    for d, i in reversed(picked):
-        name = w.node("Gather", name, w.ints([i], scalar=True), axis=d)
-    if gathered is not None:
-        d, index_value = gathered
-        index_name = w.cast(w.name(index_value), index_value.dtype, int64)
-        name = w.node("Gather", name, index_name, axis=d)
-    kept = [i for i in items if i is None or isinstance(i, slice)]
-    return w.unsqueeze(name, [k for k, i in enumerate(kept) if i is None])
+    end = len(items) if at is None else at
+    return [*items[:end], *[slice(None)] * (rank - used), *items[end + 1 :]]
+
+
+def _sliced(w: Writer, name: Name, d: int, taken: slice, size: int) -> Name:
+    start, stop, step = taken.indices(size)
+    if (start, step) == (0, 1) and stop >= size:
+        return name
+    # As it was written: what is counted from the end stays so.
+    first = taken.start if taken.start is not None and -size <= taken.start <= size else start
+    last = None if stop >= size else taken.stop if -size <= taken.stop else stop
+    return w.slice(name, d, int(first), last if last is None else int(last), step)
 
 
 @rule("flip")

@@ -34,9 +34,9 @@ def _recurrence(
         id(recurrence._LSTM): "LSTM", id(recurrence._GRU): "GRU", id(recurrence._TANH): "RNN",
         id(recurrence._RELU): "RNN",
     }[id(cell)]  # fmt: skip
+    layers, directions = given["num_layers"], 2 if given["bidirectional"] else 1
     params = [w.tensor(p) for p in given["params"]]
-    directions = 2 if given["bidirectional"] else 1
-    count = len(params) // (given["num_layers"] * directions)
+    count = len(params) // (layers * directions)
     known = [p for p in params if p is not None]
     if len(known) < len(params) or count > (4 if given["has_biases"] else 2):
         return None  # weights that are computed, or a projection
@@ -51,34 +51,17 @@ def _recurrence(
     batch, steps = (x_value.shape[0], x_value.shape[1])[:: 1 if given["batch_first"] else -1]
     hidden = states[0].shape[2]
     scope = call.scope or op.lower()
+    attrs = _attrs(op, hidden, directions, cell is recurrence._RELU)
     lasts: list[list[Name]] = [[] for _ in states]
     initial = [w.name(s) for s in states]
-    for layer in range(given["num_layers"]):
+    for layer in range(layers):
         place = layer * directions
         rows = [known[(place + d) * count : (place + d + 1) * count] for d in range(directions)]
-
-        def joined(which: int, rows: list[list[Tensor]] = rows) -> Tensor:
-            """Return one parameter of all directions, gates in ONNX's order."""
-            return webtorch.stack([_reordered(r[which], op) for r in rows])
-
-        weight = w.constant(joined(0), f"{scope}.weight_ih_l{layer}.onnx", weight=True)
-        recurrent = w.constant(joined(1), f"{scope}.weight_hh_l{layer}.onnx", weight=True)
-        bias = None
-        if given["has_biases"]:
-            both = webtorch.cat([joined(2), joined(3)], 1)
-            bias = w.constant(both, f"{scope}.bias_l{layer}.onnx", weight=True)
-        starts = [
-            i if given["num_layers"] == 1 else w.slice(i, 0, place, place + directions)
-            for i in initial
-        ]
-        attrs: dict[str, Attr] = {"hidden_size": hidden}
-        if directions == 2:
-            attrs["direction"] = "bidirectional"
-        if op == "GRU":
-            attrs["linear_before_reset"] = 1
-        if cell is recurrence._RELU:
-            attrs["activations"] = ["Relu"] * directions
-        found = w.outputs(1 + len(states), op, x, weight, recurrent, bias, None, *starts, **attrs)
+        weights = _weights(w, rows, op, scope, layer, given["has_biases"])
+        starts = initial
+        if layers > 1:
+            starts = [w.slice(i, 0, place, place + directions) for i in initial]
+        found = w.outputs(1 + len(states), op, x, *weights, None, *starts, **attrs)
         # (T, directions, N, H) to (T, N, directions * H)
         if directions == 1:
             x = w.squeeze(found[0], [1])
@@ -91,6 +74,34 @@ def _recurrence(
     if given["batch_first"]:
         x = w.transpose(x, [1, 0, 2])
     return (x, *finals)
+
+
+def _attrs(op: str, hidden: int, directions: int, has_relu: bool) -> dict[str, Attr]:
+    attrs: dict[str, Attr] = {"hidden_size": hidden}
+    if directions == 2:
+        attrs["direction"] = "bidirectional"
+    if op == "GRU":
+        attrs["linear_before_reset"] = 1
+    if has_relu:
+        attrs["activations"] = ["Relu"] * directions
+    return attrs
+
+
+def _weights(
+    w: Writer, rows: Sequence[Sequence[Tensor]], op: str, scope: str, layer: int, has_biases: bool
+) -> tuple[Name, Name, Name | None]:
+    """Return the constants of one layer, whose parameters are a row for each direction."""
+
+    def joined(which: int) -> Tensor:
+        """Return one parameter of all directions, gates in ONNX's order."""
+        return webtorch.stack([_reordered(r[which], op) for r in rows])
+
+    weight = w.constant(joined(0), f"{scope}.weight_ih_l{layer}.onnx", weight=True)
+    recurrent = w.constant(joined(1), f"{scope}.weight_hh_l{layer}.onnx", weight=True)
+    if not has_biases:
+        return weight, recurrent, None
+    both = webtorch.cat([joined(2), joined(3)], 1)
+    return weight, recurrent, w.constant(both, f"{scope}.bias_l{layer}.onnx", weight=True)
 
 
 def _reordered(weight: Tensor, op: str) -> Tensor:

@@ -448,6 +448,33 @@ class ScanRunner(ArrayRunner):
 _SCAN_BLOCK = struct.Struct("QQqq").pack
 
 
+class SortRunner(ArrayRunner):
+    """The order of few short rows: NumPy's at first, machine code once it has done enough work to pay for compiling."""
+
+    compiles = True
+
+    def __init__(self, routine: Sort, source: str) -> None:
+        super().__init__(routine, order.sort(routine))
+        self.source = source
+        self.count = routine.rows
+        self.sizes = routine.length, routine.first, routine.count
+        # NumPy is called some ten times.
+        self.spent, self.step = 0, 16 * routine.rows * routine.length + 10 * _CALL_COST
+
+    def run(self, buffers: Sequence[CpuBuffer], args: Sequence[Scalar], status: Array) -> None:
+        """Run on bound buffers."""
+        if self.native is None:
+            self.spent += self.step
+            if self.spent < _COMPILE_WORK or not jit.available():
+                super().run(buffers, args, status)
+                return
+            self.native = jit.function(self.source)
+        self.native.call(0, self.count, _SORT_BLOCK(*[b.address for b in buffers], *self.sizes, 0))
+
+
+_SORT_BLOCK = struct.Struct("QQqqqQ").pack
+
+
 class SmallProductRunner(Runner):
     """A small product, by machine code for all sizes."""
 
@@ -527,6 +554,8 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
                 found = AddressRunner(routine, flash.Plan(routine).run)
             case Attention():
                 found = ArgumentRunner(routine, attention.attention(routine))
+            case Sort() if (text := order.merging(routine)) is not None:
+                found = SortRunner(routine, text)
             case Sort():
                 found = ArrayRunner(routine, order.sort(routine))
             case Host():

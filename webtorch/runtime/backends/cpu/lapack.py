@@ -7,6 +7,8 @@ numbers of the matrices' type. `info` is 0 where all is well, as in LAPACK; noth
 
 from __future__ import annotations
 
+import functools
+import itertools
 import struct
 from collections.abc import Callable
 
@@ -26,18 +28,21 @@ def function(routine: Host) -> Callable[..., None]:
     """Return a function of flat arrays: the inputs, then the packed output."""
     run = FUNCTIONS[routine.function.removeprefix("complex ")]
     is_complex = routine.function.startswith("complex ")
+    counts = [(_count(s), s) for s in routine.shapes]
+    params = routine.params
 
     def call(*arrays: Array) -> None:
         """Run the routine, and pack its results one after the other."""
-        inputs = [a[: _count(s)].reshape(s) for a, s in zip(arrays, routine.shapes)]
+        inputs = [a[:count].reshape(shape) for a, (count, shape) in zip(arrays, counts)]
         if is_complex:
             inputs = [as_complex(a) for a in inputs]
-        at = 0
-        for result in run(*inputs, *routine.params):
+        out, at = arrays[-1], 0
+        for result in run(*inputs, *params):
             if is_complex:
-                result = as_pairs(result, arrays[-1])
-            arrays[-1][at : at + result.size] = result.reshape(-1)
-            at += result.size
+                result = as_pairs(result, out)
+            end = at + result.size
+            out[at:end] = result.reshape(-1)
+            at = end
 
     return call
 
@@ -177,8 +182,15 @@ def panel(begin, end, b0: {kind}, b1: int64, m: int, n: int):
                 for c in range(width):
                     b0[i * n + first + c] = b0[i * n + first + c] - factor * row[c]
 """
-# From this many elements on, compiling pays.
+# From this many elements on, compiling pays, or once NumPy has factored so many matrices, at 20 us a row.
 _LARGE = 32 * 32
+_MANY = 100
+_factored = itertools.count()
+
+
+@functools.cache
+def _panel(kind: str) -> jit.Native:
+    return jit.function(_PANEL.strip().format(kind=kind))
 
 
 def _lu(a: Array) -> tuple[Array, Array, int]:
@@ -188,8 +200,9 @@ def _lu(a: Array) -> tuple[Array, Array, int]:
     k = min(m, n)
     pivots = np.arange(k, dtype=np.int64)
     native = None
-    if a.size >= _LARGE and a.dtype.name in ("float32", "float64") and jit.available():
-        native = jit.function(_PANEL.strip().format(kind=a.dtype.name))
+    pays = a.size >= _LARGE or next(_factored) >= _MANY
+    if pays and a.dtype.name in ("float32", "float64") and jit.available():
+        native = _panel(a.dtype.name)
         block = struct.pack("QQqq", a.ctypes.data, pivots.ctypes.data, m, n)
     with np.errstate(all="ignore"):
         for j in range(0, k, _BLOCK):
@@ -284,7 +297,7 @@ def _indefinite_at(a: Array) -> int:
 @host_function
 def cholesky(a: Array) -> Results:
     """Return (L, info) from the lower triangle."""
-    return _each(lambda a: (np.tril(np.linalg.cholesky(a)),), _indefinite_at, a)
+    return _each(lambda a: (np.linalg.cholesky(a),), _indefinite_at, a)
 
 
 @host_function

@@ -87,7 +87,7 @@ class Memory:
         self.turned_away = 0
         self.lock = threading.Lock()
         # Small blocks that were given back and still count as live: a lock costs more than all the rest.
-        self._returned: deque[Block] = deque()
+        self.returned: deque[Block] = deque()
         self._live = 0
         self._pooled = 0
 
@@ -105,20 +105,8 @@ class Memory:
             self._settle()
             return self._pooled
 
-    def take(self, nbytes: int) -> Block:
-        """Return a block of at least `nbytes` bytes. Raises OutOfMemoryError."""
-        size = (nbytes + 63) & -64 or 64 if nbytes < _LARGE else _large_size(nbytes)
-        returned = self._returned
-        if returned:
-            # As a rule one was given back where another is wanted: the counts stay as they are.
-            try:
-                block = returned.pop()
-            except IndexError:
-                pass  # another thread was faster
-            else:
-                if block.size == size and not block.seen:
-                    return block
-                returned.append(block)
+    def take(self, size: int) -> Block:
+        """Return a block of `size` bytes, rounded up as a buffer does. Raises OutOfMemoryError."""
         with self.lock:
             self._settle()
             live = self._live = self._live + size
@@ -138,12 +126,12 @@ class Memory:
         with self.lock:
             self._live -= size
         raise OutOfMemoryError(
-            f"cpu: cannot allocate {nbytes} bytes ({self.live} bytes are live): free tensors or work in smaller parts"
+            f"cpu: cannot allocate {size} bytes ({self.live} bytes are live): free tensors or work in smaller parts"
         )
 
     def give(self, block: Block) -> None:
         """Take back a block; it is used again unless somebody still sees its memory through an array."""
-        self._returned.append(block)
+        self.returned.append(block)
         # A collection may come here while this thread has the lock: then whoever takes it next does this.
         if block.size >= _LARGE and self.lock.acquire(blocking=False):
             try:
@@ -153,7 +141,7 @@ class Memory:
 
     def _settle(self) -> None:
         """Put what was given back into the pool."""
-        returned = self._returned
+        returned = self.returned
         while returned:
             block = returned.popleft()
             size = block.size
@@ -198,7 +186,7 @@ def _large_size(nbytes: int) -> int:
 
 
 MEMORY = Memory()
-_take, _give = MEMORY.take, MEMORY.give
+_take, _give, _returned = MEMORY.take, MEMORY.give, MEMORY.returned
 
 
 class CpuBuffer:
@@ -211,7 +199,23 @@ class CpuBuffer:
         self.dtype = dtype
         self.elements = elements
         self._array: Array | None = None
-        block = self.block = _take(elements * dtype.itemsize)
+        size = (elements * dtype.itemsize + 63) & -64 or 64
+        if size >= _LARGE:
+            size = _large_size(size)
+        block = None
+        if _returned:
+            # As a rule one was given back where another is wanted: the counts stay as they are.
+            try:
+                block = _returned.pop()
+            except IndexError:
+                pass  # another thread was faster
+            else:
+                if block.size != size or block.seen:
+                    _returned.append(block)
+                    block = None
+        if block is None:
+            block = _take(size)
+        self.block = block
         self.address = block.address
 
     @property
@@ -230,14 +234,23 @@ class CpuBuffer:
             array = self._array = raw.view(array_type(self.dtype))
         return array
 
-    def __del__(self) -> None:
+    # As arguments: at the end of the process the module's names are gone before its last buffers.
+    def __del__(
+        self,
+        give: Callable[[Block], None] = _give,
+        returned: deque[Block] = _returned,
+        large: int = _LARGE,
+    ) -> None:
         try:
             block = self.block
         except AttributeError:
             return  # there was no memory
         # The array must go first, or the block would look used.
         self._array = None
-        _give(block)
+        if block.size < large:
+            returned.append(block)
+        else:
+            give(block)
 
     # Whether a value may be written here.
     writable = True
@@ -255,7 +268,7 @@ class PartBuffer(CpuBuffer):
         self.owner = owner
         self.block, self.address = owner.block, owner.address
 
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         """The owner gives the memory back."""
 
 
@@ -279,7 +292,7 @@ class ArrayBuffer(CpuBuffer):
         self.address = flat.__array_interface__["data"][0]
         self.writable = bool(array.flags.writeable)
 
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         """The memory is the array's."""
 
     def is_seen(self) -> bool:

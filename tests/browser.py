@@ -1,7 +1,8 @@
-"""A headless Chromium with WebGPU on its software adapter, and a server for the pages that it opens."""
+"""Pytest plugin: a headless Chromium with WebGPU on its software adapter, and a server for the pages that it opens."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import http.server
 import os
@@ -39,13 +40,9 @@ def launch(browser_type: Any) -> Any:
     return browser_type.launch(executable_path=browser_path(), args=FLAGS)
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """The browser; skips visibly where it is not installed, fails in CI.
-
-    For a module, not the session: while Playwright runs, its event loop runs in this thread, and
-    tests of asyncio that come later in the same process could not start theirs.
-    """
+@pytest.fixture(scope="session")
+def _running() -> Iterator[tuple[Any, Any]]:
+    """The browser of this process, and the event loop of Playwright, which runs in this thread from now on."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -54,8 +51,23 @@ def chromium() -> Iterator[Any]:
         _missing("Chromium (apt-get install --no-install-recommends chromium)")
     with sync_playwright() as playwright:
         browser = launch(playwright.chromium)
-        yield browser
+        loop = asyncio.get_running_loop()
+        asyncio._set_running_loop(None)
+        yield browser, loop
+        asyncio._set_running_loop(loop)
         browser.close()
+
+
+@pytest.fixture(scope="module")
+def chromium(_running: tuple[Any, Any]) -> Iterator[Any]:
+    """The browser; skips visibly where it is not installed, fails in CI.
+
+    Playwright's loop counts as running for a file's tests alone: other tests of asyncio start theirs.
+    """
+    browser, loop = _running
+    asyncio._set_running_loop(loop)
+    yield browser
+    asyncio._set_running_loop(None)
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):

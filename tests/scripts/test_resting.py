@@ -1,0 +1,206 @@
+"""Storages that rest between an optimizer's steps: nothing of them is touched while nobody looks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import webtorch as torch
+from tests.scripts.following import scripts
+from webtorch import nn
+from webtorch.scripts import stop_to_look
+
+
+@pytest.fixture
+def follower() -> Iterator[Any]:
+    with scripts(True) as found:
+        yield found
+
+
+class Training:
+    """A model that is trained on one batch, read after each step by its loss alone."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+        self.x = torch.randn(4, 4)
+        self.found: list[Any] = []
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            loss = self.model(self.x).square().mean()
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.found.append(loss.item())
+
+    @property
+    def weight(self) -> Any:
+        return self.model[0].weight
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state[self.weight]
+
+    def rests(self) -> bool:
+        return all(
+            t._storage.resting is not None
+            for p in self.model.parameters()
+            for t in (p, self.optimizer.state[p]["exp_avg"])
+        )
+
+
+def _in_thread(training: Training) -> None:
+    def read() -> None:
+        training.found.append(training.weight.tolist())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+
+
+def _replace_state(training: Training) -> None:
+    training.state["exp_avg"] = training.state["exp_avg"] * 0.5
+
+
+def _load(training: Training) -> None:
+    training.optimizer.load_state_dict(copy.deepcopy(training.optimizer.state_dict()))
+
+
+def _share(training: Training) -> None:
+    kept = training.weight.detach().clone()
+    training.steps(3)
+    training.found.append(kept.tolist())
+
+
+def _other_optimizer(training: Training) -> None:
+    other = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    for _ in range(8):
+        loss = training.model(training.x).exp().mean()
+        other.zero_grad()
+        loss.backward()
+        other.step()
+        training.found.append(loss.item())
+
+
+def _evaluate(training: Training) -> None:
+    with torch.no_grad():
+        for _ in range(6):
+            training.found.append(training.model(training.x + 1).sum().item())
+
+
+def _numpy(training: Training) -> None:
+    array = training.weight.detach().numpy()
+    training.steps(2)
+    array[0, 0] = 3.0
+    training.found.append(array.tolist())
+
+
+def _stale(training: Training) -> None:
+    loss = (training.weight * training.weight).sum()
+    training.steps(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def _other_data(training: Training) -> None:
+    training.weight.data = torch.ones(8, 4)
+
+
+TOUCHES: dict[str, Callable[[Training], object]] = {
+    "read": lambda t: t.found.append(t.weight.tolist()),
+    "state is read": lambda t: t.found.append(t.state["exp_avg_sq"].tolist()),
+    "versions": lambda t: t.found.append((t.weight._version, t.state["exp_avg"]._version)),
+    "write": lambda t: t.weight.data.mul_(0.5),
+    "state is written": lambda t: t.state["exp_avg"].zero_(),
+    "another state": _replace_state,
+    "load": _load,
+    "share": _share,
+    "another thread": _in_thread,
+    "another optimizer": _other_optimizer,
+    "evaluate": _evaluate,
+    "numpy": _numpy,
+    "stale graph": _stale,
+    "other data": _other_data,
+    "copy": lambda t: t.found.append(copy.deepcopy(t.model)(t.x).tolist()),
+    "freeze": lambda t: t.weight.requires_grad_(False),
+    "rate": lambda t: t.optimizer.param_groups[0].update(lr=0.01),
+    "scripts end": lambda t: stop_to_look(),
+}
+
+
+def _run(touch: Callable[[Training], object], must_rest: bool) -> Any:
+    training = Training()
+    for _ in range(2):
+        training.steps(10)
+        assert training.rests() or not must_rest
+        touch(training)
+        must_rest = must_rest and touch is not TOUCHES["scripts end"]
+        # An array sees each write.
+        must_rest = must_rest and touch is not TOUCHES["numpy"]
+        # What is frozen has no step, and what left its memory counts its writes elsewhere.
+        must_rest = must_rest and touch not in (TOUCHES["freeze"], _other_data)
+    training.steps(3)
+    parameters = [p.tolist() for p in training.model.parameters()]
+    versions = [p._version for p in training.model.parameters()]
+    moments = [training.optimizer.state[p]["exp_avg"].tolist() for p in training.model.parameters()]
+    return training.found, parameters, versions, moments
+
+
+@pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
+def test_whoever_looks_finds_what_is_there_without_scripts(touch: Any) -> None:
+    with scripts(True) as follower:
+        found = _run(touch, must_rest=True)
+        if touch is not TOUCHES["scripts end"]:
+            assert follower().counts["followed"] > 10
+    with scripts(False):
+        expected = _run(touch, must_rest=False)
+    assert found[2] == expected[2]
+    for a, b in zip(found[:2] + found[3:], expected[:2] + expected[3:], strict=True):
+        torch.testing.assert_close(_flat(a), _flat(b), rtol=1e-5, atol=1e-6)
+
+
+def _flat(values: Any) -> list[float]:
+    if isinstance(values, (list, tuple)):
+        return [x for value in values for x in _flat(value)]
+    return [float(values)]
+
+
+def test_what_rests_goes_with_the_optimizer(follower: Any) -> None:
+    training = Training()
+    training.steps(10)
+    assert training.rests()
+    node = weakref.ref(training.state["exp_avg"]._storage.resting[0])
+    buffer = weakref.ref(node().buffer) if node() is not None else None
+    weight = training.weight
+    del training
+    gc.collect()
+    assert node() is None
+    assert buffer is not None and buffer() is None
+    assert weight._storage.resting is not None
+    assert len(weight.tolist()) == 8
+
+
+def test_where_somebody_looks_at_each_step_storages_rest_seldom(follower: Any) -> None:
+    training = Training()
+    rested = 0
+    for _ in range(60):
+        training.steps(1)
+        rested += training.rests()
+        training.weight.sum().item()
+    assert 0 < rested < 12
+
+
+def test_a_storage_has_what_its_class_gives_it_wherever_it_is_made(follower: Any) -> None:
+    x = torch.randn(4)
+    for t in (x, x + 1, x.exp(), x * x, torch.zeros(4), x.sum(), x.clone(), x @ x, x.softmax(0)):
+        assert t._storage.resting is None
+        assert t._storage.donor is None
+        assert t._storage.version == 0

@@ -1,0 +1,112 @@
+"""Which function computes a call with sparse tensors. Floor 5.
+
+While there are sparse tensors, an interpreter looks at the arguments of calls (`webtorch.dispatch.call`): dense calls
+go on, and while there are none nobody looks. A call with a sparse tensor goes to the rule of its name; of those that
+have none go on the calls that look at no element: sizes and types, flags and hooks of autograd, functions made of other
+calls. All others raise as PyTorch's dispatcher does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from webtorch.dispatch.call import Args, Callee, Kwargs, Run, alone, install
+from webtorch.sparse.tensor import SparseTensor, alive, no_kernel
+from webtorch.tensors.override import flat
+
+F = TypeVar("F", bound=Callable[..., Any])
+RULES: dict[str, Callable[..., Any]] = {}
+# Roles of calls that look at no element.
+_ELSEWHERE = frozenset(
+    (
+        "parts",
+        "fact",
+        "flag",
+        "place",
+        "gradient",
+        "mark",
+        "hook",
+        "function",
+        "backward",
+        "turn",
+        "gradients",
+        "step",
+        "other",
+    )
+)
+
+
+def rule(*names: str) -> Callable[[F], F]:
+    """Decorate the function that computes calls of these names."""
+
+    def note(function: F) -> F:
+        """Take the function."""
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return note
+
+
+class Sparse:
+    """The interpreter that computes calls with sparse tensors."""
+
+    inside = watches = False
+
+    @property
+    def on(self) -> bool:
+        """Whether there are sparse tensors."""
+        return bool(alive)
+
+    def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
+        """Return what the rule of a call gives, where an argument is sparse."""
+        first = next((x for x in flat(args) if isinstance(x, SparseTensor)), None)
+        if first is None and kwargs:
+            first = next((x for x in flat(kwargs.values()) if isinstance(x, SparseTensor)), None)
+        if first is None:
+            return alone(callee, args, kwargs) if run is callee.run else run(args, kwargs)
+        name = callee.name
+        found = RULES.get(name)
+        if found is not None:
+            return found(*args, **kwargs)
+        if callee.writes:
+            return _in_place(name, first, args, kwargs)
+        if callee.role in _ELSEWHERE:
+            return run(args, kwargs)
+        if name.startswith("__") and callee.op is None:
+            # An operator, which calls the entry.
+            return run(args, kwargs)
+        raise no_kernel(name, first)
+
+
+def _in_place(name: str, first: SparseTensor, args: Args, kwargs: Kwargs) -> Any:
+    """Compute the form in place of a rule: `mul_`, `__imul__`."""
+    base = name[3:-2] if name.startswith("__i") else name.rstrip("_")
+    base = _OPERATORS.get(base, base)
+    found = RULES.get(base)
+    if found is None:
+        raise no_kernel(name, first)
+    out = found(*args, **kwargs)
+    written = args[0]
+    if not isinstance(written, SparseTensor):
+        return written.copy_(out)
+    if not isinstance(out, SparseTensor):
+        raise RuntimeError(
+            f"{name}: the result is dense, and cannot be written to a tensor of layout {written.layout}"
+        )
+    if out.dtype is not written.dtype:
+        out = RULES["to"](out, written.dtype)
+    return written.become(out)
+
+
+# Names of operators that entries have by others.
+_OPERATORS = {
+    "truediv": "div",
+    "floordiv": "floor_divide",
+    "multiply": "mul",
+    "divide": "div",
+    "negative": "neg",
+}
+
+install("sparse", Sparse())

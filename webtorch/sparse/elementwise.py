@@ -1,0 +1,193 @@
+"""Elementwise operations that keep zeros, and arithmetic of sparse tensors with numbers, dense and sparse tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from webtorch.functions import public as dense
+from webtorch.ops.record import TABLE
+from webtorch.sparse.dispatch import rule
+from webtorch.sparse.layouts import coalesce, coo, matching, to_dense
+from webtorch.sparse.tensor import SparseTensor, added, at, keys, no_kernel
+from webtorch.tensors.formats import sparse_coo
+from webtorch.tensors.promotion import result_type
+from webtorch.tensors.tensor import Tensor
+
+# Of what is linear the values at one place need not be added before.
+_LINEAR = "neg positive conj conj_physical resolve_conj resolve_neg"
+_KEEP_ZERO = """abs asin asinh atan atanh ceil deg2rad erf erfinv expm1 floor frac isinf isnan isneginf isposinf
+    log1p nan_to_num rad2deg relu round sgn sign signbit sin sinh sqrt tan tanh trunc angle square"""
+
+
+def merged(x: SparseTensor) -> SparseTensor:
+    """Return x with one value at each place."""
+    return x if x.coalesced else coalesce(x)
+
+
+def _unary(name: str, linear: bool) -> None:
+    compute: Callable[..., Tensor] = TABLE[name].function
+
+    def function(input: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
+        x = input if linear else merged(input)
+        return x.like(compute(x.values_of(), *args, **kwargs), name.title().replace("_", ""))
+
+    rule(name)(function)
+
+
+for _name in _LINEAR.split():
+    _unary(_name, True)
+for _name in _KEEP_ZERO.split():
+    _unary(_name, False)
+
+
+@rule("pow")
+def pow_(input: Any, exponent: Any) -> SparseTensor:
+    """Raise the values to a power."""
+    if not isinstance(input, SparseTensor) or isinstance(exponent, SparseTensor):
+        raise no_kernel("pow", input if isinstance(input, SparseTensor) else exponent)
+    power = exponent.item() if isinstance(exponent, Tensor) else exponent
+    if power == 0:
+        raise RuntimeError(
+            "pow: cannot raise to zeroth power on sparse tensor; it would make the result tensor dense"
+        )
+    x = merged(input)
+    return x.like(x.values_of() ** exponent, "Pow")
+
+
+def _is_number(x: Any) -> bool:
+    """Whether x is a number, or a dense tensor without dims."""
+    return not isinstance(x, Tensor) or (not isinstance(x, SparseTensor) and not x.dim())
+
+
+@rule("mul")
+def mul(input: Any, other: Any) -> Tensor:
+    """Return the product: where both have values."""
+    if not isinstance(input, SparseTensor):
+        input, other = other, input
+    if _is_number(other):
+        return input.like(input.values_of() * other, "Mul")
+    if isinstance(other, SparseTensor):
+        return _common(input, other)
+    shape = dense.broadcast_shapes(input._shape, other._shape)
+    if shape != input._shape:
+        raise RuntimeError(
+            f"mul: a sparse tensor of size {list(input._shape)} does not broadcast to {list(shape)}: "
+            "use .to_dense()"
+        )
+    there = at(other.expand(shape), input.pattern().coordinates())
+    return input.like(input.values_of() * there, "Mul")
+
+
+def _common(a: SparseTensor, b: SparseTensor) -> Tensor:
+    """Return the product of two sparse tensors."""
+    if a._shape != b._shape:
+        raise RuntimeError(
+            "mul operands have incompatible sizes: "
+            f"{list(a._shape)} and {list(b._shape)}; sparse tensors do not broadcast here"
+        )
+    if a.places is b.places and (a.coalesced or b.coalesced):
+        return a.like(a.values_of() * b.values_of(), "Mul")
+    x, y = coalesce(matching(a, sparse_coo)), coalesce(matching(b, sparse_coo))
+    if x.sparse_rank != y.sparse_rank:
+        raise RuntimeError("mul: operands have different numbers of sparse dims")
+    shape = x._shape[: x.sparse_rank]
+    if not x.nnz or not y.nnz:
+        dtype = result_type(a.kept, b.kept)
+        return matching(
+            coo(x.places[0][:, :0], x.values_of()[:0].to(dtype), a._shape, True), a.layout
+        )
+    mine, others = keys(x.places[0], shape), keys(y.places[0], shape)
+    found = dense.clamp(dense.searchsorted(others, mine), max=y.nnz - 1)
+    (hit,) = (others[found] == mine).nonzero(as_tuple=True)
+    values = x.values_of()[hit] * y.values_of()[found[hit]]
+    out = coo(x.places[0][:, hit], values, a._shape, True, "Mul")
+    return matching(out, a.layout)
+
+
+@rule("div", "_div", "true_divide")
+def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> SparseTensor:
+    """Return the values divided by a number."""
+    return _divided(input, other, rounding_mode)
+
+
+@rule("floor_divide")
+def floor_divide(input: Any, other: Any) -> SparseTensor:
+    """Return the values divided by a number, rounded down."""
+    return _divided(input, other, "floor")
+
+
+def _divided(input: Any, other: Any, rounding_mode: str | None) -> SparseTensor:
+    if not isinstance(input, SparseTensor):
+        raise no_kernel("reciprocal", other)
+    if not _is_number(other):
+        raise RuntimeError(
+            f"Sparse division requires a scalar or zero-dim dense tensor divisor (got shape {list(other._shape)} for "
+            "divisor)"
+        )
+    x = input if rounding_mode is None else merged(input)
+    return x.like(dense.div(x.values_of(), other, rounding_mode=rounding_mode), "Div")
+
+
+@rule("add", "_add")
+def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """Return the sum: of two sparse tensors a sparse one, of a dense and a sparse one a dense one."""
+    if isinstance(input, SparseTensor) and isinstance(other, SparseTensor):
+        return _sum(input, other, alpha)
+    if isinstance(input, SparseTensor):
+        if input.layout is sparse_coo or _is_number(other):
+            raise RuntimeError(
+                "add(sparse, dense) is not supported. Use add(dense, sparse) instead."
+            )
+        return dense.add(to_dense(input), other, alpha=alpha)
+    if not isinstance(input, Tensor):
+        raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
+    pattern, rank = other.pattern(), other.sparse_rank
+    dtype = result_type(input, other.kept)
+    if input._shape != other._shape or input.dtype is not dtype or not dtype.has_gradient:
+        return dense.add(input, to_dense(other), alpha=alpha)
+    head = other._shape[:rank]
+    rows = 1
+    for size in head:
+        rows *= size
+    flat = input.reshape(rows, *other._shape[rank:])
+    values = other.values_of().to(dtype)
+    if alpha != 1:
+        values = values * alpha
+    out = added(flat, keys(pattern.coordinates(), head), values).reshape(input._shape)
+    return dense.clone(out) if out._storage is input._storage else out
+
+
+def _sum(a: SparseTensor, b: SparseTensor, alpha: Any) -> Tensor:
+    if a._shape != b._shape:
+        raise RuntimeError(
+            "add: expected sizes of 'self' and 'other' to match, but "
+            f"{list(a._shape)} != {list(b._shape)}"
+        )
+    left, right = a.values_of(), b.values_of()
+    if alpha != 1:
+        right = right * alpha
+    same = a.layout is b.layout and all(p is q for p, q in zip(a.places, b.places, strict=True))
+    if same:
+        return a.like(left + right, "Add")
+    x, y = matching(a, sparse_coo), matching(b, sparse_coo)
+    if x.sparse_rank != y.sparse_rank:
+        raise RuntimeError(
+            "add: expected 'self' and 'other' to have same number of sparse dimensions, but "
+            f"{x.sparse_rank} != {y.sparse_rank}"
+        )
+    dtype = result_type(left, right)
+    # The values of COO tensors are those of `x` and `y`, which have a graph where a conversion reordered them.
+    first = left if x is a else x.values_of()
+    second = right if y is b else y.values_of() * alpha
+    places = dense.cat([x.places[0], y.places[0]], 1)
+    out = coo(places, dense.cat([first.to(dtype), second.to(dtype)]), a._shape, False, "Add")
+    if (x.coalesced and y.coalesced) or a.layout is not sparse_coo:
+        out = coalesce(out)
+    return matching(out, a.layout)
+
+
+@rule("sub", "_sub")
+def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+    """Return the difference, where `add` gives the sum."""
+    return add(input, other, alpha=-alpha)

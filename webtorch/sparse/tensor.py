@@ -1,0 +1,371 @@
+"""The class of sparse tensors: dense tensors of places and of values, seen as one tensor. Floor 5.
+
+A sparse tensor has no elements of its own. COO keeps the places of `nnz` values as the columns of one matrix of
+integers; CSR and CSC keep, for rows (columns), where the values of each begin, and the place of each value in its row
+(column). Every operation is written with operations on these, so it fuses, runs on every device and is differentiated
+by theirs.
+
+In the graph a sparse tensor stands between values: `SparseTensor.values_of` has an edge to it, whose cotangents are
+sparse tensors of the same places, and it has one to the values that it was made of, which takes the cotangents of
+their places. So what is sparse is made and taken apart here alone, and no gradient rule of an operation is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+from webtorch.dispatch.call import active
+from webtorch.functions import public as dense
+from webtorch.ir.dtype import bool_, int64
+from webtorch.tensors import override
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
+from webtorch.tensors.modes import mode
+from webtorch.tensors.storage import Counter
+from webtorch.tensors.tape import attach
+from webtorch.tensors.tensor import Tensor
+
+# What layouts are called in PyTorch's messages, and its backends.
+TITLES = {sparse_coo: "Sparse", sparse_csr: "SparseCsr", sparse_csc: "SparseCsc"}
+
+
+class _Alive:
+    """How many sparse tensors there are: calls look for them only while there are any."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        # What was collected since, which may happen anywhere: nothing is locked for it.
+        self.gone: list[None] = []
+
+    def __bool__(self) -> bool:
+        while self.gone:
+            self.gone.pop()
+            self.count -= 1
+            active.add(-1)
+        return self.count > 0
+
+    def add(self) -> None:
+        """Count one more."""
+        self.count += 1
+        active.add(1)
+
+
+alive = _Alive()
+
+
+class SparseTensor(Tensor):
+    """A tensor of which only some elements are kept. `places` are its tensors of indices, `kept` its values without
+    their graph.
+    """
+
+    __slots__ = ("_counted", "coalesced", "kept", "layout", "places")
+
+    layout: Layout
+    places: tuple[Tensor, ...]
+    kept: Tensor
+    # Whether the places are sorted, and each comes once.
+    coalesced: bool
+    _counted: bool
+
+    __torch_function__ = override.disabled  # type: ignore[assignment]
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        """Refuse: functions make sparse tensors."""
+        raise TypeError("a sparse tensor is made by torch.sparse_coo_tensor and its kind")
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        places: Sequence[Tensor],
+        values: Tensor,
+        shape: Sequence[int],
+        coalesced: bool = False,
+        title: str = "",
+    ) -> Self:
+        """Return a sparse tensor of these places and values, through which these are differentiated."""
+        self = object.__new__(cls)
+        self._take(layout, places, values.detach(), shape, coalesced)
+        alive.add()
+        self._counted = True
+        attach(self, title or _MADE[layout], (values,), _at_places, (), (self.pattern(),))
+        return self
+
+    def _take(
+        self,
+        layout: Layout,
+        places: Sequence[Tensor],
+        values: Tensor,
+        shape: Sequence[int],
+        coalesced: bool,
+    ) -> None:
+        if values._levels or any(p._levels for p in places):
+            raise RuntimeError(
+                "vmap: sparse tensors of what is mapped over are not supported: call it outside of vmap"
+            )
+        history = hasattr(self, "kept") and (
+            self._requires_grad, self._grad_fn, self._output_nr, self._counter,
+        )  # fmt: skip
+        if not history:
+            self._adopt(values._storage, tuple(shape), (), 0, False)
+            self._counter = Counter()
+        self._storage, self._shape, self.dtype = values._storage, tuple(shape), values.dtype
+        self._strides = (0,) * len(self._shape)
+        self.layout, self.places, self.kept = layout, tuple(places), values
+        self.coalesced = coalesced
+
+    def become(self, other: SparseTensor) -> Self:
+        """Take what another one is, as operations in place do."""
+        if self._requires_grad and self._grad_fn is None and mode.grad:
+            raise RuntimeError(
+                "a leaf Variable that requires grad is being used in an in-place operation."
+            )
+        if self._inference and not mode.inference:
+            raise RuntimeError(
+                "Inplace update to inference tensor outside InferenceMode is not allowed."
+            )
+        self._take(other.layout, other.places, other.kept, other._shape, other.coalesced)
+        self._counter.version += 1
+        if mode.grad and other._requires_grad:
+            self._grad_fn, self._output_nr = other._grad_fn, other._output_nr
+            self._requires_grad = True
+        return self
+
+    def __del__(self) -> None:
+        if getattr(self, "_counted", False):
+            alive.gone.append(None)
+
+    @property
+    def is_sparse(self) -> bool:  # type: ignore[override]
+        """Whether the layout is COO."""
+        return self.layout is sparse_coo
+
+    @property
+    def is_sparse_csr(self) -> bool:  # type: ignore[override]
+        """Whether the layout is CSR."""
+        return self.layout is sparse_csr
+
+    @property
+    def nnz(self) -> int:
+        """How many values are kept."""
+        return self.kept._shape[0]
+
+    @property
+    def sparse_rank(self) -> int:
+        """How many dims the places have."""
+        return self.places[0]._shape[0] if self.layout is sparse_coo else 2
+
+    def pattern(self) -> Pattern:
+        """Return what this tensor is but for its values."""
+        return Pattern(self.layout, self.places, self._shape, self.coalesced)
+
+    def values_of(self) -> Tensor:
+        """Return the values, with their place in the graph."""
+        values = self.kept.detach()
+        return attach(values, "Values", (self,), _of_values, (), (self.pattern(),))
+
+    def like(self, values: Tensor, title: str = "") -> SparseTensor:
+        """Return a sparse tensor of the same places with other values."""
+        return self.pattern().filled(values, title)
+
+    def _nnz(self) -> int:
+        return self.nnz
+
+    def _indices(self) -> Tensor:
+        if self.layout is not sparse_coo:
+            raise no_kernel("_indices", self)
+        return self.places[0]
+
+    def _values(self) -> Tensor:
+        if self.layout is not sparse_coo:
+            raise no_kernel("_values", self)
+        return self.kept.detach()
+
+    def _coalesced_(self, coalesced: bool) -> Self:
+        self.coalesced = coalesced
+        return self
+
+    # What code that knows nothing of layouts asks a tensor for.
+    def _node(self) -> Any:
+        raise no_kernel("", self)
+
+    _flat_node = _pairs = _contents = _node
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        return _rebuild, (
+            self.layout, self.places, self.kept, self._shape, self.coalesced, self.requires_grad,
+        )  # fmt: skip
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment."
+            )
+        places = [dense.clone(p) for p in self.places]
+        out = SparseTensor.of(
+            self.layout, places, dense.clone(self.kept), self._shape, self.coalesced
+        )
+        out._requires_grad = self._requires_grad
+        memo[id(self)] = out
+        if self._grad is not None:
+            out._grad = self._grad.__deepcopy__(memo)
+        return out
+
+    def __copy__(self) -> Any:
+        out = SparseTensor.of(self.layout, self.places, self.kept, self._shape, self.coalesced)
+        out._requires_grad = self._requires_grad
+        return out
+
+
+_MADE = {
+    sparse_coo: "SparseCooTensorWithDimsAndTensors",
+    sparse_csr: "SparseCompressedTensor",
+    sparse_csc: "SparseCompressedTensor",
+}
+
+
+class Pattern:
+    """Where a sparse tensor has values."""
+
+    __slots__ = ("coalesced", "layout", "places", "shape")
+
+    def __init__(
+        self, layout: Layout, places: Sequence[Tensor], shape: tuple[int, ...], coalesced: bool
+    ) -> None:
+        self.layout, self.places, self.shape, self.coalesced = layout, places, shape, coalesced
+
+    def filled(self, values: Tensor, title: str = "") -> SparseTensor:
+        """Return the sparse tensor with these values."""
+        return SparseTensor.of(self.layout, self.places, values, self.shape, self.coalesced, title)
+
+    @property
+    def rank(self) -> int:
+        """How many dims are sparse."""
+        return self.places[0]._shape[0] if self.layout is sparse_coo else 2
+
+    def coordinates(self) -> Tensor:
+        """Return the places as COO has them, a row for each sparse dim."""
+        if self.layout is sparse_coo:
+            return self.places[0]
+        compressed, plain = self.places
+        outer = uncompressed(compressed, plain._shape[0])
+        pair = (outer, plain) if self.layout is sparse_csr else (plain, outer)
+        return dense.stack([p.to(int64) for p in pair])
+
+
+def uncompressed(compressed: Tensor, count: int) -> Tensor:
+    """Return for each of `count` values its row, given where rows begin."""
+    if not count:
+        return dense.zeros(0, dtype=int64, device=compressed.device)
+    each = dense.arange(count, device=compressed.device)
+    return dense.searchsorted(compressed.to(int64), each, right=True) - 1
+
+
+def keys(coordinates: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return a number for each place: its position in a dense tensor of the sparse dims."""
+    out = coordinates[0].to(int64) if len(coordinates) else None
+    if out is None:
+        return dense.zeros(coordinates._shape[1], dtype=int64, device=coordinates.device)
+    for d in range(1, coordinates._shape[0]):
+        out = out * shape[d] + coordinates[d]
+    return out
+
+
+def at(dense_tensor: Tensor, coordinates: Tensor) -> Tensor:
+    """Return the elements (slices, where there are more dims) of a dense tensor at places."""
+    if not coordinates._shape[0]:
+        return dense_tensor.expand(coordinates._shape[1], *dense_tensor._shape)
+    return dense_tensor[tuple(coordinates.unbind(0))]
+
+
+def added(base: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    """Return `base` with values added to its slices at `places`; truths are put together by "or"."""
+    if not values._shape[0]:
+        # The result is a part of the graph all the same.
+        return base + values.sum(0) if values.requires_grad else base
+    if values.dtype is bool_:
+        return base.to(int64).index_add(0, places, values.to(int64)) > 0
+    return base.index_add(0, places, values)
+
+
+def _of_values(g: Tensor, pattern: Pattern) -> tuple[Tensor]:
+    """The cotangent of a sparse tensor, given that of its values: one value at each place. Whatever reads values at
+    one place adds them, so that their cotangents are equal.
+    """
+    count = g._shape[0]
+    if pattern.coalesced or count < 2:
+        return (pattern.filled(g),)
+    shape = pattern.shape[: pattern.rank]
+    places, number = dense.unique(keys(pattern.coordinates(), shape), return_inverse=True)
+    each = dense.arange(count, device=g.device)
+    one = dense.zeros_like(places).index_copy(0, number, each)
+    return (
+        SparseTensor.of(sparse_coo, (pattern.coordinates()[:, one],), g[one], pattern.shape, True),
+    )
+
+
+def _at_places(g: Tensor, pattern: Pattern) -> tuple[Tensor]:
+    """The cotangent of the values that a sparse tensor was made of."""
+    if not isinstance(g, SparseTensor):
+        return (at(g, pattern.coordinates()),)
+    if all(a is b for a, b in zip(g.places, pattern.places, strict=True)) and (
+        g.layout is pattern.layout
+    ):
+        return (g.values_of(),)
+    return (looked_up(g, pattern.coordinates()),)
+
+
+def looked_up(source: SparseTensor, coordinates: Tensor) -> Tensor:
+    """Return the values of a sparse tensor at places, zeros where it has none; of places that it has more than once,
+    the sum.
+    """
+    values, count = source.values_of(), coordinates._shape[1]
+    tail = values._shape[1:]
+    if not source.nnz or not count:
+        nothing = dense.zeros((count, *tail), dtype=values.dtype, device=values.device)
+        return added(nothing, dense.zeros_like(coordinates[0, :0]), values[:0])
+    pattern = source.pattern()
+    shape = source._shape[: pattern.rank]
+    wanted, there = keys(coordinates, shape), keys(pattern.coordinates(), shape)
+    # Each wanted place has a number, the same for equal ones, and what no one wants goes behind the last.
+    ordered = dense.sort(wanted, stable=True)[0]
+    found = dense.searchsorted(ordered, there)
+    inside = dense.clamp(found, max=count - 1)
+    hit = (ordered[inside] == there) & (found < count)
+    target = dense.where(hit, inside, count)
+    sums = dense.zeros((count + 1, *tail), dtype=values.dtype, device=values.device)
+    sums = added(sums, target, values)
+    first = dense.searchsorted(ordered, wanted)
+    return sums[first]
+
+
+def _rebuild(
+    layout: Layout,
+    places: Sequence[Tensor],
+    values: Tensor,
+    shape: Sequence[int],
+    coalesced: bool,
+    requires_grad: bool,
+) -> SparseTensor:
+    out = SparseTensor.of(layout, places, values, shape, coalesced)
+    out._requires_grad = requires_grad
+    return out
+
+
+def backend_of(x: Tensor) -> str:
+    """Return PyTorch's name of the backend of a tensor."""
+    kind = {"cpu": "CPU", "meta": "Meta"}.get(x.device.type, "WebGPU")
+    return TITLES.get(x.layout, "") + kind
+
+
+def no_kernel(name: str, x: Tensor) -> NotImplementedError:
+    """Return the error of an operation that there is not for the layout of a tensor."""
+    operator = f"aten::{name}" if name else "this operation"
+    return NotImplementedError(
+        f"Could not run '{operator}' with arguments from the '{backend_of(x)}' backend. "
+        f"{name or 'It'} has no form for tensors of layout {x.layout}; use .to_dense()"
+    )

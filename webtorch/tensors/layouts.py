@@ -1,0 +1,133 @@
+"""What tensors have of sparse layouts. Floor 4.
+
+The sparse ones are a class above (`webtorch.sparse`), which is loaded when the first is made and answers for them:
+what stands here is what a dense tensor says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from webtorch.dispatch.call import plays
+from webtorch.tensors.above import ask
+
+if TYPE_CHECKING:
+    from webtorch.tensors.tensor import Tensor
+
+
+def _expected(name: str, layout: str) -> NoReturn:
+    raise RuntimeError(f"{name} expected sparse {layout} layout but got Strided")
+
+
+def _no_kernel(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"Could not run 'aten::{name}' with arguments from the 'CPU' backend. {name} is of sparse tensors: use "
+        ".to_sparse()"
+    )
+
+
+_COO, _ROW, _COLUMN = "coordinate tensor", "row compressed tensor", "column compressed tensor"
+
+
+class Layouts:
+    """The methods of tensors that are about layouts."""
+
+    __slots__ = ()
+
+    @plays("parts")
+    def to_dense(self, dtype: Any = None, *, masked_grad: bool | None = None) -> Tensor:
+        """Return the tensor with all of its elements: a dense one itself."""
+        return self if dtype is None else self.to(dtype)  # type: ignore[attr-defined, return-value]
+
+    def to_sparse(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the tensor in a sparse layout: to_sparse(sparse_dim), to_sparse(layout=torch.sparse_csr)."""
+        found: Tensor = ask("to_sparse")(self, *args, **kwargs)
+        return found
+
+    def to_sparse_coo(self) -> Tensor:
+        """Return the tensor in coordinates."""
+        found: Tensor = ask("to_sparse")(self)
+        return found
+
+    def to_sparse_csr(self, dense_dim: int | None = None) -> Tensor:
+        """Return a matrix with its rows compressed."""
+        found: Tensor = ask("to_sparse_csr")(self, dense_dim)
+        return found
+
+    def to_sparse_csc(self, dense_dim: int | None = None) -> Tensor:
+        """Return a matrix with its columns compressed."""
+        found: Tensor = ask("to_sparse_csc")(self, dense_dim)
+        return found
+
+    def sparse_mask(self, mask: Tensor) -> Tensor:
+        """Return the elements at the places of a sparse tensor."""
+        found: Tensor = ask("sparse_mask")(self, mask)
+        return found
+
+    @plays("fact")
+    def sparse_dim(self) -> int:
+        """Return the number of dims of places: none."""
+        return 0
+
+    @plays("fact")
+    def dense_dim(self) -> int:
+        """Return the number of dims of values: all."""
+        return len(self._shape)  # type: ignore[attr-defined]
+
+    def coalesce(self) -> Tensor:
+        """Return a sparse tensor with its places sorted, each once."""
+        _expected("coalesce", _COO)
+
+    def is_coalesced(self) -> bool:
+        """Return whether the places of a sparse tensor are sorted and come once."""
+        _expected("is_coalesced", _COO)
+
+    def indices(self) -> Tensor:
+        """Return the places of a coalesced sparse tensor."""
+        _expected("indices", _COO)
+
+    def values(self) -> Tensor:
+        """Return the values of a coalesced sparse tensor."""
+        _expected("values", "tensor")
+
+    def crow_indices(self) -> Tensor:
+        """Return where the rows of a CSR matrix begin."""
+        _expected("crow_indices", _ROW)
+
+    def col_indices(self) -> Tensor:
+        """Return the columns of the values of a CSR matrix."""
+        _expected("col_indices", _ROW)
+
+    def ccol_indices(self) -> Tensor:
+        """Return where the columns of a CSC matrix begin."""
+        _expected("ccol_indices", _COLUMN)
+
+    def row_indices(self) -> Tensor:
+        """Return the rows of the values of a CSC matrix."""
+        _expected("row_indices", _COLUMN)
+
+    def sparse_resize_(self, size: Any, sparse_dim: int, dense_dim: int) -> Tensor:
+        """Give a sparse tensor other sizes."""
+        _no_kernel("sparse_resize_")
+
+    def sparse_resize_and_clear_(self, size: Any, sparse_dim: int, dense_dim: int) -> Tensor:
+        """Give a sparse tensor other sizes and no values."""
+        _no_kernel("sparse_resize_and_clear_")
+
+    def _nnz(self) -> int:
+        _no_kernel("_nnz")
+
+    def _indices(self) -> Tensor:
+        _no_kernel("_indices")
+
+    def _values(self) -> Tensor:
+        _no_kernel("_values")
+
+    def _coalesced_(self, coalesced: bool) -> Tensor:
+        _no_kernel("_coalesced_")
+
+    def _dimI(self) -> int:
+        return self.sparse_dim()
+
+    def _dimV(self) -> int:
+        return self.dense_dim()
