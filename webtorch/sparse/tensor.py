@@ -113,7 +113,7 @@ class SparseTensor(Tensor):
         self._storage, self._shape, self.dtype = values._storage, tuple(shape), values.dtype
         self._strides = (0,) * len(self._shape)
         self.layout, self.places, self.kept = layout, tuple(places), values
-        self.coalesced = coalesced
+        self.coalesced = coalesced or values._shape[0] < 2
 
     def become(self, other: SparseTensor) -> Self:
         """Take what another one is, as operations in place do."""
