@@ -42,7 +42,6 @@ from webtorch.tensors.tape import (
 )
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import check_writable, write
-from webtorch.utils import _pytree as pytree
 
 Function = Callable[..., Any]
 # Filled by `parts`: functions of Python as calls of operators, operators of others, and those that autograd calls.
@@ -314,6 +313,24 @@ def _tensors(values: Any) -> Iterator[Any]:
     return (x for x in flat((*args, *kwargs.values())) if isinstance(x, Tensor))
 
 
+# Stands where a tensor was.
+_HOLE: Any = object()
+
+
+def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[Any]) -> tuple[Any, Kwargs]:
+    """Return arguments with others in the places of their tensors, in order."""
+    rest = iter(new)
+
+    def changed(x: Any) -> Any:
+        """Return an argument with other tensors."""
+        if type(x) in (list, tuple):
+            return type(x)([changed(part) for part in x])
+        return next(rest) if x is _HOLE or isinstance(x, Tensor) else x
+
+    args, kwargs = values
+    return changed(args), {name: changed(x) for name, x in kwargs.items()}
+
+
 def _classes(values: Any) -> Iterator[type[Any]]:
     """Give the classes of tensors in arguments that are asked for kernels."""
     return (type(x) for x in _tensors(values) if type(x) is not Tensor and dispatches(type(x)))
@@ -424,9 +441,9 @@ def _of_pullback(name: str, overload: str) -> Schema:
 
 
 class Pullback(OpOverload):
-    """The gradient of an operator, as one: `(cotangents of the results, which tensors among the arguments need one, \
-*arguments)` gives the cotangents of these tensors. PyTorch has no such operators: where it writes a gradient with \
-others, a tensor that wraps others and has no data is handed this one.
+    """The gradient of an operator, as one: `(cotangents of the results, which tensors among the arguments need one,
+    *arguments)` gives the cotangents of these tensors. PyTorch has no such operators: where it writes a gradient with
+    others, a tensor that wraps others and has no data is handed this one.
     """
 
     def __init__(self, operator: OpOverload) -> None:
@@ -438,21 +455,18 @@ others, a tensor that wraps others and has no data is handed this one.
         return _pullback_of, (self.operator,)
 
     def _compute(self, args: Args, kwargs: Kwargs) -> Any:
-        grads, needs, *given = args
-        leaves, tree = pytree.tree_flatten((given, kwargs))
-        places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+        grads, needs, *rest = args
         create_graph = mode.grad
         wanted: list[Tensor] = []
         with enable_grad():
-            for place, need in zip(places, needs, strict=True):
+            operands = list(_tensors((rest, kwargs)))
+            for i, (x, need) in enumerate(zip(operands, needs, strict=True)):
                 if need:
-                    x = leaves[place]
                     # A gradient of this gradient goes to what the argument is made of.
                     recorded = create_graph and x.requires_grad
-                    x = aten.alias(x) if recorded else x.detach().requires_grad_(True)
-                    wanted.append(x)
-                    leaves[place] = x
-            given, kwargs = pytree.tree_unflatten(leaves, tree)
+                    operands[i] = aten.alias(x) if recorded else x.detach().requires_grad_(True)
+                    wanted.append(operands[i])
+            given, kwargs = _with_tensors((rest, kwargs), operands)
             if self.operator._schema.is_mutable:
                 given = [given[0].clone(), *given[1:]]
             out = list(_results(self.operator(*given, **kwargs)))
@@ -526,17 +540,15 @@ def pulled_back(
     entry = TABLE.get(operator._opname)
     if operator._opname == "detach" or (entry is not None and entry.factory):
         return
-    leaves, tree = pytree.tree_flatten((args, kwargs))
-    tensors = [x for x in leaves if isinstance(x, Tensor)]
+    tensors = list(_tensors((args, kwargs)))
     needs = [x.requires_grad and x.dtype.has_gradient for x in tensors]
-    rest = [None if isinstance(x, Tensor) else x for x in leaves]
-    places = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
+    holes = _with_tensors((args, kwargs), [_HOLE] * len(tensors))
     fn = GradFn(
         gradient_title(operator._opname.rstrip("_")),
         tuple([gradient_edge(x) if need else None for x, need in zip(tensors, needs, strict=True)]),
         _by_pullback,
         [_saved(x) for x in tensors],
-        (operator, tree, rest, places, needs),
+        (operator, holes, needs),
     )
     for i, x in enumerate(results):
         if x.dtype.has_gradient and not x.requires_grad:
@@ -545,11 +557,8 @@ def pulled_back(
 
 def _by_pullback(gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> Cotangents:
     """The rule of `pulled_back`."""
-    operator, tree, rest, places, needs = static
-    leaves = list(rest)
-    for place, s in zip(places, saved, strict=True):
-        leaves[place] = s.unpack()
-    args, kwargs = pytree.tree_unflatten(leaves, tree)
+    operator, holes, needs = static
+    args, kwargs = _with_tensors(holes, [s.unpack() for s in saved])
     found: Cotangents = operator.pullback(list(gs), list(needs), *args, **kwargs)
     return found
 
