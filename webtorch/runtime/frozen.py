@@ -175,6 +175,8 @@ def outline(root: Node) -> Outline | None:
                 inputs.append(s)
             parts.append(n)
         if stack[-1] is not node:
+            if len(stack) > _MOST_OUTLINED:
+                return None
             del parts[first:]
             continue
         stack.pop()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from webtorch.dispatch.call import plays
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, c_name, int64, legacy_name
-from webtorch.ir.graph import Form, Node, window
+from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     contiguous_strides,
@@ -896,40 +896,6 @@ class Tensor(TensorBase):
     @plays("parts")
     def __ne__(self, other: object) -> Any:
         raise NotImplementedError
-
-
-_new = object.__new__
-
-
-def new_result(
-    kind: str,
-    srcs: tuple[Node, ...],
-    attrs: tuple[Any, ...],
-    scalars: tuple[Scalar, ...],
-    size: tuple[int, ...],
-    dtype: DType,
-    line: object,
-    form: Form | None,
-    runtime: Runtime,
-    elements: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    whole: bool,
-) -> Tensor:
-    """Return a tensor of what is recorded: a node of sizes `size`, and a storage, each with what its class gives it. To
-    call these takes as long as all the rest.
-    """
-    node = _new(Node)
-    node.kind, node.srcs, node.attrs, node.scalars = kind, srcs, attrs, scalars
-    node.shape, node.dtype, node.line, node.form = size, dtype, line, form
-    node.buffer, node.shared, node.host = None, False, None
-    storage = _new(Storage)
-    storage.node, storage.runtime, storage.dtype, storage.elements = node, runtime, dtype, elements
-    storage.version, storage.donor, storage.resting = 0, None, None
-    runtime.add(storage)
-    out = _new(Tensor)
-    out._adopt(storage, shape, strides, 0, whole)
-    return out
 
 
 def unsupported_text(dtype: DType, runtime: Runtime) -> str:
