@@ -12,6 +12,7 @@ import torch
 import webtorch
 from tests.sparse.programs import CASES, close, made
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 INDICES = [1, 3, 1, 0]
 TABLE = np.random.default_rng(0).standard_normal((5, 3)).tolist()
 
@@ -190,6 +191,7 @@ def test_threads_train_with_sparse_gradients() -> None:
     assert results[0] == results[1] == results[2]
 
 
+@pytest.mark.filterwarnings("ignore:compile.*runs as usual")
 def test_a_compiled_function_takes_and_gives_sparse_tensors() -> None:
     _, s, d = made(webtorch, CASES["matrix"], "cpu", grad=False)
 
@@ -200,6 +202,43 @@ def test_a_compiled_function_takes_and_gives_sparse_tensors() -> None:
     for k in range(3):
         x = d.t() + k
         assert webtorch.allclose(product(x), (s.to_dense() @ x) * 2)
+
+
+@pytest.mark.filterwarnings("ignore:compile.*runs as usual")
+def test_a_compiled_function_sees_what_a_sparse_tensor_has_become() -> None:
+    held = {"graph": webtorch.eye(2).to_sparse()}
+
+    @webtorch.compile
+    def product(x: Any) -> Any:
+        return held["graph"] @ x
+
+    x = webtorch.tensor([[1.0], [2.0]])
+    for _ in range(3):
+        assert product(x).tolist() == [[1], [2]]
+    held["graph"].mul_(5)
+    assert product(x).tolist() == [[5], [10]]
+    held["graph"] = webtorch.sparse_coo_tensor([[0, 1], [1, 0]], [1.0, 1.0], (2, 2))
+    assert product(x).tolist() == [[2], [1]]
+
+
+@pytest.mark.filterwarnings("ignore:compile.*runs as usual")
+def test_a_compiled_step_leaves_sparse_gradients_as_they_are() -> None:
+    e = layer(webtorch, "cpu")
+    optimizer = webtorch.optim.SGD(e.parameters(), lr=0.0)
+
+    @webtorch.compile
+    def step(i: Any) -> Any:
+        optimizer.zero_grad()
+        loss = e(i).sum() * i.sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    for k in range(4):
+        step(indices(webtorch, "cpu", [k, 3]))
+        assert e.weight.grad.is_sparse
+        expected = [(k + 3.0) * ((r == k) + (r == 3)) for r in range(5)]
+        assert e.weight.grad.to_dense()[:, 0].tolist() == expected
 
 
 def test_vmap_refuses_sparse_tensors() -> None:
