@@ -163,8 +163,9 @@ BEHAVIOUR = """
 - A sparse tensor's class is `torch.sparse.tensor.SparseTensor`, a subclass of `Tensor`. The gradient of a sparse leaf
   always has its layout and its places (`mm`, `mv` and `sum` give a dense one in PyTorch); what PyTorch refuses to
   differentiate (`select`, `index_select`, `cat`, `norm`) has a gradient, and `clip_grad_norm_` takes sparse ones. Of a
-  weight that is computed the gradient of `embedding(sparse=True)` is dense. `vmap` takes no sparse tensors, and a
-  compiled function that is given one, or whose gradients are, runs as usual where it must know the number of values.
+  weight that is computed the gradient of `embedding(sparse=True)` is dense. `vmap` takes no sparse tensors; in a
+  compiled function `coalesce` reads values, which raises; one that is given a
+  sparse tensor, or leaves sparse gradients behind, runs as usual.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """
 # The modules of PyTorch's documentation.

@@ -143,7 +143,7 @@ def test_what_differs_in_a_small_graph_has_another_outline() -> None:
         keys: dict[Any, set[str]] = {}
         for result in results:
             node = result._storage.node
-            form, found = node.form, outline(node)
+            form, found = node.form, outline(node, 7)
             if form is None or found is None:
                 # Calls are remembered from the third time on.
                 assert turn < 2
@@ -221,3 +221,28 @@ def test_storages_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(runtime, "most_settled", 32)
     webtorch.realize(x + 1)
     assert len(runtime.settled) < 200
+
+
+def test_results_of_one_call_that_are_read_together_are_computed_with_their_own_data(
+    device: str,
+) -> None:
+    for _ in range(5):
+        x = webtorch.rand(5, 7, device=device)
+        webtorch.realize(x)
+        runtime = x._storage.runtime
+        misses = runtime.counters.misses
+        values, places = x.max(1)
+        low, high = x.aminmax()
+        webtorch.realize(low, high)
+        assert values._storage.node.kind == places._storage.node.kind == "buffer"
+        values, places = x.max(1)
+        webtorch.realize(values, places)
+        assert values._storage.node.kind == places._storage.node.kind == "buffer"
+        rows = x.tolist()
+        assert [max(row) for row in rows] == values.tolist()
+        assert [row.index(max(row)) for row in rows] == places.tolist()
+        assert (low.item(), high.item()) == (min(map(min, rows)), max(map(max, rows)))
+        # One of them is dropped, and one is read alone.
+        _, places = x.min(1)
+        assert places.tolist() == [row.index(min(row)) for row in rows]
+    assert runtime.counters.misses == misses

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import long
 from webtorch.ir.dtype import DType, bfloat16, bool_, by_name
 from webtorch.ir.kernel import Routine
 from webtorch.ir.limits import Limits
@@ -57,6 +58,13 @@ def from_device(data: bytes, dtype: DType, elements: int) -> np.ndarray:
     if dtype is bfloat16:
         return from_bf16(np.frombuffer(data, np.uint16)[:elements])
     return np.frombuffer(data, NUMPY[dtype.name])[:elements].copy()
+
+
+def adapters(number: int) -> tuple[bool, ...]:
+    """Which kinds of adapter, graphics cards or not, a test's case is rendered for: both, or in `make test`
+    one, in turn by the case's number. A card's kernels take seconds to compile on a processor.
+    """
+    return (False, True) if long.runs() else (number % 2 == 1,)
 
 
 class Device:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.lower import test_wgsl_conv, test_wgsl_matrix_units
-from tests.lower.harness import NUMPY, from_bf16, open_device, to_bf16
+from tests.lower.harness import NUMPY, adapters, from_bf16, open_device, to_bf16
 from tests.lower.test_wgsl_matmul import LAYOUTS, TYPES, make
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, float16, float32
@@ -137,7 +137,7 @@ def test_every_tile(tile: Tile | None) -> None:
     ids=str,
 )
 def test_narrow_products(m: int, n: int, k: int) -> None:
-    for gpu in (False, True):
+    for gpu in adapters(n + k):
         limits = replace(open_device().limits, is_gpu=gpu)
         check(make((3,), m, n, k, TYPES["f32"]), limits)
 
@@ -171,7 +171,8 @@ def test_matrix_units(tile: MatrixTile, m: int, n: int, k: int, split: int, out:
 @pytest.mark.parametrize("kind", test_wgsl_conv.KINDS)
 @pytest.mark.parametrize("case", test_wgsl_conv.CASES)
 def test_convolutions(case: str, kind: str) -> None:
-    for gpu, dtype in ((False, float32), (True, bfloat16 if case == "odd" else float32)):
+    for gpu in adapters([*test_wgsl_conv.CASES].index(case)):
+        dtype = bfloat16 if gpu and case == "odd" else float32
         r, _, _ = test_wgsl_conv.make(case, kind, dtype)
         check(r, replace(open_device().limits, is_gpu=gpu))
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.lower.harness import from_bf16, open_device, to_bf16
+from tests import long
+from tests.lower.harness import adapters, from_bf16, open_device, to_bf16
 from webtorch.ir.dtype import DType, bfloat16, float16, float32
 from webtorch.ir.kernel import BufferSlot, Convolution
 from webtorch.lower.templates import gemm
@@ -104,9 +105,9 @@ def test_convolutions_and_gradients(case: str, kind: str, gpu: bool) -> None:
 def test_16_bit_convolutions(kind: str, dtype: DType) -> None:
     for f16 in (True, False):
         device = open_device(f16)
-        for case in ("3x3", "1x1", "groups"):
+        for number, case in enumerate(("3x3", "1x1", "groups")):
             r, inputs, expected = make(case, kind, dtype)
-            for gpu in (False, True):
+            for gpu in adapters(number + 1):
                 close(
                     device.run(r, inputs, limits=replace(device.limits, is_gpu=gpu))[2],
                     expected,
@@ -119,15 +120,12 @@ def test_16_bit_convolutions(kind: str, dtype: DType) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_tile_and_split_agrees(kind: str) -> None:
     device = open_device()
-    for case in ("larger", "odd", "1x1"):
+    for number, case in enumerate(("larger", "odd", "1x1")):
         r, inputs, expected = make(case, kind, float32)
         p, columns = product(r)
-        for tile, split in (
-            (None, 1),
-            (None, 3),
-            (TILES[6], 1),
-            (TILES[8], 4),
-        ):
+        every = [(None, 1), (None, 3), (TILES[6], 1), (TILES[8], 4)]
+        # In `make test` half of them, each tile in turn.
+        for tile, split in every if long.runs() else every[number % 2 :: 2]:
             passes = gemm.product_passes(p, device.limits, tile, split, columns)
             close(device.run(r, inputs, passes=passes)[2], expected, float32)
 

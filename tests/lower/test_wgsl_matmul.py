@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.lower.harness import NUMPY, Device, from_bf16, open_device, to_bf16
+from tests.lower.harness import NUMPY, Device, adapters, from_bf16, open_device, to_bf16
 from webtorch.ir.dtype import DType, bfloat16, float16, float32, int8, int32
 from webtorch.ir.kernel import BufferSlot, Matmul
 from webtorch.ir.limits import Limits
@@ -167,15 +167,12 @@ def test_narrow_products(m: int, n: int, k: int, gpu: bool) -> None:
 
 def test_offsets_and_shared_operands() -> None:
     limits = open_device().limits
-    for gpu in (False, True):
-        for layout in LAYOUTS:
-            compare(
-                make((3,), 16, 20, 24, F32, *layout, offset=3, shared=True),
-                limits=replace(limits, is_gpu=gpu),
-            )
-            compare(
-                make((2, 2), 16, 20, 24, F32, *layout, offset=4), limits=replace(limits, is_gpu=gpu)
-            )
+    for number, layout in enumerate(LAYOUTS):
+        shared = make((3,), 16, 20, 24, F32, *layout, offset=3, shared=True)
+        two = make((2, 2), 16, 20, 24, F32, *layout, offset=4)
+        for turn, r in enumerate((shared, two)):
+            for gpu in adapters(number + turn):
+                compare(r, limits=replace(limits, is_gpu=gpu))
 
 
 @pytest.mark.covers("N13")

@@ -438,7 +438,7 @@ class TestErrors:
 
     def test_sparse_layouts(self, webgpu: str) -> None:
         with pytest.raises(NotImplementedError):
-            torch.eye(2, device=webgpu).to_sparse()
+            torch.eye(2, device=webgpu).to_sparse_csr()
 
     def test_addresses_are_not_handed_out(self, webgpu: str) -> None:
         x = torch.ones(2, device=webgpu)

@@ -16,6 +16,15 @@ AGAIN: dict[str, Step] = {
     "floor of a turned tensor": lambda x, y: x.t().floor(),
     "clamp": lambda x, y: x.clamp(-0.5, 0.5),
     "max": lambda x, y: torch.max(x, 1),
+    "a copy": lambda x, y: x.clone(),
+    "a copy of a turned tensor": lambda x, y: x.t().clone(),
+    "a row-major copy": lambda x, y: y.t().contiguous(),
+    "a copy of a part": lambda x, y: x[:, 1:].clone(),
+    "another type": lambda x, y: x.to(torch.float16),
+    "another type, turned": lambda x, y: x.t().to(torch.int32),
+    "a copy of its own type": lambda x, y: y.to(torch.float32, copy=True),
+    "a copy with a sign": lambda x, y: torch._neg_view(y).clone(),
+    "another type, with a sign": lambda x, y: torch._neg_view(y).half(),
     "a sum in the order of a turned tensor": lambda x, y: x.t() + y,
     "remainder by a number": lambda x, y: torch.remainder(x, 2),
     "lerp": lambda x, y: x.lerp(y, 0.25),
@@ -64,6 +73,25 @@ def test_the_same_comes_of_later_calls(webgpu: str, name: str) -> None:
         for a, b in zip(_tensors(found), _tensors(wanted), strict=True):
             assert a.stride() == b.stride()
             torch.testing.assert_close(a.cpu(), b)
+
+
+def test_dropout_draws_the_same_numbers_when_it_is_known(webgpu: str) -> None:
+    x = torch.randn(5, 6).to(webgpu)
+    for turned in (x, x.t()):
+        found = []
+        for _ in range(5):
+            torch.manual_seed(3)
+            y = turned.detach().requires_grad_()
+            out = [F.dropout(y, 0.3), F.dropout(y, 0.6)]
+            (out[0] + out[1]).sum().backward()
+            found.append([*(t.detach().cpu() for t in out), y.grad.cpu()])
+        assert out[0].stride() == turned.stride()
+        kept = [t != 0 for t in found[0][:2]]
+        assert not torch.equal(*kept)
+        torch.testing.assert_close(found[0][2], kept[0] / 0.7 + kept[1] / 0.4)
+        for again in found[1:]:
+            assert all(map(torch.equal, again, found[0]))
+    assert F.dropout(x.new_ones(1000), 0.25).count_nonzero().item() in range(700, 800)
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

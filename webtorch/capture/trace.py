@@ -62,6 +62,7 @@ from webtorch.runtime.frozen import Frozen, freeze, to_graph
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.recording import Owner, Recording, one_at_a_time
 from webtorch.tensors.device import resolve
+from webtorch.tensors.formats import strided
 from webtorch.tensors.host import (
     HostScalar,
     RandomOffset,
@@ -317,6 +318,12 @@ class _Capturing:
         reason = _effects(survey, self.runtime, self.effects, self.dropped) or reason
         there = [*_watched_tensors(survey), *tensors]
         reason = reason or _unknown(result, set(map(id, there)))
+        left = [t._grad for t, g, _ in tracing.grads.values() if t._grad is not g]
+        if any(
+            isinstance(x, Tensor) and x.layout is not strided
+            for x in leaves_of([left, [v for _, v in self.effects]])
+        ):
+            reason = reason or "it leaves a sparse tensor behind"
         reason = reason or _passes_out(survey, tensors, self.ends)
         self.aliases = _Aliases((result, [v for _, v in self.effects], self.named), there)
         reason = reason or self.aliases.refused

@@ -24,6 +24,9 @@ from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import extent, is_contiguous, numel
 from webtorch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
+from webtorch.sparse.construction import sparse_compressed_tensor, sparse_coo_tensor
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr, strided
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -236,7 +239,9 @@ class _Reader:
             "torch._utils._rebuild_meta_tensor_no_storage": self.meta_tensor,
             "torch._utils._rebuild_parameter": self.parameter,
             "torch._utils._rebuild_parameter_with_state": self.parameter_with_state,
+            "torch._utils._rebuild_sparse_tensor": self.sparse,
             "torch._tensor._rebuild_from_type_v2": self.from_type,
+            "torch.serialization._get_layout": self.layout,
             "torch.Size": self.size,
             "torch.device": self.device,
         }
@@ -369,6 +374,30 @@ class _Reader:
         made = webtorch.empty_strided(shape, strides, dtype=dtype, device="meta")
         return made.requires_grad_() if grad is True else made
 
+    def layout(self, name: object) -> Layout:
+        """Stand for `torch.serialization._get_layout`."""
+        if name not in [str(one) for one in (strided, sparse_coo, sparse_csr, sparse_csc)]:
+            self.archive.refuse(f"a tensor has the layout {short(name)}")
+        return Layout(str(name))
+
+    def sparse(self, layout: object, data: Any) -> Tensor:
+        """Stand for `torch._utils._rebuild_sparse_tensor`: a tensor of places and values. They are checked."""
+        count = 2 if layout is sparse_coo else 3
+        fits = isinstance(data, tuple) and count < len(data) <= 4
+        if (
+            not (isinstance(layout, Layout) and fits)
+            or not all(isinstance(t, Tensor) for t in data[:count])
+            or not _counts(data[count])
+        ):
+            self.archive.refuse(f"a sparse tensor is made of {short(data)}")
+        try:
+            if layout is sparse_coo:
+                coalesced = len(data) == 4 and data[3] is True
+                return sparse_coo_tensor(*data[:3], check_invariants=True, is_coalesced=coalesced)
+            return sparse_compressed_tensor(*data, layout=layout, check_invariants=True)
+        except (RuntimeError, ValueError, IndexError) as error:
+            self.archive.refuse(f"a sparse tensor is damaged: {error}")
+
     def parameter(self, data: object, grad: object, hooks: object) -> Parameter:
         """Stand for `torch._utils._rebuild_parameter`; its hooks are dropped."""
         if not isinstance(data, Tensor):
@@ -479,6 +508,10 @@ class Saver:
     def special(self, value: object) -> Callable[[Writer], None] | None:
         """Return the function that writes a value of PyTorch's kinds, None for others."""
         kind = type(value)
+        if isinstance(value, Tensor) and value.layout is not strided:
+            return lambda w: self.sparse(w, value)
+        if isinstance(value, Layout):
+            return lambda w: self.call(w, "torch.serialization", "_get_layout", (str(value),))
         if isinstance(value, Tensor) and kind.__reduce_ex__ in _OURS:
             if issubclass(kind, Parameter):
                 return lambda w: self.parameter(w, value)
@@ -517,12 +550,23 @@ class Saver:
             self.call(w, "torch._utils", "_rebuild_parameter", args)
         w.remember(value)
 
+    def sparse(self, w: Writer, x: Any) -> None:
+        """Write a sparse tensor as PyTorch does: its layout and its parts."""
+        data = (*x.places, x.kept, x.shape) + (x.coalesced,) * (x.layout is sparse_coo)
+        if isinstance(x, Parameter):
+            wrapped = x.detach(), x.requires_grad, OrderedDict[str, object]()
+            self.call(w, "torch._utils", "_rebuild_parameter", wrapped)
+        else:
+            self.call(w, "torch._utils", "_rebuild_sparse_tensor", (x.layout, data))
+        w.remember(x)
+
     def tensor(self, w: Writer, x: Tensor) -> None:
         """Write a tensor as PyTorch does, with its class and attributes if it has some."""
         name, args = self.form(x)
         # What a Module knows of a Buffer stands in the Module.
         kind = Tensor if type(x) is Buffer else type(x)
-        state = {} if type(x) is Buffer else dict(vars(x))
+        # How a view was made is a part of its graph.
+        state = {} if type(x) is Buffer else {n: v for n, v in vars(x).items() if n != "_made_by"}
         if kind is Tensor and not state:
             self.call(w, "torch._utils", name, args)
         else:

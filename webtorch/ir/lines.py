@@ -41,14 +41,18 @@ def user_line(inside: int = 2) -> tuple[CodeType, int] | None:
         line = made_again.get(get_ident())
         if line is not None:
             return line
-    frame = sys._getframe(inside)
+    frame = _frame(inside)
     while frame is not None:
         code = frame.f_code
-        known = _internal.get(id(code))
-        if not (is_internal(code) if known is None else known[0]):
+        if (known := _internal.get(id(code))) is None:
+            known = _look_up(code)
+        if not known[0]:
             return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+_frame = sys._getframe
 
 
 def line_text(line: object) -> str:
@@ -88,12 +92,12 @@ def pass_over(folder: str, made: str) -> None:
 
 def is_internal(code: CodeType) -> bool:
     """Whether code belongs to the package itself, or to a library that stands between it and the user."""
-    key = id(code)
-    known = _internal.get(key)
-    if known is None:
-        name = code.co_filename
-        inside = name.startswith((*_libraries, "<frozen")) and not name.startswith(_USERS)
-        inside = inside or any(n.startswith(_made) for n in code.co_names)
-        known = inside, weakref.ref(code, functools.partial(_internal.pop, key))
-        _internal[key] = known
-    return known[0]
+    return (_internal.get(id(code)) or _look_up(code))[0]
+
+
+def _look_up(code: CodeType) -> tuple[bool, weakref.ref[CodeType]]:
+    key, name = id(code), code.co_filename
+    inside = name.startswith((*_libraries, "<frozen")) and not name.startswith(_USERS)
+    inside = inside or any(n.startswith(_made) for n in code.co_names)
+    known = _internal[key] = inside, weakref.ref(code, functools.partial(_internal.pop, key))
+    return known

@@ -16,7 +16,6 @@ from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType, Number
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
-from webtorch.ir.view import contiguous_strides
 from webtorch.ops import primitive
 from webtorch.ops.layout import of_first
 from webtorch.pytorch import interrupt
@@ -32,8 +31,9 @@ from webtorch.pytorch.device import (
     flat,
     flush,
     is_whole,
+    lie,
+    made_of,
     memory_of,
-    new_tensor,
     offset_of,
     refuse_overlap,
     runtime,
@@ -107,8 +107,8 @@ def _is_raw(x: torch.Tensor) -> bool:
     return kind is not dtypes.uint8 and x.numel() == memory.nbytes
 
 
-# Copies within the device to a part of a tensor's memory.
-_parts = Kinds()
+# Copies within the device to a part of a tensor's memory, and those to new memory.
+_parts, _casts = Kinds(), Kinds()
 
 
 def _overwritten(values: Any, options: object) -> Lain:
@@ -199,11 +199,19 @@ def to_copy(
 ) -> torch.Tensor:
     """`aten::_to_copy` from or to the device. Results keep the strides where these have no gaps."""
     interrupt.check()
-    check_layout(layout)
-    dtype = dtype or x.dtype
     if is_lazy(x):
         # A lazy module's parameter: it has a type and a place, and refuses to tell a shape.
-        return torch.empty(0, dtype=dtype, device=device or x.device)
+        return torch.empty(0, dtype=dtype or x.dtype, device=device or x.device)
+    within = x.device.type == "webgpu" and not x.is_neg() and (device is None or device == x.device)
+    nodes: list[Node] = []
+    plan = None
+    if within and layout is None:
+        plan = _casts.find((x, dtype, memory_format), {}, nodes, [])
+        if type(plan) is Plan:
+            out: torch.Tensor = plan.tensors(nodes, (), user_line())
+            return out
+    check_layout(layout)
+    dtype = dtype or x.dtype
     shape = tuple(x.shape)
     if memory_format in (None, torch.preserve_format):
         strides = of_first(((shape, x.stride()),), shape)
@@ -213,15 +221,19 @@ def to_copy(
         return torch.empty_strided(x.shape, strides, dtype=dtype, device=device).copy_(x)
     check_device(device)
     kind = webtorch_dtype(dtype)
-    if (
-        x.device.type == "webgpu"
-        and strides == contiguous_strides(shape)
-        and not x.is_neg()
-        and not x.is_conj()
-    ):
-        values = wrap(x)
-        same = values.dtype is kind
-        return new_tensor(values if same else primitive.cast_to(values, kind), fresh=not same)
+    if within and not x.is_conj():
+        # Copies of a type that stands for another one are not known by the type that is asked for.
+
+        def call(values: Sequence[Tensor], options: object) -> Lain:
+            """Return the copy as it is to lie."""
+            (found,) = values
+            same = found.dtype is kind
+            return lie(found if same else primitive.cast_to(found, kind), not same, strides)
+
+        values = (wrap(x),)
+        if type(plan) is tuple and TO_TORCH[kind] is dtype:
+            return made_of(_casts.watch(plan, call, values, {}, nodes, ()))
+        return made_of(call(values, {}))
     return copy_from(x, allocate(x.shape, strides, dtype))
 
 

@@ -142,10 +142,16 @@ def is_free(function: Kernel) -> bool:
     )
 
 
-def functional(name: str, function: Kernel, writes: Sequence[int] = ()) -> Kernel:
+def functional(
+    name: str,
+    function: Kernel,
+    writes: Sequence[int] = (),
+    draws: Callable[[torch.Tensor], Tensor] | None = None,
+) -> Kernel:
     """Return the kernel of an operator that makes new tensors.
 
-    `writes`: the operands, by place, that the last results of `function` overwrite.
+    `writes`: the operands, by place, that the last results of `function` overwrite. `draws` gives the random numbers
+    for a first operand, which `function` takes last: what is computed of them is known as of any operand.
     """
     kinds = Kinds(is_free(function))
 
@@ -157,12 +163,17 @@ def functional(name: str, function: Kernel, writes: Sequence[int] = ()) -> Kerne
         numbers: list[float] = []
         plan = kinds.find(args, kwargs, nodes, numbers)
         outs: list[torch.Tensor] = [args[n] for n in writes]
+        drawn = None if draws is None else draws(args[0])
+        if drawn is not None:
+            nodes.append(drawn._storage.node)
         if type(plan) is Plan:
             return plan.tensors(nodes, numbers, user_line(), outs)
         # Not before: kernels are made while operators are still being declared.
         rule = _known(name).layout
         forms = () if rule is None else forms_of(args)
         values = [operand(a, name) for a in args]
+        if drawn is not None:
+            values.append(drawn)
         options = {k: operand(v, name) for k, v in kwargs.items()}
 
         def call(values: Any, options: Any) -> Any:

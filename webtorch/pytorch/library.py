@@ -28,6 +28,7 @@ from webtorch.pytorch import (
     optimizer,
     patches,
     regions,
+    sparse,
 )
 from webtorch.pytorch import batchnorm as batchnorm  # declares itself
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
@@ -124,7 +125,8 @@ def _operator(name: str) -> OpOverload:
 
 
 def _register_own(library: torch.library.Library) -> None:
-    """Register what is about memory, geometry, creation and devices rather than arithmetic."""
+    """Register what is about memory, geometry, layouts, creation and devices rather than arithmetic."""
+    sparse.register(library, hide)
 
     for name in [n for entry in TABLE.values() for n in entry.geometry]:
         # No frame of Python runs for a view.

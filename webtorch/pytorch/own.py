@@ -12,14 +12,19 @@ from webtorch.aten.table import FUNCTIONS, op
 from webtorch.errors import LinAlgError
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import Number
+from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
 from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import fill, iota
 from webtorch.pytorch import device
 from webtorch.pytorch.copying import copy_from, item, to_copy
 from webtorch.pytorch.device import (
+    Lain,
     check_device,
     check_layout,
     here,
+    lie,
+    made_of,
     new_tensor,
     on_device,
     resize_to,
@@ -29,7 +34,8 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import Kernel, functional, own
-from webtorch.pytorch.random import source
+from webtorch.pytorch.known import Kinds, Plan
+from webtorch.pytorch.random import dropped, source, uniform_like
 from webtorch.tensors.tensor import Tensor
 
 own("set_")(device.set_to_nothing)
@@ -131,15 +137,31 @@ def _range_of(
     return new_tensor(op.arange(*values, dtype=webtorch_dtype(dtype), device=here()), fresh=True)
 
 
+_clones = Kinds()
+
+
 @own("clone")
 def _clone(x: torch.Tensor, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
     if flag.pressed:
         check()
+    nodes: list[Node] = []
+    plan = None if x.is_neg() else _clones.find((x, memory_format), {}, nodes, [])
+    if type(plan) is Plan:
+        out: torch.Tensor = plan.tensors(nodes, (), user_line())
+        return out
     rows = memory_format is torch.contiguous_format
     if (rows or memory_format in (None, torch.preserve_format)) and not x.is_conj():
         shape = tuple(x.shape)
         strides = None if rows or x.is_contiguous() else of_first(((shape, x.stride()),), shape)
-        return new_tensor(wrap(x), False, strides)
+
+        def call(values: Sequence[Tensor], options: object) -> Lain:
+            """Return the copy as it is to lie."""
+            return lie(values[0], False, strides)
+
+        values = (wrap(x),)
+        if type(plan) is tuple:
+            return made_of(_clones.watch(plan, call, values, {}, nodes, ()))
+        return made_of(call(values, {}))
     composite = torch._C.DispatchKey.CompositeExplicitAutograd
     return torch.ops.aten.clone.default._op_dk(composite, x, memory_format=memory_format)
 
@@ -271,6 +293,16 @@ def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torc
         bad = op.maximum(bad, op.where(op.all(op.isfinite(x)), 0.0, 1.0))
         store(g, x * scale, fresh=True)
     store(found_inf, bad, fresh=True)
+
+
+_dropout_without_chance = functional("native_dropout", FUNCTIONS["native_dropout"])
+_dropout = functional("native_dropout", dropped, draws=uniform_like)
+
+
+@own("native_dropout")
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+    run = _dropout if 0 < p < 1 and train is not False else _dropout_without_chance
+    return run(x, p, train)
 
 
 @own("_efficientzerotensor")

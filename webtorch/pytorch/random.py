@@ -15,7 +15,7 @@ from webtorch.aten.table import Function, aten, op
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
-from webtorch.ops.primitive import cast_to, empty, fill
+from webtorch.ops.primitive import cast_to, empty, fill, philox
 from webtorch.ops.record import TABLE
 from webtorch.pytorch.device import generator as default
 from webtorch.tensors.device import DeviceLike
@@ -123,8 +123,20 @@ def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Te
         return op.clone(x), fill(x._shape, True, bool_, x.device)
     if p == 1:
         return fill(x._shape, 0, x.dtype, x.device), fill(x._shape, False, bool_, x.device)
-    keep = op.ge(_uniform(x, None), p)
+    return dropped(x, p, train, _uniform(x, None))
+
+
+def dropped(x: Tensor, p: float, train: bool | None, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what `native_dropout` gives, by numbers in [0, 1) that were drawn."""
+    keep = op.ge(drawn, p)
     return op.where(keep, x * (1.0 / (1.0 - p)), 0.0), keep
+
+
+def uniform_like(x: torch.Tensor) -> Tensor:
+    """Return numbers in [0, 1), one for each element of a tensor of PyTorch's."""
+    generator = default()
+    seed, offset = generator.advance(x.numel())
+    return philox(tuple(x.shape), seed, offset, float32, generator.device)
 
 
 @aten("rrelu_with_noise")

@@ -61,6 +61,7 @@ _MAX_DIVIDED = 64
 # Of one value that is read with so many others behind it at most, the program is found without a structural key; of
 # each form so many such graphs are known.
 _FEW = 16
+_MOST_OUTLINED = 32
 _MOST_OUTLINES = 64
 # Above this number of values that NumPy sees, looking through them at every run would cost more
 # than it saves.
@@ -117,6 +118,11 @@ class Divided:
     times: dict[int, int] = field(default_factory=dict)
 
 
+def _most() -> int:
+    """Return how many nodes a graph has at most that is found by its outline: larger ones may be steps of a script."""
+    return _MOST_OUTLINED if listener is None else listener.fewest - 1
+
+
 class _Known:
     """How the results of one call are computed by themselves."""
 
@@ -146,6 +152,25 @@ class _Known:
             for at, place in self.places:
                 args[at] = given[place]
         return args
+
+
+def _key_of_call(
+    owners: Sequence[Value], node: Node, form: Form, given: Sequence[Node]
+) -> tuple[Any, ...]:
+    """Return what the form of an operation on data leaves open: which results are wanted, which sources are one and the
+    same, and the user's line where an error may name it.
+    """
+    called = node.kind == "call"
+    key: Any = node.attrs[1] if called else 0
+    count = len(given)
+    if count > 1 and (given[0] is given[1] if count == 2 else len({*given}) < count):
+        key = key, tuple([given.index(s) for s in given])
+    if len(owners) > 1:
+        key = key, *[owner.node.attrs[1] for owner in owners[1:]]
+    if form.picks and node.line is not None:
+        code, instruction = node.line
+        key = key, code.co_filename, code.co_firstlineno, instruction
+    return key
 
 
 class _Glanced:
@@ -350,8 +375,11 @@ class Runtime:
                     "computed yet. Return the tensor and read it outside, or use webtorch.where "
                     "instead of a Python `if`."
                 )
-        with self.lock:
-            few = len(self.pending) <= _FEW
+        # To enter a block with the lock takes twice as long.
+        lock = self.lock
+        lock.acquire()
+        try:
+            few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
             if few and recording is None and not self.lent and self._launch():
                 return
             taken = self._take()
@@ -359,9 +387,11 @@ class Runtime:
                 if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
                     self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
                 if taken:
-                    self._compute(taken)
+                    self._compute(taken, few)
             finally:
                 self.running -= 1
+        finally:
+            lock.release()
 
     def _launch(self) -> bool:
         """Compute the one value that is wanted by the program that is known for others of its form. Return whether
@@ -374,7 +404,7 @@ class Runtime:
             count += 1
             if found is not None:
                 if owner is not None and found is not owner:
-                    return False
+                    return self._launch_results()
                 owner, wanted = found, reference
         # While there is little room somebody must ask which program was used last.
         full = len(self.programs) > _MAX_PROGRAMS // 2
@@ -397,7 +427,7 @@ class Runtime:
                 buffers.append(s.buffer)
             places = len(given)
             if len(buffers) < places:
-                drawn = None if active.count and listener is not None else outline(node)
+                drawn = None if active.count and listener is not None else outline(node, _most())
                 if drawn is None:
                     return False
                 key, inputs, args, _ = drawn
@@ -429,22 +459,74 @@ class Runtime:
                 raise
         finally:
             self.running -= 1
-        self.counters.realized += 1
-        self.counters.hits += 1
-        self.churn.found(known.family)
+        self._launched(known)
+        return True
+
+    def _launch_results(self) -> bool:
+        """Do the same where what is wanted are results of one call on data."""
+        waiting = self.pending[:]
+        owners = [owner for r in waiting if (owner := r()) is not None]
+        full = len(self.programs) > _MAX_PROGRAMS // 2
+        if full or self.debug or watch.before is not None or len(owners) < 2:
+            return False
+        self.running += 1
+        try:
+            node = owners[0].node
+            form, given = node.form, node.srcs
+            if form is None or node.kind != "call":
+                return False
+            for s in given:
+                if s.kind != "buffer":
+                    return False
+            for owner in owners:
+                # Results of one call have one tuple of sources.
+                other = owner.node
+                if other.srcs is not given or other.form is not form or owner.donor is not None:
+                    return False
+            known: _Known | None = form.programs.get(_key_of_call(owners, node, form, given))
+            executable = None if known is None or known.runtime is not self else known.executable()
+            if known is None or executable is None:
+                return False
+            buffers = [s.buffer for s in given]
+            if known.order is not None:
+                buffers = [buffers[n] for n in known.order]
+            settled = self.settled
+            for owner in owners:
+                settled[id(owner)] = weakref.ref(owner)
+            del self.pending[: len(waiting)]
+            try:
+                for owner, buffer in zip(owners, executable.run(buffers, known.args or ())):
+                    owner.node.become_buffer(buffer)
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    # Stopped on the way: the results are still wanted, and may be computed twice.
+                    self.pending[:0] = waiting
+                raise
+        finally:
+            self.running -= 1
+        self._launched(known)
+        return True
+
+    def _launched(self, known: _Known) -> None:
+        """Count a run of a program that was known."""
+        counters, family = self.counters, known.family
+        counters.realized += 1
+        counters.hits += 1
+        self.churn.hits += 1
+        if family is not None:
+            family.in_a_row = 0
         if len(self.settled) > self.most_settled:
             self._forget_dead()
         if active.count and listener is not None:
             listener.ran(self, None, None)
-        return True
 
-    def _compute(self, taken: list[Taken]) -> None:
+    def _compute(self, taken: list[Taken], few: bool) -> None:
         try:
             if watch.before is not None:
                 # Who looks at what is computed sees every operation.
                 freeze(taken)
                 watch.before(self, [t.owner for t in taken])
-            self._run(taken)
+            self._run(taken, few)
         except Exception as error:
             if isinstance(error, OutOfMemoryError):
                 error.before = {t.owner: t.donor for t in taken if t.donor is not None}
@@ -488,14 +570,15 @@ class Runtime:
         if self.recording is None or not self.capturing:
             self.realize()
 
-    def _run(self, owners: Sequence[Value]) -> None:
+    def _run(self, owners: Sequence[Value], few: bool = False) -> None:
+        """Compute values. `few`: what they stand on is little, as a rule."""
         self.counters.realized += 1
         if not self.debug and self._run_call(owners):
             if active.count and listener is not None:
                 listener.ran(self, None, None)
             return
         # Its calls are taken apart when it is frozen.
-        drawn = self._drawn(owners)
+        drawn = self._drawn(owners) if few else None
         glance = None
         if self.apart:
             self.apart = False
@@ -514,7 +597,7 @@ class Runtime:
                 listener.ran(self, None, None)
             return
         executable = self.program(frozen.key, frozen)
-        if drawn is not None and (listener is None or len(frozen.order) < listener.fewest):
+        if drawn is not None:
             self._know(frozen, executable, *drawn)
         if glance is not None:
             if len(self.glances) >= _MAX_GLANCES:
@@ -544,7 +627,7 @@ class Runtime:
         if len(owners) > 1 or owners[0].donor is not None:
             return None
         root = owners[0].node
-        drawn = None if root.form is None else outline(root)
+        drawn = None if root.form is None else outline(root, _most())
         return None if root.form is None or drawn is None else (root.form, drawn)
 
     def _know(self, frozen: Frozen, executable: Executable, form: Form, drawn: Outline) -> None:
@@ -651,20 +734,12 @@ class Runtime:
         for s in given:
             if s.kind != "buffer":
                 return not called and self._run_single(first)
-        # The form says the rest: only which sources are one and the same is still open.
-        key: Any = node.attrs[1] if called else 0
-        count = len(given)
-        if count > 1 and (given[0] is given[1] if count == 2 else len({*given}) < count):
-            key = key, tuple([given.index(s) for s in given])
         for owner in owners[1:]:
-            other = owner.node
             # Results of one call have one tuple of sources.
+            other = owner.node
             if other.srcs is not given or other.form is not form or donor or owner.donor:
                 return False
-            key = key, other.attrs[1]
-        if form.picks and node.line is not None:
-            code, instruction = node.line
-            key = key, code.co_filename, code.co_firstlineno, instruction
+        key = _key_of_call(owners, node, form, given)
         if donor is not None:
             key = key, given.index(donor) if donor in given else -1, donor.dtype, donor.shape
             given = *given, donor

@@ -21,6 +21,7 @@ from webtorch.ir.dtype import bool_, int64
 from webtorch.tensors import override
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
+from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Counter
 from webtorch.tensors.tape import attach
@@ -59,7 +60,7 @@ class SparseTensor(Tensor):
     their graph.
     """
 
-    __slots__ = ("_counted", "coalesced", "kept", "layout", "places")
+    __slots__ = ("_counted", "_made_in", "coalesced", "kept", "layout", "places")
 
     layout: Layout
     places: tuple[Tensor, ...]
@@ -67,6 +68,8 @@ class SparseTensor(Tensor):
     # Whether the places are sorted, and each comes once.
     coalesced: bool
     _counted: bool
+    # The capture that made it, by the number of its first gradient function; None outside of captures.
+    _made_in: int | None
 
     __torch_function__ = override.disabled  # type: ignore[assignment]
 
@@ -89,6 +92,7 @@ class SparseTensor(Tensor):
         self._take(layout, places, values.detach(), shape, coalesced)
         alive.add()
         self._counted = True
+        self._made_in = tracing.first if tracing.active else None
         attach(self, title or _MADE[layout], (values,), _at_places, (), (self.pattern(),))
         return self
 
@@ -113,7 +117,7 @@ class SparseTensor(Tensor):
         self._storage, self._shape, self.dtype = values._storage, tuple(shape), values.dtype
         self._strides = (0,) * len(self._shape)
         self.layout, self.places, self.kept = layout, tuple(places), values
-        self.coalesced = coalesced
+        self.coalesced = coalesced or values._shape[0] < 2
 
     def become(self, other: SparseTensor) -> Self:
         """Take what another one is, as operations in place do."""
@@ -158,6 +162,9 @@ class SparseTensor(Tensor):
 
     def pattern(self) -> Pattern:
         """Return what this tensor is but for its values."""
+        if tracing.active and self._made_in != tracing.first:
+            # A replay would look its values up anew, and not its places.
+            tracing.refuse("it reads a sparse tensor from outside")
         return Pattern(self.layout, self.places, self._shape, self.coalesced)
 
     def values_of(self) -> Tensor:

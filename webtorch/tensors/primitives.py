@@ -41,7 +41,7 @@ from webtorch.tensors.tape import (
     attach,
     needs_grad,
 )
-from webtorch.tensors.tensor import Tensor, new_result, unsupported_text
+from webtorch.tensors.tensor import Tensor, unsupported_text
 from webtorch.tensors.views import (
     as_view,
     complex_of,
@@ -345,21 +345,10 @@ def _identity(x: Tensor, dtype: DType) -> Tensor:
             if len(_CASTS) >= _MOST_CASTS:
                 _CASTS.clear()
             form = _CASTS[key] = Form()
-        return new_result(
-            "map",
-            (x._node(),),
-            attrs,
-            (),
-            shape,
-            dtype,
-            user_line(),
-            form,
-            storage.runtime,
-            storage.elements,
-            shape,
-            x._strides,
-            True,
-        )
+        node = Node("map", (x._node(),), attrs, (), shape, dtype, user_line(), form)
+        out = object.__new__(Tensor)
+        out._adopt(Storage(node, storage.runtime, storage.elements), shape, x._strides, 0, True)
+        return out
     strides = strides_like(x._shape, x._strides)
     order = None if x._levels else out_of_order(x._shape, strides)
     if order is None:

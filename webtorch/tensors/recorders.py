@@ -42,6 +42,7 @@ from webtorch.tensors.primitives import (
     reduce_dims,
 )
 from webtorch.tensors.promotion import Operand, depending, get_default_dtype, result_type
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import (
     NUMBER,
     ONCE,
@@ -53,7 +54,7 @@ from webtorch.tensors.tape import (
     gradient_edge,
     set_history,
 )
-from webtorch.tensors.tensor import Tensor, _transfer, new_result, unsupported_text
+from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
 from webtorch.tensors.views import as_view
 
 
@@ -257,7 +258,7 @@ class _Recorder:
         values += numbers
         if self.converts:
             values = self._converted(operands, values)
-        return new_result(
+        node = Node(
             "map",
             tuple(srcs),
             self.attrs,
@@ -266,12 +267,12 @@ class _Recorder:
             self.dtype,
             user_line(),
             self.form,
-            self.runtime,
-            self.elements,
-            shape,
-            self.strides,
-            order is None,
         )
+        out = object.__new__(Tensor)
+        out._adopt(
+            Storage(node, self.runtime, self.elements), shape, self.strides, 0, order is None
+        )
+        return out
 
     def _converted(self, operands: Sequence[Operand], values: list[Scalar]) -> list[Scalar]:
         """Return the numbers in the type that the call computes in. Raises for those that it cannot hold."""
@@ -345,7 +346,7 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
             node, shape = storage.node, recorder.shape
             if node.shape != shape:
                 node = x._node()
-            out = new_result(
+            node = Node(
                 "map",
                 (node,),
                 recorder.attrs,
@@ -354,11 +355,10 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
                 recorder.dtype,
                 user_line(3),
                 recorder.form,
-                recorder.runtime,
-                recorder.elements,
-                shape,
-                recorder.strides,
-                True,
+            )
+            out = object.__new__(Tensor)
+            out._adopt(
+                Storage(node, recorder.runtime, recorder.elements), shape, recorder.strides, 0, True
             )
             if recorder.differentiable and (
                 x._requires_grad or x._base is not None or transforms.count
@@ -392,21 +392,12 @@ def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
                 values = ()
             else:
                 srcs, values = (first,), (y,)  # type: ignore[assignment]
-            out = new_result(
-                "map",
-                srcs,
-                recorder.attrs,
-                values,
-                shape,
-                recorder.dtype,
-                user_line(),
-                recorder.form,
-                recorder.runtime,
-                recorder.elements,
-                shape,
-                recorder.strides,
-                True,
+            dtype, runtime = recorder.dtype, recorder.runtime
+            node = Node(
+                "map", srcs, recorder.attrs, values, shape, dtype, user_line(), recorder.form
             )
+            out = object.__new__(Tensor)
+            out._adopt(Storage(node, runtime, recorder.elements), shape, recorder.strides, 0, True)
             if recorder.differentiable and (
                 x._requires_grad
                 or x._base is not None

@@ -26,7 +26,7 @@ from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tensor import Tensor, new_result
+from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.views import View, noted
 
 # Kinds of calls that an operation remembers; a program that makes kinds without end starts anew.
@@ -416,22 +416,13 @@ def _tensor(
 ) -> Tensor:
     """Return a result."""
     _, (shape, kind, elements), version, (size, strides, offset, whole, dtype) = place
-    out = new_result(
-        "call",
-        leaves,
-        attrs,
-        (),
-        shape,
-        kind,
-        line,
-        attrs[0],
-        runtime,
-        elements,
-        size,
-        strides,
-        whole,
+    storage = Storage(
+        Node("call", leaves, attrs, (), shape, kind, line, attrs[0]), runtime, elements
     )
-    out._storage.version, out._offset, out.dtype = version, offset, dtype
+    storage.version = version
+    out = object.__new__(Tensor)
+    out._adopt(storage, size, strides, offset, whole)
+    out.dtype = dtype
     return out
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from webtorch.dispatch.call import plays
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, c_name, int64, legacy_name
-from webtorch.ir.graph import Form, Node, window
+from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     contiguous_strides,
@@ -145,9 +145,9 @@ class Tensor(TensorBase):
         self = Tensor._make_subclass(cls, data, requires_grad)
         self.__dict__["_shown_device"] = shown
         if cls.device is Tensor.device:
-            cls.device = property(
-                lambda x: x.__dict__.get("_shown_device") or device_of(x._storage.runtime)
-            )
+            cls.device = property(_shown_device)
+            for name in ("cpu", "meta", "webgpu"):
+                setattr(cls, f"is_{name}", _is_shown_on(name))
         return self
 
     @staticmethod
@@ -738,7 +738,7 @@ class Tensor(TensorBase):
 
     @plays("reader")
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return str(ask("show")(self))
+        return str(ask("show")(self, tensor_contents))
 
     @plays("reader")
     def __format__(self, spec: str) -> str:
@@ -857,7 +857,14 @@ class Tensor(TensorBase):
             out = primitive.as_view(
                 self, self._shape, self._strides, self._offset, _itself, (), "Alias"
             )
-        out.__class__ = cls
+        try:
+            out.__class__ = cls
+        except TypeError:
+            # Objects of a class with slots of its own lie in memory in another way.
+            plain, out = out, object.__new__(cls)
+            for name in TensorBase.__slots__:
+                if name != "__weakref__" and hasattr(plain, name):
+                    setattr(out, name, getattr(plain, name))
         return out
 
     def __copy__(self) -> Tensor:
@@ -898,38 +905,13 @@ class Tensor(TensorBase):
         raise NotImplementedError
 
 
-_new = object.__new__
+def _shown_device(x: Tensor) -> device:
+    found: device | None = x.__dict__.get("_shown_device")
+    return device_of(x._storage.runtime) if found is None else found
 
 
-def new_result(
-    kind: str,
-    srcs: tuple[Node, ...],
-    attrs: tuple[Any, ...],
-    scalars: tuple[Scalar, ...],
-    size: tuple[int, ...],
-    dtype: DType,
-    line: object,
-    form: Form | None,
-    runtime: Runtime,
-    elements: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    whole: bool,
-) -> Tensor:
-    """Return a tensor of what is recorded: a node of sizes `size`, and a storage, each with what its class gives it. To
-    call these takes as long as all the rest.
-    """
-    node = _new(Node)
-    node.kind, node.srcs, node.attrs, node.scalars = kind, srcs, attrs, scalars
-    node.shape, node.dtype, node.line, node.form = size, dtype, line, form
-    node.buffer, node.shared, node.host = None, False, None
-    storage = _new(Storage)
-    storage.node, storage.runtime, storage.dtype, storage.elements = node, runtime, dtype, elements
-    storage.version, storage.donor, storage.resting = 0, None, None
-    runtime.add(storage)
-    out = _new(Tensor)
-    out._adopt(storage, shape, strides, 0, whole)
-    return out
+def _is_shown_on(kind: str) -> property:
+    return property(lambda x: x.device.type == kind)
 
 
 def unsupported_text(dtype: DType, runtime: Runtime) -> str:

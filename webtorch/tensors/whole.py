@@ -100,7 +100,11 @@ def realize(*tensors: Tensor) -> None:
     if active.count:
         settle_scripts("what is pending is computed")
     if len(tensors) == 1:
-        tensors[0]._storage.runtime.flush()
+        runtime = tensors[0]._storage.runtime
+        if runtime.recording is None:
+            runtime.realize()
+        else:
+            runtime.flush()
         return
     for runtime in {t._storage.runtime for t in tensors} if tensors else open_runtimes():
         runtime.flush()

@@ -168,9 +168,15 @@ def _other_layouts(torch: ModuleType) -> None:
 
         def refuse(operator: object, *args: object, kind: str = kind, **kwargs: object) -> object:
             """Raise NotImplementedError for an operator on a tensor that is not dense."""
+            if kind == "Sparse":
+                # The engine comes with the first tensor, which may be sparse.
+                known = importlib.import_module("webtorch.pytorch.sparse").KERNELS
+                name = str(operator).removeprefix("aten.").removesuffix(".default")
+                if name in known:
+                    return known[name](*args, **kwargs)
             word = {"NestedTensor": "nested"}.get(kind, kind.lower().removesuffix("csr"))
             raise NotImplementedError(
-                f"webgpu: '{operator}' of a {word} tensor: tensors on the device are dense. Keep it on the CPU, "
+                f"webgpu: '{operator}' of a {word} tensor: the device has no kernel for it. Keep it on the CPU, "
                 "or make it dense (.to_dense(), torch.nested.to_padded_tensor, sparse=False)."
             )
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from webtorch import webgpu
 from webtorch.as_torch.names.foreach import NAMES, foreach
 from webtorch.functions import public as webtorch
+from webtorch.sparse.layouts import compressed
+from webtorch.sparse.tensor import uncompressed
 from webtorch.tensors.absent import why_missing
 from webtorch.tensors.formats import layout
 from webtorch.version import __version__ as __version__
@@ -94,7 +96,23 @@ def _int_mm(input: Any, mat2: Any) -> Any:
     return webtorch.mm(input.int(), mat2.int())
 
 
-def get_device_module(device: object = None) -> Any:
+def _convert_indices_from_coo_to_csr(input: Any, size: int, out_int32: bool = False) -> Any:
+    """Return where rows begin, given the sorted rows of values."""
+    found = compressed(input, size)
+    return found.int() if out_int32 else found
+
+
+def _convert_indices_from_csr_to_coo(
+    crow_indices: Any, col_indices: Any, out_int32: bool = False, transpose: bool = False
+) -> Any:
+    """Return the places of values, given where their rows begin and their columns."""
+    rows = uncompressed(crow_indices, col_indices.shape[0])
+    pair = [col_indices.long(), rows] if transpose else [rows, col_indices.long()]
+    found = webtorch.stack(pair)
+    return found.int() if out_int32 else found
+
+
+def get_device_module(device: Any = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webgpu
 

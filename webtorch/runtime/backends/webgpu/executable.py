@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 _number = attrgetter("number")
 # struct's codes of the types in the uniform buffer.
 _CODES = {"f32": "f", "i32": "i", "u32": "I"}
-# Sets of memory for which an executable keeps its bind groups.
+# Sets of memory for which an executable keeps its bind groups: more where they are few, as a program of one layer or
+# of one operation is run on the memory of each layer in turn.
 _PLANS = 32
+_PLANNED = 2048
 _GROUPS = 16
 # From this run on, a plan of this many dispatches is encoded by machine code, which takes a tenth of
 # a second to make once in a process.
@@ -311,7 +313,7 @@ class WebGPUExecutable:
             raise device.error(problem, "bind")
         plan = self._plans[key] = _Plan(segments, keep)
         device.bindings.made((id(self), key), id(self), key, self._moved)
-        if len(self._plans) > _PLANS:
+        if len(self._plans) > max(_PLANS, _PLANNED // max(len(self._steps), 1)):
             device.bindings.dropped((id(self), self._plans.popitem(last=False)[0]))
         return plan
 
