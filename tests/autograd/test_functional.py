@@ -110,9 +110,9 @@ def _unused(t: Any) -> Any:
     [
         lambda t, a, x: a.vjp(lambda v: v.detach(), x, x, strict=True),
         lambda t, a, x: a.vjp(_unused(t), x, x, strict=True),
-        lambda t, a, x: a.vjp(lambda v: v.clone(), x, x, create_graph=True, strict=True),
+        lambda t, a, x: a.vjp(lambda v: v.clone(), x, x.detach(), create_graph=True, strict=True),
         lambda t, a, x: a.jvp(_unused(t), x, x, strict=True),
-        lambda t, a, x: a.jvp(lambda v: v.clone(), x, x, create_graph=True, strict=True),
+        lambda t, a, x: a.jvp(lambda v: v.clone(), x, x.detach(), create_graph=True, strict=True),
         lambda t, a, x: a.jacobian(_unused(t), x, strict=True),
         lambda t, a, x: a.jacobian(lambda v: v.clone(), x, create_graph=True, strict=True),
         lambda t, a, x: a.hessian(lambda v: _unused(t)(v).sum(), x, strict=True),
