@@ -18,7 +18,7 @@ from webtorch.aten.table import REDUCTIONS, op
 from webtorch.functions.assign import CONVERSIONS, CONVERTED
 from webtorch.functions.contract import viewable
 from webtorch.functions.convolution import sizes_of
-from webtorch.ir.dtype import DType, bool_, float32, int64
+from webtorch.ir.dtype import DType, Number, bool_, float32, int64
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.ops.primitive import fill
 from webtorch.tensors.base import wraps
