@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -225,6 +225,85 @@ def test_tensors_that_wrap_others_compute_and_are_differentiated() -> None:
             dispatching.armed = False
             active.add(-1)
     assert active.count >= before
+
+
+@pytest.fixture
+def disarmed() -> Iterator[None]:
+    """Ask no class for kernels any more once a test is done: other tests pay nothing for it."""
+    yield
+    dispatching = webtorch.aten.dispatch.dispatching
+    if dispatching.armed:
+        dispatching.armed = False
+        active.add(-1)
+
+
+# Functions of a wrapping tensor and of a plain one.
+WRAPPED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "elementwise": lambda t, x, y: (x * y + x.exp() / y - x.sigmoid()).log1p(),
+    "scalars": lambda t, x, y: (2 - x) * 3 + x**2 / 4,
+    "reductions": lambda t, x, y: x.std() * x.mean(1).prod() + x.logsumexp(0).sum() + x.amax(),
+    "views": lambda t, x, y: x.t()[0, 1:].unsqueeze(0).expand(2, 2).reshape(-1) * x[1].sum(),
+    "several": lambda t, x, y: t.cat([part * (i + 1) for i, part in enumerate(x.unbind(1))]),
+    "several results": lambda t, x, y: x.sort(1)[0] * x.max(1)[0].sum() + x.var(0).sum(),
+    "products": lambda t, x, y: (x @ y.t()) @ x + t.einsum("ij,kj->ik", x, y).sum(),
+    "softmax": lambda t, x, y: x.softmax(1) * t.nn.functional.log_softmax(x * y, 0),
+    "where": lambda t, x, y: t.where(x > 0, x, y * x).clamp(max=1.5),
+    "in place": lambda t, x, y: (x * 2).mul_(x).add_(y).exp_().clamp(max=9.0),
+    "loss": lambda t, x, y: (
+        t.nn.functional.mse_loss(x.tanh(), y) + t.nn.functional.smooth_l1_loss(x, y)
+    ),
+}
+
+
+@pytest.mark.usefixtures("disarmed")
+@pytest.mark.parametrize("name", WRAPPED)
+def test_gradients_of_what_wraps_tensors_are_of_its_class(name: str) -> None:
+    """Also of gradients, and of the plain tensor that is computed with."""
+    found: list[Any] = []
+    for lib, _ in LIBRARIES:
+        wrap = wrapper_of(lib, [])
+        values = lib.tensor([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5]], dtype=lib.float64)
+        x = wrap(values, True)
+        y = (values.flip(1).abs() + 1.5).requires_grad_()
+        out = WRAPPED[name](lib, x, y)
+        assert type(out) is wrap
+        slopes = lib.autograd.grad(out.sum(), (x, y), create_graph=True, allow_unused=True)
+        slopes = [g for g in slopes if g is not None]
+        assert all(type(g) is wrap for g in slopes)
+        total = sum((g * g).sum() for g in slopes)
+        if total.requires_grad:
+            total.backward()
+            assert x.grad is None or type(x.grad) is wrap
+        found.append([t.elem.tolist() for t in (out, *slopes, x.grad) if t is not None])
+    mine, theirs = ([webtorch.tensor(v, dtype=webtorch.float64) for v in part] for part in found)
+    for a, b in zip(mine, theirs, strict=True):
+        webtorch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.usefixtures("disarmed")
+def test_what_wraps_a_tensor_shows_the_device_and_the_values_of_its_class() -> None:
+    found = []
+    for lib, _ in LIBRARIES:
+
+        class Wrapper(wrapper_of(lib, [])):  # type: ignore[misc]
+            __slots__ = ("note",)
+
+            def __repr__(self) -> str:
+                text: str = lib.Tensor.__repr__(self, tensor_contents=f"{self.elem}")  # noqa: B023
+                return text
+
+        x = Wrapper(lib.tensor([[1.0, -2.0]]), True)
+        facts = [str(x * 2), x.is_cpu, x.is_meta, x[0, 1].item(), bool((x[0] == x[0]).all())]
+        for fails in (x.detach().tolist, x.detach().numpy, lambda: x.add_(1)):  # noqa: B023
+            with pytest.raises(RuntimeError) as raised:
+                fails()
+            facts.append(str(raised.value).partition(".\n")[0])
+        y = x * 1
+        (y * y).sum().backward()
+        y = x.detach() * 1
+        facts += [y.add_(1) is y, y._version]
+        found.append(facts)
+    assert found[0] == found[1]
 
 
 def test_operators_are_objects_as_pytorchs() -> None:

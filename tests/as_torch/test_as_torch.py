@@ -398,6 +398,16 @@ def test_names_of_autograds_core(tmp_path: Path) -> None:
         "assert enabled()\n"
         "from torch._functorch.apis import chunk_vmap\n"
         "assert chunk_vmap(lambda v: v * 2)(torch.arange(4)).tolist() == [0, 2, 4, 6]\n"
+        "assert torch._vmap_internals._vmap(torch.sum, 0, 0)(torch.ones(2, 3)).tolist() == [3, 3]\n"
+        "torch._C._functions.UndefinedGrad()(x * 2).sum().backward()\n"
+        "assert x.grad is None\n"
+        "late = torch._C._functions.DelayedError('Late', 1)(x)\n"
+        "assert late.tolist() == [1, 1] and late.grad_fn.name() == 'Error'\n"
+        "try:\n"
+        "    late.sum().backward()\n"
+        "    raise SystemExit('nothing was raised')\n"
+        "except RuntimeError as error:\n"
+        "    assert str(error) == 'Late'\n"
         "print('done')\n"
     )
     out, _ = python("-m", "webtorch", "run", str(program))

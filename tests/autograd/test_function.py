@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -105,6 +106,43 @@ def test_several_outputs_and_missing_cotangents() -> None:
 
     same(lambda t: program(t, True))
     same(lambda t: program(t, False))
+
+
+def test_a_function_that_no_cotangent_comes_to_runs_all_the_same() -> None:
+    def program(t: Any, materialize: bool, between: bool, inputs: bool) -> Any:
+        class Seen(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.set_materialize_grads(materialize)
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                seen.append(None if g is None else g.tolist())
+                return None if g is None else g * 2
+
+        class Ends(t.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any, y: Any) -> Any:
+                return x + y
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return None, g
+
+        seen: list[Any] = []
+        x, y = tensor(t, [1.0, 2.0]), tensor(t, [3.0, 4.0])
+        h = Seen.apply(x)
+        if between:
+            h = (h.exp() * 3).sum().expand(2)
+        out = Ends.apply(h, y).sum()
+        if inputs:
+            return seen, t.autograd.grad(out, (x, y), allow_unused=True)
+        out.backward()
+        return seen, x.grad, y.grad
+
+    for choice in itertools.product((True, False), repeat=3):
+        same(lambda t: program(t, *choice))  # noqa: B023
 
 
 def test_mark_non_differentiable() -> None:

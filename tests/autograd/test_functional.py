@@ -101,6 +101,35 @@ def test_errors_are_pytorchs(call: Any, error: type[Exception]) -> None:
     assert messages[0] == messages[1]
 
 
+def _unused(t: Any) -> Any:
+    return lambda v: v.long().double().requires_grad_().clone()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t, a, x: a.vjp(lambda v: v.detach(), x, x, strict=True),
+        lambda t, a, x: a.vjp(_unused(t), x, x, strict=True),
+        lambda t, a, x: a.vjp(lambda v: v.clone(), x, x.detach(), create_graph=True, strict=True),
+        lambda t, a, x: a.jvp(_unused(t), x, x, strict=True),
+        lambda t, a, x: a.jvp(lambda v: v.clone(), x, x.detach(), create_graph=True, strict=True),
+        lambda t, a, x: a.jacobian(_unused(t), x, strict=True),
+        lambda t, a, x: a.jacobian(lambda v: v.clone(), x, create_graph=True, strict=True),
+        lambda t, a, x: a.hessian(lambda v: _unused(t)(v).sum(), x, strict=True),
+        lambda t, a, x: a.hessian(lambda v: (3 * v).sum(), x, strict=True),
+        lambda t, a, x: a.vhp(lambda v: (3 * v).sum(), x, x, strict=True),
+        lambda t, a, x: a.hvp(lambda v: (3 * v).sum(), x, x, strict=True),
+    ],
+)
+def test_what_strict_calls_refuse(call: Any) -> None:
+    messages = []
+    for t in (torch, webtorch):
+        with pytest.raises(RuntimeError) as caught:
+            call(t, t.autograd.functional, t.ones(3, dtype=t.float64, requires_grad=True))
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
 def cube(t: Any, *, once: bool = False, wrong: bool = False) -> Any:
     mark = t.autograd.function.once_differentiable if once else lambda f: f
 

@@ -143,7 +143,7 @@ def test_what_differs_in_a_small_graph_has_another_outline() -> None:
         keys: dict[Any, set[str]] = {}
         for result in results:
             node = result._storage.node
-            form, found = node.form, outline(node)
+            form, found = node.form, outline(node, 7)
             if form is None or found is None:
                 # Calls are remembered from the third time on.
                 assert turn < 2

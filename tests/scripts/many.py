@@ -7,6 +7,7 @@ import functools
 import multiprocessing
 import os
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable
 
@@ -19,7 +20,8 @@ def _checked(
     try:
         return seed, *check(seed)
     except Exception as error:
-        return seed, f"{make(seed)}\n  {type(error).__name__}: {error}", {}
+        lines = "".join(traceback.format_exception(error)[-6:])
+        return seed, f"{make(seed)}\n{lines}", {}
 
 
 def run_many(check: Check, make: Callable[[int], object], about: str | None) -> None:

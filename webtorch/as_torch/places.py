@@ -115,6 +115,7 @@ for _name in (
     "torch._functorch.make_functional",
     "torch._functorch.vmap",
     "torch._C._functorch",
+    "torch._vmap_internals",
 ):
     SOURCES[_name] = ("webtorch.as_torch.names.functorch_parts",)
 # These files of torch.nn.modules are called the same in webtorch.nn.

@@ -14,18 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch import nn
-from webtorch.aten.schema import Schema, known, overloads
+from webtorch.aten.schema import Argument, Schema, known, overloads
 from webtorch.aten.table import REDUCTIONS, load, meaning
 from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
 from webtorch.ops.record import TABLE, Elementwise, gradient_title
 from webtorch.tensors import above
-from webtorch.tensors.modes import mode, unrecorded
+from webtorch.tensors.base import wraps
+from webtorch.tensors.engine import grad
+from webtorch.tensors.modes import enable_grad, mode, unrecorded
 from webtorch.tensors.override import disabled, flat
 from webtorch.tensors.tape import (
     Cotangents,
@@ -33,9 +36,12 @@ from webtorch.tensors.tape import (
     SavedTensor,
     geometry_of,
     gradient_edge,
+    pass_on,
+    set_edge,
     set_history,
 )
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.writing import check_writable, write
 
 Function = Callable[..., Any]
 # Filled by `parts`: functions of Python as calls of operators, operators of others, and those that autograd calls.
@@ -67,6 +73,11 @@ class OpOverload:
     def is_view(self) -> bool:
         """Whether its results are views of an argument."""
         return self._schema.is_view
+
+    @functools.cached_property
+    def pullback(self) -> Pullback:
+        """The gradient as an operator."""
+        return Pullback(self)
 
     def name(self) -> str:
         """Return PyTorch's name of it: "aten::add.Tensor"."""
@@ -254,7 +265,7 @@ class Dispatching:
             found = written(*args, **kwargs)
             if found is not NotImplemented:
                 return found
-        elif callee.role not in ("operation", "parts"):
+        if callee.role not in ("operation", "parts"):
             return run(args, kwargs)
         if name.startswith("__i"):
             name = f"{name[3:-2]}_"
@@ -269,7 +280,7 @@ class Dispatching:
         )
         if call is None:
             out = run(args, kwargs)
-            if entry is not None and type(out) is Tensor and any(_wrappers(args)):
+            if entry is not None and type(out) is Tensor and _wrapped(args):
                 raise NotImplementedError(
                     f"{callee.name}: webtorch has no operator of PyTorch's for this part of a call, and a tensor that "
                     "wraps others has no data. Write __torch_function__, or differentiate what is wrapped."
@@ -302,14 +313,32 @@ def _tensors(values: Any) -> Iterator[Any]:
     return (x for x in flat((*args, *kwargs.values())) if isinstance(x, Tensor))
 
 
+# Stands where a tensor was.
+_HOLE: Any = object()
+
+
+def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[Any]) -> tuple[Any, Kwargs]:
+    """Return arguments with others in the places of their tensors, in order."""
+    rest = iter(new)
+
+    def changed(x: Any) -> Any:
+        """Return an argument with other tensors."""
+        if type(x) in (list, tuple):
+            return type(x)([changed(part) for part in x])
+        return next(rest) if x is _HOLE or isinstance(x, Tensor) else x
+
+    args, kwargs = values
+    return changed(args), {name: changed(x) for name, x in kwargs.items()}
+
+
 def _classes(values: Any) -> Iterator[type[Any]]:
     """Give the classes of tensors in arguments that are asked for kernels."""
     return (type(x) for x in _tensors(values) if type(x) is not Tensor and dispatches(type(x)))
 
 
-def _wrappers(args: Args) -> Iterator[Tensor]:
-    """Give the tensors in arguments that wrap others."""
-    return (x for x in _tensors((args, {})) if "_shown_device" in x.__dict__)
+def _wrapped(args: Args) -> bool:
+    """Whether tensors in arguments wrap others."""
+    return any(map(wraps, _tensors((args, {}))))
 
 
 def enter(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> Any:
@@ -366,7 +395,7 @@ def _differentiated(
     """
     with unrecorded():
         out = _ask(operator, args, kwargs, run)
-    results = [x for x in flat((out,)) if isinstance(x, Tensor)]
+    results = list(_results(out))
     rest_of = [a for a in operator._schema.arguments if not a.kwarg_only][len(args) :]
     args = (*args, *[a.default_value for a in rest_of])
     tensors = list(_tensors((args, {})))
@@ -399,6 +428,144 @@ def _cotangents(gs: Cotangents, saved: Any, static: Any) -> Cotangents:
     return found if isinstance(found, (tuple, list)) else (found,)
 
 
+# ---- gradients of what wraps other tensors
+# ------------------------------------------------------------------------------------------------------------
+
+
+def _of_pullback(name: str, overload: str) -> Schema:
+    stated = [("grads", "Tensor?[]"), ("needs", "bool[]")]
+    arguments = tuple([Argument(n, t, inspect.Parameter.empty, False, None) for n, t in stated])
+    returns = (Argument("", "Tensor?[]", inspect.Parameter.empty, False, None),)
+    text = f"{name}.{overload}(Tensor?[] grads, bool[] needs, ...) -> Tensor?[]"
+    return Schema(name, overload, arguments, returns, text, False, False)
+
+
+class Pullback(OpOverload):
+    """The gradient of an operator, as one: `(cotangents of the results, which tensors among the arguments need one,
+    *arguments)` gives the cotangents of these tensors. PyTorch has no such operators: where it writes a gradient with
+    others, a tensor that wraps others and has no data is handed this one.
+    """
+
+    def __init__(self, operator: OpOverload) -> None:
+        packet, overload = _packet(f"{operator._opname}_pullback"), operator._overloadname
+        super().__init__(packet, overload, _of_pullback(packet.__name__, overload))
+        self.operator = operator
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pullback_of, (self.operator,)
+
+    def _compute(self, args: Args, kwargs: Kwargs) -> Any:
+        grads, needs, *rest = args
+        create_graph = mode.grad
+        wanted: list[Tensor] = []
+        with enable_grad():
+            operands = list(_tensors((rest, kwargs)))
+            for i, (x, need) in enumerate(zip(operands, needs, strict=True)):
+                if need:
+                    # A gradient of this gradient goes to what the argument is made of.
+                    recorded = create_graph and x.requires_grad
+                    operands[i] = aten.alias(x) if recorded else x.detach().requires_grad_(True)
+                    wanted.append(operands[i])
+            given, kwargs = _with_tensors((rest, kwargs), operands)
+            if self.operator._schema.is_mutable:
+                given = [given[0].clone(), *given[1:]]
+            out = list(_results(self.operator(*given, **kwargs)))
+        # The last results may have no gradients, as indices have none.
+        sent = [
+            (x, g) for x, g in zip(out, grads, strict=False) if g is not None and x.requires_grad
+        ]
+        roots, cotangents = [x for x, _ in sent], [g for _, g in sent]
+        found = iter(
+            grad(roots, wanted, cotangents, create_graph=create_graph, allow_unused=True)
+            if sent
+            else ()
+        )
+        return [next(found, None) if need else None for need in needs]
+
+
+def _pullback_of(operator: OpOverload) -> Pullback:
+    return operator.pullback
+
+
+class _Step(OpOverload):
+    """The rule of a gradient function as an operator: `(cotangents, *what is saved)`. A cotangent that wraps other
+    tensors has come to a function of which the operands do not.
+    """
+
+    def __init__(self, fn: GradFn) -> None:
+        name = fn.title
+        super().__init__(_packet(name), "default", _of_pullback(name, "default"))
+        self._rule, self._static = fn.rule, fn.static
+
+    def _compute(self, args: Args, kwargs: Kwargs) -> Any:
+        assert self._rule is not None
+        grads, *saved = args
+        return list(self._rule(grads, [_Held(x) for x in saved], self._static))
+
+
+def run_rule(fn: GradFn, grads: list[Tensor | None]) -> Cotangents:
+    """Return what a gradient function gives for cotangents that wrap other tensors."""
+    assert fn.rule is not None and fn.saved is not None
+    # These call operators, and so do users' functions.
+    is_seen = fn.rule in (_by_pullback, _cotangents, pass_on) or "ctx" in fn.__dict__
+    if is_seen:
+        return fn.rule(grads, fn.saved, fn.static)
+    found: Cotangents = _Step(fn)(list(grads), *[s.unpack() for s in fn.saved])
+    return found
+
+
+class _Held(SavedTensor):
+    """A tensor that wraps others, saved as it is: what it holds is its class's concern."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.counter, self.version = tensor, tensor._counter, tensor._counter.version
+        self.output, self.storage, self.geometry = None, tensor._storage, geometry_of(tensor)
+
+    def unpack(self) -> Tensor:
+        """Return the tensor. Raises RuntimeError if it has been overwritten since."""
+        self.check()
+        return self.tensor
+
+
+def _saved(x: Tensor) -> SavedTensor:
+    return SavedTensor(x) if mode.saved_hooks or not wraps(x) else _Held(x)
+
+
+def pulled_back(
+    operator: OpOverload, args: Args, kwargs: Kwargs, results: Sequence[Tensor]
+) -> None:
+    """Give results of an operator, of which somebody else has computed the values, their gradient function."""
+    entry = TABLE.get(operator._opname)
+    if operator._opname == "detach" or (entry is not None and entry.factory):
+        return
+    tensors = list(_tensors((args, kwargs)))
+    needs = [x.requires_grad and x.dtype.has_gradient for x in tensors]
+    holes = _with_tensors((args, kwargs), [_HOLE] * len(tensors))
+    fn = GradFn(
+        gradient_title(operator._opname.rstrip("_")),
+        tuple([gradient_edge(x) if need else None for x, need in zip(tensors, needs, strict=True)]),
+        _by_pullback,
+        [_saved(x) for x in tensors],
+        (operator, holes, needs),
+    )
+    for i, x in enumerate(results):
+        if x.dtype.has_gradient and not x.requires_grad:
+            set_history(x, fn, i)
+
+
+def _by_pullback(gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> Cotangents:
+    """The rule of `pulled_back`."""
+    operator, holes, needs = static
+    args, kwargs = _with_tensors(holes, [s.unpack() for s in saved])
+    found: Cotangents = operator.pullback(list(gs), list(needs), *args, **kwargs)
+    return found
+
+
+above.give(run_rule=run_rule)
+
+
 class _Frame:
     """A call that a `__torch_dispatch__` is asked about."""
 
@@ -408,6 +575,8 @@ class _Frame:
         self.operator, self.args, self.kwargs, self._run = operator, args, kwargs, run
         self.grad = mode.grad
         self.out: Any = None
+        # The arguments, where the first one is written and its value is needed.
+        self.before: Args | None = None
 
     def stands_for(self, operator: OpOverload, args: Args, kwargs: Kwargs) -> bool:
         """Whether an operator is called as the user called it, for the first time."""
@@ -434,19 +603,21 @@ class _Frame:
         """Return a result with the gradient functions of the call."""
         schema = self.operator._schema
         if schema.is_mutable and self.operator._opname.endswith("_"):
+            if self.out is None and wraps(self.args[0]):
+                self._write(self.args[0])
             return self.args[0]
         if result is self.out or not self.grad or schema.is_mutable:
             return result
-        with _kept(_tensors((self.args, self.kwargs))) as kept:
-            if self.out is None and any(
-                x.requires_grad for x in _tensors((self.args, self.kwargs))
-            ):
-                modes, classes = state.modes, state.classes
-                state.modes, state.classes = (), False
-                try:
+        tensors = list(_tensors((self.args, self.kwargs)))
+        if self.out is None and any(map(wraps, tensors)):
+            # Memory of what wraps others holds nothing that the call as usual could compute with.
+            if any(x.requires_grad for x in tensors):
+                pulled_back(self.operator, self.args, self.kwargs, list(_results(result)))
+            return result
+        with _kept(tensors) as kept:
+            if self.out is None and any(x.requires_grad for x in tensors):
+                with _below():
                     self.run()
-                finally:
-                    state.modes, state.classes = modes, classes
         made = [x for x in flat((self.out,)) if isinstance(x, Tensor)]
         for mine, given in zip(made, flat((result,)), strict=False):
             other = mine is not given and isinstance(given, Tensor) and not given.requires_grad
@@ -458,6 +629,32 @@ class _Frame:
                         saved.move(given._storage, geometry_of(given))
                 kept[id(mine._storage)] = given
         return result
+
+    def _write(self, x: Tensor) -> None:
+        """Count that the class of a tensor has written to it, which has the gradient function of the call from now
+        on.
+        """
+        with _below():
+            new = TABLE["empty_strided"](x._shape, x._strides, dtype=x.dtype, device="meta")
+            mode.grad = self.grad
+            if self.grad and any(t.requires_grad for t in _tensors((self.args, self.kwargs))):
+                pulled_back(self.operator, self.before or self.args, self.kwargs, [new])
+            write(x, new, fresh=True)
+
+    def keep(self) -> None:
+        """Before a class writes to a tensor that wraps others: keep what the gradient is computed with."""
+        x = self.args[0]
+        if not self.grad or not wraps(x):
+            return
+        mode.grad = self.grad
+        check_writable(x)
+        if any(t.requires_grad for t in _tensors((self.args, self.kwargs))):
+            with unrecorded():
+                old = aten.clone(x)
+            edge = gradient_edge(x)
+            if edge is not None:
+                set_edge(old, edge)
+            self.before = (old, *self.args[1:])
 
 
 @contextlib.contextmanager
@@ -477,6 +674,21 @@ def _kept(tensors: Iterable[Tensor]) -> Iterator[dict[int, Tensor]]:
         mode.saved_hooks = before
 
 
+@contextlib.contextmanager
+def _below() -> Iterator[None]:
+    """A block in which no mode and no class is asked for kernels."""
+    before = state.modes, state.classes, mode.grad
+    state.modes, state.classes = (), False
+    try:
+        yield
+    finally:
+        state.modes, state.classes, mode.grad = before
+
+
+def _results(out: Any) -> Iterator[Tensor]:
+    return (x for x in flat((out,)) if isinstance(x, Tensor))
+
+
 def _same(a: Any, b: Any) -> bool:
     """Whether two arguments are one: modes hand on copies of the lists that they were given."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
@@ -492,6 +704,8 @@ def _ask(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any
     frame = _Frame(operator, args, kwargs, run)
     if not modes and not types:
         return run()
+    if operator._schema.is_mutable and operator._opname.endswith("_"):
+        frame.keep()
     try:
         state.frame, mode.grad = frame, False
         if modes:

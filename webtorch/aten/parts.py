@@ -12,16 +12,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.aten.dispatch import BACKWARD, COMPOSED, COMPUTED, WRITTEN, aten
+from webtorch.aten.dispatch import BACKWARD, COMPOSED, COMPUTED, WRITTEN, aten, dispatches
 from webtorch.aten.gradients import pullback
 from webtorch.aten.table import REDUCTIONS, op
 from webtorch.functions.assign import CONVERSIONS, CONVERTED
 from webtorch.functions.contract import viewable
 from webtorch.functions.convolution import sizes_of
-from webtorch.functions.movement import sum_to
 from webtorch.ir.dtype import DType, bool_, float32, int64
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.ops.primitive import fill
+from webtorch.tensors.base import wraps
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.tensor import Tensor, parse_to
 
@@ -92,6 +92,26 @@ def _sym_size(x: Tensor, dim: int) -> int:
 @computed("item", "_local_scalar_dense")
 def _item(x: Tensor) -> Any:
     return x.item()
+
+
+@written("item")
+def _number(x: Tensor) -> Any:
+    return aten._local_scalar_dense(x) if wraps(x) and x.numel() == 1 else NotImplemented
+
+
+@written("tolist")
+def _tolist(x: Tensor) -> Any:
+    if dispatches(type(x)):
+        kind = type(x).__name__
+        raise RuntimeError(f".tolist() is not supported for tensor subclasses, got {kind}")
+    return NotImplemented
+
+
+@written("numpy")
+def _numpy(x: Tensor, *, force: bool = False) -> Any:
+    if dispatches(type(x)):
+        raise RuntimeError(".numpy() is not supported for tensor subclasses.")
+    return NotImplemented
 
 
 @computed("_to_copy")
@@ -625,6 +645,15 @@ def _scaled(x: Any, factor: Any) -> Any:
     return x if factor == 1 else aten.mul(x, factor)
 
 
+def _summed(g: Any, shape: Sequence[int]) -> Any:
+    """Return a cotangent summed over the dims along which a tensor of this shape was expanded."""
+    lead = g.ndim - len(shape)
+    wide = [d for d, n in enumerate(g.shape) if d < lead or (shape[d - lead] == 1 and n != 1)]
+    if wide:
+        g = aten.sum.dim_IntList(g, wide, True)
+    return aten.view(g, list(shape)) if lead else g
+
+
 def _added(product: str) -> Function:
     """Return the derivative of a sum of a tensor and a product of matrices, both scaled."""
     multiply = getattr(aten, product)
@@ -633,7 +662,7 @@ def _added(product: str) -> Function:
         needs: Any, g: Any, _out: Any, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
     ) -> Any:
         return (
-            sum_to(_scaled(g, beta), x._shape) if needs[0] else None,
+            _summed(_scaled(g, beta), x._shape) if needs[0] else None,
             _scaled(multiply(g, aten.transpose(b, -2, -1)), alpha) if needs[1] else None,
             _scaled(multiply(aten.transpose(a, -2, -1), g), alpha) if needs[2] else None,
         )
@@ -721,7 +750,7 @@ BACKWARD.update({
     "aten.t.default": lambda _n, g, _out, _x: aten.t(g),
     "aten.transpose.int": lambda _n, g, _out, _x, *dims: aten.transpose(g, *dims),
     "aten.permute.default": _permuted_back,
-    "aten.expand.default": lambda _n, g, _out, x, *_, **__: sum_to(g, x._shape),
+    "aten.expand.default": lambda _n, g, _out, x, *_, **__: _summed(g, x._shape),
     "aten.unsqueeze.default": lambda _n, g, _out, _x, dim: aten.squeeze.dim(g, dim),
     "aten.squeeze.dim": lambda _n, g, _out, x, _dim: aten.reshape(g, list(x.shape)),
     "aten.select.int": lambda _n, g, _out, x, dim, index: aten.select_backward(g, list(x.shape), dim, index),

@@ -103,7 +103,8 @@ class Schema:
         named = {}
         for argument in self.arguments[len(places) :]:
             value = kwargs.pop(argument.name, argument.default_value)
-            if value is inspect.Parameter.empty or value != argument.default_value:
+            given = value is inspect.Parameter.empty or isinstance(value, Tensor)
+            if given or value != argument.default_value:
                 named[argument.name] = value
         # What is left is no argument of this overload, unless it says nothing.
         if any(v is not None and v is not False for v in kwargs.values()):

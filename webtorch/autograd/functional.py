@@ -7,7 +7,7 @@ which costs two backward passes (the "double backwards trick", J. Townsend, 2017
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.functions.creation import ones_like, zeros, zeros_like
 from webtorch.functions.joining import stack
@@ -55,12 +55,56 @@ def _check_strict(outputs: Tensors, strict: bool) -> None:
             )
 
 
+class _Strict(NamedTuple):
+    """What a strict call says of gradients, where none has come and where one does not depend on anything."""
+
+    missing: str
+    constant: str
+
+
+_MODE = "This is not allowed in strict mode"
+_RECORDED = f"{_MODE} when create_graph=True."
+_UNUSED = f"The output of the user-provided function is independent of input {{i}}. {_MODE}."
+_OF_JACOBIAN = (
+    f"The jacobian of the user-provided function is independent of input {{i}}. {_RECORDED}"
+)
+_OF_HESSIAN = (
+    f"The hessian of the user-provided function is independent of input {{i}}. {_RECORDED}"
+)
+_BACK = _Strict(_UNUSED, _OF_JACOBIAN)
+_PULLED = _Strict(
+    _UNUSED,
+    "The gradient with respect to input {i} is independent of the inputs of the user-provided function. "
+    f"{_MODE}.",
+)
+_PUSHED = _Strict(
+    "The gradient with respect to the input is independent of entry {i} in the grad_outputs when using the double "
+    f"backward trick to compute forward mode gradients. {_MODE}.",
+    _OF_JACOBIAN,
+)
+_SLOPE = _Strict(
+    _UNUSED,
+    "While computing the hessian, found that the jacobian of the user-provided function with respect to input {i} is "
+    f"independent of the input. {_MODE}. You should ensure that your function is twice differentiable and that the "
+    "jacobian depends on the inputs (this would be violated by a linear function for example).",
+)
+_TWICE = _Strict(
+    f"The jacobian of the user-provided function is independent of input {{i}}. {_MODE}.",
+    _OF_HESSIAN,
+)
+_TWICE_PUSHED = _Strict(
+    f"The hessian of the user-provided function is independent of entry {{i}} in the grad_jacobian. {_MODE} as it "
+    "prevents from using the double backward trick to replace forward mode AD.",
+    _OF_HESSIAN,
+)
+
+
 def _gradients(
     outputs: Sequence[Tensor],
     inputs: Tensors,
     cotangents: Sequence[Tensor | None],
     create_graph: bool,
-    strict: bool = False,
+    strict: _Strict | None = None,
 ) -> Tensors:
     """Return the gradients of `outputs` for `inputs`; zeros where nothing depends on an input."""
     pairs = [(y, v) for y, v in zip(outputs, cotangents, strict=True) if y.requires_grad]
@@ -74,12 +118,12 @@ def _gradients(
             retain_graph=True,
             allow_unused=True,
         )
-    for i, g in enumerate(found):
-        if strict and (g is None or (create_graph and not g.requires_grad)):
-            raise RuntimeError(
-                f"The output of the user-provided function is independent of input {i}. This is not allowed in "
-                "strict mode."
-            )
+    for i, g in enumerate(found if strict is not None else ()):
+        assert strict is not None
+        if g is None:
+            raise RuntimeError(strict.missing.format(i=i))
+        if create_graph and not g.requires_grad:
+            raise RuntimeError(strict.constant.format(i=i))
     return tuple(zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True))
 
 
@@ -132,7 +176,7 @@ def vjp(
         many, outputs = _run(func, points, "vjp")
         _check_strict(outputs, strict)
         vectors = _vectors(v, outputs, many, "vjp")
-        found = _gradients(outputs, points, vectors, create_graph, strict)
+        found = _gradients(outputs, points, vectors, create_graph, _BACK if strict else None)
     return (
         _packed(many, _finish(outputs, create_graph)),
         _packed(several, _finish(found, create_graph)),
@@ -155,8 +199,9 @@ def jvp(
         _check_strict(outputs, strict)
         # Linear in these: their values do not matter.
         cotangents = tuple(zeros_like(y).requires_grad_() for y in outputs)
-        pulled = _gradients(outputs, points, cotangents, True, strict)
-        found = _gradients(pulled, cotangents, vectors, create_graph, strict)
+        pulled = _gradients(outputs, points, cotangents, True, _PULLED if strict else None)
+        pushed = _PUSHED if strict else None
+        found = _gradients(pulled, cotangents, vectors, create_graph, pushed)
     return (
         _packed(many, _finish(outputs, create_graph)),
         _packed(many, _finish(found, create_graph)),
@@ -183,13 +228,17 @@ def jacobian(
         many, outputs = _run(func, points, "jacobian")
         _check_strict(outputs, strict)
         rows: list[Any] = []
-        for y in outputs:
+        for o, y in enumerate(outputs):
+            unused = (
+                f"Output {o} of the user-provided function is independent of input {{i}}. {_MODE}."
+            )
+            rules = _Strict(unused, _OF_JACOBIAN.format(i=o)) if strict else None
             parts: list[list[Tensor]] = [[] for _ in points]
             flat = y.reshape(-1)
             for i in range(y.numel()):
                 for part, g in zip(
                     parts,
-                    _gradients((flat[i],), points, (None,), create_graph, strict),
+                    _gradients((flat[i],), points, (None,), create_graph, rules),
                     strict=True,
                 ):
                     part.append(g)
@@ -260,17 +309,13 @@ def hessian(
         y = _number(func, points, "hessian")
         _check_strict((y,), strict)
         found = _gradients((y,), points, (None,), True)
-        if strict:
-            for i, g in enumerate(found):
-                if not g.requires_grad:
-                    raise RuntimeError(
-                        "jacobian of the user-provided function with respect to input "
-                        f"{i} is independent of the input. This is not allowed in strict mode."
-                    )
+        for i, g in enumerate(found):
+            if strict and not g.requires_grad:
+                raise RuntimeError(_SLOPE.constant.format(i=i))
         return found
 
     _check_strategy("hessian", outer_jacobian_strategy, vectorize, strict, create_graph)
-    found = jacobian(slope, inputs, create_graph=create_graph)
+    found = jacobian(slope, inputs, create_graph=create_graph, strict=strict)
     return found if several else found[0][0]
 
 
@@ -306,11 +351,13 @@ def _with_hessian(
         vectors = _vectors(v, points, several, name)
         y = _number(func, points, name)
         _check_strict((y,), strict)
-        slopes = _gradients((y,), points, (None,), True, strict)
+        slopes = _gradients((y,), points, (None,), True, _SLOPE if strict else None)
         if name == "vhp":
-            found = _gradients(slopes, points, vectors, create_graph, strict)
+            rules = _TWICE if strict else None
+            found = _gradients(slopes, points, vectors, create_graph, rules)
         else:
             cotangents = tuple(zeros_like(x).requires_grad_() for x in points)
-            pulled = _gradients(slopes, points, cotangents, True, strict)
-            found = _gradients(pulled, cotangents, vectors, create_graph, strict)
+            pulled = _gradients(slopes, points, cotangents, True)
+            pushed = _TWICE_PUSHED if strict else None
+            found = _gradients(pulled, cotangents, vectors, create_graph, pushed)
     return _finish((y,), create_graph)[0], _packed(several, _finish(found, create_graph))

@@ -104,8 +104,16 @@ def _numerical(
             else:
                 data[at] = old[at]
         found = [((a - b) / (2 * eps)).reshape(-1) for a, b in zip(*sides, strict=True)]
-        columns.append([_seen(d, v).tolist() for d, v in zip(found, vs, strict=True)])
+        columns.append([_numbers(_seen(d, v)) for d, v in zip(found, vs, strict=True)])
     return [[column[o] for column in columns] for o in range(len(vs))]
+
+
+def _numbers(x: Tensor) -> list[Any]:
+    """Return the values as nested lists, also of a tensor that has no data itself."""
+    if type(x) is Tensor:
+        found: list[Any] = x.tolist()
+        return found
+    return [_numbers(part) if part.ndim else part.item() for part in x]
 
 
 def _seen(derivatives: Tensor, v: Tensor | None) -> Tensor:
@@ -132,8 +140,7 @@ def _analytical(y: Tensor, x: Tensor, u: Tensor | None, v: Tensor | None) -> _Ta
         rows.append(_seen(g.detach().double().reshape(-1), u))
     if not rows or not x.numel():
         return [[] for _ in range(x.numel())]
-    table: _Table = stack(rows, 1).tolist()
-    return table
+    return _numbers(stack(rows, 1))
 
 
 def _differ(a: _Table, b: _Table, atol: float, rtol: float) -> bool:
@@ -319,7 +326,7 @@ def _check_tangents(
     vs: Sequence[Tensor | None],
 ) -> None:
     for o, rows in enumerate(_tangents(func, inputs, x, u)):
-        analytical = [_seen(row.double(), vs[o]).tolist() for row in rows]
+        analytical = [_numbers(_seen(row.double(), vs[o])) for row in rows]
         if _differ(analytical, numerical[o], atol * _reach(u, vs[o]), rtol):
             raise GradcheckError(
                 f"Jacobian computed with forward mode mismatch for output {o} with respect to input {number},\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from webtorch.functions.joining import cat
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import physical
@@ -11,15 +13,17 @@ from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 
-def show_tensor(x: Tensor) -> str:
-    """Return PyTorch's text of a tensor. Reads from the device only the elements that are printed."""
+def show_tensor(x: Tensor, contents: Any = None) -> str:
+    """Return PyTorch's text of a tensor. Reads from the device only the elements that are printed; `contents`: what
+    is printed for them.
+    """
     if x._levels:
         return _show_batched(x)
     fn = x.grad_fn
     name = None if fn is None else fn.title.removeprefix("torch::autograd::")
     kind = type(x).__name__
     text = format_tensor(
-        fetcher(x), x._shape, x.dtype.name, device=str(x.device),
+        fetcher(x) if contents is None else contents, x._shape, x.dtype.name, device=str(x.device),
         requires_grad=x.requires_grad, grad_fn=name,
         class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
     )  # fmt: skip
@@ -41,7 +45,7 @@ def fetcher(x: Tensor) -> Fetch | None:
                         part = _ends(part, d, edge)
             return part.tolist()
 
-    return None if x.is_meta else fetch
+    return None if x._storage.runtime.kind == "meta" else fetch
 
 
 def _show_batched(x: Tensor) -> str:

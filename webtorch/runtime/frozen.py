@@ -148,11 +148,12 @@ def freeze(owners: Sequence[Value]) -> Frozen:
 
 # What tells the program of a small graph, its data, its numbers, and the nodes that have these, but for calls' own.
 Outline = tuple[tuple[Any, ...], list[Node], list[Scalar], list[Node]]
-_MOST_OUTLINED = 32
 
 
-def outline(root: Node) -> Outline | None:
-    """Return the outline of the graph that a value stands on, by its nodes' forms; None where these do not tell all."""
+def outline(root: Node, most: int) -> Outline | None:
+    """Return the outline of the graph that a value stands on, by its nodes' forms; None where these do not tell all,
+    or where there are more than `most`.
+    """
     number: dict[Node, int] = {}
     inputs: list[Node] = []
     args: list[Scalar] = []
@@ -175,7 +176,7 @@ def outline(root: Node) -> Outline | None:
                 inputs.append(s)
             parts.append(n)
         if stack[-1] is not node:
-            if len(stack) > _MOST_OUTLINED:
+            if len(stack) > most:
                 return None
             del parts[first:]
             continue
@@ -197,7 +198,7 @@ def outline(root: Node) -> Outline | None:
             args += node.scalars
             with_args.append(node)
         number[node] = len(number)
-        if len(number) > _MOST_OUTLINED:
+        if len(number) > most:
             return None
     return tuple(parts), inputs, args, with_args
 

@@ -61,6 +61,7 @@ _MAX_DIVIDED = 64
 # Of one value that is read with so many others behind it at most, the program is found without a structural key; of
 # each form so many such graphs are known.
 _FEW = 16
+_MOST_OUTLINED = 32
 _MOST_OUTLINES = 64
 # Above this number of values that NumPy sees, looking through them at every run would cost more
 # than it saves.
@@ -115,6 +116,11 @@ class Divided:
     fits: bool = False
     # How often each came, by the hash of its key.
     times: dict[int, int] = field(default_factory=dict)
+
+
+def _most() -> int:
+    """Return how many nodes a graph has at most that is found by its outline: larger ones may be steps of a script."""
+    return _MOST_OUTLINED if listener is None else listener.fewest - 1
 
 
 class _Known:
@@ -373,7 +379,7 @@ class Runtime:
         lock = self.lock
         lock.acquire()
         try:
-            few = len(self.pending) <= _FEW
+            few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
             if few and recording is None and not self.lent and self._launch():
                 return
             taken = self._take()
@@ -421,7 +427,7 @@ class Runtime:
                 buffers.append(s.buffer)
             places = len(given)
             if len(buffers) < places:
-                drawn = None if active.count and listener is not None else outline(node)
+                drawn = None if active.count and listener is not None else outline(node, _most())
                 if drawn is None:
                     return False
                 key, inputs, args, _ = drawn
@@ -591,7 +597,7 @@ class Runtime:
                 listener.ran(self, None, None)
             return
         executable = self.program(frozen.key, frozen)
-        if drawn is not None and (listener is None or len(frozen.order) < listener.fewest):
+        if drawn is not None:
             self._know(frozen, executable, *drawn)
         if glance is not None:
             if len(self.glances) >= _MAX_GLANCES:
@@ -621,7 +627,7 @@ class Runtime:
         if len(owners) > 1 or owners[0].donor is not None:
             return None
         root = owners[0].node
-        drawn = None if root.form is None else outline(root)
+        drawn = None if root.form is None else outline(root, _most())
         return None if root.form is None or drawn is None else (root.form, drawn)
 
     def _know(self, frozen: Frozen, executable: Executable, form: Form, drawn: Outline) -> None:

@@ -15,6 +15,7 @@ _given: dict[str, Callable[..., Any]] = {}
 _ROOMS = {
     "arm_dispatch": "webtorch.aten.parts",
     "compile": "webtorch.capture",
+    "run_rule": "webtorch.aten.dispatch",
     "empty_sparse": "webtorch.sparse",
     "sparse_mask": "webtorch.sparse",
     "sparse_rows": "webtorch.sparse",

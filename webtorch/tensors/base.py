@@ -32,6 +32,11 @@ LATE = frozenset((
 ))  # fmt: skip
 
 
+def wraps(x: TensorBase) -> bool:
+    """Whether a tensor wraps others (`_make_wrapper_subclass`): it has no data of its own."""
+    return "_shown_device" in x.__dict__
+
+
 class TensorBase(Layouts, TensorMethods):
     """What a tensor is, without what is computed with it: a view on a storage, and its place in a graph."""
 

@@ -12,12 +12,14 @@ import warnings
 from collections.abc import Callable, Container, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from webtorch.dispatch.call import dispatched, looking
+from webtorch.dispatch.call import active, dispatched, looking
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import contiguous_strides, numel, strides_like
 from webtorch.ops import primitive
 from webtorch.ops.purity import warn_once
+from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask
+from webtorch.tensors.base import TensorBase, wraps
 from webtorch.tensors.device import device_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import tracing
@@ -207,6 +209,13 @@ class Backward:
             g = previous + g if previous.layout is strided else g + previous
         parts[number] = g
 
+    def send_none(self, fn: GradFn) -> None:
+        """Have a function run, also if no cotangent comes to it: what follows may be a user's, which is given zeros."""
+        awaited = fn in self.waiting or isinstance(fn, AccumulateGrad)
+        if not awaited and (self.needed is None or fn in self.needed):
+            self.waiting[fn] = [None] * len(fn.metas)
+            heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
         with self.at_work():
@@ -284,11 +293,13 @@ class Backward:
         saved = fn.saved
         if fn.rule is None or saved is None:
             raise RuntimeError(FREED)
-        if len(grads) == 1 and grads[0] is None and not fn.takes_gaps:
-            # A hook took the cotangent away.
+        if grads[0] is None and not fn.takes_gaps and all(g is None for g in grads):
+            # None came, or a hook took it away.
             result: Cotangents = (None,) * len(fn.edges)
         elif anomaly.enabled:
             result = anomaly.run(fn, grads)
+        elif active.others and any(g is not None and wraps(g) for g in grads):
+            result = ask("run_rule")(fn, grads)
         else:
             result = fn.rule(grads, saved, fn.static)
         if saved:
@@ -307,8 +318,11 @@ class Backward:
     def _pass_on(self, fn: GradFn, result: Cotangents) -> None:
         """Send what a function gave to those that it leads to."""
         for edge, g in zip(fn.edges, result, strict=True):
-            if edge is not None and g is not None:
-                self.send(edge, _fit(g, edge))
+            if edge is not None:
+                if g is None:
+                    self.send_none(edge[0])
+                else:
+                    self.send(edge, _fit(g, edge))
 
     def _keeps(self, end: AccumulateGrad, g: Tensor) -> bool:
         """Note what arrives at a leaf where it is asked for, and whether it belongs to the leaf's gradient."""
@@ -613,13 +627,25 @@ def grad(
                     "tensors in `grad_output` to be considered batched, consider using vmap."
                 )
         size = next(g._shape[0] for g in given if g is not None)
+        options = create_graph, True, allow_unused, False, materialize_grads
+        if any(isinstance(x, TensorBase) and wraps(x) for x in (*_listed(outputs), *given)):
+            # Dimensions that vmap hides are those of data.
+            rows = [
+                grad(
+                    outputs,
+                    inputs,
+                    [None if g is None else g[i] for g in given],
+                    retain_graph if i == size - 1 else True,
+                    *options,
+                )
+                for i in range(size)
+            ]
+            columns = zip(*rows, strict=True)
+            return tuple([None if c[0] is None else TABLE["stack"](list(c)) for c in columns])
         batch, unbatch = ask("batch"), ask("unbatch")
         with ask("Vmap")(size, "error") as level:
             parts = [None if g is None else batch(g, 0, level.number) for g in given]
-            grads = grad(
-                outputs, inputs, parts, retain_graph, create_graph, True, allow_unused, False,
-                materialize_grads,
-            )  # fmt: skip
+            grads = grad(outputs, inputs, parts, retain_graph, *options)
             return tuple([None if g is None else unbatch(g, 0, level.number, size) for g in grads])
     if materialize_grads and allow_unused is False:
         raise ValueError(
@@ -692,7 +718,9 @@ def _cotangents(roots: list[Tensor | GradientEdge], given: list[Tensor | None]) 
                 raise RuntimeError(
                     f"grad can be implicitly created only for real scalar outputs but got {dtype}"
                 )
-            g = primitive.fill(shape, 1, dtype, place)
+            # Who sees operators sees this one; a tensor that wraps others gets one of its kind.
+            seen = active.others and not isinstance(root, GradientEdge)
+            g = TABLE["ones_like"](root) if seen else primitive.fill(shape, 1, dtype, place)
         elif g._shape != shape:
             raise RuntimeError(
                 f"Mismatch in shape: grad_output[{i}] has a shape of torch.Size({list(g._shape)}) "

@@ -132,7 +132,7 @@ def _changed(
 
 
 def format_tensor(
-    values: Nested | Fetch | None,
+    values: Nested | Fetch | str | None,
     shape: Sequence[int],
     dtype_name: str,
     *,
@@ -148,7 +148,7 @@ def format_tensor(
     values: the nested list of all elements; or a function of `edgeitems` that returns them, called
     once, which for a number returns only the first and last `edgeitems` along every dimension
     longer than twice that (None asks for all), so that a large tensor is not read whole; or None
-    for a tensor without values (on the meta device, or while being traced).
+    for a tensor without values (on the meta device, or while being traced); or their text.
     dtype_name: such as "float32".
     device: such as "webgpu:0"; "cpu" and None are not shown, as in PyTorch.
     grad_fn: the name of the backward node's class, such as "AddBackward0".
@@ -160,10 +160,12 @@ def format_tensor(
     count = math.prod(shape)
     indent = len(class_name) + 1
     # PyTorch names the size where the text does not show it, and the type where it cannot be told.
-    show_size = values is None or (count == 0 and len(shape) != 1)
+    show_size = values is None or (count == 0 and len(shape) != 1 and not isinstance(values, str))
     show_dtype = dtype_name != default_dtype_name
     if values is None:
         body = "..."
+    elif isinstance(values, str):
+        body, show_dtype = values, False
     elif count == 0:
         body = "[]"
     else:

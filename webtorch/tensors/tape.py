@@ -572,29 +572,30 @@ class SavedTensor:
                     f"{type(tensor).__name__}"
                 )
             return self._with_history(tensor.detach())
-        storage = self.storage
+        self.check()
+        if self.leaf is not None:
+            return self.leaf
+        return self._with_history(ask("tensor_on")(self.storage, *self.geometry))
+
+    def check(self) -> None:
+        """Raise RuntimeError if the tensor has been overwritten since."""
         if self.counter.version != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: "
-                f"[{_type_text(self.geometry[4], storage)} {list(self.geometry[0])}] is at version "
+                f"[{_type_text(self.geometry[4], self.storage)} {list(self.geometry[0])}] is at version "
                 f"{self.counter.version}; expected version "
                 f"{self.version} instead. Hint: use an out-of-place operation, or clone() the "
                 "tensor before it is overwritten."
             )
-        if self.leaf is not None:
-            return self.leaf
-        return self._with_history(ask("tensor_on")(storage, *self.geometry))
 
     def _with_history(self, tensor: Tensor) -> Tensor:
         if self.edge is not None:
-            tensor._grad_fn, tensor._output_nr = self.edge
-            tensor._requires_grad = True
+            set_edge(tensor, self.edge)
         elif self.output is not None:
             fn = None if self.owner is None else self.owner()
             if fn is not None:
-                tensor._grad_fn, tensor._output_nr = fn, self.output
-                tensor._requires_grad = True
+                set_edge(tensor, (fn, self.output))
         return tensor
 
 
@@ -756,6 +757,12 @@ def meta_of(edge: Edge) -> Any:
         return fn.metas[number]
     leaf = fn.variable
     return leaf._shape, leaf.dtype, leaf._storage.runtime, leaf._levels
+
+
+def set_edge(tensor: Tensor, edge: Edge) -> None:
+    """Make a tensor stand at a place in the graph, as another one does."""
+    tensor._grad_fn, tensor._output_nr = edge
+    tensor._requires_grad = True
 
 
 def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:

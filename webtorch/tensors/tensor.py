@@ -145,9 +145,9 @@ class Tensor(TensorBase):
         self = Tensor._make_subclass(cls, data, requires_grad)
         self.__dict__["_shown_device"] = shown
         if cls.device is Tensor.device:
-            cls.device = property(
-                lambda x: x.__dict__.get("_shown_device") or device_of(x._storage.runtime)
-            )
+            cls.device = property(_shown_device)
+            for name in ("cpu", "meta", "webgpu"):
+                setattr(cls, f"is_{name}", _is_shown_on(name))
         return self
 
     @staticmethod
@@ -738,7 +738,7 @@ class Tensor(TensorBase):
 
     @plays("reader")
     def __repr__(self, *, tensor_contents: object = None) -> str:
-        return str(ask("show")(self))
+        return str(ask("show")(self, tensor_contents))
 
     @plays("reader")
     def __format__(self, spec: str) -> str:
@@ -857,7 +857,14 @@ class Tensor(TensorBase):
             out = primitive.as_view(
                 self, self._shape, self._strides, self._offset, _itself, (), "Alias"
             )
-        out.__class__ = cls
+        try:
+            out.__class__ = cls
+        except TypeError:
+            # Objects of a class with slots of its own lie in memory in another way.
+            plain, out = out, object.__new__(cls)
+            for name in TensorBase.__slots__:
+                if name != "__weakref__" and hasattr(plain, name):
+                    setattr(out, name, getattr(plain, name))
         return out
 
     def __copy__(self) -> Tensor:
@@ -896,6 +903,15 @@ class Tensor(TensorBase):
     @plays("parts")
     def __ne__(self, other: object) -> Any:
         raise NotImplementedError
+
+
+def _shown_device(x: Tensor) -> device:
+    found: device | None = x.__dict__.get("_shown_device")
+    return device_of(x._storage.runtime) if found is None else found
+
+
+def _is_shown_on(kind: str) -> property:
+    return property(lambda x: x.device.type == kind)
 
 
 def unsupported_text(dtype: DType, runtime: Runtime) -> str:

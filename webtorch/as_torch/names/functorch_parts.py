@@ -91,6 +91,10 @@ def combine_state_for_ensemble(
     return made, tuple(params.values()), tuple(buffers.values())
 
 
+# As PyTorch first had it.
+_vmap = vmap
+
+
 def chunk_vmap(
     func: Callable[..., Any],
     in_dims: Any = 0,
