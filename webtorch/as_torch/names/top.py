@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from webtorch import webgpu
 from webtorch.as_torch.names.foreach import NAMES, foreach
 from webtorch.functions import public as webtorch
-from webtorch.sparse.layouts import compressed
-from webtorch.sparse.tensor import uncompressed
 from webtorch.tensors.absent import why_missing
 from webtorch.tensors.formats import layout
 from webtorch.version import __version__ as __version__
@@ -96,22 +94,6 @@ def _int_mm(input: Any, mat2: Any) -> Any:
     return webtorch.mm(input.int(), mat2.int())
 
 
-def _convert_indices_from_coo_to_csr(input: Any, size: int, out_int32: bool = False) -> Any:
-    """Return where rows begin, given the sorted rows of values."""
-    found = compressed(input, size)
-    return found.int() if out_int32 else found
-
-
-def _convert_indices_from_csr_to_coo(
-    crow_indices: Any, col_indices: Any, out_int32: bool = False, transpose: bool = False
-) -> Any:
-    """Return the places of values, given where their rows begin and their columns."""
-    rows = uncompressed(crow_indices, col_indices.shape[0])
-    pair = [col_indices.long(), rows] if transpose else [rows, col_indices.long()]
-    found = webtorch.stack(pair)
-    return found.int() if out_int32 else found
-
-
 def get_device_module(device: Any = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webgpu
@@ -120,6 +102,8 @@ def get_device_module(device: Any = None) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("_foreach_") and name.removeprefix("_foreach_") in NAMES:
         return foreach(name.removeprefix("_foreach_"))
+    if name.startswith("_convert_indices_from_"):
+        return getattr(_import_module("webtorch.as_torch.names.sparse_parts"), name)
     if name == "export":
         # PyTorch's module; webtorch's own function of this name writes pages (`webtorch.web.export`).
         return _import_module("webtorch.fx.export")
