@@ -155,7 +155,7 @@ def functional(
     """
     kinds = Kinds(is_free(function))
 
-    def kernel(*args: object, **kwargs: object) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
         if flag.pressed:
             check()
@@ -199,7 +199,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
     """
     kinds = Kinds(is_free(function))
 
-    def kernel(self: torch.Tensor, *args: object) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
         """Write the number to each element of the memory."""
         if flag.pressed:
             check()
@@ -215,7 +215,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
             out = self.as_strided(size, strides, self.storage_offset())
         target = wrap(out)
 
-        def call(values: Any, options: object) -> Any:
+        def call(values: Any, options: Any) -> Any:
             """Return what is stored."""
             found = function(target, *values)
             return _fitted(out, found, _is_fresh(found, (target, *values)))
@@ -255,7 +255,7 @@ def _put(out: torch.Tensor, result: Lain | tuple[Tensor, bool]) -> None:
 def _inplace(name: str, function: Kernel) -> Kernel:
     kinds = Kinds(is_free(function))
 
-    def kernel(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
         if flag.pressed:
             check()
