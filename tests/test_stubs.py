@@ -113,7 +113,7 @@ import webtorch as torch
 x = torch.randn(3)
 torch.softmax(x, dim="rows")
 torch.cat(x, "dim")
-x.reshape(3).sum().values
+x.reshape(3).sum().value
 torch.zeros(3, dtype="float32")
 torch.nn.functional.linear(x)
 '''  # fmt: skip

@@ -67,7 +67,7 @@ IDS = [f"{name}-" + ",".join(f"{k}={v}" for k, v in kw.items()) for name, kw in 
 SHAPES = [(3, 4), (4,), (2, 3, 2), ()]
 NAMES = sorted({name for name, _ in OPTIONS})
 # Muon wants matrices and computes in bfloat16, LBFGS wants a closure: their tests are below.
-APART = {"LBFGS", "Muon"}
+APART = {"LBFGS", "Muon", "SparseAdam"}
 # Rprop and the ones apart have no weight decay that every optimizer means.
 DECAY = {name: {} if name == "Rprop" else {"weight_decay": 0.1} for name in NAMES}
 # Whose rate a schedule changes from the next step on: ASGD's is a state, Rprop's is the first size.

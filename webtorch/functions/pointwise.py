@@ -287,6 +287,7 @@ def positive(input: Tensor) -> Tensor:
     dtypes=NUMERIC,
     out="cast",
     inplace_functions=("torch.square_",),
+    on_values=True,
     gradient_name="PowBackward0",
 )
 def square(input: Tensor) -> Tensor:
@@ -298,6 +299,7 @@ def square(input: Tensor) -> Tensor:
     inplace=True,
     dtypes=NUMERIC,
     inplace_functions=("torch.round_",),
+    on_values=True,
     foreach=True,
     also=("special.round",),
     aten=("round",),
@@ -448,7 +450,11 @@ def clamp(
 
 
 @composite(
-    inplace=True, inplace_functions=("torch.nan_to_num_",), aten=("nan_to_num",), overlap="whole"
+    inplace=True,
+    inplace_functions=("torch.nan_to_num_",),
+    on_values=True,
+    aten=("nan_to_num",),
+    overlap="whole",
 )
 def nan_to_num(
     input: Tensor,

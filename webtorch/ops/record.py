@@ -195,6 +195,9 @@ class Op:
     inplace_functions: tuple[str, ...] = ()
     # Where PyTorch has it too, under another name or in another library: "special.expit".
     also: tuple[str, ...] = ()
+    # Of a composite: whether each element of the result is of one element, and 0 of 0, so that of a sparse tensor the
+    # values alone are computed.
+    on_values: bool = False
     # Whether PyTorch has it for lists of tensors: `torch._foreach_...`.
     foreach: bool = False
     # Which of Python's operators it is: "add" stands for `__add__`, `__radd__` and `__iadd__`.

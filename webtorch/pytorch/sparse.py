@@ -6,11 +6,14 @@ kernel for the CPU. All other operators of sparse tensors are refused (`webtorch
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+from webtorch.ops.record import TABLE, Elementwise
 
 aten = torch.ops.aten
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
@@ -21,9 +24,27 @@ _STRUCTURE = """_nnz _indices _values indices values sparse_dim dense_dim _dimI 
 Kernel = Callable[..., Any]
 
 
+KERNELS: dict[str, Kernel] = {}
+
+
+def _kernel(*names: str) -> Callable[[Kernel], Kernel]:
+    """Declare the kernel of operators of sparse tensors."""
+
+    def declare(kernel: Kernel) -> Kernel:
+        """Take it."""
+        KERNELS.update(dict.fromkeys(names, kernel))
+        return kernel
+
+    return declare
+
+
 def _operator(name: str) -> Any:
     base, _, overload = name.partition(".")
     return getattr(getattr(aten, base), overload or "default")
+
+
+for _name in _STRUCTURE:
+    _kernel(_name)(functools.partial(_operator(_name)._handle.redispatch_boxed, _CPU))
 
 
 def _coo(indices: Any, values: Any, size: Sequence[int], coalesced: bool = False) -> Any:
@@ -42,6 +63,7 @@ def _keys(indices: Any, size: Sequence[int]) -> Any:
     return out
 
 
+@_kernel("_coalesce")
 def coalesce(x: Any) -> Any:
     """Return the tensor with sorted places, each once."""
     indices, values, rank = x._indices(), x._values(), x.sparse_dim()
@@ -54,6 +76,7 @@ def coalesce(x: Any) -> Any:
     return _coo(torch.stack([places, *reversed(rows)]), sums, x.shape, True)
 
 
+@_kernel("clone")
 def clone(x: Any, *, memory_format: object = None) -> Any:
     """Return a copy."""
     return _coo(x._indices().clone(), x._values().clone(), x.shape, x.is_coalesced())
@@ -74,6 +97,7 @@ def _at(dense: Any, x: Any) -> Any:
     return dense.expand(x.shape)[tuple(x._indices().unbind(0))]
 
 
+@_kernel("add.Tensor")
 def add(x: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Return the sum: of two sparse tensors a sparse one, of a dense and a sparse one a dense one."""
     if not x.is_sparse:
@@ -84,6 +108,7 @@ def add(x: Any, other: Any, *, alpha: Any = 1) -> Any:
     return _coo(indices, torch.cat([x._values(), other._values() * alpha]), x.shape)
 
 
+@_kernel("add_.Tensor")
 def add_(x: Any, other: Any, *, alpha: Any = 1) -> Any:
     """Add in place."""
     if x.is_sparse:
@@ -99,6 +124,7 @@ def add_(x: Any, other: Any, *, alpha: Any = 1) -> Any:
     return x.copy_(sums.view(x.shape))
 
 
+@_kernel("mul.Tensor", "mul.Scalar")
 def mul(x: Any, other: Any) -> Any:
     """Return the product with a number or a dense tensor."""
     if not isinstance(other, torch.Tensor):
@@ -112,6 +138,19 @@ def mul(x: Any, other: Any) -> Any:
     return _like(x, x._values() * (_at(other, x) if other.dim() else other))
 
 
+@_kernel("mul_.Tensor", "mul_.Scalar")
+def mul_(x: Any, other: Any) -> Any:
+    """Multiply in place."""
+    return _set(x, mul(x, other))
+
+
+@_kernel("mul.out")
+def mul_out(x: Any, other: Any, *, out: Any) -> Any:
+    """Give `out` the product."""
+    return _set(out, mul(x, other))
+
+
+@_kernel("div.Tensor")
 def div(x: Any, other: Any) -> Any:
     """Return the values divided by a number."""
     if isinstance(other, torch.Tensor) and other.dim():
@@ -122,6 +161,13 @@ def div(x: Any, other: Any) -> Any:
     return _like(x, x._values() / other)
 
 
+@_kernel("div_.Tensor")
+def div_(x: Any, other: Any) -> Any:
+    """Divide in place."""
+    return _set(x, div(x, other))
+
+
+@_kernel("mm")
 def mm(a: Any, b: Any) -> Any:
     """Return the product of a sparse and a dense matrix."""
     if not a.is_sparse:
@@ -133,12 +179,20 @@ def mm(a: Any, b: Any) -> Any:
     return out.index_add(0, rows, b[columns] * a._values().unsqueeze(1))
 
 
+@_kernel("mv")
+def mv(a: Any, v: Any) -> Any:
+    """Return the product of a sparse matrix and a vector."""
+    return mm(a, v.unsqueeze(1)).squeeze(1)
+
+
+@_kernel("addmm")
 def addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     """Return beta * x + alpha * (a @ b)."""
     product = mm(a, b) * alpha
     return product if beta == 0 else x * beta + product
 
 
+@_kernel("sparse_mask")
 def sparse_mask(x: Any, mask: Any) -> Any:
     """Return the elements of a tensor at the places of a sparse one."""
     if not x.is_sparse:
@@ -153,6 +207,19 @@ def sparse_mask(x: Any, mask: Any) -> Any:
     return _like(mask, torch.where(hit, values[found], 0.0))
 
 
+@_kernel("_sparse_mask_projection")
+def mask_projection(x: Any, mask: Any, accumulate_matches: bool = False) -> Any:
+    """Return a gradient's elements at the places of a sparse tensor."""
+    return sparse_mask(x, mask)
+
+
+@_kernel("sum")
+def sum_(x: Any, dtype: Any = None) -> Any:
+    """Return the sum of all values."""
+    return x._values().sum(dtype=dtype)
+
+
+@_kernel("_to_dense")
 def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
     """Return the dense tensor."""
     values = x._values() if dtype is None else x._values().to(dtype)
@@ -173,6 +240,7 @@ def to_sparse(x: Any, sparse_dim: int | None = None, **options: Any) -> Any:
     return _coo(indices, x[tuple(indices.unbind(0))], x.shape, True)
 
 
+@_kernel("zero_")
 def _zero(x: Any) -> Any:
     return _set(x, _coo(x._indices()[:, :0], x._values()[:0], x.shape, True))
 
@@ -188,19 +256,23 @@ def _unary(name: str, merges: bool) -> Kernel:
     return kernel
 
 
-KERNELS: dict[str, Kernel] = {
-    **{n: functools.partial(_operator(n)._handle.redispatch_boxed, _CPU) for n in _STRUCTURE},
-    "_coalesce": coalesce, "clone": clone, "add.Tensor": add, "add_.Tensor": add_, "mul.Tensor": mul,
-    "mul_.Tensor": lambda x, other: _set(x, mul(x, other)), "div.Tensor": div, "mul.Scalar": mul,
-    "mul.out": lambda x, other, *, out: _set(out, mul(x, other)),
-    "mul_.Scalar": lambda x, other: _set(x, mul(x, other)),
-    "div_.Tensor": lambda x, other: _set(x, div(x, other)), "mm": mm, "addmm": addmm,
-    "mv": lambda a, v: mm(a, v.unsqueeze(1)).squeeze(1), "sparse_mask": sparse_mask,
-    "_sparse_mask_projection": lambda x, mask, accumulate_matches=False: sparse_mask(x, mask), "_to_dense": to_dense,
-    "zero_": _zero, "neg": _unary("neg", False), "sum": lambda x, dtype=None: x._values().sum(dtype=dtype),
-    "pow.Tensor_Scalar": _unary("pow", True),
-    **{n: _unary(n, True) for n in ("abs", "sqrt", "relu", "tanh", "sin", "sign", "floor", "log1p", "expm1")},
-}  # fmt: skip
+def _keep_zero() -> Iterator[str]:
+    """Yield the names of operators of one operand, element by element, that give 0 of 0."""
+    for op in TABLE.values():
+        one = isinstance(op, Elementwise) and len(op.tensors) == 1
+        operator = getattr(torch, op.name, None) if one and hasattr(aten, op.name) else None
+        if operator is None:
+            continue
+        with contextlib.suppress(RuntimeError, TypeError):
+            if not operator(torch.zeros(())):
+                yield op.name
+
+
+for _name in _keep_zero():
+    _kernel(_name)(_unary(_name, _name != "neg"))
+_kernel("pow.Tensor_Scalar")(_unary("pow", True))
+
+
 # Of dense tensors.
 MAKERS: dict[str, Kernel] = {"_to_sparse": to_sparse, "_to_sparse.sparse_dim": to_sparse}
 

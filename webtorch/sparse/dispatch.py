@@ -8,10 +8,13 @@ calls. All others raise as PyTorch's dispatcher does.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, Run, alone, install
+from webtorch.ops.primitive import fill
+from webtorch.ops.record import TABLE, Elementwise, Op
 from webtorch.sparse.tensor import SparseTensor, alive, no_kernel
 from webtorch.tensors.override import flat
 
@@ -49,6 +52,25 @@ def rule(*names: str) -> Callable[[F], F]:
     return note
 
 
+def rule_of(name: str) -> Callable[..., Any] | None:
+    """Return what computes calls of a name; None where nothing does. What is elementwise is computed of the values."""
+    found = RULES.get(name)
+    op = TABLE.get(name)
+    if found is None and op is not None:
+        one = isinstance(op, Elementwise) and len(op.tensors) == 1
+        return functools.partial(_on_values, op) if one or op.on_values else None
+    return found
+
+
+def _on_values(op: Op, input: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
+    """Return an elementwise operation of the values. Raises NotImplementedError where it does not keep zeros."""
+    if op.function(fill((), 0, input.dtype, "cpu"), *args, **kwargs).item():
+        raise no_kernel(op.name, input)
+    x = input if input.coalesced else RULES["coalesce"](input)
+    values = op.function(x.values_of(), *args, **kwargs)
+    return cast(SparseTensor, x.like(values, op.name.title().replace("_", "")))
+
+
 class Sparse:
     """The interpreter that computes calls with sparse tensors."""
 
@@ -67,7 +89,7 @@ class Sparse:
         if first is None:
             return alone(callee, args, kwargs) if run is callee.run else run(args, kwargs)
         name = callee.name
-        found = RULES.get(name)
+        found = rule_of(name)
         if found is not None:
             return found(*args, **kwargs)
         if callee.writes:
@@ -84,7 +106,7 @@ def _in_place(name: str, first: SparseTensor, args: Args, kwargs: Kwargs) -> Any
     """Compute the form in place of a rule: `mul_`, `__imul__`."""
     base = name[3:-2] if name.startswith("__i") else name.rstrip("_")
     base = _OPERATORS.get(base, base)
-    found = RULES.get(base)
+    found = rule_of(base)
     if found is None:
         raise no_kernel(name, first)
     out = found(*args, **kwargs)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from webtorch.functions import public as dense
-from webtorch.ops.record import TABLE
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.layouts import coalesce, coo, matching, to_dense
 from webtorch.sparse.tensor import SparseTensor, added, at, keys, no_kernel
@@ -14,31 +12,28 @@ from webtorch.tensors.formats import sparse_coo
 from webtorch.tensors.promotion import result_type
 from webtorch.tensors.tensor import Tensor
 
-# Of what is linear the values at one place need not be added before.
-_LINEAR = "neg positive conj conj_physical resolve_conj resolve_neg"
-_KEEP_ZERO = """abs asin asinh atan atanh ceil deg2rad erf erfinv expm1 floor frac isinf isnan isneginf isposinf
-    log1p nan_to_num rad2deg relu round sgn sign signbit sin sinh sqrt tan tanh trunc angle square"""
-
 
 def merged(x: SparseTensor) -> SparseTensor:
     """Return x with one value at each place."""
     return x if x.coalesced else coalesce(x)
 
 
-def _unary(name: str, linear: bool) -> None:
-    compute: Callable[..., Tensor] = TABLE[name].function
-
-    def function(input: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
-        x = input if linear else merged(input)
-        return x.like(compute(x.values_of(), *args, **kwargs), name.title().replace("_", ""))
-
-    rule(name)(function)
+@rule("neg")
+def neg(input: SparseTensor) -> SparseTensor:
+    """Return the negated values. Of what is linear those at one place need not be added before."""
+    return input.like(-input.values_of(), "Neg")
 
 
-for _name in _LINEAR.split():
-    _unary(_name, True)
-for _name in _KEEP_ZERO.split():
-    _unary(_name, False)
+@rule("conj", "conj_physical")
+def conj(input: SparseTensor) -> SparseTensor:
+    """Return the conjugated values."""
+    return input.like(input.values_of().conj(), "Conj")
+
+
+@rule("positive", "resolve_conj", "resolve_neg")
+def positive(input: SparseTensor) -> SparseTensor:
+    """Return the tensor itself."""
+    return input
 
 
 @rule("pow")
