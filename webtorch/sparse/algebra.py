@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from webtorch.dispatch.call import dispatched
 from webtorch.errors import ShapeError
 from webtorch.functions import public as dense
 from webtorch.ir.dtype import int64
@@ -146,11 +147,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out if bias is None else out + bias
 
 
+@dispatched()
 def smm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the product of a sparse matrix and a dense one as a sparse tensor."""
     return coalesce(mm(input, mat2).to_sparse())
 
 
+@dispatched()
 def hspmm(mat1: Tensor, mat2: Tensor) -> Tensor:
     """Return the product of a sparse matrix and a dense one, with its rows as values."""
     if not isinstance(mat1, SparseTensor):
