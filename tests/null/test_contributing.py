@@ -15,8 +15,8 @@ _BLOCKS = re.findall(
 
 @pytest.fixture(scope="module")
 def lines() -> set[str]:
-    """All lines of the package, without their indentation."""
-    files = (_ROOT / "webtorch").rglob("*.py")
+    """All lines of the package and its tests, without their indentation."""
+    files = [f for room in ("webtorch", "tests") for f in (_ROOT / room).rglob("*.py")]
     return {line.strip() for f in files for line in f.read_text("utf-8").splitlines()}
 
 
