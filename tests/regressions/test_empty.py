@@ -14,3 +14,9 @@ def test_conversions_and_sums_of_uninitialised_memory(device: str) -> None:
     y[1:] = 2.0
     assert y[1:].tolist() == [2, 2, 2]
     assert len(z.tolist()) == 4
+
+
+def test_what_is_computed_by_numpy_takes_empty_views_with_gaps() -> None:
+    x = webtorch.ones(5, 4)[:, 4:][::2]
+    for call in (webtorch.argwhere, webtorch.nonzero, webtorch.unique, lambda t: t[t > 0]):
+        assert call(x).numel() == 0

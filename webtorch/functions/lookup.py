@@ -49,7 +49,9 @@ def _classes(tensor: Tensor, num_classes: int = -1) -> None:
 
 
 def _rows(input: Tensor, weight: Tensor, *_: object, **__: object) -> None:
-    """Raise for a row that there is not."""
+    """Raise for a row that there is not, or where there are no rows."""
+    if len(weight._shape) != 2:
+        raise RuntimeError("'weight' must be 2-D")
     check_places("embedding", input, weight._shape[0], "index out of range in self. ")
 
 

@@ -203,11 +203,15 @@ def trace(input: Tensor) -> Tensor:
     return input.diagonal().sum()
 
 
+def _is_square_of_squares(n: int) -> bool:
+    return n >= 4 and n.bit_count() == 1
+
+
 @composite(
     family="contract",
     function_in=("torch", "Tensor", "linalg"),
-    # These are copies; other powers are products.
-    out=lambda _input, n: "cast" if n in (0, 1) else "exact",
+    # These are copies, in PyTorch also squares of squares; other powers are products.
+    out=lambda _input, n: "cast" if n in (0, 1) or _is_square_of_squares(abs(n)) else "exact",
 )
 def matrix_power(input: Tensor, n: int) -> Tensor:
     """Return the n-th power of square matrices (*, N, N), of their inverses for n < 0."""

@@ -67,6 +67,9 @@ class CpuBackend(ProcessorBackend):
         array = buffer.array
         if shape is None:
             return array
+        if 0 in shape:
+            # NumPy compares strides with the memory, even where there is none.
+            return np.empty(tuple(shape), array.dtype)
         width = array.itemsize
         steps = [s * width for s in strides]
         return np.ndarray(tuple(shape), array.dtype, array, first * width, steps)
