@@ -62,7 +62,7 @@ def rule_of(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def _on_values(op: Op, input: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
+def _on_values(op: Op, input: SparseTensor, *args: object, **kwargs: object) -> SparseTensor:
     """Return an elementwise operation of the values. Raises NotImplementedError where it does not keep zeros."""
     if op.function(fill((), 0, input.dtype, "cpu"), *args, **kwargs).item():
         raise no_kernel(op.name, input)
