@@ -41,7 +41,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: upstream suites faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types checks format check system coverage-table clean
+.PHONY: ready suite upstream suites faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types checks format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -73,9 +73,16 @@ venv: $(VENV)/.full
 
 # What is long (tests/long.py) is left to test-all.
 test faults: SHORT = PYTEST_ADDOPTS='-m "not long"'
-test test-all: $(VENV)/.full system pyodide checks
+test test-all:
+	@$(MAKE) --no-print-directory --jobs=2 ready
+	@$(SHORT) $(MAKE) --no-print-directory --jobs=2 suite checks
+
+ready: system pyodide $(VENV)/.compiled
+
+# Tests leave a third of a core idle (browsers, adapters), which the checks take.
+suite: $(VENV)/.full
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
-	$(SHORT) $(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
+	 $(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 # What only a graphics card gets (tiles, split sums, joint products), on a software adapter that says it is one.
 test-as-gpu: $(VENV)/.full system
@@ -86,9 +93,7 @@ lint: $(VENV)/.full
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# mypy and the compiler of Python's files take a core each.
-checks: $(VENV)/.full
-	@$(MAKE) --no-print-directory --jobs=2 types lint $(VENV)/.compiled
+checks: types lint
 
 format: $(VENV)/.full
 	$(BIN)/ruff check --fix .
@@ -160,14 +165,14 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable ".[cpu,demo]"
 	@touch $@
 
-# What the tests need. Python's files are compiled while mypy runs (.compiled).
+# What the tests need. Python's files are compiled afterwards, by all cores (.compiled).
 $(VENV)/.full: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]" "$(TORCH)"
 	@touch $@ $(VENV)/.demo
 
 # Of some large packages few files are ever imported: they are compiled then. A file that is no Python is left.
 $(VENV)/.compiled: $(VENV)/.full
-	@$(BIN)/python -m compileall -qq -x '/(transformers|diffusers|onnxruntime)/' \
+	@$(BIN)/python -m compileall -qq -j 0 -x '/(transformers|diffusers|onnxruntime)/' \
 		"$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
 	@touch $@
 
