@@ -298,8 +298,11 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     # Below a gradient rule nothing records gradients: in training, too, its forward part is remembered.
     run: Run
     find: Run | None = None
+    title = op.gradient_name or None
+    # What moves elements and has no title gives views of its input.
+    own_view = op.own_view or (title is None and not made)
     if public or op.vjp is not None:
-        memory = Memory(written, op.factory)
+        memory = Memory(written, op.factory, own_view)
         run, find = memory.run, memory.find
         if op.family == "movement":
             views = Views(run, memory, titled=bool(op.gradient_name))
@@ -310,11 +313,9 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         run = with_rule(op, run)
     if op.refuses:
         run = refuse_types(op, run)
-    title = op.gradient_name or None
     names = NUMPY_NAMES if public and "dim" in op.signature else None
-    # What moves elements and has no title gives views of its input.
     if title is not None or made or names or op.once:
-        run = composed(run, title, names, op.own_view or (title is None and not made), op.once)
+        run = composed(run, title, names, own_view, op.once)
     if op.alone is not None:
         run = _or_alone(op.alone, run)
     op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast, find=find)
