@@ -452,7 +452,7 @@ class Run:
         number = value.number
         return number == p.value or bool(p.loose and number and p.value)
 
-    def takes(self, p: Pattern, value: object) -> bool:
+    def takes(self, p: Pattern, value: Any) -> bool:
         """Whether a value is a number that may stand where a pattern has one; the program gets it."""
         if type(value) is not type(p.value) or not may_vary(value):
             return False
