@@ -236,6 +236,30 @@ def _again(args: Sequence[object]) -> list[Any]:
     ]
 
 
+class _Random:
+    """Where random numbers were drawn from when a part began."""
+
+    def __init__(self, values: Sequence[object]) -> None:
+        self.values = values
+        self.states: list[tuple[Generator, Generator]] = []
+
+    def note_state(self) -> None:
+        """Note where they are drawn from."""
+        self.states, self.values = _random_state(self.values), ()
+
+
+# The call with which a part begins.
+BEGIN = Callee("checkpoint", lambda args, kwargs: args[0].note_state(), role="part")
+
+
+def _begin(part: _Random | _Frame) -> None:
+    """Note where a part's random numbers are drawn from, in a call that a script may promise."""
+    if active.follower is not None and not watched():
+        call(BEGIN, (part,), {})
+    else:
+        part.note_state()
+
+
 class _Reentrant(Function):
     """A part as one operation, whose backward runs the part and a backward pass of its own."""
 
@@ -243,7 +267,9 @@ class _Reentrant(Function):
     def forward(ctx: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         """Return the part's result without recording it; keep its inputs and the generators' states."""
         ctx.function = function
-        ctx.state = _random_state(args) if preserve else []
+        ctx.state = _Random(args) if preserve else None
+        if preserve:
+            _begin(ctx.state)
         ctx.autocast = autocast.snapshot()
         ctx.template = [None if isinstance(a, Tensor) else a for a in args]
         ctx.places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -266,7 +292,8 @@ class _Reentrant(Function):
         needed = ctx.needs_input_grad[2:]
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             args[place] = tensor.detach().requires_grad_(needed[place])
-        with enable_grad(), _random_from(ctx.state), autocast.restored(ctx.autocast):
+        states = [] if ctx.state is None else ctx.state.states
+        with enable_grad(), _random_from(states), autocast.restored(ctx.autocast):
             outputs = ctx.function(*_again(args))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [
@@ -278,7 +305,11 @@ class _Reentrant(Function):
             raise RuntimeError(
                 "none of output has requires_grad=True, this checkpoint() is not necessary"
             )
-        engine.backward([o for o, _ in pairs], [g for _, g in pairs])
+        if len(pairs) == 1:
+            # Which a script follows.
+            pairs[0][0].backward(pairs[0][1])
+        else:
+            engine.backward([o for o, _ in pairs], [g for _, g in pairs])
         return (None, None, *[a.grad if isinstance(a, Tensor) else None for a in args])
 
 
@@ -337,10 +368,7 @@ class _Frame(Part):
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
-        if active.follower is not None and not watched():
-            call(BEGIN, (self,), {})
-        else:
-            self.note_state()
+        _begin(self)
         with saved_tensors_hooks(self.pack, self.unpack), self.first_context:
             return self.function(*self.args, **self.kwargs)
 
@@ -400,10 +428,6 @@ class _Frame(Part):
                 "torch.utils.checkpoint: Recomputed values for the following tensors have different metadata than "
                 "during the forward pass.\n" + "\n".join(different)
             )
-
-
-# The call with which a part begins, of its frame.
-BEGIN = Callee("checkpoint", lambda args, kwargs: args[0].note_state(), role="part")
 
 
 class _Handle:
