@@ -28,6 +28,15 @@ def _current_graph_task_id() -> int:
     return -1 if mode.task is None else id(mode.task)
 
 
+def _debug_only_are_vmap_fallback_warnings_enabled() -> bool:
+    """Return False: there is no fallback, of which a warning could tell."""
+    return False
+
+
+def _debug_only_display_vmap_fallback_warnings(enabled: bool) -> None:
+    """Do nothing: there is no fallback."""
+
+
 def _get_tracing_state() -> None:
     """Return None: nothing is ever traced."""
 
