@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterator
 from typing import Any
@@ -39,6 +40,7 @@ from webtorch.ir.dtype import (
     integer_limits,
     uint8,
 )
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import Shape, broadcast_shapes, numel
 from webtorch.ops import circular, comparison, elementwise
 from webtorch.ops.primitive import (
@@ -410,6 +412,15 @@ def _integers(
         if not least <= number <= most:
             raise RuntimeError(
                 f"{name} is out of bounds for {c_name(dtype)}: got from={low} and to={high}, of {least} to {most}"
+            )
+        if dtype.kind == "float" and abs(number) > 2 ** _MANTISSA[dtype.name]:
+            digits = _MANTISSA[dtype.name]
+            warnings.warn(
+                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {c_name(dtype)} can "
+                "support discrete uniform distribution only within this range. This warning will become an error in "
+                "version 1.7 release, please fix the code in advance",
+                UserWarning,
+                stacklevel=user_depth(),
             )
     span = high - low
     bits = _draw(shape, int64, device, generator, "bits")

@@ -117,6 +117,22 @@ def _multinomial(
     return op.multinomial(x, count, replacement, generator=source(generator, x.device))
 
 
+def _sampled(name: str) -> Function:
+    """Return a random operator of tensors of parameters."""
+
+    def run(*parameters: Tensor | torch.Generator | None) -> Tensor:
+        """Return random numbers. The generator may be the last argument."""
+        tensors = [p for p in parameters if isinstance(p, Tensor)]
+        given = parameters[-1] if isinstance(parameters[-1], torch.Generator) else None
+        return TABLE[name].function(*tensors, source(given, tensors[0].device))
+
+    return run
+
+
+for _name in ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"):
+    aten(_name)(_sampled(_name))
+
+
 @aten("native_dropout", layout=of_operands)
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p == 0:

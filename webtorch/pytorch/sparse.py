@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ _STRUCTURE = """_nnz _indices _values indices values sparse_dim dense_dim _dimI 
     any cat unsqueeze permute narrow_copy sum.dim_IntList _sparse_broadcast_to view_as_real view_as_complex
     native_norm native_norm.ScalarOpt_dim_dtype norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype
     sub.Tensor sub_.Tensor sub.out nan_to_num nan_to_num.out nan_to_num_
-    round round.out round_ relu_ sgn.out sgn_ isneginf.out isposinf.out signbit.out threshold_backward
+    round round.out round_ relu_ sgn sgn.out sgn_ isneginf.out isposinf.out signbit.out threshold_backward
     threshold_backward.grad_input pow.Tensor_Scalar_out
     _to_sparse _to_sparse.sparse_dim _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc""".split()  # noqa: SIM905
 Kernel = Callable[..., Any]
@@ -97,6 +98,8 @@ def _like(x: Any, values: Any) -> Any:
 
 def _at(dense: Any, x: Any) -> Any:
     """Return the elements of a dense tensor at the places of a sparse one."""
+    if not x.sparse_dim():
+        return dense.expand(x.shape).expand(x._nnz(), *x.shape)
     return dense.expand(x.shape)[tuple(x._indices().unbind(0))]
 
 
@@ -121,7 +124,7 @@ def add_(x: Any, other: Any, *, alpha: Any = 1) -> Any:
             f"add: expected sizes to match, but {list(x.shape)} != {list(other.shape)}"
         )
     rank = other.sparse_dim()
-    rows = x.reshape(-1, *x.shape[rank:])
+    rows = x.reshape(math.prod(x.shape[:rank]), *x.shape[rank:])
     values = other._values().to(x.dtype)
     sums = rows.index_add(0, _keys(other._indices(), other.shape), values, alpha=alpha)
     return x.copy_(sums.view(x.shape))
@@ -399,6 +402,9 @@ def to_sparse(x: Any, sparse_dim: int | None = None, **options: Any) -> Any:
     """Return a dense tensor's elements that are not zero."""
     if options.get("layout") not in (None, torch.sparse_coo):
         return aten._to_sparse.default._handle.redispatch_boxed(_DENSE, x, **options)
+    if not x.dim():
+        there = (x != 0).reshape(1)
+        return _coo(there.nonzero().t()[:0].contiguous(), x.reshape(1)[there], (), True)
     rank = x.dim() if sparse_dim is None else sparse_dim
     there = x != 0
     if rank < x.dim():
