@@ -431,10 +431,10 @@ class TestErrors:
             ).cpu()
 
     def test_operators_without_a_kernel(self, webgpu: str) -> None:
+        x = torch.ones(1, 1, device=webgpu)
         with pytest.raises(
             NotImplementedError, match=r"aten\._weight.*\.cpu\(\).*WEBTORCH_FALLBACK"
         ):
-            x = torch.ones(1, 1, device=webgpu)
             torch._weight_int8pack_mm(x, x.to(torch.int8), x[0])
 
     def test_addresses_are_not_handed_out(self, webgpu: str) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import math
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterator
 from typing import Any
@@ -40,7 +39,6 @@ from webtorch.ir.dtype import (
     integer_limits,
     uint8,
 )
-from webtorch.ir.lines import user_depth
 from webtorch.ir.view import Shape, broadcast_shapes, numel
 from webtorch.ops import circular, comparison, elementwise
 from webtorch.ops.primitive import (
@@ -54,7 +52,7 @@ from webtorch.ops.primitive import (
     take,
     write,
 )
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import looks, warn
 from webtorch.ops.record import BOOL, Composite, Example, P, R, composite
 from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import DeviceLike, device_of, resolve
@@ -415,12 +413,10 @@ def _integers(
             )
         if dtype.kind == "float" and abs(number) > 2 ** _MANTISSA[dtype.name]:
             digits = _MANTISSA[dtype.name]
-            warnings.warn(
-                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {c_name(dtype)} can "
-                "support discrete uniform distribution only within this range. This warning will become an error in "
-                "version 1.7 release, please fix the code in advance",
-                UserWarning,
-                stacklevel=user_depth(),
+            warn(
+                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {c_name(dtype)} "
+                "can support discrete uniform distribution only within this range. This warning will become an error "
+                "in version 1.7 release, please fix the code in advance"
             )
     span = high - low
     bits = _draw(shape, int64, device, generator, "bits")

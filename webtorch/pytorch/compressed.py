@@ -152,8 +152,8 @@ def _blocked(layout: torch.layout) -> Kernel:
     own = sparse._operator(f"_to_{str(layout).removeprefix('torch.')}")._handle
 
     def kernel(x: Any, blocksize: Any, dense_dim: int | None = None) -> Any:
-        """Return a matrix in blocks; from another layout by way of the dense one."""
-        if x.layout is layout:
+        """Return a matrix in blocks; from the other layout of blocks by way of the dense one."""
+        if x.layout is layout or x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
             return own.redispatch_boxed(_CPU, x, blocksize, dense_dim)
         found = x.to_dense().to_sparse(layout=layout, blocksize=blocksize, dense_dim=x.dense_dim())
         return _indexed(found, x)

@@ -23,7 +23,7 @@ _DENSE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _STRUCTURE = """_nnz _indices _values indices values sparse_dim dense_dim _dimI _dimV is_coalesced _coalesced_
     _sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims empty.memory_format
     copy_sparse_to_sparse_ resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_ copy_ zeros.out empty_like
-    any cat unsqueeze permute narrow_copy sum.dim_IntList _sparse_broadcast_to view_as_real view_as_complex
+    any cat unsqueeze permute narrow_copy sum.dim_IntList view_as_real view_as_complex
     native_norm native_norm.ScalarOpt_dim_dtype norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype
     sub.Tensor sub_.Tensor sub.out nan_to_num nan_to_num.out nan_to_num_
     round round.out round_ relu_ sgn sgn.out sgn_ isneginf.out isposinf.out signbit.out threshold_backward
@@ -142,10 +142,16 @@ def mul(x: Any, other: Any) -> Any:
     return _like(x, x._values() * (_at(other, x) if other.dim() else other))
 
 
+@_kernel("_sparse_broadcast_to")
+def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
+    """Return the tensor in another shape, with more places."""
+    return to_sparse(to_dense(x).expand(shape), len(shape) - x.dense_dim())
+
+
 def _common(x: Any, other: Any) -> Any:
     """Return the product of two sparse tensors: at the places that both have."""
     shape = torch.broadcast_shapes(x.shape, other.shape)
-    x, other = (t if t.shape == shape else aten._sparse_broadcast_to(t, shape) for t in (x, other))
+    x, other = (t if t.shape == shape else broadcast_to(t, shape) for t in (x, other))
     if x.sparse_dim() != other.sparse_dim():
         rank = max(x.sparse_dim(), other.sparse_dim())
         x, other = (
@@ -204,6 +210,15 @@ def div_(x: Any, other: Any, **options: Any) -> Any:
 @_kernel("mm")
 def mm(a: Any, b: Any) -> Any:
     """Return the product of a sparse and a dense matrix."""
+    if a.dim() != 2 or b.dim() != 2 or (a.is_sparse and a.sparse_dim() != 2):
+        raise RuntimeError(
+            f"mm: expected matrices of numbers, got {a.dim()}D and {b.dim()}D tensors"
+        )
+    if a.shape[1] != b.shape[0]:
+        raise RuntimeError(
+            "mat1 and mat2 shapes cannot be multiplied "
+            f"({a.shape[0]}x{a.shape[1]} and {b.shape[0]}x{b.shape[1]})"
+        )
     if not a.is_sparse:
         return mm(b.t(), a.t()).t()
     if b.is_sparse:
@@ -224,6 +239,8 @@ def _expanded(starts: Any, counts: Any) -> tuple[Any, Any]:
 @_kernel("_sparse_sparse_matmul")
 def sparse_product(a: Any, b: Any) -> Any:
     """Return the product of two sparse matrices."""
+    if a.sparse_dim() != 2 or b.sparse_dim() != 2 or a.dense_dim() or b.dense_dim():
+        raise RuntimeError("sparse_matmul: expected two matrices of numbers")
     a, b = a.coalesce(), b.coalesce()
     rows, inner = a._indices().unbind(0)
     heads, columns = b._indices().unbind(0)
