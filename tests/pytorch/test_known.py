@@ -63,12 +63,15 @@ AGAIN: dict[str, Step] = {
 
 
 def _heads(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-    """Return attention of four dims, whose result is no view, and its gradients where there are some."""
+    """Return attention of four dims, whose heads lie last but one here, and its gradients where there are some."""
     heads = [t.detach().repeat(2, 2, 1, 1).requires_grad_() for t in (x, y, x * y)]
     out = F.scaled_dot_product_attention(*heads)
     if not out.requires_grad:
-        return [out]
-    return [out.detach(), *(g.contiguous() for g in torch.autograd.grad(out.exp().sum(), heads))]
+        return [out.contiguous()]
+    return [
+        out.detach().contiguous(),
+        *(g.contiguous() for g in torch.autograd.grad(out.exp().sum(), heads)),
+    ]
 
 
 def _with_statistics(x: torch.Tensor, y: torch.Tensor, training: bool) -> list[torch.Tensor]:
