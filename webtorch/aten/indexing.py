@@ -182,9 +182,9 @@ def _csr_to_coo(
     rows, plain = cast_to(rows, kind), cast_to(plain, kind)
     pair = [t.reshape(-1) for t in ((plain, rows) if transpose else (rows, plain))]
     # Where in the batches each one lies.
-    each, places = iota(plain.numel(), 0, 1, kind, plain.device), []
-    step = count
+    each, step = iota(plain.numel(), 0, 1, kind, plain.device), count
+    outer: list[Tensor] = []
     for n in reversed(batch):
-        places.append(op.remainder(op.div(each, step, rounding_mode="floor"), n))
+        outer.append(op.remainder(op.div(each, step, rounding_mode="floor"), n))
         step *= n
-    return op.stack([*reversed(places), *pair])
+    return op.stack([*reversed(outer), *pair])
