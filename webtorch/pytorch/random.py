@@ -7,11 +7,12 @@ at a number drawn from it.
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import torch
 
-from webtorch.aten.table import Function, aten, op
+from webtorch.aten.table import FUNCTIONS, Function, aten, op
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
@@ -129,10 +130,6 @@ def _sampled(name: str) -> Function:
     return run
 
 
-for _name in ("poisson", "binomial", "_standard_gamma", "_sample_dirichlet"):
-    aten(_name)(_sampled(_name))
-
-
 @aten("native_dropout", layout=of_operands)
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p == 0:
@@ -169,3 +166,10 @@ def _rrelu(
     slope = op.where(op.le(x, 0), _uniform(x, generator) * (high - low) + low, 1.0)
     op.copy_(noise, cast_to(slope, noise.dtype))
     return x * slope
+
+
+# The others that take a generator.
+for _entry in list(TABLE.values()):
+    for _name in _entry.aten:
+        if _name not in FUNCTIONS and "generator" in inspect.signature(_entry.function).parameters:
+            aten(_name)(_sampled(_entry.name))

@@ -77,7 +77,9 @@ def coalesce(x: Any) -> Any:
     for size in reversed(x.shape[1:rank]):
         rows.append(places % size)
         places = torch.div(places, size, rounding_mode="floor")
-    return _coo(torch.stack([places, *reversed(rows)]), sums, x.shape, True)
+    rows = [places, *reversed(rows)] if rank else []
+    indices = torch.stack(rows) if rows else x._indices()[:, : places.shape[0]]
+    return _coo(indices, sums, x.shape, True)
 
 
 @_kernel("clone")
@@ -137,6 +139,8 @@ def mul(x: Any, other: Any) -> Any:
         return _like(x, x._values() * other)
     if not x.is_sparse:
         x, other = other, x
+    if other.is_sparse and not (x.dim() and other.dim()):
+        x, other = (x, to_dense(other)) if x.dim() else (other, to_dense(x))
     if other.is_sparse:
         return _common(x, other)
     return _like(x, x._values() * (_at(other, x) if other.dim() else other))
