@@ -82,7 +82,7 @@ ready: system pyodide $(VENV)/.compiled
 # Tests leave a third of a core idle (browsers, adapters), which the checks take.
 suite: $(VENV)/.full
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
-	 $(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
+	$(TEST_ENV) WEBTORCH_PYODIDE="$$(ls -d "$(CACHE)"/webtorch/pyodide-*/node_modules/pyodide 2>/dev/null | tail -1)" $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal $(PYTEST_ARGS)
 
 # What only a graphics card gets (tiles, split sums, joint products), on a software adapter that says it is one.
 test-as-gpu: $(VENV)/.full system

@@ -436,10 +436,6 @@ class TestErrors:
         ):
             torch._compute_linear_combination(*torch.ones(2, 1, 1, device=webgpu))
 
-    def test_sparse_layouts(self, webgpu: str) -> None:
-        with pytest.raises(NotImplementedError):
-            torch.eye(2, device=webgpu).to_sparse_csr()
-
     def test_addresses_are_not_handed_out(self, webgpu: str) -> None:
         x = torch.ones(2, device=webgpu)
         for export in (

@@ -19,6 +19,7 @@ from webtorch import nn
 from webtorch.nn import recurrence
 from webtorch.scripts import following, stop_to_look
 from webtorch.scripts.following import Follower
+from webtorch.tensors import remember
 
 # What is tested here is nearly the same on all devices.
 pytestmark = pytest.mark.one_in(3, device="webgpu")
@@ -1541,3 +1542,56 @@ def test_a_gradient_that_is_dropped_after_it_was_set_stays_dropped(follower: Any
     followed = run()
     assert follower().counts["followed"] >= 4
     assert _plainly(run) == pytest.approx(followed, abs=1e-6)
+
+
+def test_what_is_a_view_when_it_is_learned_is_one_when_calls_are_made_again() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    # Composites and rules that have forgotten what they record learn it while the script is learned.
+    remember.forget()
+    found = []
+    with scripts(True) as follower:
+        for step in range(6):
+            y = torch.einsum("ij,kj->ki", x, x)
+            assert step < 5 or y._base is not None
+            loss = layer(x).square().sum() + y.mean()
+            g, h = torch.autograd.grad(loss, [layer.weight, layer.bias])
+            assert step < 5 or g.grad_fn is None
+            found.append((g.sum() * h.sum()).sin().item())
+        assert follower().counts["left"] == 1
+    assert found == found[:1] * 6
+
+
+def test_whole_numbers_change_where_they_are_scalars_of_elements() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    counts = torch.arange(4)
+
+    def run() -> list[Any]:
+        found = []
+        for step in range(1, 17):
+            y = (x @ weight).tanh() * step / (step + 1) - 2 * step
+            y = (step - y).add(y, alpha=step).clone().mul_(step) + (counts * 2).float()
+            y.sum().backward()
+            found += [weight.grad.tolist(), y.sum().item()]
+            weight.grad = None
+        return found
+
+    with scripts(False):
+        plain = run()
+    with scripts(True) as follower:
+        assert run() == plain
+        assert follower().counts["followed"] >= 4
+
+
+def test_whole_numbers_beside_whole_ones_are_compared() -> None:
+    x, found = torch.arange(5), []
+    with scripts(True):
+        for step in range(1, 9):
+            y = (x * step + x) // step
+            found.append((y.dtype, y.view(5).roll(step).float().sum().item(), y.tolist()))
+    assert found == [
+        (torch.int64, float(sum(row)), row)
+        for step in range(1, 9)
+        for row in [[(i * step + i) // step for i in range(5)]]
+    ]

@@ -118,7 +118,10 @@ class Generator:
         for vmap in mode.vmaps:
             if vmap.randomness == "error":
                 raise RuntimeError(
-                    "vmap: called random operation while in randomness error mode. Please either "
+                    "vmap: We do not yet support calling random operations inside of vmap. Please perform random "
+                    "operations outside of vmap as a workaround"
+                    if vmap.plain
+                    else "vmap: called random operation while in randomness error mode. Please either "
                     "use the 'same' or 'different' randomness flags on vmap or perform the "
                     "randomness operation out of vmap"
                 )

@@ -156,6 +156,29 @@ def recurrent_layer(name: str) -> Kernel:
     return kernel
 
 
+@own("_embedding_bag_backward")
+def _bag_backward(
+    g: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    bag: torch.Tensor,
+    size: torch.Tensor,
+    where: torch.Tensor,
+    count: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> torch.Tensor:
+    """`aten::_embedding_bag_backward`: the layout of the gradient is chosen here."""
+    rest = (count, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
+    if sparse:
+        composite = torch.ops.aten._embedding_bag_sparse_backward
+        return composite(g, indices, offsets, bag, size, *rest)
+    return torch.ops.aten._embedding_bag_dense_backward(g, indices, bag, size, where, *rest)
+
+
 # PyTorch composes these with float64 numbers, which the device does not have; here float32 does it.
 
 

@@ -69,7 +69,7 @@ class _Place(Blank):
     __slots__ = ("attrs", "elements", "kind", "shape")
 
     def __init__(self, result: Result, number: int, strides: tuple[int, ...], laid: bool) -> None:
-        attrs, (shape, kind, elements), _, (size, _, _, _, dtype) = result.places[number]
+        attrs, (shape, kind, elements), _, (size, _, _, _, dtype), _ = result.places[number]
         self.attrs, self.shape, self.kind, self.elements = attrs, shape, kind, elements
         nbytes = elements * kind.itemsize
         super().__init__(nbytes, kind, TO_TORCH[dtype], size, strides, laid=laid)
@@ -427,7 +427,7 @@ class Kinds:
 
 def _is_all(place: Place, lying: Lying) -> bool:
     """Whether a result is all of its memory, row-major or in the order of its strides."""
-    _, (_, _, elements), _, (shape, strides, offset, whole, dtype) = place
+    _, (_, _, elements), _, (shape, strides, offset, whole, dtype), _ = place
     if dtype.is_complex:
         return False
     in_order = strides == lying[0] and not offset and elements == numel(shape)

@@ -97,7 +97,7 @@ def _bernoulli_of(x: Tensor, p: float = 0.5, *, generator: torch.Generator | Non
     return _bernoulli(x, p, generator=generator)
 
 
-@aten("bernoulli", "bernoulli_", "bernoulli_.Tensor")
+@aten("bernoulli", "bernoulli_", "bernoulli_.Tensor", out="truncate")
 def _bernoulli(
     x: Tensor, p: Tensor | float | None = None, *, generator: torch.Generator | None = None
 ) -> Tensor:

@@ -616,7 +616,11 @@ def sum_to(g: Tensor, shape: tuple[int, ...]) -> Tensor:
         if g.numel()
         else fill(shape, 0, g.dtype, g.device)
     )
-    return reshape_fresh(out, shape)
+    out = reshape_fresh(out, shape)
+    if out is not g and dims:
+        # Nobody else has what it is a view of.
+        out._base = out._made_by = None
+    return out
 
 
 def reshape_fresh(x: Tensor, shape: tuple[int, ...]) -> Tensor:

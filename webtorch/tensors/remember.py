@@ -22,6 +22,7 @@ from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.tensors import override
 from webtorch.tensors.device import device, resolve
+from webtorch.tensors.made_by import made_in_mode
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.size import Size
@@ -44,8 +45,14 @@ _OTHERS = frozenset((str, type(None), DType, type(Ellipsis), device))
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int, bool, DType]
 # A result: the attributes of its node where it is the only one, the shape, type and size of that, the version of its
-# storage, and how it lies there.
-Place = tuple[tuple[Recorded, int, tuple[()]], tuple[tuple[int, ...], DType, int], int, Geometry]
+# storage, how it lies there, and how the tensor does that it is a view of.
+Place = tuple[
+    tuple[Recorded, int, tuple[()]],
+    tuple[tuple[int, ...], DType, int],
+    int,
+    Geometry,
+    Geometry | None,
+]
 
 
 class Result:
@@ -89,11 +96,15 @@ def remembered(function: Callable[..., object]) -> Callable[..., Any]:
 class Memory:
     """What a function records, by the kinds of its arguments."""
 
-    __slots__ = ("failures", "function", "known", "makes")
+    __slots__ = ("failures", "function", "known", "makes", "own_view")
 
-    def __init__(self, function: Callable[..., Any], makes: bool = False) -> None:
-        """`makes`: it is given numbers, and a device to make tensors on."""
-        self.function, self.makes = function, makes
+    def __init__(
+        self, function: Callable[..., Any], makes: bool = False, own_view: bool = True
+    ) -> None:
+        """`makes`: it is given numbers, and a device to make tensors on. `own_view`: what it gives may be a view of
+        what it made itself, and is one each time.
+        """
+        self.function, self.makes, self.own_view = function, makes, own_view
         # By kind of call: 0 where it was seen once, None where it cannot be remembered.
         self.known: dict[tuple[Any, ...], Result | int | None] = {}
         # How many could not be; far below 0 once one could.
@@ -128,7 +139,7 @@ class Memory:
         if found == 0:
             result = None
             try:
-                out, result = watched(self.function, args, kwargs, nodes, key[0])
+                out, result = watched(self.function, args, kwargs, nodes, key[0], self.own_view)
             finally:
                 known[key] = result
             if result is not None:
@@ -415,7 +426,7 @@ def _tensor(
     leaves: tuple[Any, ...], line: object, runtime: Runtime, place: Place, attrs: tuple[Any, ...]
 ) -> Tensor:
     """Return a result."""
-    _, (shape, kind, elements), version, (size, strides, offset, whole, dtype) = place
+    _, (shape, kind, elements), version, (size, strides, offset, whole, dtype), base = place
     storage = Storage(
         Node("call", leaves, attrs, (), shape, kind, line, attrs[0]), runtime, elements
     )
@@ -423,7 +434,17 @@ def _tensor(
     out = object.__new__(Tensor)
     out._adopt(storage, size, strides, offset, whole)
     out.dtype = dtype
+    if base is not None:
+        out._base = home = object.__new__(Tensor)
+        home._adopt(storage, *base[:4])
+        home.dtype = base[4]
+        if not mode.grad:
+            out._made_by = made_in_mode()
     return out
+
+
+def _geometry(t: Tensor) -> Geometry:
+    return t._shape, t._strides, t._offset, t._whole, t.dtype
 
 
 def watched(
@@ -432,6 +453,7 @@ def watched(
     kwargs: dict[str, Any],
     nodes: list[Node],
     runtime: Runtime,
+    own_view: bool = True,
 ) -> tuple[Any, Result | None]:
     """Call a composite, and return its result with what there is to remember."""
     tensors = [x for x in override.flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
@@ -453,7 +475,7 @@ def watched(
             or any(s.node is not n for s, n in zip(storages, nodes, strict=True))
         )
         demanded = [t for t, _ in demands]
-        found = None if touched else _result(out, nodes, storages, runtime, demanded)
+        found = None if touched else _result(out, nodes, storages, runtime, demanded, own_view)
     for _, demand in demands:
         demand()
     return out, found
@@ -465,6 +487,7 @@ def _result(
     storages: list[Storage],
     runtime: Runtime,
     demanded: list[Tensor],
+    own_view: bool,
 ) -> Result | None:
     if isinstance(out, tuple):
         tensors = [t for t in out if t is not None]
@@ -528,7 +551,8 @@ def _result(
             (graph, i, ()),
             (n.shape, n.dtype, t._storage.elements),
             t._storage.version,
-            (t._shape, t._strides, t._offset, t._whole, t.dtype),
+            _geometry(t),
+            None if t._base is None or not own_view else _geometry(t._base),
         )
         for i, (n, t) in enumerate(zip(roots, tensors, strict=True))
     ]

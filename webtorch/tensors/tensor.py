@@ -425,7 +425,7 @@ class Tensor(TensorBase):
             # Tangents belong to storages: what has none is another storage, of the same value. A write to
             # one is a write to both.
             storage = Storage(storage.share(), storage.runtime)
-            mode.forward[-1].twins.append((self._storage, storage, ()))
+            mode.forward[-1].pair(self._storage, storage)
         out = Tensor._from_storage(
             storage,
             self._shape,
@@ -601,7 +601,7 @@ class Tensor(TensorBase):
         CPU, unless `force`.
         """
         if not force:
-            if self.requires_grad:
+            if mode.grad and self.requires_grad:
                 raise RuntimeError(
                     "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
                     "instead."

@@ -164,13 +164,14 @@ def _storages(torch: ModuleType) -> None:
 def _other_layouts(torch: ModuleType) -> None:
     """Refuse sparse, quantised and nested tensors in words: PyTorch would list its registrations."""
     library = torch.library.Library("_", "IMPL")
+    homes = {"Sparse": "sparse", "SparseCsr": "compressed"}
     for kind in ("Sparse", "SparseCsr", "Quantized", "NestedTensor"):
 
         def refuse(operator: object, *args: object, kind: str = kind, **kwargs: object) -> object:
             """Raise NotImplementedError for an operator on a tensor that is not dense."""
-            if kind == "Sparse":
+            if kind in homes:
                 # The engine comes with the first tensor, which may be sparse.
-                known = importlib.import_module("webtorch.pytorch.sparse").KERNELS
+                known = importlib.import_module(f"webtorch.pytorch.{homes[kind]}").KERNELS
                 name = str(operator).removeprefix("aten.").removesuffix(".default")
                 if name in known:
                     return known[name](*args, **kwargs)
