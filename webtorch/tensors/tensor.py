@@ -848,20 +848,22 @@ class Tensor(TensorBase):
                 "https://github.com/pytorch/pytorch/pull/103001"
             )
         import copy
+        import copyreg
 
-        # Tensors that share memory share that of their copies.
-        storage = memo.get(id(self._storage))
-        if storage is None:
-            storage = Storage(self._storage.share(), self._storage.runtime)
-            memo[id(self._storage)] = storage
         out: Any = object.__new__(type(self))
-        out._adopt(storage, self._shape, self._strides, self._offset, self._whole)
+        out._adopt(
+            self._storage._copied(memo), self._shape, self._strides, self._offset, self._whole
+        )
         out.dtype, out._requires_grad = self.dtype, self._requires_grad
         memo[id(self)] = out
         if self._grad is not None:
             out._grad = self._grad.__deepcopy__(memo)
         for name, value in self.__dict__.items():
             out.__dict__[name] = copy.deepcopy(value, memo)
+        if "__slots__" in vars(type(self)) and type(self) is not Tensor:
+            for name in copyreg._slotnames(type(self)):  # type: ignore[attr-defined]
+                if name not in TensorBase.__slots__ and hasattr(self, name):
+                    setattr(out, name, copy.deepcopy(getattr(self, name), memo))
         return out
 
     def as_subclass(self, cls: builtins.type[Any]) -> Any:
