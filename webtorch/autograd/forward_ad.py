@@ -76,27 +76,6 @@ class dual_level(contextlib.ContextDecorator):
         exit_dual_level()
 
 
-class _set_fwd_grad_enabled(contextlib.ContextDecorator):
-    """With False, no tangents from here on to the end of the block: what is computed is constant to the levels."""
-
-    def __init__(self, mode: bool) -> None:
-        levels = globals()["mode"]
-        self._before = levels.forward
-        if not mode:
-            levels.forward = ()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        mode.forward = self._before
-
-
 def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> Tensor:
     """Return a view of `tensor` with a tangent of the same shape and dtype."""
     if not _levels:
