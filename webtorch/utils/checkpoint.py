@@ -17,6 +17,7 @@ from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.lines import user_depth
 from webtorch.tensors import autocast, engine
 from webtorch.tensors.absent import missing_names as _missing_names
+from webtorch.tensors.batching import Kept
 from webtorch.tensors.function import Function
 from webtorch.tensors.modes import enable_grad, mode, no_grad
 from webtorch.tensors.tape import EnoughComputed, Part
@@ -360,6 +361,7 @@ class _Frame(Part):
         self.preserve = preserve
         self.state: list[tuple[Generator, Generator]] = []
         self.autocast = autocast.snapshot()
+        self.levels = Kept()
         # What forward saved, in order: a handle that lives as long as its gradient function, and shape, dtype, device.
         self.handles: list[weakref.ref[_Handle]] = []
         self.looks: list[tuple[object, ...]] = []
@@ -369,7 +371,8 @@ class _Frame(Part):
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
         _begin(self)
-        with saved_tensors_hooks(self.pack, self.unpack), self.first_context:
+        hooks = saved_tensors_hooks(self.pack, self.unpack)
+        with hooks, self.levels, self.first_context:
             return self.function(*self.args, **self.kwargs)
 
     def note_state(self) -> None:
@@ -403,6 +406,7 @@ class _Frame(Part):
             _random_from(self.state),
             autocast.restored(self.autocast),
             saved_tensors_hooks(again.pack, again.unpack),
+            self.levels,
             self.second_context,
             contextlib.suppress(EnoughComputed),
         ):
