@@ -26,10 +26,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What a call is to a script (`webtorch.scripts`): an operation, or one that gives another tensor on the same memory (or
 # sets it), as `x.data` does; made of calls that stand there themselves; a fact of a tensor that does not change, a flag
 # of autograd, or the device; a look at values, or at a gradient; one that says whether gradients are recorded; one that
-# registers a hook; one that gives results of a user's function their history; a backward pass, or a part of one that
-# ends where it calls a hook, or one that returns gradients; an optimizer's step; or something that ends it.
+# registers a hook; one that gives results of a user's function their history; the beginning of a checkpointed part; a
+# backward pass, or a part of one that ends where it calls a hook, or one that returns gradients; an optimizer's step;
+# or something that ends it.
 Role = Literal[
-    "operation", "alias", "parts", "fact", "flag", "place", "reader", "gradient", "mark", "hook", "function",
+    "operation", "alias", "parts", "fact", "flag", "place", "reader", "gradient", "mark", "hook", "function", "part",
     "backward", "turn", "gradients", "step", "other",
 ]  # fmt: skip
 
@@ -54,10 +55,12 @@ class Callee:
     makes. `find` answers calls that are known, while no interpreter is on, and returns None for others. `role` says
     what a script makes of it, and `watch`, given
     the arguments, returns what an optimizer's step depends on beside them, or None where it does more than that.
+    `scalars` says that numbers among the arguments are those of a formula for elements, and nothing else.
     """
 
     __slots__ = (
-        "autocast", "find", "like", "name", "op", "parameters", "public", "role", "run", "watch", "writes",
+        "autocast", "find", "like", "name", "op", "parameters", "public", "role", "run", "scalars", "watch",
+        "writes",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +76,9 @@ class Callee:
         watch: Callable[..., list[object] | None] | None = None,
         find: Run | None = None,
         like: Callable[..., object] | None = None,
+        scalars: bool = False,
     ) -> None:
+        self.scalars = scalars
         self.role, self.watch, self.find, self.like = role, watch, find, like
         self.name, self.run, self.op, self.parameters = name, run, op, parameters
         self.autocast, self.writes = autocast, writes

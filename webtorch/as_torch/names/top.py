@@ -42,6 +42,16 @@ float4_e2m1fn_x2 = AbsentDType("float4_e2m1fn_x2", True)
 qint8, quint8, qint32 = AbsentDType("qint8"), AbsentDType("quint8"), AbsentDType("qint32")
 
 
+def _is_all_true(input: Any) -> Any:
+    """Whether all elements of a bool tensor are true, as a tensor."""
+    return input.all()
+
+
+def _is_any_true(input: Any) -> Any:
+    """Whether an element of a bool tensor is true, as a tensor."""
+    return input.any()
+
+
 class _Limits(NamedTuple):
     """Limits of a floating type, as torch.finfo gives them."""
 
@@ -92,6 +102,29 @@ def compiled_with_cxx11_abi() -> bool:
 def _int_mm(input: Any, mat2: Any) -> Any:
     """Return the product of two matrices of int8 in int32."""
     return webtorch.mm(input.int(), mat2.int())
+
+
+def _unique2(
+    input: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    """Return the different elements, where each went and how often it occurs."""
+    return webtorch.unique(input, sorted, True, True)
+
+
+def _unique(input: Any, sorted: bool = True, return_inverse: bool = False) -> Any:
+    """Return the different elements, and where each went."""
+    return _unique2(input)[:2]
+
+
+def unique_dim(
+    input: Any,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Any:
+    """Return the different slices along a dimension, where each went and how often it occurs."""
+    return webtorch.unique(input, sorted, True, True, dim)
 
 
 def get_device_module(device: Any = None) -> Any:
