@@ -90,7 +90,7 @@ class _Anomaly:
         try:
             result = fn.rule(grads, fn.saved, fn.static)
             for i, g in enumerate(result if self.check_nan else ()):
-                if g is not None and g.dtype.kind == "float" and g.isnan().any().item():
+                if g is not None and g.dtype.kind == "float" and _has_nan(g):
                     raise RuntimeError(
                         f"Function '{fn.title}' returned nan values in its {i}th output."
                         + self._where(fn)
@@ -273,6 +273,11 @@ class GradFn:
 
 
 _SHOWN: dict[tuple[str, bool], type[GradFn]] = {}
+
+
+def _has_nan(g: Tensor) -> bool:
+    """Whether NaN is in a cotangent, of every example of a vmap."""
+    return bool(primitive.shown(g.isnan()).any().item())
 
 
 def shown(fn: GradFn) -> GradFn:
