@@ -275,6 +275,8 @@ class Backward:
             grads = yield from _seen_by_tensors(fn, grads)
         if ends:
             self._find(fn, grads)
+            if self.accumulate and fn.pre_hooks:
+                _before(fn, grads)
             return
         if fn.pre_hooks:
             grads = _before(fn, grads)
@@ -538,7 +540,7 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
             if not (variable._whole and g._whole):
                 _lie_as(variable, variable._grad)
     elif create_graph:
-        variable._grad = old + g
+        variable._grad = old + g if old.layout is strided else g + old
     elif old.layout is not g.layout:
         # What is sparse on one side is dense together.
         variable._grad = g + old if g.layout is strided else old + g

@@ -310,11 +310,17 @@ class _Frame:
         self.looks: list[tuple[object, ...]] = []
         # Saved number -> value, from the second computation until backward has used it.
         self.values: dict[int, Tensor] = {}
+        # What backward passes have used: which pass, which value.
+        self.served: set[tuple[int, int]] = set()
+        # Whether forward has ended: a backward pass may run within it.
+        self.complete = False
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
         with saved_tensors_hooks(self._forget, self._recall), self.first_context:
-            return self.function(*self.args, **self.kwargs)
+            found = self.function(*self.args, **self.kwargs)
+        self.complete = True
+        return found
 
     def _forget(self, tensor: Tensor) -> _Handle:
         handle = _Handle(len(self.handles))
@@ -323,8 +329,17 @@ class _Frame:
         return handle
 
     def _recall(self, handle: _Handle) -> Tensor:
+        task = -1 if mode.task is None else mode.task.made().number
         if handle.number not in self.values:
+            if (task, handle.number) in self.served:
+                raise CheckpointError(
+                    "torch.utils.checkpoint: Unpack is being triggered for a tensor that was already unpacked once. If "
+                    "you are calling ctx.saved_tensors in backward, make sure to do so only once. Otherwise please "
+                    "open an issue with details on your use case."
+                )
             self._compute_again()
+        if task != -1:
+            self.served.add((task, handle.number))
         return self.values.pop(handle.number)
 
     def _compute_again(self) -> None:
@@ -334,7 +349,11 @@ class _Frame:
         def keep(tensor: Tensor) -> Tensor:
             """Keep a saved tensor that backward still asks for. Raises CheckpointError for one too many."""
             number = len(looks)
-            if number == len(self.handles):
+            if number >= len(self.handles):
+                if not self.complete:
+                    # Forward goes on from where backward runs.
+                    looks.append(_look(tensor))
+                    return tensor
                 raise CheckpointError(
                     "torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
                     "forward pass. The function must do the same both times it is called."
@@ -357,7 +376,7 @@ class _Frame:
             contextlib.suppress(_EnoughComputed),
         ):
             self.function(*args, **dict(zip(self.kwargs, kwargs, strict=True)))
-        if self.check:
+        if self.check and self.complete:
             self._compare(looks)
         self.values = values
 
