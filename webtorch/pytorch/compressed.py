@@ -108,6 +108,18 @@ def _inplace(function: Kernel) -> Kernel:
     return kernel
 
 
+def _indexed(found: Any, x: Any) -> Any:
+    """Return a compressed tensor with indices of the type that those of another one have."""
+    kind = getattr(x, _PARTS[x.layout][0])().dtype
+    compressed, plain = (getattr(found, part)() for part in _PARTS[found.layout])
+    if compressed.dtype is kind:
+        return found
+    return aten._sparse_compressed_tensor_unsafe(
+        compressed.to(kind), plain.to(kind), found.values(), found.shape, dtype=found.dtype, layout=found.layout,
+        device=found.device,
+    )  # fmt: skip
+
+
 def _flipped(layout: torch.layout) -> Kernel:
     own = sparse._operator(f"_to_{str(layout).removeprefix('torch.')}")._handle
 
@@ -116,8 +128,10 @@ def _flipped(layout: torch.layout) -> Kernel:
         if x.layout is layout or x.layout not in (torch.sparse_csr, torch.sparse_csc):
             return own.redispatch_boxed(_CPU, x, dense_dim)
         if x.dim() - x.dense_dim() > 2:
-            return x.to_dense().to_sparse(layout=layout, dense_dim=x.dense_dim())
-        return _coo(x).coalesce().to_sparse(layout=layout)
+            found = x.to_dense().to_sparse(layout=layout, dense_dim=x.dense_dim())
+        else:
+            found = _coo(x).coalesce().to_sparse(layout=layout)
+        return _indexed(found, x)
 
     return kernel
 
@@ -128,10 +142,27 @@ def to_sparse(x: Any, *, layout: Any = None, **options: Any) -> Any:
     name = f"_to_{str(layout).removeprefix('torch.')}"
     if name in ("_to_sparse_csr", "_to_sparse_csc"):
         return KERNELS[name](x, options.get("dense_dim"))
+    if name in ("_to_sparse_bsr", "_to_sparse_bsc"):
+        return KERNELS[name](x, options["blocksize"], options.get("dense_dim"))
     whole = aten._to_sparse.default._handle
     return whole.redispatch_boxed(_CPU, x, layout=layout, **options)
 
 
+def _blocked(layout: torch.layout) -> Kernel:
+    own = sparse._operator(f"_to_{str(layout).removeprefix('torch.')}")._handle
+
+    def kernel(x: Any, blocksize: Any, dense_dim: int | None = None) -> Any:
+        """Return a matrix in blocks; from the other layout of blocks by way of the dense one."""
+        if x.layout is layout or x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
+            return own.redispatch_boxed(_CPU, x, blocksize, dense_dim)
+        found = x.to_dense().to_sparse(layout=layout, blocksize=blocksize, dense_dim=x.dense_dim())
+        return _indexed(found, x)
+
+    return kernel
+
+
+_kernel("_to_sparse_bsr")(_blocked(torch.sparse_bsr))
+_kernel("_to_sparse_bsc")(_blocked(torch.sparse_bsc))
 _kernel("_to_sparse_csr")(_flipped(torch.sparse_csr))
 _kernel("_to_sparse_csc")(_flipped(torch.sparse_csc))
 _kernel("mm")(_by_coo(sparse.mm))
