@@ -6,12 +6,8 @@ from typing import Any
 
 from webtorch.functions.joining import cat
 from webtorch.tensors.above import give
-<<<<<<< HEAD
-from webtorch.tensors.batching import physical
-from webtorch.tensors.forward import tangent_of
-=======
 from webtorch.tensors.batching import place_of, unbatch
->>>>>>> main
+from webtorch.tensors.forward import tangent_of
 from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.printing import Fetch, Nested, format_tensor
 from webtorch.tensors.promotion import get_default_dtype

@@ -101,6 +101,11 @@ class Level:
         self.tangents[x._storage] = (flat, ((elements,), (1,), 0, ()))
         return flat
 
+    def own(self, tangent: Tensor) -> Tensor:
+        """Return a tangent that may be written: a copy, where it is that of several storages."""
+        shared = sum(t is tangent for t, _ in self.tangents.values()) > 1
+        return tangent.clone() if shared else tangent
+
     def follow(self, one: object, other: object) -> None:
         """Give storage `other` the tangent of `one`, which has the same elements."""
         found = self.tangents.get(one)

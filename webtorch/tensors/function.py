@@ -233,13 +233,10 @@ class Function:
             if separate:
                 cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
         outputs = result if isinstance(result, tuple) else (result,)
-<<<<<<< HEAD
         if ctx._dirty:
             _check_marked(ctx, outputs, back, recorded)
-=======
         if separate:
             _check_returned(ctx, outputs, back)
->>>>>>> main
         if seen:
             plain = not ctx._dirty and all(
                 isinstance(o, Tensor) and id(o) not in back for o in outputs
@@ -277,7 +274,6 @@ class Function:
         return outputs if isinstance(result, tuple) else outputs[0]
 
 
-<<<<<<< HEAD
 @functools.lru_cache(1024)
 def _signature(function: Callable[..., object]) -> inspect.Signature:
     return inspect.signature(function)
@@ -291,7 +287,8 @@ def _with_defaults(forward: Callable[..., object], args: Args, kwargs: Kwargs) -
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.args
-=======
+
+
 def _check_returned(ctx: FunctionCtx, outputs: Sequence[object], back: dict[int, Tensor]) -> None:
     """Raise RuntimeError where what is saved is an input that is a result as it is: which of the two is meant?"""
     kept = {id(t) for t in (*ctx._to_save, *ctx._for_forward)} - {id(d) for d in ctx._dirty}
@@ -301,7 +298,6 @@ def _check_returned(ctx: FunctionCtx, outputs: Sequence[object], back: dict[int,
             "you override setup_context. You should return and save a view of the input instead, e.g. with "
             "x.view_as(x) or setup ctx inside the forward function itself."
         )
->>>>>>> main
 
 
 def _edges(tensors: Sequence[Tensor]) -> list[Any]:
@@ -497,13 +493,10 @@ def _move(
                     else t
                     for t, a in zip(tangents, args, strict=True)
                 ]
-<<<<<<< HEAD
-            versions = [None if t is None else t._version for t in tangents]
-=======
             if ctx._dirty:
                 # Its tangent may be changed in place as well, and be that of another tensor too.
-                tangents = [None if t is None else t.clone() for t in tangents]
->>>>>>> main
+                tangents = [None if t is None else level.own(t) for t in tangents]
+            versions = [None if t is None else t._version for t in tangents]
             found = cls.jvp(ctx, *tangents)
             found = found if isinstance(found, tuple) else (found,)
             for i, (o, t) in enumerate(zip(outputs, found, strict=True)):
