@@ -169,6 +169,8 @@ class GradFn:
     takes_gaps = False
     # A rule that calls a function of the user's, as a generator that yields where it is to be called.
     turns: Callable[[Cotangents, Any], Generator[Any, Any, Cotangents]] | None = None
+    # Whether it has saved tensors that a checkpointed part computes again.
+    recalls = False
     # Output number -> the tensor that keeps its gradient; served after the hooks of tensors.
     retained: dict[int, weakref.ref[Tensor]] | None = None
     post_hooks: dict[int, Callable[..., Any]] | None = None
@@ -570,7 +572,7 @@ class SavedTensor:
                     "can not be modified by in-place operations as this can lead to unexpected side-effects. Please "
                     "open an issue if you need to perform in-place operations on the input to a pack hook."
                 )
-        if transforms.count and mode.forward:
+        if (transforms.count and mode.forward) or part_of(unpack) is not None:
             self.present = value
         self.storage = self.counter = None
         self._forget_leaf()
@@ -586,6 +588,8 @@ class SavedTensor:
         if self.output is not None:
             self.owner = weakref.ref(fn)
         self.present = None
+        if self.packed is not None and part_of(self.packed[1]) is not None:
+            fn.recalls = True
 
     def move(self, storage: Storage, geometry: tuple[Any, ...]) -> None:
         """Find the same value in another storage."""
@@ -644,6 +648,46 @@ class SavedTensor:
 
 def _unchanged(tensor: Tensor) -> Tensor:
     return tensor
+
+
+class EnoughComputed(Exception):
+    """A checkpointed part has computed again all that the backward pass needs of it."""
+
+
+class Part:
+    """A checkpointed part, whose methods are hooks of saved tensors that scripts know."""
+
+    def pack(self, tensor: Tensor) -> Any:
+        """Return what stands for a tensor."""
+        return tensor
+
+    def unpack(self, packed: Any) -> Tensor:
+        """Return the tensor that something stands for."""
+        found: Tensor = packed
+        return found
+
+    def lacks(self, packed: Any) -> bool:
+        """Whether the part must be computed again before a tensor is unpacked."""
+        return False
+
+    def compute(self) -> None:
+        """Compute the part again."""
+
+
+def part_of(hook: Callable[..., object]) -> Part | None:
+    """Return the checkpointed part whose hook of saved tensors this is; None of others."""
+    owner = getattr(hook, "__self__", None)
+    return owner if isinstance(owner, Part) else None
+
+
+def lacking(fn: GradFn) -> Part | None:
+    """Return the part that must be computed again before a function runs."""
+    for s in fn.saved or ():
+        if s.packed is not None:
+            part = part_of(s.packed[1])
+            if part is not None and part.lacks(s.packed[0]):
+                return part
+    return None
 
 
 class Nothing(SavedTensor):
@@ -829,13 +873,13 @@ def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
         retain(out)
 
 
-def looks_at_each() -> bool:
+def looks_at_each(parts: bool = True) -> bool:
     """Whether more than recording and differentiation looks at each operation: a transform of
-    webtorch.func, forward mode, hooks of saved tensors, or anomaly detection.
+    webtorch.func, forward mode, hooks of saved tensors (those of checkpoints with `parts`), or anomaly detection.
     """
     return bool(
         (transforms.count and (mode.vmaps or mode.transforms or mode.forward))
-        or mode.saved_hooks
+        or (mode.saved_hooks and (parts or any(not part_of(h) for _, h in mode.saved_hooks)))
         or mode.mutation_allowed is not None
         or anomaly.enabled
     )
