@@ -16,6 +16,7 @@ from webtorch.scripts.recording import facts_along
 from webtorch.scripts.resting import Group, group_for, let_rest, value_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Known, Number, Origin, Program, Step, picker
+from webtorch.tensors.modes import unrecorded
 from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tensor import Tensor
 
@@ -324,10 +325,13 @@ def _settle(
 
 
 def _base(
-    run: Run, base: tuple[str, int], facts: list[Facts], storage: Storage, program: Program
+    run: Run, base: tuple[str, Any], facts: list[Facts], storage: Storage, program: Program
 ) -> Tensor:
     """Return the tensor that a result is a view of, in its storage."""
     kind, number = base
+    if kind == "alone":
+        with unrecorded():
+            return _base(run, number, facts, storage, program).detach()
     if kind == "external":
         return run.externals[number]
     there = run.slots[number]()

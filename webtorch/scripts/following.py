@@ -718,6 +718,8 @@ class Follower:
                 t = run.slots[number]()
                 if t is not None:
                     t._requires_grad = f.requires_grad
+                    if f.made_by is not None:
+                        t._made_by = f.made_by
             return None
         if step.kind == "part":
             run.is_kept = True
@@ -1138,7 +1140,9 @@ def _is_computed(out: object) -> bool:
         return all(map(_is_computed, out))
     if not isinstance(out, Tensor):
         return True
-    return out._storage.node.kind == "buffer" and not out._requires_grad
+    # A view of a leaf that has no part in its graph may get one, as a user's function gives it.
+    apart = out._base is None or not out._base._requires_grad
+    return out._storage.node.kind == "buffer" and not out._requires_grad and apart
 
 
 def _plain_offsets(out: object) -> None:
