@@ -1084,6 +1084,12 @@ class Follower:
         if threading.get_ident() == self.thread and id(generator) in self.run.generators:
             self.give_up("a generator is set that was drawn from")
 
+    def moved(self, generator: Any) -> None:
+        """Take notice that a generator stands where it has stood before, or comes back from there."""
+        found = self.run.generators.get(id(generator))
+        if found is not None and threading.get_ident() == self.thread:
+            self.run.generators[id(generator)] = *found[:2], generator._offset
+
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
         if not self.depth or self.run.refused or threading.get_ident() != self.thread:
