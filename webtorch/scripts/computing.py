@@ -16,7 +16,6 @@ from webtorch.scripts.recording import facts_along
 from webtorch.scripts.resting import Group, group_for, let_rest, value_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Known, Number, Origin, Program, Step, picker
-from webtorch.tensors.modes import unrecorded
 from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tensor import Tensor
 
@@ -330,8 +329,10 @@ def _base(
     """Return the tensor that a result is a view of, in its storage."""
     kind, number = base
     if kind == "alone":
-        with unrecorded():
-            return _base(run, number, facts, storage, program).detach()
+        like = _base(run, number, facts, storage, program)
+        alone: Tensor = object.__new__(Tensor)
+        alone._adopt(storage, like._shape, like._strides, like._offset, like._whole)
+        return alone
     if kind == "external":
         return run.externals[number]
     there = run.slots[number]()
