@@ -132,7 +132,7 @@ def _select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
 
 
 def _dtype(dtype: DType | None) -> DType:
-    return webtorch_dtype(torch.get_default_dtype()) if dtype is None else dtype
+    return webtorch_dtype(torch.get_default_dtype(), compiled=True) if dtype is None else dtype
 
 
 @graph("full")

@@ -20,7 +20,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import Form, Forms, Layout
-from webtorch.ops.primitive import cast_to, fill
+from webtorch.ops.primitive import fill
 from webtorch.ops.purity import looks
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.pytorch import device
@@ -30,6 +30,7 @@ from webtorch.pytorch.device import (
     TO_WEBTORCH,
     UNSUPPORTED,
     Lain,
+    cast,
     here,
     is_whole,
     lie,
@@ -42,6 +43,7 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.pytorch.wide import placed
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -157,7 +159,7 @@ def functional(
     for a first operand, which `function` takes last: what is computed of them is known as of any operand. `rule`
     says how results lie where the operator's entry does not.
     """
-    kinds = Kinds(is_free(function))
+    kinds, function = Kinds(is_free(function)), placed(function)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
@@ -201,7 +203,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
     """Return the kernel of `fill_` or `zero_`: nothing of what was there is read, and an expanded tensor is written in
     its memory once.
     """
-    kinds = Kinds(is_free(function))
+    kinds, function = Kinds(is_free(function)), placed(function)
 
     def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
         """Write the number to each element of the memory."""
@@ -242,7 +244,7 @@ def _fitted(out: torch.Tensor, result: Tensor, fresh: bool) -> Lain | tuple[Tens
     shape = tuple(out.shape)
     dtype = TO_WEBTORCH[out.dtype]
     if result.dtype is not dtype:
-        result, fresh = cast_to(result, dtype), True
+        result, fresh = cast(result, dtype), True
     if result._shape != shape:
         result, fresh = result.expand(shape), False
     return lie(result, fresh)
@@ -257,7 +259,7 @@ def _put(out: torch.Tensor, result: Lain | tuple[Tensor, bool]) -> None:
 
 
 def _inplace(name: str, function: Kernel) -> Kernel:
-    kinds = Kinds(is_free(function))
+    kinds, function = Kinds(is_free(function)), placed(function)
 
     def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
@@ -329,11 +331,12 @@ def _check_out(
 def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
     known = _known(name)
     rule, overlap = known.layout, known.overlap
+    free, function = is_free(function), placed(function)
     if len(outs) == 1:
         (target,) = outs
         typed = known.out == "into"
         inplace = overlap in ("whole", "first")
-        kinds = Kinds(is_free(function))
+        kinds = Kinds(free)
         apart = inplace or overlap == "any"
 
         def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -410,7 +413,7 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
     name = overload._name.removeprefix("aten::")
     first = schema.arguments[0].alias_info
     writes = first is not None and first.is_write
-    kinds = Kinds(is_free(function))
+    kinds, function = Kinds(is_free(function)), placed(function)
     compose = compose or functools.partial(overload._op_dk, STRUCTURED)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:

@@ -463,7 +463,11 @@ def _lies(x: torch.Tensor) -> tuple[Any, ...]:
 
 def _are_typed(tensors: Sequence[torch.Tensor], nodes: Sequence[Node]) -> bool:
     """Whether the memory of all operands holds their types."""
-    return all(_PLAIN.get(x.dtype) is n.dtype for x, n in zip(tensors, nodes, strict=False))
+    on_host = opened.host is not None and opened.host is not opened.runtime
+    return all(
+        _PLAIN.get(x.dtype) is n.dtype and (n.dtype.webgpu or not on_host)
+        for x, n in zip(tensors, nodes, strict=False)
+    )
 
 
 def _target(

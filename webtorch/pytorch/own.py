@@ -37,6 +37,7 @@ from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import Kernel, functional, own, structured
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.pytorch.random import dropped, source, uniform_like
+from webtorch.pytorch.wide import placed
 from webtorch.tensors.tensor import Tensor
 
 own("set_")(device.set_to_nothing)
@@ -71,7 +72,7 @@ def _constant(
             f"Trying to create tensor with negative dimension {min(size)}: {list(size)}"
         )
     kind = webtorch_dtype(dtype)
-    return new_tensor(fill(size, fits(value, kind), kind, here()), fresh=True)
+    return new_tensor(fill(size, fits(value, kind), kind, here(kind)), fresh=True)
 
 
 def _constants(value: int) -> Kernel:
@@ -135,7 +136,8 @@ def _range_of(
     if dtype is None:
         whole = all(isinstance(v, int) for v in values)
         dtype = torch.int64 if whole else torch.get_default_dtype()
-    return new_tensor(op.arange(*values, dtype=webtorch_dtype(dtype), device=here()), fresh=True)
+    kind = webtorch_dtype(dtype)
+    return new_tensor(op.arange(*values, dtype=kind, device=here(kind)), fresh=True)
 
 
 _clones = Kinds()
@@ -176,7 +178,8 @@ def _arange(
     out: torch.Tensor,
 ) -> torch.Tensor:
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
-    result = op.arange(*values, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.arange(*values, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
@@ -194,7 +197,7 @@ def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> t
     kind = webtorch_dtype(out.dtype)
     if kind.is_integral:
         start, step = int(start), int(step)
-    result = iota(count, start, step, kind, here())
+    result = iota(count, start, step, kind, here(kind))
     return _spaced(out, result)
 
 
@@ -202,7 +205,8 @@ def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> t
 def _linspace(
     start: float | torch.Tensor, end: float | torch.Tensor, steps: int, *, out: torch.Tensor
 ) -> torch.Tensor:
-    result = op.linspace(start, end, steps, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.linspace(start, end, steps, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
@@ -223,13 +227,15 @@ def _logspace(
     *,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    result = op.logspace(start, end, steps, base, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.logspace(start, end, steps, base, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
 @own("eye.out", "eye.m_out")
 def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
-    result = op.eye(n, n if m is None else m, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.eye(n, n if m is None else m, dtype=kind, device=here(kind))
     device.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
@@ -239,9 +245,9 @@ def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
 def _randperm(
     n: int, *, generator: torch.Generator | None = None, out: torch.Tensor
 ) -> torch.Tensor:
-    result = op.randperm(
-        n, generator=source(generator, here()), dtype=webtorch_dtype(out.dtype), device=here()
-    )
+    kind = webtorch_dtype(out.dtype)
+    where = here(kind)
+    result = op.randperm(n, generator=source(generator, where), dtype=kind, device=where)
     device.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
@@ -272,7 +278,7 @@ def _triangle_indices(name: str) -> Kernel:
 def _cumulative(name: str) -> Kernel:
     def kernel(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
         """Write the running extremes and their positions."""
-        found = getattr(op, name)(wrap(x), dim)
+        found = placed(getattr(op, name))(wrap(x), dim)
         store(values, found[0], fresh=True)
         store(indices, found[1], fresh=True)
 
@@ -311,7 +317,7 @@ def _zero_tensor(
     size: Sequence[int], *, dtype: torch.dtype | None = None, **options: object
 ) -> torch.Tensor:
     kind = webtorch_dtype(dtype or torch.get_default_dtype())
-    return new_tensor(fill(tuple(size), 0, kind, here()), fresh=True)
+    return new_tensor(fill(tuple(size), 0, kind, here(kind)), fresh=True)
 
 
 @own("_copy_from_and_resize")
