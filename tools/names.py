@@ -76,7 +76,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (
         r"deterministic|warn_always|anomaly|autocast|debug_mode|set_default_tensor_type|overrides|monitor|"
-        r"reinforce|volatile|storage_type|profiler_|library",
+        r"reinforce|storage_type|profiler_|library",
         "A switch or hook of PyTorch that has no effect to switch here.",
     ),
 )  # fmt: skip
@@ -99,7 +99,7 @@ REASONS = (
     ),
     (
         r"^(Module|Parameter|Buffer)Dict$|NestedIOFunction|FileCheck|stale_capture|stream_mismatch|grad_layout_policy"
-        r"|multithreading|thread_safe|region_activation|from_file$|^variable$|grad_mode$|_memory_format$|^layout$"
+        r"|thread_safe|region_activation|from_file$|^variable$|grad_mode$|_memory_format$|^layout$"
         r"|^memory_format$|^name$|^index$|factory_common_args|^onnx$|native_norm",
         "A name of PyTorch's C++ core (`nn.ModuleDict`, `Tensor.__getitem__` and others are what programs use).",
     ),
@@ -166,6 +166,9 @@ BEHAVIOUR = """
   weight that is computed the gradient of `embedding(sparse=True)` is dense. `vmap` takes no sparse tensors; in a
   compiled function `coalesce` reads values, which raises; one that is given a
   sparse tensor, or leaves sparse gradients behind, runs as usual.
+- PyTorch's device "webgpu" has no quantised tensors, no nested tensors of layout `torch.strided` (those of
+  `torch.jagged` are there), and no clones that share memory until one is written (`_lazy_clone`). An index out of
+  range raises where the next value is read, as on other accelerators.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """
 # The modules of PyTorch's documentation.

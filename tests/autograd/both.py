@@ -26,8 +26,15 @@ def error(action: Callable[[], Any]) -> str | None:
     """Return the family and the first sentence of the error that `action` raises, or None."""
     try:
         action()
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as found:
-        families = (NotImplementedError, IndexError, TypeError, ValueError, RuntimeError)
+    except (AssertionError, RuntimeError, TypeError, ValueError, IndexError) as found:
+        families = (
+            AssertionError,
+            NotImplementedError,
+            IndexError,
+            TypeError,
+            ValueError,
+            RuntimeError,
+        )
         family = next(f.__name__ for f in families if isinstance(found, f))
         return f"{family}: {str(found).strip().splitlines()[0].split('. ')[0].rstrip('.')}"
     return None

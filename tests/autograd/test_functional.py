@@ -270,17 +270,22 @@ class _Wrong(webtorch.autograd.Function):
 
 
 def test_the_fast_mode_of_gradcheck_evaluates_few_times_and_finds_what_is_wrong() -> None:
-    calls = []
+    calls: list[int] = []
 
     def function(x: Any, w: Any) -> Any:
         calls.append(1)
         return (x @ w).tanh(), (x @ w).sum(0)
 
+    x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(function, (x, w), fast_mode=True, check_forward_ad=True)
+    most = len(calls)
+    calls.clear()
     x = webtorch.randn(4, 5, dtype=webtorch.float64, requires_grad=True)
     w = webtorch.randn(5, 3, dtype=webtorch.float64, requires_grad=True)
     state = webtorch.get_rng_state()
     assert webtorch.autograd.gradcheck(function, (x, w), fast_mode=True, check_forward_ad=True)
-    assert len(calls) < 10
+    assert len(calls) <= most
     # What it draws belongs to no stream of the user's.
     assert webtorch.equal(state, webtorch.get_rng_state())
     assert webtorch.autograd.gradgradcheck(function, (x, w), fast_mode=True)

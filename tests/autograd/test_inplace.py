@@ -407,20 +407,33 @@ def test_what_backward_needs_may_be_overwritten_where_that_is_allowed() -> None:
         webtorch.testing.assert_close(mine, webtorch.tensor(theirs.tolist()))
 
 
-def test_what_allows_overwriting_can_be_cleared_and_is_not_nested() -> None:
-    allow = webtorch.autograd.graph.allow_mutation_on_saved_tensors
-    with allow() as held:
-        x = webtorch.ones(2, requires_grad=True)
-        y = x * 3
-        loss = (y**2).sum()
-        y.zero_()
-        held.clear()
-        with pytest.raises(RuntimeError, match="cannot be nested"), allow():
-            pass
-    loss.backward()
-    assert x.grad.tolist() == [18.0, 18.0]
-    with allow():
-        pass
+def test_what_allows_overwriting_tells_what_it_keeps_and_is_not_nested() -> None:
+    def program(t: Any) -> Any:
+        allow, found = t.autograd.graph.allow_mutation_on_saved_tensors, []
+        with allow() as held:
+            x = t.ones(2, requires_grad=True).clone()
+            a, b = x**2, x**2
+            found.append((len(held.tid_to_weakhandle), len(held.cloned)))
+            x.sin_()
+            c = (x**2).sum()
+            found.append(len(held.cloned))
+            x.sin_()
+            found.append(len(held.cloned))
+            del a, b
+            found.append(len(held.cloned))
+            c.backward(retain_graph=True)
+            found.append(error(lambda: allow().__enter__()))
+            held.clear()
+            found.append(error(lambda: c.backward()))
+        with allow():
+            y = t.ones(2, requires_grad=True)
+            out = (y**2).sum()
+        found.append(error(lambda: out.backward()))
+        with allow():
+            found.append(error(lambda: out.backward()))
+        return found
+
+    same(program)
 
 
 # Forms in place, and what is given to each beside the part of x that it writes.

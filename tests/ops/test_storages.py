@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -64,6 +65,65 @@ def test_a_part_of_a_storage_is_shown(lib: Any) -> None:
     assert lib.is_storage(memory)
     assert lib.is_storage(memory.untyped())
     assert not lib.is_storage(x)
+
+
+@BOTH
+def test_one_object_shows_the_memory_and_keeps_what_is_set_on_it(lib: Any) -> None:
+    x = lib.ones(3)
+    memory = x.untyped_storage()
+    memory.note = "kept"
+    assert x[1:].untyped_storage() is memory
+    assert x.storage()._cdata == x[1:].storage()._cdata != lib.ones(3).storage()._cdata
+    del memory
+    assert x.untyped_storage().note == "kept"
+    assert lib.empty(0).data_ptr() == x[:0].data_ptr() == 0
+
+
+@BOTH
+def test_a_slice_is_a_part_of_the_memory(lib: Any) -> None:
+    memory = lib.UntypedStorage([1, 2, 3, 4, 5])
+    part = memory[1:4]
+    part[1] = 9
+    assert (memory.tolist(), part.tolist(), part.nbytes()) == ([1, 2, 9, 4, 5], [2, 9, 4], 3)
+    assert part[1:].tolist() == [9, 4]
+    with pytest.raises(RuntimeError, match="Trying to slice with a step of 2"):
+        memory[::2]
+
+
+@BOTH
+def test_storages_of_a_file_are_its_memory(lib: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "numbers")
+    x = lib.FloatTensor(lib.FloatStorage.from_file(path, True, 4))
+    x.fill_(2)
+    y = lib.from_file(path, True, 4)
+    alone = lib.from_file(path, False, 4)
+    y[1] = 5
+    alone[2] = 7
+    assert x.tolist() == lib.FloatStorage.from_file(path, False, 4).tolist() == [2, 5, 2, 2]
+    assert lib.UntypedStorage.from_file(path, True, 4).filename == path
+    with pytest.raises(RuntimeError, match="is smaller than the required mapping size <32>"):
+        lib.from_file(path, False, 8)
+    with pytest.raises(
+        RuntimeError, match=r"unable to open file .* in read-only mode: No such file"
+    ):
+        lib.from_file(path + "x", False, 8)
+    with pytest.raises(RuntimeError, match="can only be called on derived classes"):
+        lib.TypedStorage.from_file(path, False, 8)
+
+
+@BOTH
+def test_typed_storages_of_buffers(lib: Any) -> None:
+    data = bytearray([0x40, 0x10, 0, 0])
+    assert lib.FloatStorage.from_buffer(data, "big").tolist() == [2.25]
+    assert lib.ShortStorage.from_buffer(data, "little").tolist() == [0x1040, 0]
+
+
+@BOTH
+def test_copies_share_what_was_shared(lib: Any) -> None:
+    x = lib.arange(4.0)
+    a, b, c = copy.deepcopy([x, x.storage(), x.untyped_storage()])
+    a[0] = 5
+    assert (b[0], c.tolist(), x[0].item()) == (5, a.untyped_storage().tolist(), 0)
 
 
 @BOTH

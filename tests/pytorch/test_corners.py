@@ -242,9 +242,7 @@ def test_writes_by_index_want_values_of_the_same_type(webgpu: str) -> None:
 def test_layouts_that_are_not_dense_are_refused_in_words(webgpu: str) -> None:
     index, values = torch.tensor([[0], [1]], device=webgpu), torch.ones(1, device=webgpu)
     with pytest.raises(NotImplementedError, match="of a sparse tensor"):
-        torch.sparse.softmax(torch.sparse_coo_tensor(index, values, (2, 2)), 1)
-    with pytest.raises(NotImplementedError, match="dense"):
-        torch.eye(2).to_sparse_csr().to(webgpu).sum()
+        torch.sparse_coo_tensor(index, values, (2, 2)).cumsum(0)
     with pytest.raises(NotImplementedError, match="nested"):
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=webgpu) * 2
 
@@ -611,3 +609,49 @@ def test_forms_of_one_operator_in_turn(webgpu: str) -> None:
         torch.scatter(there[0], 1, *there[1:], out=out)
         for got in (inplace, out, there[0].scatter(1, *there[1:])):
             torch.testing.assert_close(got.cpu(), expected)
+
+
+def test_what_the_tests_of_pytorch_ask_of_single_operators(webgpu: str) -> None:
+    def expanded(device: str) -> torch.Tensor:
+        return F.threshold(torch.ones(1, device=device).expand(6), 2, 0.5, inplace=True)
+
+    def called(device: str) -> torch.Tensor:
+        x = torch.arange(3.0, device=device).apply_(lambda a: a + 2)
+        return x.map_(torch.ones(3, device=device), lambda a, b: a * 2 + b)
+
+    def combined(device: str) -> torch.Tensor:
+        x = torch.ones(2, 3, device=device)
+        return torch._compute_linear_combination(torch.arange(9.0, device=device).view(3, 3), x)
+
+    def drawn(device: str) -> torch.Tensor:
+        count, sure = torch.full((3,), 5.0, device=device), torch.ones(3, device=device)
+        generator = torch.Generator(device)
+        return torch.binomial(count, sure, generator) + torch.poisson(count * 0, generator)
+
+    def into_integers(device: str) -> torch.Tensor:
+        out = torch.empty(2, dtype=torch.int64, device=device)
+        return torch.bernoulli(torch.tensor([0.0, 1.0], device=device), out=out)
+
+    for run in (expanded, called, combined, drawn, into_integers):
+        both(webgpu, run)
+    part = torch.arange(6, dtype=torch.int16, device=webgpu).untyped_storage()[2:6]
+    assert part.tolist() == [1, 0, 2, 0]
+    with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
+        torch.ones(2, device=webgpu).random_(0, 2**25 + 2)
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda x: x.int().index_fill_(0, x[0].long(), 1 + 1j), "complex Scalar to non-complex"),
+        (lambda x: torch.addr(x, x[0], x[0], beta=True), "Boolean beta only"),
+        (lambda x: torch.linalg.matrix_rank(x, out=x.bool()), "result with dtype Bool"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantised tensors are not"),
+        (lambda x: x._lazy_clone(), "are not on the device"),
+    ],
+)
+def test_what_is_refused_is_refused_as_by_pytorch(
+    webgpu: str, run: Callable[[torch.Tensor], object], words: str
+) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError), match=words):
+        run(torch.eye(2, device=webgpu))

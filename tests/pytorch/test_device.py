@@ -431,14 +431,11 @@ class TestErrors:
             ).cpu()
 
     def test_operators_without_a_kernel(self, webgpu: str) -> None:
+        x = torch.ones(1, 1, device=webgpu)
         with pytest.raises(
-            NotImplementedError, match=r"aten\._compute.*\.cpu\(\).*WEBTORCH_FALLBACK"
+            NotImplementedError, match=r"aten\._weight.*\.cpu\(\).*WEBTORCH_FALLBACK"
         ):
-            torch._compute_linear_combination(*torch.ones(2, 1, 1, device=webgpu))
-
-    def test_sparse_layouts(self, webgpu: str) -> None:
-        with pytest.raises(NotImplementedError):
-            torch.eye(2, device=webgpu).to_sparse_csr()
+            torch._weight_int8pack_mm(x, x.to(torch.int8), x[0])
 
     def test_addresses_are_not_handed_out(self, webgpu: str) -> None:
         x = torch.ones(2, device=webgpu)

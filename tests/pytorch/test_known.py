@@ -51,13 +51,39 @@ AGAIN: dict[str, Step] = {
     "batch norm that moves statistics": lambda x, y: F.batch_norm(y, x[0], x[1], training=True),
     "batch norm that moves its own": lambda x, y: _with_statistics(x, y, True),
     "batch norm of what it has": lambda x, y: _with_statistics(x, y, False),
+    "group norm": lambda x, y: F.group_norm(x[None], 3, y[0], y[1]),
+    "layer norm": lambda x, y: F.layer_norm(x, (3,), y[0], y[1]),
+    "layer norm with its statistics": lambda x, y: torch.native_layer_norm(
+        x, (3,), None, y[1], 1e-5
+    ),
+    "attention": lambda x, y: F.scaled_dot_product_attention(x, y, x, is_causal=True),
+    "attention of heads": lambda x, y: _heads(x, y),
+    "attention with a mask": lambda x, y: F.scaled_dot_product_attention(x, y, y, x > 0),
 }
+
+
+def _heads(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """Return attention of four dims, whose heads lie last but one here, and its gradients where there are some."""
+    heads = [t.detach().repeat(2, 2, 1, 1).requires_grad_() for t in (x, y, x * y)]
+    out = F.scaled_dot_product_attention(*heads)
+    if not out.requires_grad:
+        return [out.contiguous()]
+    return [
+        out.detach().contiguous(),
+        *(g.contiguous() for g in torch.autograd.grad(out.exp().sum(), heads)),
+    ]
 
 
 def _with_statistics(x: torch.Tensor, y: torch.Tensor, training: bool) -> list[torch.Tensor]:
     """Return batch norm, and statistics that are all of their memory."""
     mean, variance = x[0].clone(), x[1].exp()
     return [F.batch_norm(y, mean, variance, x[2], None, training, 0.3), mean, variance]
+
+
+@pytest.mark.parametrize("name", [n for n in AGAIN if "norm" in n or "attention" in n])
+def test_the_same_comes_where_no_gradient_is_recorded(webgpu: str, name: str) -> None:
+    with torch.no_grad():
+        test_the_same_comes_of_later_calls(webgpu, name)
 
 
 @pytest.mark.parametrize("name", AGAIN)

@@ -91,6 +91,11 @@ class Loop:
             (rng.choice(hooks), rng.randrange(STEPS), rng.choice([1, 1, 1, 2, 3, 100]))
             for _ in range(rng.choice([0, 0, 1, 1, 2]))
         ]
+        # Whole numbers that change, such as the step's.
+        self.events += [
+            ("count", rng.randrange(STEPS), rng.choice([1, 1, 2, 3]))
+            for _ in range(rng.choice([0, 0, 0, 1]))
+        ]
 
     def __repr__(self) -> str:
         return f"Loop({self.seed}): {vars(self)}"
@@ -436,6 +441,10 @@ class _Running:
             out = out * (1 + step / 10)
         if happens("fill", step):
             out = out + torch.full((3,), t) * torch.tensor(t)
+        if happens("count", step):
+            out = (out * (step + 1) / 5 - step % 4).add(out, alpha=step // 2 - 2)
+            out = torch.where(out > step % 3 - 1, out, out.clone().div_(step + 2))
+            self.kept.append(torch.arange(3) * step + (step > 3))
         if happens("bound", step):
             out = torch.nn.functional.leaky_relu(out.clamp(-2 - t, 2 + t), 0.01 * t)
         if happens("power", step):

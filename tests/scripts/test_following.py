@@ -1560,3 +1560,38 @@ def test_what_is_a_view_when_it_is_learned_is_one_when_calls_are_made_again() ->
             found.append((g.sum() * h.sum()).sin().item())
         assert follower().counts["left"] == 1
     assert found == found[:1] * 6
+
+
+def test_whole_numbers_change_where_they_are_scalars_of_elements() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
+    counts = torch.arange(4)
+
+    def run() -> list[Any]:
+        found = []
+        for step in range(1, 17):
+            y = (x @ weight).tanh() * step / (step + 1) - 2 * step
+            y = (step - y).add(y, alpha=step).clone().mul_(step) + (counts * 2).float()
+            y.sum().backward()
+            found += [weight.grad.tolist(), y.sum().item()]
+            weight.grad = None
+        return found
+
+    with scripts(False):
+        plain = run()
+    with scripts(True) as follower:
+        assert run() == plain
+        assert follower().counts["followed"] >= 4
+
+
+def test_whole_numbers_beside_whole_ones_are_compared() -> None:
+    x, found = torch.arange(5), []
+    with scripts(True):
+        for step in range(1, 9):
+            y = (x * step + x) // step
+            found.append((y.dtype, y.view(5).roll(step).float().sum().item(), y.tolist()))
+    assert found == [
+        (torch.int64, float(sum(row)), row)
+        for step in range(1, 9)
+        for row in [[(i * step + i) // step for i in range(5)]]
+    ]

@@ -34,7 +34,7 @@ _WORDS = (
     CORE,
     COMPILER,
     "is not available: WebGPU has",
-    "tensors on the device are dense",
+    "are not on the device",
 )
 
 

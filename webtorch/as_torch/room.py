@@ -56,9 +56,9 @@ class Room(ModuleType):
             return sorted({n for n in listed if not n.startswith("_") and n not in _OURS})
         if name.startswith("__") and name not in ("__version__", "__config__", "__future__"):
             raise AttributeError(name)
-        if name == "torch" and self.__name__ == "torch":
-            # PyTorch's module imports itself, and programs write torch.torch by mistake.
-            return self
+        if name == "torch":
+            # PyTorch's modules import it, and programs write torch.torch by mistake.
+            return importlib.import_module("torch")
         for module in self._modules():
             try:
                 found = getattr(module, name)
@@ -73,7 +73,7 @@ class Room(ModuleType):
                     if full in ("torch", found.__name__) or importlib.util.find_spec(full) is None:
                         continue
                 found = importlib.import_module(full)
-            if _is_constant(self.__name__, name):
+            if _is_constant(self.__name__, name) or type(found) is int:
                 return found
             _own(self)[name] = found
             return found
@@ -128,7 +128,7 @@ _OURS = frozenset(("webtorch", "annotations"))
 
 
 def _is_constant(room: str, name: str) -> bool:
-    # Values that functions of the module change: never remembered.
+    # Values that functions of the module change: never remembered, as whole numbers are not.
     return room.startswith("torch.backends")
 
 

@@ -163,3 +163,28 @@ def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> 
 def _repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
     positions = iota(repeats.numel(), 0, 1, int64, repeats.device)
     return op.repeat_interleave(positions, repeats, 0, output_size=output_size)
+
+
+@aten("_convert_indices_from_coo_to_csr")
+def _coo_to_csr(rows: Tensor, size: int, *, out_int32: bool = False) -> Tensor:
+    wanted = iota(size + 1, 0, 1, rows.dtype, rows.device)
+    return cast_to(op.searchsorted(rows, wanted), int32 if out_int32 else int64)
+
+
+@aten("_convert_indices_from_csr_to_coo")
+def _csr_to_coo(
+    compressed: Tensor, plain: Tensor, *, out_int32: bool = False, transpose: bool = False
+) -> Tensor:
+    *batch, count = plain._shape
+    places = iota(count, 0, 1, compressed.dtype, plain.device).expand((*batch, count))
+    rows = op.searchsorted(compressed, places, right=True) - 1
+    kind = int32 if out_int32 else int64
+    rows, plain = cast_to(rows, kind), cast_to(plain, kind)
+    pair = [t.reshape(-1) for t in ((plain, rows) if transpose else (rows, plain))]
+    # Where in the batches each one lies.
+    each, step = iota(plain.numel(), 0, 1, kind, plain.device), count
+    outer: list[Tensor] = []
+    for n in reversed(batch):
+        outer.append(op.remainder(op.div(each, step, rounding_mode="floor"), n))
+        step *= n
+    return op.stack([*reversed(outer), *pair])

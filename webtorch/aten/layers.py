@@ -104,39 +104,6 @@ def _embedding_bag_dense_backward(
     return table_gradient(rows, indices, count, padding_idx, scale_grad_by_freq)
 
 
-@aten("_embedding_bag_backward")
-def _embedding_bag_backward(
-    g: Tensor,
-    indices: Tensor,
-    offsets: Tensor,
-    bag: Tensor,
-    size: Tensor,
-    where: Tensor,
-    count: int,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: Tensor,
-    padding_idx: int = -1,
-) -> Tensor:
-    if sparse:
-        raise NotImplementedError(
-            "webgpu: embedding_bag(sparse=True): gradients are dense; use sparse=False"
-        )
-    return _embedding_bag_dense_backward(
-        g,
-        indices,
-        bag,
-        size,
-        where,
-        count,
-        scale_grad_by_freq,
-        mode,
-        per_sample_weights,
-        padding_idx,
-    )
-
-
 @aten("_embedding_bag_per_sample_weights_backward")
 def _per_sample_weights_backward(
     g: Tensor,

@@ -7,12 +7,18 @@ from webtorch.autograd.variable import Variable
 from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.engine import backward, grad
 from webtorch.tensors.function import Function, FunctionCtx
-from webtorch.tensors.modes import enable_grad, inference_mode, no_grad, set_grad_enabled
+from webtorch.tensors.modes import (
+    enable_grad,
+    inference_mode,
+    no_grad,
+    set_grad_enabled,
+    set_multithreading_enabled,
+)
 
 __all__ = [
     "Function", "FunctionCtx", "Variable", "backward", "detect_anomaly", "enable_grad", "forward_ad",
     "function", "functional", "grad", "grad_mode", "gradcheck", "gradgradcheck", "graph", "inference_mode", "no_grad",
-    "set_detect_anomaly", "set_grad_enabled", "variable",
+    "set_detect_anomaly", "set_grad_enabled", "set_multithreading_enabled", "variable",
 ]  # fmt: skip
 
 __getattr__ = _missing_names(__name__, "autograd")

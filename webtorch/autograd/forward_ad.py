@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from webtorch.tensors.forward import Level, dual, tangent_of
-from webtorch.tensors.modes import mode
+from webtorch.tensors.modes import mode, set_forward_enabled
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "unpack_dual",
 ]  # fmt: skip
 
+_set_fwd_grad_enabled = set_forward_enabled
 _levels: list[Level] = []
 # The number of the level that is open; less than 0 where none is.
 _current_level = -1
@@ -25,6 +26,11 @@ class UnpackedDualTensor(NamedTuple):
 
     primal: Tensor
     tangent: Tensor | None
+
+
+def _is_fwd_grad_enabled() -> bool:
+    """Whether forward mode follows what is computed."""
+    return mode.forward_enabled
 
 
 def enter_dual_level() -> int:

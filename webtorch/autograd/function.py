@@ -8,10 +8,24 @@ from typing import Any, NoReturn
 
 from webtorch.tensors.function import Function, FunctionCtx
 from webtorch.tensors.modes import mode, no_grad
-from webtorch.tensors.tape import GradFn, gradient_edge, set_history
+from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Function", "FunctionCtx", "once_differentiable"]
+__all__ = [
+    "BackwardCFunction", "Function", "FunctionCtx", "InplaceFunction", "once_differentiable",
+]  # fmt: skip
+
+
+class InplaceFunction(Function):
+    """A function that may work in place: an old name of what any may."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
+
+# What a user's `backward` is given.
+BackwardCFunction = FunctionCtx
 
 
 def once_differentiable(fn: Callable[..., object]) -> Callable[..., Any]:
@@ -46,3 +60,24 @@ def _refuse(_gs: object, _saved: object, _static: object) -> NoReturn:
     raise RuntimeError(
         "trying to differentiate twice a function that was marked with @once_differentiable"
     )
+
+
+class UndefinedGrad:
+    """A function that gives what it is given, and sends nothing back."""
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Return the tensors, or the one."""
+        fn = GradFn("UndefinedGradBackward", tuple(map(gradient_edge, inputs)), _nothing)
+        return results_of(fn, inputs)
+
+
+def _nothing(gs: Cotangents, _saved: object, _static: object) -> Cotangents:
+    return (None,) * len(gs)
+
+
+def results_of(fn: GradFn, inputs: tuple[Tensor, ...]) -> Any:
+    """Return tensors with another gradient function."""
+    found = [x.detach() for x in inputs]
+    for i, x in enumerate(found):
+        set_history(x, fn, i)
+    return tuple(found) if len(found) != 1 else found[0]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from webtorch.dispatch.call import looking
 from webtorch.tensors.absent import missing_names as _missing_names
@@ -14,6 +16,7 @@ from webtorch.tensors.device import device
 from webtorch.tensors.engine import will_run
 from webtorch.tensors.function import FunctionCtx
 from webtorch.tensors.modes import mode
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, GradientEdge, RemovableHandle, gradient_edge
 from webtorch.tensors.tensor import Tensor
 
@@ -30,7 +33,7 @@ class Node(abc.ABC):
     def __subclasshook__(cls, other: type) -> Any:
         if cls is not Node:
             return NotImplemented
-        return issubclass(other, GradFn | FunctionCtx) or other is Node
+        return issubclass(other, GradFn | FunctionCtx) or other is Node or NotImplemented
 
     @abc.abstractmethod
     def name(self) -> str:
@@ -77,14 +80,10 @@ class saved_tensors_hooks:
         mode.saved_hooks = (*mode.saved_hooks, (self.pack_hook, self.unpack_hook))
         looking.add(1)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        mode.saved_hooks = mode.saved_hooks[:-1]
-        looking.add(-1)
+    def __exit__(self, *error: object) -> None:
+        if mode.saved_hooks:
+            mode.saved_hooks = mode.saved_hooks[:-1]
+            looking.add(-1)
 
 
 class save_on_cpu(saved_tensors_hooks):
@@ -116,27 +115,59 @@ def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, Non
 
 
 class _AllowMutationOnSavedContext:
-    """What `allow_mutation_on_saved_tensors` gives. It holds nothing: saved values belong to the graph alone."""
+    """What `allow_mutation_on_saved_tensors` gives: it knows which saved values there are. They belong to the graph
+    alone, and are copied where their tensors are written.
+    """
+
+    def __init__(self) -> None:
+        # What keeps a value -> whose it was, and in which version.
+        self._kept: WeakKeyDictionary[Storage, tuple[weakref.ref[Storage], int]] = (
+            WeakKeyDictionary()
+        )
+
+    def note(self, kept: Storage, shared: Storage) -> None:
+        """Remember what keeps the value that a storage has now."""
+        self._kept[kept] = weakref.ref(shared), shared.version
+
+    def knows(self, kept: Storage) -> bool:
+        """Whether it runs, and has not forgotten a value."""
+        return mode.mutation_allowed is self and kept in self._kept
+
+    @property
+    def tid_to_weakhandle(self) -> dict[tuple[int, int], object]:
+        """The values that are saved, by what they are of: one for each storage and version."""
+        return {(id(of), version): kept for kept, (of, version) in self._kept.items()}
+
+    @property
+    def cloned(self) -> dict[tuple[int, int], object]:
+        """Those whose tensors have been written since."""
+        return {
+            (id(of), version): kept
+            for kept, (of, version) in self._kept.items()
+            if (storage := of()) is None or storage.version != version
+        }
 
     def clear(self) -> None:
-        """Forget what is held here, which is nothing: in PyTorch these are the values saved so far."""
+        """Forget them: the graph that needs them can no longer run."""
+        self._kept.clear()
 
 
 @contextlib.contextmanager
 def allow_mutation_on_saved_tensors() -> Generator[_AllowMutationOnSavedContext, None, None]:
     """Inside, tensors that backward needs may be overwritten: it uses the values that they had when
-    they were saved. They are copied only where they are written. Backward may also run outside.
+    they were saved. They are copied only where they are written.
 
-    Raises RuntimeError inside of another.
+    Raises RuntimeError inside of another, and a backward pass outside of it raises AssertionError.
     """
-    if mode.mutation_allowed:
+    if mode.mutation_allowed is not None:
         raise RuntimeError("allow_mutation_on_saved_tensors contexts cannot be nested")
-    mode.mutation_allowed = True
+    mode.mutation_allowed = context = _AllowMutationOnSavedContext()
     looking.add(1)
     try:
-        yield _AllowMutationOnSavedContext()
+        yield context
     finally:
-        mode.mutation_allowed = False
+        context.clear()
+        mode.mutation_allowed = None
         looking.add(-1)
 
 

@@ -54,10 +54,12 @@ class Callee:
     makes. `find` answers calls that are known, while no interpreter is on, and returns None for others. `role` says
     what a script makes of it, and `watch`, given
     the arguments, returns what an optimizer's step depends on beside them, or None where it does more than that.
+    `scalars` says that numbers among the arguments are those of a formula for elements, and nothing else.
     """
 
     __slots__ = (
-        "autocast", "find", "like", "name", "op", "parameters", "public", "role", "run", "watch", "writes",
+        "autocast", "find", "like", "name", "op", "parameters", "public", "role", "run", "scalars", "watch",
+        "writes",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +75,9 @@ class Callee:
         watch: Callable[..., list[object] | None] | None = None,
         find: Run | None = None,
         like: Callable[..., object] | None = None,
+        scalars: bool = False,
     ) -> None:
+        self.scalars = scalars
         self.role, self.watch, self.find, self.like = role, watch, find, like
         self.name, self.run, self.op, self.parameters = name, run, op, parameters
         self.autocast, self.writes = autocast, writes

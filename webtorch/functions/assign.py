@@ -252,6 +252,8 @@ def set_(
             f"source.view({self.dtype}) for the same memory, or source.to({self.dtype}) for the same values"
         )
     self.data = source.detach()
+    # Gradients of what it showed are no longer its own.
+    self._accumulate = None
     return self
 
 

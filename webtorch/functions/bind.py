@@ -172,7 +172,7 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
         args = args[::turned]
         return call(inner, args, {}) if active.count and direct else compute(args, {})
 
-    callee = Callee(name, run)
+    callee = Callee(name, run, scalars=direct or op.alone is not None)
 
     if not direct:
 

@@ -7,9 +7,11 @@ NumPy is never imported here: arrays are recognised by their protocol.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from array import array
 from collections.abc import Sequence
+from mmap import ACCESS_COPY, ACCESS_WRITE, mmap
 from typing import Any
 
 from webtorch.functions import movement
@@ -515,6 +517,44 @@ def frombuffer(
         )
     held = numpy.dtype("uint16" if wanted.name == "bfloat16" else wanted.name)
     return finish(_on_array(numpy.frombuffer(data[offset:end], held), wanted), requires_grad)
+
+
+def _mapped(filename: str, shared: bool, size: int) -> mmap:
+    """Return the first bytes of a file as memory: the file's own if shared, which may make it longer."""
+    path, mode = os.fspath(filename), "a+b" if shared else "rb"
+    try:
+        with open(path, mode) as file:
+            there = os.fstat(file.fileno()).st_size
+            if there < size and not shared:
+                raise RuntimeError(
+                    f"file <{path}> size <{there}> is smaller than the required mapping size <{size}>"
+                )
+            if there < size:
+                file.truncate(size)
+            access = ACCESS_WRITE if shared else ACCESS_COPY
+            return mmap(file.fileno(), size, access=access)
+    except OSError as error:
+        how = "read-write" if shared else "read-only"
+        raise RuntimeError(
+            f"unable to open file <{path}> in {how} mode: {error.strerror} ({error.errno})"
+        ) from None
+
+
+@composite(
+    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
+)
+def from_file(
+    filename: str, shared: bool | None = None, size: int = 0, *,
+    dtype: DType | None = None, layout: Layout | None = None, device: DeviceLike = None,
+    pin_memory: bool = False,
+) -> Tensor:  # fmt: skip
+    """A 1-d CPU tensor of the first `size` elements of a file, whose memory it is: a shared one writes to it."""
+    wanted = chosen_dtype(dtype)
+    if resolve(device).kind != "cpu":
+        raise RuntimeError(f"from_file: only tensors on the CPU lie in files, not on {device}")
+    if not size:
+        return empty(0, dtype=wanted)
+    return frombuffer(_mapped(filename, bool(shared), size * wanted.itemsize), dtype=wanted)
 
 
 @composite(family="creation", function_in=TORCH, factory=True)

@@ -289,6 +289,10 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
 
 def _as_value(op: str, value: object, like: Tensor) -> Tensor:
     """Return a number or 0-d tensor as a 0-d tensor of `like`'s type and device."""
+    if isinstance(value, complex) and not like.dtype.is_complex:
+        raise RuntimeError(
+            f"{op}(): Converting complex Scalar to non-complex type is not supported"
+        )
     if not isinstance(value, Tensor):
         return fill(
             (), creation.fits(creation.number_of(value), like.dtype), like.dtype, like.device

@@ -34,6 +34,11 @@ class _Typed(type):
                     f"expected {cls.dtype} (got {data.dtype}): use tensor.to({cls.dtype}), which "
                     "converts"
                 )
+            if isinstance(data, Tensor) and device is None:
+                return data.view_as(data)
+            if hasattr(data, "_seen_as"):
+                # On the memory of a storage.
+                return creation.empty(0, dtype=cls.dtype, device=data.device).set_(data)
             return creation.tensor(data, dtype=cls.dtype, device=device)
         return creation.empty(*(args or (0,)), dtype=cls.dtype, device=device)
 

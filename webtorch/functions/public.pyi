@@ -932,6 +932,17 @@ def frobenius_norm(
     *,
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
+def from_file(
+    filename: str,
+    shared: builtins.bool | None = ...,
+    size: builtins.int = ...,
+    *,
+    dtype: _DType | None = ...,
+    layout: _layout | None = ...,
+    device: _DeviceLike = ...,
+    pin_memory: builtins.bool = ...,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
 def from_numpy(ndarray: object, *, out: _Tensor | None = ...) -> _Tensor: ...
 def frombuffer(
     buffer: _Any,

@@ -52,7 +52,7 @@ from webtorch.ops.primitive import (
     take,
     write,
 )
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import looks, warn
 from webtorch.ops.record import BOOL, Composite, Example, P, R, composite
 from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import DeviceLike, device_of, resolve
@@ -118,7 +118,10 @@ class Generator:
         for vmap in mode.vmaps:
             if vmap.randomness == "error":
                 raise RuntimeError(
-                    "vmap: called random operation while in randomness error mode. Please either "
+                    "vmap: We do not yet support calling random operations inside of vmap. Please perform random "
+                    "operations outside of vmap as a workaround"
+                    if vmap.plain
+                    else "vmap: called random operation while in randomness error mode. Please either "
                     "use the 'same' or 'different' randomness flags on vmap or perform the "
                     "randomness operation out of vmap"
                 )
@@ -410,6 +413,13 @@ def _integers(
         if not least <= number <= most:
             raise RuntimeError(
                 f"{name} is out of bounds for {c_name(dtype)}: got from={low} and to={high}, of {least} to {most}"
+            )
+        if dtype.kind == "float" and abs(number) > 2 ** _MANTISSA[dtype.name]:
+            digits = _MANTISSA[dtype.name]
+            warn(
+                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {c_name(dtype)} "
+                "can support discrete uniform distribution only within this range. This warning will become an error "
+                "in version 1.7 release, please fix the code in advance"
             )
     span = high - low
     bits = _draw(shape, int64, device, generator, "bits")

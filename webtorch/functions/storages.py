@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Self
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from webtorch.functions import creation
 from webtorch.ir.dtype import (
@@ -86,6 +87,11 @@ class _Memory:
         """Return the elements."""
         return list(self._readable().tolist())
 
+    def _lines(self) -> str:
+        if self.device.type == "meta":
+            return "...\n"
+        return "".join(f" {value}\n" for value in self.tolist())
+
     def fill_(self, value: Any) -> Self:
         """Set all elements to a number."""
         self._flat.fill_(value)
@@ -104,6 +110,15 @@ class _Memory:
         """Return False: processes share no memory."""
         return False
 
+    def _write_file(self, f: Any, is_real_file: bool, save_size: bool, element_size: int) -> None:
+        """Write the bytes to a file, after their number of elements if `save_size`."""
+        if self.device.type == "meta":
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+        data = bytes(self._flat._to_bytes())
+        if save_size:
+            f.write((len(data) // element_size).to_bytes(8, "little"))
+        f.write(data)
+
     def _refuse(self, *_: object, **__: object) -> Any:
         raise RuntimeError(
             "Sharing memory between processes is only available on CPU, and not here"
@@ -112,15 +127,56 @@ class _Memory:
     share_memory_ = _share_fd_cpu_ = _share_filename_cpu_ = _refuse
 
 
-class UntypedStorage(_Memory):
-    """The memory that a tensor and its views share, as PyTorch shows it. Sizes are in bytes."""
+# What programs have set on storages, which stays as long as their memory, and the objects that show the memory.
+_attributes: WeakKeyDictionary[Storage, dict[str, Any]] = WeakKeyDictionary()
+_shown: WeakValueDictionary[Storage, UntypedStorage] = WeakValueDictionary()
 
-    __slots__ = ("__weakref__", "_storage")
+
+class StorageBase(_Memory):
+    """What `UntypedStorage` and classes of users' derive from."""
+
+    __slots__ = ("__dict__", "__weakref__", "_part", "_storage")
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Make an object of a class that is derived from this one."""
+        if cls is StorageBase:
+            raise RuntimeError(
+                "Cannot directly construct StorageBase; subclass StorageBase and then construct that"
+            )
+        return super().__new__(cls)
 
     def __init__(self, *args: Any, device: DeviceLike = None) -> None:
         """Take a number of bytes, or a sequence of them."""
-        own = len(args) == 1 and isinstance(args[0], Storage)
-        self._storage: Storage = args[0] if own else _made(args, uint8, device)
+        given = args[0] if len(args) == 1 else None
+        if isinstance(given, StorageBase):
+            given = given._storage
+        # The bytes of the memory that are shown, None for all.
+        self._part: tuple[int, int] | None = None
+        self._storage: Storage = given if isinstance(given, Storage) else _made(args, uint8, device)
+        if self._storage in _attributes:
+            self.__dict__ = _attributes[self._storage]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name in self.__dict__ and self._part is None:
+            _attributes[self._storage] = self.__dict__
+
+    @classmethod
+    def from_file(cls, filename: str, shared: bool = False, nbytes: int = 0) -> Self:
+        """Return the first bytes of a file as a storage: writing to a shared one writes to the file."""
+        flat = creation.from_file(filename, shared, nbytes, dtype=uint8, device="cpu")
+        return cls._of_file(flat, filename if shared else None)
+
+    @classmethod
+    def _of_file(cls, flat: Tensor, filename: str | None) -> Self:
+        made = cls(flat._storage)
+        made._filename = filename
+        return made
+
+    @property
+    def filename(self) -> str | None:
+        """The file that the memory lies in, None where it is no file's, or a copy."""
+        return self.__dict__.get("_filename")
 
     @property
     def _flat(self) -> Tensor:
@@ -130,16 +186,20 @@ class UntypedStorage(_Memory):
         """Return the memory as a flat tensor of a type."""
         storage = self._storage
         whole = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True, storage.dtype, ())
-        return whole if dtype is storage.dtype else whole.view(dtype)
+        seen = whole if dtype is storage.dtype else whole.view(dtype)
+        if self._part is None:
+            return seen
+        start, stop = self._part
+        return seen[start // dtype.itemsize : stop // dtype.itemsize]
 
     def __len__(self) -> int:
-        return self._storage.nbytes
+        return self._storage.nbytes if self._part is None else self._part[1] - self._part[0]
 
     nbytes = __len__
 
     def size(self) -> int:
         """Return the size in bytes."""
-        return self._storage.nbytes
+        return len(self)
 
     def element_size(self) -> int:
         """Return 1: a storage without a type counts bytes."""
@@ -155,12 +215,25 @@ class UntypedStorage(_Memory):
         if self._storage.runtime.kind == "meta":
             return 0
         node = self._storage.node
-        return id(self._storage) if node.host is None else int(node.buffer.address)
+        start = self._part[0] if self._part else 0
+        return start + (id(self._storage) if node.host is None else int(node.buffer.address))
 
     def __getitem__(self, at: int | slice) -> Any:
-        """Return a byte, or a storage with a copy of several."""
-        found = self._readable()[at]
-        return UntypedStorage(found.clone()._storage) if isinstance(at, slice) else found.item()
+        """Return a byte, or a storage of several: a part of this memory."""
+        if not isinstance(at, slice):
+            return self._readable()[at].item()
+        start, stop, step = at.indices(len(self))
+        if step != 1:
+            raise RuntimeError(
+                f"Trying to slice with a step of {step}, but only a step of 1 is supported"
+            )
+        return self._of_part(start, max(start, stop))
+
+    def _of_part(self, start: int, stop: int) -> UntypedStorage:
+        before = self._part[0] if self._part else 0
+        part = UntypedStorage(self._storage)
+        part._part = (before + start, before + stop)
+        return part
 
     def clone(self) -> UntypedStorage:
         """Return a copy."""
@@ -170,18 +243,15 @@ class UntypedStorage(_Memory):
         return self.clone()
 
     def __deepcopy__(self, memo: dict[Any, Any]) -> UntypedStorage:
-        shared: dict[Any, UntypedStorage] = memo.setdefault("torch", {})
-        if self._storage not in shared:
-            shared[self._storage] = self.clone()
-        return shared[self._storage]
+        return UntypedStorage(self._storage._copied(memo))
 
-    def copy_(self, source: _Memory, non_blocking: bool = False) -> UntypedStorage:
+    def copy_(self, source: _Memory, non_blocking: bool = False) -> StorageBase:
         """Overwrite with the bytes of another storage."""
         given = source._untyped_storage if isinstance(source, TypedStorage) else source
         self._flat.copy_(self._from(given))
         return self
 
-    def resize_(self, size: int) -> UntypedStorage:
+    def resize_(self, size: int) -> StorageBase:
         """Have `size` bytes; those that there were stay."""
         if size < len(self):
             raise RuntimeError(
@@ -192,12 +262,15 @@ class UntypedStorage(_Memory):
             self._seen_as(dtype).resize_(-(-size // dtype.itemsize))
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_tensor, (self._flat, False)
+
     def byteswap(self, dtype: DType) -> None:
         """Reverse the bytes of each element of a type; a complex number is two."""
         width = (dtype.to_real() if dtype.is_complex else dtype).itemsize
         self._flat.copy_(self._flat.clone().reshape(-1, width).flip(1).reshape(-1))
 
-    def untyped(self) -> UntypedStorage:
+    def untyped(self) -> StorageBase:
         """Return the storage itself."""
         return self
 
@@ -205,26 +278,44 @@ class UntypedStorage(_Memory):
         """Return an empty storage on the same device."""
         return UntypedStorage(0, device=self.device)
 
-    def to(self, *, device: DeviceLike, non_blocking: bool = False) -> UntypedStorage:
+    def to(self, *, device: DeviceLike, non_blocking: bool = False) -> StorageBase:
         """Return a copy on a device; the storage itself where it is there."""
         flat = self._flat
         moved = flat.to(device)
         return self if moved is flat else UntypedStorage(moved._storage)
 
-    def cpu(self) -> UntypedStorage:
+    def cpu(self) -> StorageBase:
         """Return a copy in the computer's memory; the storage itself where it is there."""
         if self.device.type == "meta":
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         return self.to(device="cpu")
 
+    @property
+    def _cdata(self) -> int:
+        return id(self._storage)
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, UntypedStorage) and other._storage is self._storage
+        return isinstance(other, StorageBase) and other._storage is self._storage
 
     def __hash__(self) -> int:
         return hash(self._storage)
 
     def __repr__(self) -> str:
-        return f"[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
+        return f"{self._lines()}[torch.storage.UntypedStorage(device={self.device}) of size {self.nbytes()}]"
+
+
+class UntypedStorage(StorageBase):
+    """The memory that a tensor and its views share, as PyTorch shows it. Sizes are in bytes."""
+
+    __slots__ = ()
+
+
+def _untyped(storage: Storage) -> UntypedStorage:
+    """Return what shows a tensor's memory: one object for as long as somebody holds it."""
+    found = _shown.get(storage)
+    if found is None:
+        found = _shown[storage] = UntypedStorage(storage)
+    return found
 
 
 _OLD = (
@@ -242,7 +333,7 @@ class TypedStorage(_Memory):
     def __init__(
         self,
         *args: Any,
-        wrap_storage: UntypedStorage | None = None,
+        wrap_storage: StorageBase | None = None,
         dtype: DType | None = None,
         device: DeviceLike = None,
         _internal: bool = False,
@@ -255,7 +346,7 @@ class TypedStorage(_Memory):
                 raise RuntimeError(
                     "TypedStorage: with wrap_storage= there is dtype= and nothing else"
                 )
-            self._untyped_storage = wrap_storage
+            self._untyped_storage: StorageBase = wrap_storage
         else:
             dtype = get_default_dtype() if dtype is None else dtype
             self._untyped_storage = UntypedStorage(_made(args, dtype, device))
@@ -264,6 +355,11 @@ class TypedStorage(_Memory):
     @property
     def _flat(self) -> Tensor:
         return self._untyped_storage._seen_as(self.dtype)
+
+    @classmethod
+    def from_file(cls, filename: str, shared: bool, size: int) -> TypedStorage:
+        """Raise RuntimeError: which type a file's elements have is known to `FloatStorage` and its kind."""
+        raise RuntimeError("from_file can only be called on derived classes")
 
     def _seen_as(self, dtype: DType | None) -> Tensor:
         """Return the elements as a flat tensor. Raises RuntimeError for another type."""
@@ -294,6 +390,10 @@ class TypedStorage(_Memory):
         """Return the address of the memory."""
         return self._untyped_storage.data_ptr()
 
+    @property
+    def _cdata(self) -> int:
+        return self._untyped_storage._cdata
+
     def __getitem__(self, at: int) -> Any:
         if isinstance(at, slice):
             raise RuntimeError("slices are only supported in UntypedStorage.__getitem__")
@@ -301,7 +401,7 @@ class TypedStorage(_Memory):
             raise RuntimeError(f"can't index a {type(self)} with {type(at)}")
         return self._readable()[at].item()
 
-    def untyped(self) -> UntypedStorage:
+    def untyped(self) -> StorageBase:
         """Return the memory without a type."""
         return self._untyped_storage
 
@@ -320,6 +420,9 @@ class TypedStorage(_Memory):
     def __deepcopy__(self, memo: dict[Any, object]) -> TypedStorage:
         memory = self._untyped_storage.__deepcopy__(memo)
         return TypedStorage(wrap_storage=memory, dtype=self.dtype, _internal=True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _of_tensor, (self._flat, True)
 
     def copy_(self, source: _Memory, non_blocking: bool | None = None) -> TypedStorage:
         """Overwrite with the elements of another storage."""
@@ -351,11 +454,16 @@ class TypedStorage(_Memory):
         return self if dtype is self.dtype else self._of(self._flat.to(dtype))
 
     def __repr__(self) -> str:
-        lines = "".join(f" {value}\n" for value in self.tolist())
         return (
-            f"{lines}[torch.storage.TypedStorage(dtype={self.dtype}, device={self.device}) of size "
+            f"{self._lines()}[torch.storage.TypedStorage(dtype={self.dtype}, device={self.device}) of size "
             f"{len(self)}]"
         )
+
+
+def _of_tensor(flat: Tensor, typed: bool) -> StorageBase | TypedStorage:
+    """Return the storage that a flat tensor has: how storages pickle."""
+    memory = UntypedStorage(flat._storage)
+    return TypedStorage(wrap_storage=memory, dtype=flat.dtype, _internal=True) if typed else memory
 
 
 def _conversion(name: str, dtype: DType) -> Callable[[TypedStorage], TypedStorage]:
@@ -384,6 +492,33 @@ class _OfType(type):
 
     def __call__(cls, *args: Any, wrap_storage: UntypedStorage | None = None) -> TypedStorage:
         return TypedStorage(*args, wrap_storage=wrap_storage, dtype=cls.dtype, _internal=True)
+
+    def from_file(cls, filename: str, shared: bool, size: int) -> TypedStorage:
+        """Return the first elements of a file as a storage: writing to a shared one writes to the file."""
+        flat = creation.from_file(filename, shared, size, dtype=cls.dtype, device="cpu")
+        memory = UntypedStorage._of_file(flat, filename if shared else None)
+        return TypedStorage(wrap_storage=memory, dtype=cls.dtype, _internal=True)
+
+    def from_buffer(
+        cls, buffer: Any, byte_order: str = "native", count: int = -1, offset: int = 0
+    ) -> TypedStorage:
+        """Return a storage with a copy of elements that a buffer holds, in an order of bytes."""
+        if byte_order not in ("native", "little", "big"):
+            raise ValueError(
+                f"invalid byte_order '{byte_order}' (expected 'big', 'little', or 'native')"
+            )
+        width = cls.dtype.itemsize
+        data = memoryview(buffer).cast("B")[offset:]
+        data = data[: len(data) - len(data) % width if count < 0 else count * width]
+        memory = UntypedStorage(list(data))
+        if byte_order == "big":
+            memory.byteswap(cls.dtype)
+        held = creation.empty(len(data) // width, dtype=cls.dtype)
+        if len(data):
+            flat = memory._flat
+            held.copy_(flat.ne(0) if cls.dtype is bool_ else flat.view(cls.dtype))
+        memory = UntypedStorage(held._storage)
+        return TypedStorage(wrap_storage=memory, dtype=cls.dtype, _internal=True)
 
     def __instancecheck__(cls, other: object) -> bool:
         return isinstance(other, TypedStorage) and other.dtype is cls.dtype
@@ -429,4 +564,4 @@ def is_storage(obj: object) -> bool:
     return isinstance(obj, _Memory)
 
 
-give(untyped=UntypedStorage, typed=TypedStorage, storage_type=_storage_type)
+give(untyped=_untyped, typed=TypedStorage, storage_type=_storage_type)

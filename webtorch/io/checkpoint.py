@@ -19,12 +19,15 @@ from typing import Any, BinaryIO, TypeAlias, cast
 
 from webtorch.errors import DeviceError, DTypeError
 from webtorch.functions import public as webtorch
+from webtorch.functions.creation import from_file
 from webtorch.io import old_file, pytorch_file, safetensors, tree
+from webtorch.io.options import MAP_SHARED, chosen, of_thread
 from webtorch.io.safetensors import FilePath, RawTensor
 from webtorch.io.tree import Leaf, TensorRef
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.nn.parameter import Parameter
+from webtorch.ops.purity import warn
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor
 
@@ -60,10 +63,15 @@ def save(
     naming the place in `obj`: call `state_dict()` first.
     """
     if not _use_new_zipfile_serialization:
+        if of_thread.skip_data:
+            raise RuntimeError(
+                "Cannot use skip_data=True with _use_new_zipfile_serialization=False"
+            )
         if isinstance(f, str | os.PathLike):
             safetensors.replace_file(f, lambda stream: old_file.dump(obj, stream))
         else:
             old_file.dump(obj, f)
+            f.flush()
     elif _is_safetensors(f):
         _save_safetensors(obj, f)
     elif isinstance(f, str | os.PathLike):
@@ -83,6 +91,7 @@ def _save_pytorch(obj: object, stream: BinaryIO) -> None:
     pytorch_file.dump(obj, target)
     if isinstance(target, io.BytesIO) and target is not stream:
         stream.write(target.getvalue())
+    stream.flush()
 
 
 def _save_safetensors(obj: object, f: FilePath | BinaryIO) -> None:
@@ -105,6 +114,7 @@ def load(
     *,
     weights_only: bool | None = None,
     mmap: bool | None = None,
+    **pickle_load_args: Any,
 ) -> Any:
     """Load what `save`, `torch.save` or any writer of safetensors wrote to the path or stream `f`.
 
@@ -116,14 +126,30 @@ def load(
     weights_only: False makes objects of any class in a file of PyTorch's format, which runs code that
     the file names: only for files that you trust. Otherwise, also by default, only data is read, and
     classes given to `torch.serialization.add_safe_globals`.
-    mmap: False reads the file at once. `pickle_module` has no effect: none is used.
+    mmap: False reads the file at once; True leaves the tensors on the CPU in the file's memory (see
+    `torch.serialization.set_default_mmap_options`). `pickle_module` unpickles with weights_only=False, and is
+    given `pickle_load_args`; `encoding` of these is that of texts that Python 2 wrote.
 
     Raises SafetensorError (a ValueError) or CheckpointError (a pickle.UnpicklingError) for a damaged
     file or one that holds more than data, DTypeError for an element type that webtorch lacks,
     DeviceError where a device is not available here.
     """
+    weights_only = _only_weights(weights_only, pickle_module)
+    if of_thread.skip_data:
+        raise RuntimeError(
+            "`torch.load` called within a torch.serialization.skip_data context manager is not supported yet. Please "
+            "call torch.load outside the skip_data context manager."
+        )
+    options = {**pickle_load_args, **({"module": pickle_module} if pickle_module else {})}
+    shared = chosen.flags == MAP_SHARED
     if not isinstance(f, str | os.PathLike):
-        view, file = memoryview(f.read()), _stream_name(f)
+        if mmap:
+            raise ValueError("f must be a file path in order to use the mmap argument")
+        view, file = _all_of(f), _stream_name(f)
+    elif mmap:
+        file = os.fspath(f)
+        bytes_there: Any = from_file(file, shared, os.path.getsize(f), dtype=dtypes.uint8).numpy()
+        view = memoryview(bytes_there)
     elif mmap is False:
         file = os.fspath(f)
         with open(f, "rb") as stream:
@@ -131,15 +157,20 @@ def load(
     else:
         view, file = safetensors.map_file(f), os.fspath(f)
     opening = bytes(view[: len(old_file.MAGIC)])
-    place = partial(_place_storage, map_location, file)
+    place = partial(_place_storage, map_location, file, mmap is True)
     if opening.startswith(pytorch_file.ZIP):
-        return pytorch_file.load(view, file, place, trusted=weights_only is False)
+        return pytorch_file.load(view, file, place, not weights_only, mmap is True, **options)
+    if mmap and not _is_safetensors(f):
+        raise RuntimeError(
+            f"mmap can only be used with files saved with `torch.save({file}, _use_new_zipfile_serialization=True), "
+            "please torch.save your checkpoint with this option in order to use mmap."
+        )
     if opening == old_file.MAGIC:
         old = old_file.OldArchive(view, file)
         if not isinstance(f, str | os.PathLike) and old.end < len(view):
             # Another one may follow.
             f.seek(old.end - len(view), os.SEEK_CUR)
-        return pytorch_file.load_from(old, place, trusted=weights_only is False)
+        return pytorch_file.load_from(old, place, not weights_only, **options)
     # Tensors copy their bytes out of the file, so that their alignment in it does not matter.
     header = safetensors.parse_header(view, name=file, allow_misaligned=True)
     records = safetensors.records(view, header, name=file)
@@ -154,11 +185,64 @@ def load(
     return tree.decode(text, records, make, file=file)
 
 
+def _only_weights(asked: bool | None, module: object) -> bool:
+    """Return whether a file may hold only data: as asked, or as the environment has it."""
+    chosen = module is None if asked is None else asked
+    true = ("1", "y", "yes", "true")
+    force = os.environ.get("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "0").lower() in true
+    force_not = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower() in true
+    if force and force_not:
+        raise RuntimeError(
+            "Only one of `TORCH_FORCE_WEIGHTS_ONLY_LOAD` or `TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD` should be set, but "
+            "both were set."
+        )
+    if force:
+        chosen = True
+    elif force_not and asked is None:
+        warn(
+            "Environment variable TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD detected, since the`weights_only` argument was "
+            "not explicitly passed to `torch.load`, forcing weights_only=False."
+        )
+        chosen = False
+    if chosen and module is not None:
+        raise RuntimeError("Can not safely load weights when explicit pickle_module is specified")
+    return chosen
+
+
+def _all_of(stream: Any) -> memoryview:
+    """Return what is left in a stream."""
+    try:
+        start = stream.tell()
+        end = stream.seek(0, os.SEEK_END)
+        end = stream.tell() if end is None else end
+        stream.seek(start)
+    except (io.UnsupportedOperation, AttributeError) as error:
+        raise type(error)(
+            f"{error}. You can only torch.load from a file that is seekable. Please pre-load the data into a buffer "
+            "like io.BytesIO and try to load from it instead."
+        ) from None
+    if not hasattr(stream, "readinto"):
+        return memoryview(stream.read())
+    data = bytearray(max(end - start, 0))
+    view, at = memoryview(data), 0
+    while at < len(data) and (count := stream.readinto(view[at:])):
+        at += count
+    return view[:at]
+
+
 def _place_storage(
-    map_location: MapLocation, file: str, count: int, dtype: DType, data: memoryview, device: str
+    map_location: MapLocation,
+    file: str,
+    mapped: bool,
+    count: int,
+    dtype: DType,
+    data: memoryview,
+    device: str,
 ) -> Tensor:
     def build(where: Place) -> Tensor:
         """Return the storage's numbers as a 1-d tensor on a device."""
+        if mapped and count and webtorch.device(where).type == "cpu":
+            return webtorch.frombuffer(data, dtype=dtype)
         return from_bytes(data, (count,), dtype, webtorch.device(where))
 
     return _placed(build, "a tensor", device, map_location, file)
@@ -215,7 +299,7 @@ def _placed(
             if not isinstance(error, DeviceError) and _is_device(device):
                 raise
             raise DeviceError(
-                f"load: {file}: {what} was saved on {device}, which is not available "
+                f"{_elsewhere(device)}load: {file}: {what} was saved on {device}, which is not available "
                 f'here ({error}). Pass map_location="cpu" to load it to the CPU.'
             ) from error
 
@@ -230,6 +314,18 @@ def _placed(
             return build_as_saved() if moved is None else moved
         case _:
             return build(map_location)
+
+
+def _elsewhere(device: str) -> str:
+    """Return PyTorch's sentence about a device that is not here, "" for one that webtorch has."""
+    kind = device.partition(":")[0]
+    if kind not in ("cuda", "xpu", "mps", "hpu"):
+        return ""
+    return (
+        f"Attempting to deserialize object on a {kind.upper()} device but torch.{kind}.is_available() is False. If "
+        "you are running on a CPU-only machine, please use torch.load with map_location=torch.device('cpu') to map "
+        "your storages to the CPU.\n\n"
+    )
 
 
 def _is_device(device: str) -> bool:

@@ -100,6 +100,24 @@ def build(target: object, state: object) -> bool:
 # ---- writing
 
 
+def slots_of(kind: type[Any]) -> list[str]:
+    """Return the slots that a class of tensors has beyond those of Tensor."""
+    own = {name for base in Tensor.__mro__ for name in vars(base).get("__slots__", ())}
+    return [name for name in copyreg._slotnames(kind) if name not in own]  # type: ignore[attr-defined]
+
+
+def state_of(x: Tensor) -> Any:
+    """Return the attributes that a tensor has by itself, as its class gives them to pickle."""
+    if "__getstate__" in {
+        name for base in type(x).__mro__ for name in vars(base) if base is not object
+    }:
+        return x.__getstate__()
+    # How a view was made is a part of its graph.
+    attributes = {n: v for n, v in vars(x).items() if n not in ("_made_by", "_shown_device")}
+    slots = {name: getattr(x, name) for name in slots_of(type(x)) if hasattr(x, name)}
+    return (attributes, slots) if slots else attributes
+
+
 def write(w: Writer, value: object, path: tuple[object, ...]) -> None:
     """Write a value of any class. Raises PicklingError for one that has no name or does not pickle."""
     if isinstance(value, type) and value in _ONLY:
@@ -169,14 +187,11 @@ _CLASSES: dict[str, object] = {
 }  # fmt: skip
 
 
-class _Unpickler(pickle.Unpickler):
-    """Python's own, with webtorch in PyTorch's place."""
+class _Finding:
+    """What an unpickler is told, so that webtorch stands in PyTorch's place."""
 
-    def __init__(
-        self, data: bytes, names: Mapping[str, object], persistent: Callable[[object], object]
-    ) -> None:
-        super().__init__(io.BytesIO(data))
-        self.names, self.persistent = names, persistent
+    names: Mapping[str, object]
+    persistent: Callable[[object], object]
 
     def persistent_load(self, pid: object) -> object:
         """Return the storage that a persistent id names."""
@@ -194,7 +209,7 @@ class _Unpickler(pickle.Unpickler):
             return known.function if isinstance(known, Call) else known
         if module == "torch" or module.startswith("torch."):
             return _counterpart(module, name)
-        return super().find_class(module, name)
+        return super().find_class(module, name)  # type: ignore[misc]
 
 
 def of_class(tensor: Any, kind: type[Any]) -> Any:
@@ -206,7 +221,13 @@ def of_class(tensor: Any, kind: type[Any]) -> Any:
 
 def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: object) -> object:
     made = of_class(make(*args), kind)
-    vars(made).update((state[0] if isinstance(state, tuple) else state) or {})
+    if hasattr(kind, "__setstate__"):
+        made.__setstate__(state)
+        return made
+    attributes, slots = state if isinstance(state, tuple) else (state, None)
+    vars(made).update(attributes or {})
+    for name, value in (slots or {}).items():
+        setattr(made, name, value)
     return made
 
 
@@ -233,7 +254,15 @@ def _counterpart(module: str, name: str) -> object:
 
 
 def read(
-    data: bytes, names: Mapping[str, object], persistent: Callable[[object], object]
+    data: bytes,
+    names: Mapping[str, object],
+    persistent: Callable[[object], object],
+    module: Any = pickle,
+    **options: Any,
 ) -> object:
-    """Return the value that a pickle describes, running the code that it names."""
-    return _Unpickler(data, names, persistent).load()
+    """Return the value that a pickle describes, running the code that it names; `module` unpickles."""
+    kind: Any = type("Unpickler", (_Finding, module.Unpickler), {})
+    unpickler = kind(io.BytesIO(data), **{"encoding": "utf-8", **options})
+    unpickler.names, unpickler.persistent = names, persistent
+    found: object = unpickler.load()
+    return found

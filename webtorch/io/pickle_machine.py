@@ -90,6 +90,9 @@ def _counter(*counts: Any) -> Counter[object]:
 
 
 def _bytearray(*data: Any) -> bytearray:
+    if len(data) == 2 and data[1] == "latin-1":
+        # How protocol 2 spells it.
+        return bytearray(_bytes_of(data[0], "latin1"))
     # Of bytes only: a number would be a size.
     if data and not isinstance(data[0], bytes):
         raise TypeError("a bytearray is made of bytes")
@@ -117,6 +120,7 @@ PLAIN: dict[str, Name] = {
         Call("_codecs.encode", _bytes_of),
     )
 }
+_BLOCKED = ("sys", "os", "posix", "nt")
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
@@ -150,6 +154,7 @@ def read(
     persistent: Callable[[object], object],
     build: Callable[[object, object], bool],
     refuse: Refuse,
+    encoding: str = "utf-8",
 ) -> object:
     """Return the value that `data` describes.
 
@@ -157,8 +162,10 @@ def read(
     persistent: gives what a persistent id of the file stands for (a storage).
     build: sets the state of an object, and returns whether it could.
     refuse: makes the exception for a text that says what is wrong.
+    encoding: of texts that Python 2 wrote; "bytes" for bytes.
     """
     machine = _Machine({**PLAIN, **names}, persistent, build, refuse)
+    machine.encoding = encoding
     try:
         return machine.run(data)
     except Exception as error:
@@ -169,6 +176,8 @@ def read(
 
 
 class _Machine:
+    encoding = "utf-8"
+
     def __init__(
         self,
         names: Mapping[str, object],
@@ -188,7 +197,7 @@ class _Machine:
             arg: Any = argument
             name = opcode.name
             if name in _VALUES:
-                push(arg.encode("latin1").decode("utf-8") if "STRING" in name else arg)
+                push(self.text(arg.encode("latin1")) if "STRING" in name else arg)
             elif name in _CONSTANTS:
                 push(_CONSTANTS[name])
             elif name in _EMPTY:
@@ -244,6 +253,10 @@ class _Machine:
                 raise self.refuse(f"it asks for {name}, which weights do not need")
         raise ValueError("it does not end")
 
+    def text(self, data: bytes) -> str | bytes:
+        """Return a text that Python 2 wrote."""
+        return data if self.encoding == "bytes" else data.decode(self.encoding)
+
     def pop(self) -> Any:
         """Take the top of the stack. Raises ValueError for a mark."""
         value = self.stack.pop()
@@ -292,10 +305,18 @@ class _Machine:
         else:
             name, module = self.pop(), self.pop()
         full = f"{_PYTHON_2.get(module, module)}.{name}"
-        if full not in self.names:
+        if module in _BLOCKED:
             raise self.refuse(
-                f"it holds an object of {full!s:.200}, and making that would run code: with "
-                "weights_only=True only tensors, numbers, text and containers of them are read, and "
+                f"Trying to load unsupported GLOBAL {full} whose module {module} is blocked."
+            )
+        if full not in self.names:
+            shown = full.removeprefix("builtins.")
+            raise self.refuse(
+                f"Unsupported global: GLOBAL {shown} was not an allowed global by default. Please use "
+                f"`torch.serialization.add_safe_globals([{shown}])` or the "
+                f"`torch.serialization.safe_globals([{shown}])` context manager to allowlist this global if you "
+                f"trust this class/function.\n\nIt holds an object of {full!s:.200}, and making that would run code: "
+                "with weights_only=True only tensors, numbers, text and containers of them are read, and "
                 "classes given to torch.serialization.add_safe_globals. Where you trust the file, "
                 "load it with weights_only=False"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import pickletools
 import struct
 import zipfile
 import zlib
@@ -18,8 +19,10 @@ from typing import Any, BinaryIO, NoReturn, Protocol, cast
 
 from webtorch.errors import DTypeError
 from webtorch.functions import public as webtorch
+from webtorch.functions.storages import StorageBase, TypedStorage, UntypedStorage
 from webtorch.io import objects
-from webtorch.io.pickle_machine import Call, Name, Writer, read
+from webtorch.io.options import LoadEndianness, chosen, of_thread
+from webtorch.io.pickle_machine import PLAIN, Call, Name, Writer, read
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import extent, is_contiguous, numel
@@ -33,6 +36,8 @@ from webtorch.tensors.tensor import Tensor
 
 # Places a flat tensor that was saved on a device: (element count, dtype, bytes, saved device).
 Place = Callable[[int, DType, memoryview, str], Tensor]
+# Makes the memory of a storage of the file, as a flat tensor.
+Load = Callable[["_Stored", DType], Tensor]
 
 ZIP = b"PK\x03\x04"
 _ALIGNMENT = 64
@@ -82,10 +87,12 @@ class Entry:
 
 
 class Archive:
-    """The entries of a zip file in memory, all checked to lie inside it, apart and uncompressed."""
+    """The entries of a zip file in memory, all checked to lie inside it, apart and uncompressed. `unchecked`: of a
+    file that tensors may have been written to.
+    """
 
-    def __init__(self, view: memoryview, file: str) -> None:
-        self.view, self.file = view, file
+    def __init__(self, view: memoryview, file: str, unchecked: bool = False) -> None:
+        self.view, self.file, self.unchecked = view, file, unchecked
         try:
             with zipfile.ZipFile(cast(Any, _Window(view))) as archive:
                 found = archive.infolist()
@@ -108,8 +115,9 @@ class Archive:
             self.refuse("it is a zip file, but not one of torch.save: there is no data.pkl in it")
         self.prefix = roots[0].removesuffix("data.pkl")
         if self.prefix + "constants.pkl" in self.entries:
-            self.refuse(
-                "it is a TorchScript program, which is code. Save the module's state_dict() instead"
+            raise CheckpointError(
+                "Cannot use ``weights_only=True`` with TorchScript archives passed to ``torch.load``. "
+                f"load: {file}: it is a TorchScript program, which is code. Save the module's state_dict() instead."
             )
 
     def refuse(self, message: str) -> NoReturn:
@@ -136,7 +144,8 @@ class Archive:
         if entry is None:
             self.refuse(f"there is no {short(name)} in it")
         data = self.view[entry.begin : entry.end]
-        if zlib.crc32(data) != entry.checksum:
+        # Zero stands for none.
+        if entry.checksum and zlib.crc32(data) != entry.checksum and not self.unchecked:
             self.refuse(f"the bytes of {short(name)} are damaged: their checksum differs")
         return data
 
@@ -180,36 +189,59 @@ class _Window:
         return data
 
 
-class _Stored:
-    """A storage of the file; its tensor is made when a view of it is."""
+class _Stored(TypedStorage):
+    """A storage of the file. Its memory is made when it is looked at, or a tensor of it is."""
 
-    __slots__ = ("device", "dtype", "elements", "key", "start")
+    __slots__ = ("elements", "key", "kind", "load", "part", "where")
 
     def __init__(
-        self, key: str, dtype: DType | str | None, device: str, elements: int, start: int
+        self,
+        key: str,
+        kind: DType | str | None,
+        where: str,
+        elements: int,
+        part: tuple[int, int] | None,
+        load: Load,
     ) -> None:
-        # dtype: None for raw bytes, a name for a type that webtorch does not have.
-        self.key, self.dtype, self.device, self.elements = key, dtype, device, elements
-        # Where it begins in the storage that it is a part of.
-        self.start = start
+        # kind: None for raw bytes, a name for a type that webtorch does not have.
+        self.key, self.kind, self.where, self.elements = key, kind, where, elements
+        # Where it begins in the storage that it is a part of, and its size.
+        self.part, self.load = part, load
+        if not isinstance(kind, str):
+            self.dtype = kind or dtypes.uint8
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_untyped_storage":
+            raise AttributeError(name)
+        flat = self.load(self, self.dtype)
+        memory, width = UntypedStorage(flat._storage), self.dtype.itemsize
+        if self.part:
+            start, size = self.part
+            memory = memory._of_part(start * width, (start + size) * width)
+        self._untyped_storage = memory
+        return memory
 
 
 class _Reader:
     def __init__(self, archive: Source, place: Place) -> None:
         self.archive, self.place = archive, place
+        self.swapped = False
         self.flat: dict[tuple[str, DType], Tensor] = {}
         self.devices: dict[str, str] = {}
         self.raw: dict[str, memoryview] = {}
 
-    def load(self, trusted: bool) -> object:
-        """Return the value that the archive holds; `trusted` lets its pickle run code.
+    def load(self, trusted: bool, module: Any = pickle, **options: Any) -> object:
+        """Return the value that the archive holds; `trusted` lets its pickle run code, by the unpickler of `module`.
 
         Raises CheckpointError for what is damaged, and for what weights do not need if not `trusted`.
         """
         archive = self.archive
         order = archive.text_of("byteorder")
-        if order not in (None, "little"):
-            archive.refuse(f"its numbers are {short(order)}-endian, only little is read")
+        if order is None and chosen.endianness is LoadEndianness.BIG:
+            order = "big"
+        if order not in (None, "little", "big"):
+            archive.refuse(f"its numbers are {short(order)}-endian, which is no order of bytes")
+        self.swapped = order == "big"
         try:
             devices = json.loads(archive.text_of(_DEVICES) or "{}")
         except ValueError:
@@ -222,13 +254,19 @@ class _Reader:
             archive.refuse(f"data.pkl takes {len(data)} bytes, more than a description needs")
 
         def refuse(message: str) -> CheckpointError:
-            """Return the error for a fault of the pickle."""
-            return CheckpointError(f"load: {archive.file}: {message}.")
+            """Return the error for a fault of the pickle, in PyTorch's words first."""
+            first, _, second = message.partition("\n\n")
+            if not second:
+                first, second = "", message
+            if "is blocked" in second:
+                first, second = second, "it names what would run code"
+            return CheckpointError(f"{_failed(first)}\n\nload: {archive.file}: {second}.")
 
         if trusted:
-            return objects.read(bytes(data), self.names(), self.storage)
+            return objects.read(bytes(data), self.names(), self.storage, module, **options)
         names = objects.allowed() | self.names()
-        return read(bytes(data), names, self.storage, self.build, refuse)
+        encoding = options.get("encoding", "utf-8")
+        return read(bytes(data), names, self.storage, self.build, refuse, encoding)
 
     def names(self) -> dict[str, object]:
         """What the names that torch.save writes stand for."""
@@ -240,6 +278,7 @@ class _Reader:
             "torch._utils._rebuild_parameter": self.parameter,
             "torch._utils._rebuild_parameter_with_state": self.parameter_with_state,
             "torch._utils._rebuild_sparse_tensor": self.sparse,
+            "torch._utils._rebuild_wrapper_subclass": self.wrapper,
             "torch._tensor._rebuild_from_type_v2": self.from_type,
             "torch.serialization._get_layout": self.layout,
             "torch.Size": self.size,
@@ -263,6 +302,12 @@ class _Reader:
 
         In files from before PyTorch 1.6 a class of modules is one too, with its source.
         """
+        if isinstance(persistent_id, tuple):
+            # Python 2 wrote texts as bytes.
+            persistent_id = tuple(
+                one.decode("ascii", "replace") if isinstance(one, bytes) else one
+                for one in persistent_id
+            )
         match persistent_id:
             # Files from before PyTorch 1.6 have one more: None, or its key, offset and size within another storage.
             case ("storage", Name(text=kind), str(key), str(device), int(elements), *views):
@@ -273,20 +318,21 @@ class _Reader:
                 self.archive.refuse(f"it names a storage as {short(persistent_id)}")
         if elements < 0 or isinstance(elements, bool):
             self.archive.refuse(f"the storage {short(key)} has {elements} elements")
-        start = 0
+        part = None
         match views:
             case [] | [None]:
                 pass
             case [(_, int(start), int(size))] if 0 <= start <= start + size <= elements:
-                pass
+                part = (start, size)
             case _:
                 self.archive.refuse(f"a part of a storage is {short(views)}")
         device = self.devices.get(key, device)
         kind = kind.rpartition(".")[2].removesuffix("Storage")
         if kind in ("Untyped", "Typed"):
-            return _Stored(key, None, device, elements, start)
+            return _Stored(key, None, device, elements, part, self.memory)
         name = STORAGES.get(kind)
-        return _Stored(key, DTYPES[name] if name else kind.lower(), device, elements, start)
+        known = DTYPES[name] if name else kind.lower()
+        return _Stored(key, known, device, elements, part, self.memory)
 
     def view(
         self, stored: object, dtype: object, offset: Any, shape: Any, strides: Any, grad: object
@@ -303,7 +349,7 @@ class _Reader:
             refuse(f"a tensor has shape {short(shape)}, strides {short(strides)} at {offset!r}")
         if len(shape) != len(strides) or len(shape) > 64 or numel(shape) >= 2**63:
             refuse(f"a tensor has shape {short(shape)} and strides {short(strides)}")
-        offset += stored.start
+        offset += stored.part[0] if stored.part else 0
         whole = self.memory(stored, dtype)
         elements = whole.numel()
         if numel(shape) and extent(tuple(shape), tuple(strides), offset)[1] >= elements:
@@ -324,19 +370,21 @@ class _Reader:
         found = self.flat.get(key)
         if found is not None:
             return found
-        if any(k == stored.key for k, _ in self.flat):
+        if stored.elements and any(k == stored.key for k, _ in self.flat):
             self.archive.refuse(
                 f"the storage {short(stored.key)} is used with two element types, which webtorch "
                 "cannot share"
             )
         data = self.archive.bytes_of(f"data/{stored.key}")
-        width = 1 if stored.dtype is None else dtype.itemsize
+        width = 1 if stored.kind is None else dtype.itemsize
         if len(data) != stored.elements * width or len(data) % dtype.itemsize:
             self.archive.refuse(
                 f"the storage {short(stored.key)} should have {stored.elements * width} bytes, the "
                 f"file has {len(data)}"
             )
-        made = self.place(len(data) // dtype.itemsize, dtype, data, stored.device)
+        if self.swapped:
+            data = _swapped(data, (dtype.to_real() if dtype.is_complex else dtype).itemsize)
+        made = self.place(len(data) // dtype.itemsize, dtype, data, stored.where)
         if not (made.dtype is dtype and made.dim() == 1 and made.is_contiguous()):
             self.archive.refuse(f"map_location gave {made.dtype} of shape {tuple(made.shape)}")
         self.flat[key] = made
@@ -344,7 +392,7 @@ class _Reader:
 
     def tensor_v1(self, stored: object, offset: object, shape: object, strides: object) -> Tensor:
         """Stand for `torch._utils._rebuild_tensor`."""
-        return self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, False)
+        return self.view(stored, getattr(stored, "kind", None), offset, shape, strides, False)
 
     def tensor_v2(
         self, stored: object, offset: object, shape: object, strides: object, grad: object,
@@ -353,7 +401,7 @@ class _Reader:
         """Stand for `torch._utils._rebuild_tensor_v2`. Raises DTypeError for a negated tensor."""
         if more and (more.get("neg") or set(more) - {"neg", "conj"}):
             raise DTypeError(f"load: {self.archive.file}: a tensor in it is negated")
-        found = self.view(stored, getattr(stored, "dtype", None), offset, shape, strides, grad)
+        found = self.view(stored, getattr(stored, "kind", None), offset, shape, strides, grad)
         if more and more.get("conj"):
             return found.detach().conj().requires_grad_(found.requires_grad)
         return found
@@ -398,6 +446,16 @@ class _Reader:
         except (RuntimeError, ValueError, IndexError) as error:
             self.archive.refuse(f"a sparse tensor is damaged: {error}")
 
+    def wrapper(self, kind: Any, dtype: Any, shape: Any, strides: Any, offset: Any, layout: Any,
+                device: Any, grad: Any) -> Tensor:  # fmt: skip
+        """Stand for `torch._utils._rebuild_wrapper_subclass`: a tensor of a class that wraps others."""
+        if not (isinstance(kind, type) and issubclass(kind, Tensor)):
+            self.archive.refuse(f"a tensor that wraps others is made of {short(kind)}")
+        made: Tensor = Tensor._make_wrapper_subclass(
+            kind, shape, strides, offset, None, dtype, layout, device, False, grad
+        )
+        return made
+
     def parameter(self, data: object, grad: object, hooks: object) -> Parameter:
         """Stand for `torch._utils._rebuild_parameter`; its hooks are dropped."""
         if not isinstance(data, Tensor):
@@ -428,8 +486,16 @@ class _Reader:
 
     def set_attributes(self, tensor: Tensor, state: Any) -> None:
         """Give a tensor the attributes that its owner had set on it."""
+        if (restore := getattr(tensor, "__setstate__", None)) is not None:
+            restore(state)
+            return
+        slots: dict[str, object] = {}
         if isinstance(state, tuple) and len(state) == 2:
-            state = state[0]
+            state, slots = state[0], state[1] or {}
+        for name, value in slots.items():
+            if name not in objects.slots_of(type(tensor)):
+                self.archive.refuse(f"a tensor has an attribute {short(name)}")
+            setattr(tensor, name, value)
         for name, value in (state or {}).items():
             if not isinstance(name, str) or name.startswith("__") or hasattr(Tensor, name):
                 self.archive.refuse(f"a tensor has an attribute {short(name)}")
@@ -461,19 +527,78 @@ class _Reader:
         return True
 
 
-def load(view: memoryview, file: str, place: Place, trusted: bool) -> object:
+_UNSAFE = (
+    "In PyTorch 2.6, we changed the default value of the `weights_only` argument in `torch.load` from `False` to "
+    "`True`. Re-running `torch.load` with `weights_only` set to `False` will likely succeed, but it can result in "
+    "arbitrary code execution. Do it only if you got the file from a trusted source."
+)
+
+
+def _failed(why: str) -> str:
+    """Return PyTorch's words about a file that holds more than weights."""
+    if "was not an allowed global" in why:
+        return (
+            "Weights only load failed. This file can still be loaded, to do so you have two options, \033[1mdo those "
+            f"steps only if you trust the source of the checkpoint\033[0m. \n\t(1) {_UNSAFE}\n\t(2) Alternatively, to "
+            "load with `weights_only=True` please check the recommended steps in the following error message.\n\t"
+            f"WeightsUnpickler error: {why}"
+        )
+    if why:
+        return f"Weights only load failed. {_UNSAFE}\n{why}"
+    return (
+        f"Weights only load failed. {_UNSAFE}\nPlease file an issue with the following so that we can make "
+        "`weights_only=True` compatible with your use case: WeightsUnpickler error:"
+    )
+
+
+def _swapped(data: memoryview, width: int) -> memoryview:
+    """Return numbers with the bytes of each in the other order."""
+    out = bytearray(len(data))
+    for at in range(width):
+        out[at::width] = data[width - 1 - at :: width]
+    return memoryview(out)
+
+
+def load(
+    view: memoryview,
+    file: str,
+    place: Place,
+    trusted: bool,
+    unchecked: bool = False,
+    **options: Any,
+) -> object:
     """Return what `torch.save` wrote. No code of the file is run unless it is `trusted`; storages stay
-    shared.
+    shared. `options`: the unpickler's, and its module.
 
     Raises CheckpointError for a file that is damaged or holds more than data, DTypeError for an
     element type that webtorch does not have.
     """
-    return load_from(Archive(view, file), place, trusted)
+    return load_from(Archive(view, file, unchecked), place, trusted, **options)
 
 
-def load_from(archive: Source, place: Place, trusted: bool) -> object:
+def load_from(archive: Source, place: Place, trusted: bool, **options: Any) -> object:
     """Return what the parts of a file hold, as `load` does."""
-    return _Reader(archive, place).load(trusted)
+    return _Reader(archive, place).load(trusted, **options)
+
+
+def names_in(view: memoryview, file: str) -> list[str]:
+    """Return the names of classes and functions in a file that loading only weights would refuse."""
+    archive = Archive(view, file)
+    found: dict[str, None] = {}
+    texts: list[str] = []
+    for opcode, arg, _ in pickletools.genops(bytes(archive.bytes_of("data.pkl"))):
+        if "UNICODE" in opcode.name:
+            texts.append(str(arg))
+        elif opcode.name == "GLOBAL":
+            found[str(arg).replace(" ", ".")] = None
+        elif opcode.name == "STACK_GLOBAL":
+            found[".".join(texts[-2:])] = None
+    known = {*PLAIN, *objects.allowed(), *_Reader(archive, _nowhere).names()}
+    return [name for name in found if name not in known]
+
+
+def _nowhere(count: int, dtype: DType, data: memoryview, device: str) -> NoReturn:
+    raise AssertionError("names are looked at, not tensors")
 
 
 def _counts(values: object) -> bool:
@@ -530,6 +655,10 @@ class Saver:
         if isinstance(value, webtorch.device):
             args = (value.type,) if value.index is None else (value.type, value.index)
             return lambda w: self.call(w, "torch", "device", args)
+        if isinstance(value, StorageBase):
+            return lambda w: self.reference(w, value._storage, None)
+        if isinstance(value, TypedStorage):
+            return lambda w: self.reference(w, value.untyped()._storage, value.dtype)
         if isinstance(value, _Reference):
             return lambda w: self.reference(w, value.storage, value.dtype)
         return None
@@ -566,7 +695,7 @@ class Saver:
         # What a Module knows of a Buffer stands in the Module.
         kind = Tensor if type(x) is Buffer else type(x)
         # How a view was made is a part of its graph.
-        state = {} if type(x) is Buffer else {n: v for n, v in vars(x).items() if n != "_made_by"}
+        state = {} if type(x) is Buffer else objects.state_of(x)
         if kind is Tensor and not state:
             self.call(w, "torch._utils", name, args)
         else:
@@ -577,6 +706,18 @@ class Saver:
 
     def form(self, x: Tensor) -> tuple[str, tuple[object, ...]]:
         """Return the name of the function that makes a plain tensor again, and its arguments."""
+        if x._storage.runtime.kind == "meta" and not x.is_meta:
+            # It wraps others, and has no memory itself.
+            wrapped = (
+                x.dtype,
+                tuple(x._shape),
+                tuple(x._strides),
+                x._offset,
+                x.layout,
+                x.device,
+                x.requires_grad,
+            )
+            return "_rebuild_wrapper_subclass", (type(x), *wrapped)
         if x.is_meta:
             shown = (x.dtype, tuple(x._shape), tuple(x._strides), x.requires_grad)
             return "_rebuild_meta_tensor_no_storage", shown
@@ -588,9 +729,13 @@ class Saver:
             return "_rebuild_tensor_v2", args
         return "_rebuild_tensor_v3", (*args, x.dtype)
 
-    def reference(self, w: Writer, storage: Storage, dtype: DType) -> None:
-        """Write the persistent id of a storage. Raises RuntimeError if it was written with another dtype."""
-        if self.types.setdefault(id(storage), dtype) is not dtype:
+    def reference(self, w: Writer, storage: Storage, dtype: DType | None) -> None:
+        """Write the persistent id of a storage, None for one of bytes. Raises RuntimeError if it was written with
+        another dtype.
+        """
+        kind = _STORAGE_OF.get(dtype.name) if dtype else None
+        shown = dtype if kind and dtype else dtypes.uint8
+        if storage.nbytes and self.types.setdefault(id(storage), shown) is not shown:
             raise RuntimeError(
                 "Cannot save multiple tensors or storages that view the same data as different types"
             )
@@ -600,7 +745,6 @@ class Saver:
             self.storages.append(storage)
         w.out += b"("
         w.text("storage")
-        kind = _STORAGE_OF.get(dtype.name)
         if kind:
             w.name("torch", f"{kind}Storage")
         else:
@@ -608,7 +752,7 @@ class Saver:
         w.text(key)
         # PyTorch has no such device as ours; where a storage was is in an entry of its own.
         w.text("cpu")
-        width = self.widths.setdefault(id(storage), dtype.itemsize if kind else 1)
+        width = self.widths.setdefault(id(storage), shown.itemsize)
         w.integer(storage.nbytes // width)
         w.out += b"NtQ" if self.views else b"tQ"
 
@@ -637,6 +781,8 @@ class _Reference:
 def storage_bytes(storage: Storage) -> memoryview:
     """Return the bytes of a storage."""
     nbytes = storage.elements * storage.dtype.itemsize
+    if of_thread.skip_data:
+        return memoryview(bytes(nbytes))
     flat = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
     return memoryview(flat._to_bytes()).cast("B")[:nbytes] if nbytes else memoryview(b"")
 
@@ -647,19 +793,19 @@ def dump(obj: object, stream: BinaryIO) -> None:
     pickled = Writer(saver.special, objects.write).finish(obj)
     devices: dict[str, str] = {}
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
-        _put(archive, "data.pkl", pickled)
-        _put(archive, "byteorder", b"little")
+        put(archive, "data.pkl", pickled)
+        put(archive, "byteorder", b"little")
         for key, storage in enumerate(saver.storages):
             flat = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
             if not flat.is_cpu:
                 devices[str(key)] = str(flat.device)
-            _put(archive, f"data/{key}", storage_bytes(storage))
+            put(archive, f"data/{key}", storage_bytes(storage))
         if devices:
-            _put(archive, _DEVICES, json.dumps(devices).encode())
-        _put(archive, "version", b"3\n")
+            put(archive, _DEVICES, json.dumps(devices).encode())
+        put(archive, "version", b"3\n")
 
 
-def _put(archive: zipfile.ZipFile, name: str, data: bytes | bytearray | memoryview) -> None:
+def put(archive: zipfile.ZipFile, name: str, data: bytes | bytearray | memoryview) -> None:
     """Add an entry whose bytes begin at a multiple of 64, as PyTorch's own do."""
     # A fixed date: the same values give the same file.
     info = zipfile.ZipInfo(f"archive/{name}", (1980, 1, 1, 0, 0, 0))
@@ -669,3 +815,9 @@ def _put(archive: zipfile.ZipFile, name: str, data: bytes | bytearray | memoryvi
     info.extra = b"FB" + struct.pack("<H", padding) + b"Z" * padding
     data = memoryview(data)
     archive.writestr(info, data.cast("B") if data.nbytes else b"")
+    if not chosen.checksums and archive.fp is not None:
+        # In front of the bytes, and in the archive's directory.
+        info.CRC, end = 0, archive.fp.tell()
+        archive.fp.seek(start + 14)
+        archive.fp.write(bytes(4))
+        archive.fp.seek(end)

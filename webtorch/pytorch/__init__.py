@@ -12,6 +12,7 @@ random     random operators, from generators of either side; all others mean wha
 attention  scaled dot-product attention as one operator
 grouped    products of groups of rows: experts
 regions    torchvision's compiled operators
+sparse     COO tensors, and compressed: CSR and CSC
 kernels    how a meaning becomes a PyTorch kernel
 known      calls of known kinds: one look-up instead of the meaning
 foreach    operations on lists of tensors

@@ -10,23 +10,26 @@ functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.autograd import forward_ad
 
 from webtorch.aten.table import Function, aten, op
 from webtorch.functions.attention import _by_groups, _safe_softmax, _scores, by_rank_four
 from webtorch.functions.contract import matmul
+from webtorch.ir.view import contiguous_strides
+from webtorch.ops.layout import Forms, Sizes
 from webtorch.ops.primitive import copy, reduce_dims
 from webtorch.pytorch import device
+from webtorch.pytorch.kernels import functional, is_plain, is_transformed, own, structured
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
 
 _NAME = "scaled_dot_product_attention"
+_FORWARD = "_scaled_dot_product_fused_attention_overrideable"
 
 
 # ---- meanings, on webtorch tensors of rank 4 ----------------------------------------------------
@@ -92,6 +95,79 @@ def attention_backward(
         _summed(matmul(change.transpose(-2, -1), query), key),
         _summed(matmul(weights.transpose(-2, -1), g), value),
     )
+
+
+def _heads_last(forms: Forms, shape: Sizes) -> Sizes:
+    """Return the strides of a result (B, H, L, V) whose heads come last but one in memory."""
+    if len(shape) < 4:
+        return contiguous_strides(shape)
+    _, heads, length, width = shape
+    return heads * length * width, width, heads * width, 1
+
+
+def _fused(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention (B, H, L, V), and what its gradient reads in three dims."""
+    keeps = _keeps_of(query, value)
+    out, kept = attention(query, key, value, mask, is_causal, _factor(query, scale), keeps)
+    return out.transpose(1, 2), kept.flatten(0, 1)
+
+
+def _fused_backward(
+    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    wanted: Sequence[bool],
+    out: Tensor,
+    kept: Tensor,
+    *rest: Any,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    is_causal = rest[5]
+    return attention_backward(
+        g.transpose(1, 2), query, key, value, mask, out.transpose(1, 2),
+        kept.reshape((*query.shape[:2], *kept.shape[1:])), is_causal, _factor(query, scale),
+        _keeps_of(query, value),
+    )  # fmt: skip
+
+
+def _alone(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return the attention without what its gradient reads, as `_fused` lays it."""
+    out = op.scaled_dot_product_attention(
+        query, key, value, mask, 0.0, is_causal, scale, enable_gqa
+    )
+    heads_last: Tensor = copy(out.transpose(-3, -2)).transpose(-3, -2) if out.ndim == 4 else out
+    return heads_last
+
+
+def _factor(query: Tensor, scale: float | None) -> float:
+    return 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def _keeps_of(query: Tensor, value: Tensor) -> str:
+    fused = suits_shapes(device.runtime(), query.dtype, query.shape, value.shape)
+    return "statistics" if fused else "weights"
 
 
 def _parts(
@@ -182,16 +258,7 @@ class _Attention(torch.autograd.Function):
         """Return the gradients of query, key, value and mask."""
         query, key, value, mask, out, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            # To be differentiated again: by PyTorch's composition.
-            # As tensors of their own, since one may be, or be computed from, another.
-            operands = [t.view_as(t) for t in (query, key, value)]
-            wanted = [t for t in operands if t.requires_grad]
-            again = composed(
-                *operands, mask, 0.0, ctx.is_causal, scale=ctx.scale,
-                enable_gqa=query.shape[1] != key.shape[1],
-            )  # fmt: skip
-            found = iter(torch.autograd.grad(again, wanted, g.transpose(1, 2), create_graph=True))
-            grads = [next(found) if t.requires_grad else None for t in operands]
+            grads = _again(g.transpose(1, 2), query, key, value, mask, ctx.is_causal, ctx.scale)
         else:
             grads = torch.ops.webgpu.attention_backward(
                 g, query, key, value, mask, out, kept, ctx.is_causal, ctx.scale, ctx.keeps
@@ -202,13 +269,32 @@ class _Attention(torch.autograd.Function):
 _attend: Callable[..., torch.Tensor] = _Attention.apply
 
 
+def _again(
+    g: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> list[torch.Tensor | None]:
+    """Return the gradients of query, key and value, to be differentiated again: by PyTorch's composition."""
+    # As tensors of their own, since one may be, or be computed from, another.
+    operands = [t.view_as(t) for t in (query, key, value)]
+    wanted = [t for t in operands if t.requires_grad]
+    gqa = query.shape[1] != key.shape[1]
+    again = composed(*operands, mask, 0.0, is_causal, scale=scale, enable_gqa=gqa)
+    found = iter(torch.autograd.grad(again, wanted, g, create_graph=True))
+    return [next(found) if t.requires_grad else None for t in operands]
+
+
 def composed(*args: object, **kwargs: object) -> torch.Tensor:
     """`scaled_dot_product_attention` as PyTorch composes it."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch.ops.aten.scaled_dot_product_attention.default._op_dk(composite, *args, **kwargs)
 
 
-def _scaled_dot_product_attention(
+def _composed_or_one(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -221,7 +307,7 @@ def _scaled_dot_product_attention(
 ) -> torch.Tensor:
     mask = attn_mask
     operands = (query, key, value)
-    if dropout_p or not _takes(query, key, value, mask, is_causal, enable_gqa) or _transformed():
+    if dropout_p or not _takes(query, key, value, mask, is_causal, enable_gqa) or is_transformed():
         return composed(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -229,12 +315,56 @@ def _scaled_dot_product_attention(
     factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
     if rank < 4:
         query, key, value = (t[(None,) * (4 - rank)] for t in operands)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        out = _attend(query, key, value, mask, is_causal, factor)
-    else:
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in operands)):
         out, _ = torch.ops.webgpu.attention(query, key, value, mask, is_causal, factor, "nothing")
-    out = out.transpose(1, 2)
+        out = out.transpose(1, 2)
+    elif rank == 4 and is_plain():
+        # The operator of PyTorch's for devices from outside: its gradient is one of C++, which keeps the result.
+        out = _forward(query, key, value, mask, 0.0, is_causal, False, scale=scale)[0]
+    else:
+        out = _attend(query, key, value, mask, is_causal, factor).transpose(1, 2)
     return out if rank == 4 else out[(0,) * (4 - rank)]
+
+
+_overload = torch.ops.aten.scaled_dot_product_attention.default
+_as_one = structured(_overload, _alone, _composed_or_one)
+_forward = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default._op
+_known_forward = functional(_FORWARD, _fused, rule=_heads_last)
+_known_backward = functional(f"{_FORWARD}_backward", _fused_backward)
+
+
+def _scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    *rest: Any,
+    **options: Any,
+) -> torch.Tensor:
+    one = not dropout_p and not torch.is_grad_enabled() and is_plain()
+    run = _as_one if one else _composed_or_one
+    out: torch.Tensor = run(query, key, value, attn_mask, dropout_p, *rest, **options)
+    return out
+
+
+@own(_FORWARD)
+def _attention_forward(*args: Any, **options: Any) -> tuple[Any, ...]:
+    out, kept = _known_forward(*args, **options)
+    return out, kept, None, None, args[0].shape[2], args[1].shape[2], None, None, None
+
+
+@own(f"{_FORWARD}_backward")
+def _attention_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> Any:
+    return *_known_backward(g, *args, scale=scale), None
+
+
+def _differentiable_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> Any:
+    """The backward pass, by PyTorch's composition where it is to be differentiated again."""
+    if not torch.is_grad_enabled():
+        return _attention_backward(g, *args, scale=scale)
+    query, key, value, mask = args[:4]
+    return *_again(g, query, key, value, mask, args[12], scale), None
 
 
 def _takes(
@@ -246,25 +376,15 @@ def _takes(
     enable_gqa: bool,
 ) -> bool:
     """Whether the node takes these; PyTorch's composition says what is wrong with others."""
-    rank = query.dim()
-    if not (2 <= rank <= 4 and key.dim() == value.dim() == rank):
-        return False
-    if not all(map(device.on_device, (query, key, value))):
+    operands = query, key, value
+    q, k, v = query.shape, key.shape, value.shape
+    if not all(map(device.on_device, operands)) or not _fit(q, k, v, enable_gqa):
         return False
     if not query.dtype is key.dtype is value.dtype or not query.is_floating_point():
         return False
-    q, k, v = query.shape, key.shape, value.shape
-    if q[-1] != k[-1] or k[-2] != v[-2] or k[:-2] != v[:-2]:
-        return False
-    if rank > 3 and q[:-3] != k[:-3]:
-        return False
-    if rank > 2 and q[-3] != k[-3] and not (enable_gqa and k[-3] and q[-3] % k[-3] == 0):
-        return False
-    if not all((*q, *k, *v)):
-        return False
     if mask is None:
         return True
-    if is_causal or mask.requires_grad or not device.on_device(mask) or mask.dim() > rank:
+    if is_causal or mask.requires_grad or not device.on_device(mask) or mask.dim() > len(q):
         return False
     if mask.dtype is not torch.bool and mask.dtype not in (query.dtype, torch.float32):
         return False
@@ -272,11 +392,18 @@ def _takes(
     return all(a in (1, b) for a, b in zip(mask.shape[::-1], wanted[::-1]))
 
 
-def _transformed() -> bool:
-    """Whether a transform of functions, or forward derivatives, are at work."""
-    return (
-        forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+def _fit(q: Sizes, k: Sizes, v: Sizes, enable_gqa: bool) -> bool:
+    """Whether the node takes a query, a key and a value of these sizes."""
+    rank = len(q)
+    if not 2 <= rank <= 4 or not len(k) == len(v) == rank:
+        return False
+    if q[-1] != k[-1] or k[-2] != v[-2] or k[:-2] != v[:-2]:
+        return False
+    if rank > 3 and q[:-3] != k[:-3]:
+        return False
+    if rank > 2 and q[-3] != k[-3] and not (enable_gqa and k[-3] and q[-3] % k[-3] == 0):
+        return False
+    return all((*q, *k, *v))
 
 
 def register(make_kernel: Callable[[OpOverload, Function], Function]) -> None:
@@ -300,4 +427,5 @@ def register(make_kernel: Callable[[OpOverload, Function], Function]) -> None:
     table = torch.library.Library("aten", "IMPL")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         table.impl(_NAME, hide(_scaled_dot_product_attention), key)
+    table.impl(f"{_FORWARD}_backward", hide(_differentiable_backward), "AutogradPrivateUse1")
     libraries.extend((library, table))

@@ -1,7 +1,7 @@
-"""Batch norm as one operator, with the statistics that it moves. Floor 6.
+"""Norms as one operator: without the statistics where no gradient is recorded. Floor 6.
 
-PyTorch goes from `batch_norm` through another operator to `native_batch_norm`, which writes the running statistics
-though its schema does not say so.
+PyTorch makes each of another operator, whose further results are for the gradient. From `batch_norm` it goes through
+two to `native_batch_norm`, which writes the running statistics though its schema does not say so.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import functools
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 
 from webtorch.aten.norms import batch_norm
 from webtorch.aten.table import FUNCTIONS
-from webtorch.pytorch.kernels import composed, functional, own
+from webtorch.pytorch.kernels import composed, first_of, functional, is_plain, own, structured
 from webtorch.tensors.tensor import Tensor
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -55,8 +56,7 @@ def _native_batch_norm(
     return run(x, weight, bias, mean, var, training, momentum, eps)
 
 
-@composed("batch_norm")
-def _batch_norm(
+def _batch_norm_parts(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -75,6 +75,34 @@ def _batch_norm(
             out: torch.Tensor = _native(x, *given, training, momentum, eps)[0]
             return out
     return _compose(x, *given, training, momentum, eps, cudnn_enabled)
+
+
+def _batch_norm_alone(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Tensor:
+    return batch_norm(x, weight, bias, mean, var, False, momentum, eps)[0]
+
+
+_as_one = structured(torch.ops.aten.batch_norm.default, _batch_norm_alone, _batch_norm_parts)
+
+
+@composed("batch_norm")
+def _batch_norm(*args: Any) -> torch.Tensor:
+    one = not args[5] and not torch.is_grad_enabled() and is_plain()
+    out: torch.Tensor = (_as_one if one else _batch_norm_parts)(*args)
+    return out
+
+
+own("native_layer_norm")(first_of("native_layer_norm", F.layer_norm))
+own("native_group_norm")(first_of("native_group_norm", F.group_norm))
 
 
 @composed("_batch_norm_impl_index")

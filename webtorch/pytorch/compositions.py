@@ -156,6 +156,29 @@ def recurrent_layer(name: str) -> Kernel:
     return kernel
 
 
+@own("_embedding_bag_backward")
+def _bag_backward(
+    g: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    bag: torch.Tensor,
+    size: torch.Tensor,
+    where: torch.Tensor,
+    count: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> torch.Tensor:
+    """`aten::_embedding_bag_backward`: the layout of the gradient is chosen here."""
+    rest = (count, scale_grad_by_freq, mode, per_sample_weights, padding_idx)
+    if sparse:
+        composite = torch.ops.aten._embedding_bag_sparse_backward
+        return composite(g, indices, offsets, bag, size, *rest)
+    return torch.ops.aten._embedding_bag_dense_backward(g, indices, bag, size, where, *rest)
+
+
 # PyTorch composes these with float64 numbers, which the device does not have; here float32 does it.
 
 
@@ -244,6 +267,11 @@ def _into(function: Kernel) -> Kernel:
     def run(*args: Any, out: torch.Tensor, **options: Any) -> torch.Tensor:
         """Run the operator, and copy its result to `out`."""
         result = function(*args, **options)
+        if not torch.can_cast(result.dtype, out.dtype):
+            raise RuntimeError(
+                "torch.linalg.matrix_rank: Expected result to be safely castable from Long dtype, but got result with "
+                f"dtype {str(out.dtype).removeprefix('torch.').capitalize()}"
+            )
         resize_to(out, result.shape)
         return out.copy_(result)
 
@@ -303,6 +331,19 @@ def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: A
     return torch.i0(beta * (1 - ratio.square()).clamp(min=0).sqrt()) / torch.i0(
         ratio.new_full((), beta)
     )
+
+
+@own("_compute_linear_combination")
+def _combination(x: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    return torch.tensordot(coefficients, x, 1)
+
+
+@own("_compute_linear_combination.out")
+def _combination_into(
+    x: torch.Tensor, coefficients: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor:
+    # PyTorch's adds to what is there.
+    return out.add_(_combination(x, coefficients))
 
 
 # Recurrent layers, and PyTorch's own decompositions of them.

@@ -7,13 +7,15 @@ of the three kinds of kernel it is, functional, in place or out=, follows from t
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.autograd import forward_ad
 
-from webtorch.aten.table import OPERATORS, Operator
+from webtorch.aten.table import FUNCTIONS, OPERATORS, Operator
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
@@ -147,11 +149,13 @@ def functional(
     function: Kernel,
     writes: Sequence[int] = (),
     draws: Callable[[torch.Tensor], Tensor] | None = None,
+    rule: Layout | None = None,
 ) -> Kernel:
     """Return the kernel of an operator that makes new tensors.
 
     `writes`: the operands, by place, that the last results of `function` overwrite. `draws` gives the random numbers
-    for a first operand, which `function` takes last: what is computed of them is known as of any operand.
+    for a first operand, which `function` takes last: what is computed of them is known as of any operand. `rule`
+    says how results lie where the operator's entry does not.
     """
     kinds = Kinds(is_free(function))
 
@@ -169,8 +173,8 @@ def functional(
         if type(plan) is Plan:
             return plan.tensors(nodes, numbers, user_line(), outs)
         # Not before: kernels are made while operators are still being declared.
-        rule = _known(name).layout
-        forms = () if rule is None else forms_of(args)
+        layout = rule or _known(name).layout
+        forms = () if layout is None else forms_of(args)
         values = [operand(a, name) for a in args]
         if drawn is not None:
             values.append(drawn)
@@ -178,7 +182,7 @@ def functional(
 
         def call(values: Any, options: Any) -> Any:
             """Return the results as they are to lie."""
-            return _lain(function(*values, **options), values, forms, rule)
+            return _lain(function(*values, **options), values, forms, layout)
 
         if type(plan) is tuple and all(map(is_whole, outs)):
             found = kinds.watch(plan, call, values, options, nodes, numbers)
@@ -308,7 +312,10 @@ def _check_out(
     kind = TO_TORCH[dtype]
     if kind is out.dtype:
         return
-    if (known.out(*values) if callable(known.out) else known.out) == "exact":
+    rule = known.out(*values) if callable(known.out) else known.out
+    if rule == "truncate":
+        return
+    if rule == "exact":
         raise RuntimeError(
             f"{name}: Expected out tensor to have dtype {kind}, but got {out.dtype} instead"
         )
@@ -395,16 +402,16 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
 STRUCTURED = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
 
 
-def structured(overload: OpOverload, function: Kernel) -> Kernel:
-    """Return the kernel of a functional or in-place form that PyTorch makes of the out= form: once a kind of call has
-    come twice, and PyTorch's checks have passed, it is recorded at once.
+def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = None) -> Kernel:
+    """Return the kernel of a functional or in-place form that PyTorch makes of the out= form, or that `compose` makes
+    of others: once a kind of call has come twice, and PyTorch's checks have passed, it is recorded at once.
     """
     schema = overload._schema
     name = overload._name.removeprefix("aten::")
     first = schema.arguments[0].alias_info
     writes = first is not None and first.is_write
     kinds = Kinds(is_free(function))
-    compose = functools.partial(overload._op_dk, STRUCTURED)
+    compose = compose or functools.partial(overload._op_dk, STRUCTURED)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
@@ -445,6 +452,40 @@ def structured(overload: OpOverload, function: Kernel) -> Kernel:
         except BaseException:
             kinds.forget()
             raise
+
+    return kernel
+
+
+def is_transformed() -> bool:
+    """Whether a transform of functions, or forward derivatives, are at work."""
+    return (
+        forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def is_plain() -> bool:
+    """Whether nothing looks at what operators are composed of, or differentiates that by itself."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._is_tracing()
+        and not is_transformed()
+    )
+
+
+def first_of(name: str, caller: Callable[..., Any]) -> Kernel:
+    """Return the kernel of an operator whose further results are for its gradient: where none is recorded and a
+    function of PyTorch's calls, which hands on the first alone, there are no others.
+    """
+    function = FUNCTIONS[name]
+    whole = functional(name, function)
+    first = functional(name, lambda *args: function(*args)[0])
+    code = caller.__code__
+
+    def kernel(*args: Any) -> Any:
+        """Run the operator."""
+        if not torch.is_grad_enabled() and sys._getframe(1).f_code is code and is_plain():
+            return first(*args), None, None
+        return whole(*args)
 
     return kernel
 

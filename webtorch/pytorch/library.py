@@ -21,6 +21,7 @@ from webtorch.ops.record import TABLE
 from webtorch.pytorch import (
     attention,
     autocast,
+    compressed,
     device,
     fallback,
     foreach,
@@ -127,6 +128,7 @@ def _operator(name: str) -> OpOverload:
 def _register_own(library: torch.library.Library) -> None:
     """Register what is about memory, geometry, layouts, creation and devices rather than arithmetic."""
     sparse.register(library, hide)
+    compressed.register(library, hide)
 
     for name in [n for entry in TABLE.values() for n in entry.geometry]:
         # No frame of Python runs for a view.

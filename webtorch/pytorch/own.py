@@ -16,6 +16,7 @@ from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import fill, iota
+from webtorch.ops.record import TABLE
 from webtorch.pytorch import device
 from webtorch.pytorch.copying import copy_from, item, to_copy
 from webtorch.pytorch.device import (
@@ -33,7 +34,7 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.interrupt import check, flag
-from webtorch.pytorch.kernels import Kernel, functional, own
+from webtorch.pytorch.kernels import Kernel, functional, own, structured
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.pytorch.random import dropped, source, uniform_like
 from webtorch.tensors.tensor import Tensor
@@ -345,6 +346,21 @@ def to_layout(
     }  # fmt: skip
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     return torch.ops.aten.to.dtype_layout._op_dk(composite, x, **options)
+
+
+_threshold = structured(torch.ops.aten.threshold_.default, TABLE["threshold"].function)
+
+
+@own("threshold_")
+def _threshold_(x: torch.Tensor, threshold: float, value: float) -> torch.Tensor:
+    strides = x.stride()
+    if 0 not in strides:
+        found: torch.Tensor = _threshold(x, threshold, value)
+        return found
+    # Done twice it is as done once, so that an expanded tensor may be written: in its memory, once.
+    size = [1 if n and not s else n for n, s in zip(x.shape, strides, strict=True)]
+    _threshold(x.as_strided(size, strides, x.storage_offset()), threshold, value)
+    return x
 
 
 def _factors(name: str) -> Kernel:

@@ -7,11 +7,12 @@ at a number drawn from it.
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import torch
 
-from webtorch.aten.table import Function, aten, op
+from webtorch.aten.table import FUNCTIONS, Function, aten, op
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
@@ -97,7 +98,7 @@ def _bernoulli_of(x: Tensor, p: float = 0.5, *, generator: torch.Generator | Non
     return _bernoulli(x, p, generator=generator)
 
 
-@aten("bernoulli", "bernoulli_", "bernoulli_.Tensor")
+@aten("bernoulli", "bernoulli_", "bernoulli_.Tensor", out="truncate")
 def _bernoulli(
     x: Tensor, p: Tensor | float | None = None, *, generator: torch.Generator | None = None
 ) -> Tensor:
@@ -115,6 +116,18 @@ def _multinomial(
     x: Tensor, count: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> Tensor:
     return op.multinomial(x, count, replacement, generator=source(generator, x.device))
+
+
+def _sampled(name: str) -> Function:
+    """Return a random operator of tensors of parameters."""
+
+    def run(*parameters: Tensor | torch.Generator | None) -> Tensor:
+        """Return random numbers. The generator may be the last argument."""
+        tensors = [p for p in parameters if isinstance(p, Tensor)]
+        given = parameters[-1] if isinstance(parameters[-1], torch.Generator) else None
+        return TABLE[name].function(*tensors, source(given, tensors[0].device))
+
+    return run
 
 
 @aten("native_dropout", layout=of_operands)
@@ -153,3 +166,10 @@ def _rrelu(
     slope = op.where(op.le(x, 0), _uniform(x, generator) * (high - low) + low, 1.0)
     op.copy_(noise, cast_to(slope, noise.dtype))
     return x * slope
+
+
+# The others that take a generator.
+for _entry in list(TABLE.values()):
+    for _name in _entry.aten:
+        if _name not in FUNCTIONS and "generator" in inspect.signature(_entry.function).parameters:
+            aten(_name)(_sampled(_entry.name))

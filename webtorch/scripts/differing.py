@@ -95,7 +95,7 @@ def _of_value(run: Run, p: Pattern, value: Any) -> str:
         texts = [_of_value(run, q, v) for q, v in zip(p.parts, value, strict=True)]
         return next((f"[{i}] {text}" for i, text in enumerate(texts) if text), "")
     if p.form == NUMBER:
-        return "" if type(value) is float else f"was {p.value!r} and is {_short(value)}"
+        return "" if type(value) is type(p.value) else f"was {p.value!r} and is {_short(value)}"
     if p.form == VARYING:
         number = getattr(value, "number", value)
         return "" if number == p.value or p.loose else f"was {p.value!r} and is {_short(number)}"

@@ -15,7 +15,7 @@ from webtorch.ir.view import Shape
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.frozen import Frozen, Taken
 from webtorch.runtime.realize import Runtime, open_runtimes
-from webtorch.scripts.changes import history_of
+from webtorch.scripts.changes import history_of, tensors_in
 from webtorch.scripts.late import give_all
 from webtorch.scripts.run import Run, facts_of, has_hooks, keep_saved, may_vary
 from webtorch.scripts.script import (
@@ -81,6 +81,11 @@ class Note:
         step.args = [
             _opaque(a, run) if i == opaque else pattern_of(a, run) for i, a in enumerate(args)
         ]
+        # Beside floating numbers whole ones are what they would be as such.
+        whole = callee.scalars and all(
+            t.dtype.kind == "float" for t in tensors_in((*args, *kwargs.values()))
+        )
+        self.numbers = (float, int) if whole else (float,)
         step.names = tuple(kwargs)
         step.kwargs = [pattern_of(a, run) for a in kwargs.values()]
         self.leaves: list[Tensor] = []
@@ -129,7 +134,7 @@ class Note:
         return [
             ((step.line, step.callee, i), i)
             for i, p in enumerate(patterns)
-            if p.form == STATIC and type(p.value) is float and may_vary(p.value)
+            if p.form == STATIC and type(p.value) in self.numbers and may_vary(p.value)
         ]
 
     def differing(self, places: list[tuple[object, int]]) -> list[Any]:
@@ -144,7 +149,7 @@ class Note:
                     for i, (p, q) in enumerate(zip(patterns, others, strict=True))
                     if p.key() != q.key()
                 ]
-                if all(i in numbers and type(others[i].value) is float for i in places_here):
+                if all(i in numbers and type(others[i].value) in self.numbers for i in places_here):
                     found += [numbers[i] for i in places_here]
         return found
 
@@ -153,7 +158,7 @@ class Note:
         run, step = self.run, self.step
         patterns, i = (step.args, place) if place < len(args) else (step.kwargs, place - len(args))
         p = patterns[i] = Pattern(NUMBER, patterns[i].value, max(run.given, default=-1) + 1)
-        number = run.given.number(p.number, p.value)
+        number = run.given.number(p.number, float(p.value))
         if patterns is step.kwargs:
             return args, {**kwargs, step.names[i]: number}
         return (*args[:i], number, *args[i + 1 :]), kwargs

@@ -61,6 +61,8 @@ def facts_of(t: Tensor) -> tuple[Any, ...] | None:
     return (type(t), graph, t._counter is t._storage, *facts)
 
 
+# Whole numbers below are floating ones.
+_EXACT = 2**53
 # Of more tensors that do not come again each is compared with all.
 _MANY = 16
 
@@ -450,11 +452,11 @@ class Run:
         number = value.number
         return number == p.value or bool(p.loose and number and p.value)
 
-    def takes(self, p: Pattern, value: object) -> bool:
+    def takes(self, p: Pattern, value: Any) -> bool:
         """Whether a value is a number that may stand where a pattern has one; the program gets it."""
-        if type(value) is not float or not may_vary(value):
+        if type(value) is not type(p.value) or not may_vary(value):
             return False
-        self.given[p.number] = value
+        self.given[p.number] = float(value)
         return True
 
     def keeps(self, p: Pattern, value: object) -> bool:
@@ -671,7 +673,9 @@ def keep_saved(args: Args, promised: bool) -> None:
 
 def may_vary(number: float) -> bool:
     """Whether a number may stand where another one did: what is special about one is special in many ways."""
-    return bool(number) and math.isfinite(number)
+    return (
+        bool(number) and math.isfinite(number) and (type(number) is float or abs(number) < _EXACT)
+    )
 
 
 def has_hooks(leaf: Tensor) -> bool:

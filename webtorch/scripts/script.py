@@ -220,7 +220,7 @@ class Pattern:
         if self.form == VARYING:
             return self.form, self.value == 0.0
         if self.form == NUMBER:
-            return self.form, self.number
+            return self.form, self.number, type(self.value)
         if self.form == OBJECT:
             return self.form, id(self.value())
         return self.form, type(self.value), self.value, self.number

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
@@ -80,7 +80,7 @@ class Turning:
         of_function = place is not None and place[1] == "function"
         self.context = run.opaque[place[0]] if of_function else None
 
-    def _made(self) -> Backward:
+    def made(self) -> Backward:
         """Return the pass, which runs from now on."""
         if self.running is None:
             self.settle("a graph is looked at")
@@ -90,11 +90,11 @@ class Turning:
     @property
     def callbacks(self) -> list[Callable[[], object]]:
         """What is called once all functions have run."""
-        return self._made().callbacks
+        return self.made().callbacks
 
-    def reach(self) -> Container[GradFn]:
+    def reach(self) -> Collection[GradFn]:
         """Return the functions that the pass runs."""
-        return self._made().reach()
+        return self.made().reach()
 
     @contextlib.contextmanager
     def as_then(self) -> Iterator[None]:

@@ -197,7 +197,9 @@ def data(x: Tensor, *value: Tensor) -> Any:
     if isinstance(x, SparseTensor) and isinstance(other, SparseTensor):
         x._take(other.layout, other.places, other.kept, other._shape, other.coalesced)
         return None
-    raise RuntimeError("Could not set tensor data to one of another layout")
+    raise RuntimeError(
+        "Attempted to call `variable.set_data(tensor)`, but `variable` and `tensor` have incompatible tensor type."
+    )
 
 
 @rule("clone")

@@ -230,8 +230,10 @@ class TensorBase(Layouts, TensorMethods):
 
     def data_ptr(self) -> int:
         """Return a number that is equal for tensors with the same first element in the same
-        storage.
+        storage; 0 without elements.
         """
+        if 0 in self._shape:
+            return 0
         return self.untyped_storage().data_ptr() + self._offset * self.dtype.itemsize
 
     @plays("fact")

@@ -35,9 +35,11 @@ _numbers = itertools.count(1)
 class Vmap:
     """One vmap that runs: the number of its level, the size of its batch, and what random numbers do."""
 
-    __slots__ = ("number", "randomness", "size")
+    __slots__ = ("number", "plain", "randomness", "size")
 
-    def __init__(self, size: int, randomness: str) -> None:
+    def __init__(self, size: int, randomness: str, plain: bool = False) -> None:
+        """`plain`: it asks no more of a user's function than that its operations are mapped."""
+        self.plain = plain
         self.number = next(_numbers)
         self.size = size
         self.randomness = randomness

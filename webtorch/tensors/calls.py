@@ -106,7 +106,7 @@ _OPERANDS = (Tensor, float, int, complex)
 def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     """Return the public function of an elementwise entry."""
     run = _elementwise_run(op)
-    callee = op.callee = Callee(op.name, run, autocast=op.autocast, like=op)
+    callee = op.callee = Callee(op.name, run, autocast=op.autocast, like=op, scalars=True)
     count = len(op.tensors)
     # What stands in each place without being looked at; internal entries are called with what is right.
     other_too = _OPERANDS if not op.function_in or op.numbers_for != "none" else (Tensor,)
@@ -318,7 +318,9 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         run = composed(run, title, names, own_view, op.once)
     if op.alone is not None:
         run = _or_alone(op.alone, run)
-    op.callee = Callee(op.name, run, op, parameters=op.parameters, autocast=op.autocast, find=find)
+    op.callee = Callee(
+        op.name, run, op, parameters=op.parameters, autocast=op.autocast, find=find, scalars=op.alone is not None
+    )  # fmt: skip
     function = bind(op.callee, written)
     if op.vjp is not None:
         function.__name__ = function.__qualname__ = op.name
@@ -413,8 +415,9 @@ def bind_public(op: Op, with_out: Run) -> Callable[..., Any]:
             raise
 
     callee = Callee(
-        op.name, checked, op, parameters=op.parameters, autocast=op.autocast, find=op.callee.find
-    )
+        op.name, checked, op, parameters=op.parameters, autocast=op.autocast, find=op.callee.find,
+        scalars=op.callee.scalars,
+    )  # fmt: skip
     return bind(callee, op.function)
 
 
@@ -550,7 +553,8 @@ def bind_inplace(
             return result
         return _write_and_keep(x, result, name, saved) if saved else write_result(x, result, name)
 
-    callee = Callee(name, run, autocast=autocast, writes=True, like=function)
+    scalars = getattr(getattr(function, "callee", None), "scalars", False)
+    callee = Callee(name, run, autocast=autocast, writes=True, like=function, scalars=scalars)
 
     def inplace(self: Tensor, *args: object, **kwargs: object) -> Tensor:
         return enter(callee, (self, *args), kwargs)

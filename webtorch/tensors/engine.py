@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import warnings
-from collections.abc import Callable, Container, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.dispatch.call import active, dispatched, looking
@@ -144,12 +144,16 @@ class InPass:
             mode.saved_hooks = self.hooks
 
 
+# Numbers of backward passes.
+_passes = itertools.count()
+
+
 class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "order", "paused",
-        "retain_graph", "sent", "starts", "targets", "touched", "waiting",
+        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "number", "order", "paused",
+        "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -162,6 +166,9 @@ class Backward:
     ) -> None:
         """`ends`: where the gradients that are asked for are; None: at every leaf."""
         self.starts = starts
+        self.number = next(_passes)
+        # The function that runs.
+        self.running: GradFn | None = None
         # What is called once all functions have run.
         self.callbacks: list[Callable[[], object]] = []
         self.retain_graph = retain_graph
@@ -188,7 +195,11 @@ class Backward:
         """Inside, the thread records what the pass does, or not, and knows which pass runs."""
         return InPass(self, self.create_graph, self.needed is None)
 
-    def reach(self) -> Container[GradFn]:
+    def made(self) -> Backward:
+        """Return the pass."""
+        return self
+
+    def reach(self) -> Collection[GradFn]:
         """Return the functions that the pass runs."""
         return graph_of(self.starts) if self.needed is None else self.needed
 
@@ -239,7 +250,7 @@ class Backward:
                 self.paused = given = None
             if not heap:
                 return Turn(self.callbacks.pop(0), (), (), 0) if self.callbacks else None
-            fn = heapq.heappop(heap)[2]
+            fn = self.running = heapq.heappop(heap)[2]
             grads = waiting.pop(fn)
             if isinstance(fn, AccumulateGrad):
                 arrived, leaf = grads[0], fn.variable
@@ -370,8 +381,7 @@ class TensorHook:
 
     def __call__(self, grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
         """Call the hook, and return the cotangents with what it gave."""
-        g = grads[self.number]
-        return None if g is None else self.replaced(grads, self.hook(g))
+        return self.replaced(grads, self.hook(grads[self.number]))
 
     def replaced(
         self, grads: Sequence[Tensor | None], new: Any
@@ -379,8 +389,10 @@ class TensorHook:
         """Return the cotangents with what the hook gave."""
         number = self.number
         g = grads[number]
-        if new is None or g is None:
+        if new is None:
             return None
+        if g is None:
+            raise RuntimeError("can't replace a None gradient with a non-None value")
         checked(new, g, self.hook)
         return (*grads[:number], new, *grads[number + 1 :])
 
@@ -394,11 +406,8 @@ def _seen_by_tensors(
     hooks = fn.tensor_hooks or {}
     for key, hook in list(hooks.items()):
         if type(hook) is TensorHook:
-            g = grads[hook.number]
-            if g is not None:
-                grads = list(
-                    hook.replaced(grads, (yield Turn(hook.hook, (g,), hooks, key))) or grads
-                )
+            turn = Turn(hook.hook, (grads[hook.number],), hooks, key)
+            grads = list(hook.replaced(grads, (yield turn)) or grads)
         else:
             grads = list(hook(tuple(grads)) or grads)
     if fn.retained:
@@ -440,6 +449,12 @@ def _replaced(
         if value is not None and g is not None:
             checked(value, g, hook)
     return given
+
+
+def order() -> list[GradFn]:
+    """Return the functions of the running backward pass in the order in which they run."""
+    assert mode.task is not None
+    return sorted(mode.task.reach(), key=lambda fn: -fn.sequence)
 
 
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
@@ -643,7 +658,7 @@ def grad(
             columns = zip(*rows, strict=True)
             return tuple([None if c[0] is None else TABLE["stack"](list(c)) for c in columns])
         batch, unbatch = ask("batch"), ask("unbatch")
-        with ask("Vmap")(size, "error") as level:
+        with ask("Vmap")(size, "error", plain=True) as level:
             parts = [None if g is None else batch(g, 0, level.number) for g in given]
             grads = grad(outputs, inputs, parts, retain_graph, *options)
             return tuple([None if g is None else unbatch(g, 0, level.number, size) for g in grads])

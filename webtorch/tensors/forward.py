@@ -40,7 +40,7 @@ class Level:
         )
         # Storages with a tangent, and those that stand for the same memory without it; the levels at which
         # both have the same tangents.
-        self.twins: list[tuple[Any, Any, tuple[Level, ...]]] = []
+        self.twins: list[tuple[weakref.ref[Any], weakref.ref[Any], tuple[Level, ...]]] = []
 
     def __contains__(self, x: Tensor) -> bool:
         return x._storage in self.tangents
@@ -60,6 +60,10 @@ class Level:
         transforms.add(-1)
         self.tangents.clear()
         self.twins.clear()
+
+    def pair(self, one: Storage, other: Storage, alike: tuple[Level, ...] = ()) -> None:
+        """Have two storages stand for one memory, with the same tangents at the levels `alike`."""
+        self.twins.append((weakref.ref(one), weakref.ref(other), alike))
 
     def set(self, x: Tensor, tangent: Tensor) -> None:
         """Make `tangent` the tangent of the whole storage of x, which must be all of x."""
@@ -243,7 +247,8 @@ def write_twins(storage: Any) -> list[Any]:
     while waiting:
         one = waiting.pop()
         for level in mode.forward:
-            for a, b, alike in level.twins:
+            for first, second, alike in level.twins:
+                a, b = first(), second()
                 other = b if a is one else a if b is one else None
                 if other is not None and id(other) not in seen:
                     seen.add(id(other))
@@ -295,7 +300,7 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
         before = primal._storage
         out._storage = Storage(before.share(), before.runtime)
         alike = mode.forward[: mode.forward.index(level)]
-        level.twins.append((out._storage, before, alike))
+        level.pair(out._storage, before, alike)
         for outer in alike:
             outer.follow(before, out._storage)
     level.set(out, tangent)

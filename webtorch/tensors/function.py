@@ -36,6 +36,7 @@ from webtorch.tensors.tape import (
     GradFn,
     Nothing,
     SavedTensor,
+    class_of,
     gradient_edge,
     set_history,
 )
@@ -124,6 +125,13 @@ class FunctionCtx:
         self._materialize = value
 
 
+class _BackwardClass:
+    """The class of the gradient functions of a user's function."""
+
+    def __get__(self, _: object, owner: type[Function]) -> type[GradFn]:
+        return class_of(f"{owner.__name__}Backward", True)
+
+
 class Function:
     """Base of custom operations: define static methods forward(ctx, *args) and backward(ctx,
     *grads), then call apply.
@@ -131,6 +139,25 @@ class Function:
     As in PyTorch, forward may also be written without ctx, beside setup_context(ctx, inputs,
     output).
     """
+
+    _backward_cls = _BackwardClass()
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        warnings.warn(
+            f"{type(self)} should not be instantiated. Methods on autograd functions are all static, so you should "
+            "invoke them on the class itself. Instantiating an autograd function will raise an error in a future "
+            "version of PyTorch.",
+            DeprecationWarning,
+            stacklevel=user_depth(),
+        )
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Raise RuntimeError."""
+        raise RuntimeError(
+            "Legacy autograd function with non-static forward method is deprecated. Please use new-style autograd "
+            "function with static forward method. (Example: "
+            "https://pytorch.org/docs/stable/autograd.html#torch.autograd.Function)"
+        )
 
     @staticmethod
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +200,9 @@ class Function:
     def apply(cls, *args: object, **kwargs: object) -> Any:
         """Run the operation and record it."""
         tensors = [a for a in args if isinstance(a, Tensor)]
-        if (mode.transforms or mode.vmaps) and not cls.__module__.startswith("webtorch."):
+        if (
+            mode.transforms or not all(v.plain for v in mode.vmaps)
+        ) and not cls.__module__.startswith("webtorch."):
             level = _check_transforms(cls, tensors)
             if level is not None:
                 refuse_scripts("a function of the user's is mapped")

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Container, Generator
+import warnings
+from collections.abc import Callable, Collection, Generator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from webtorch.dispatch.call import Count, looking
+from webtorch.ir.lines import user_depth
 
 if TYPE_CHECKING:
+    from webtorch.tensors.engine import Backward
+    from webtorch.tensors.storage import Storage
     from webtorch.tensors.tape import GradFn, SavedTensor
 
 
@@ -22,8 +26,21 @@ class Task(Protocol):
     def callbacks(self) -> list[Callable[[], object]]:
         """What is called once all functions have run."""
 
-    def reach(self) -> Container[GradFn]:
+    def reach(self) -> Collection[GradFn]:
         """Return the functions that it runs."""
+
+    def made(self) -> Backward:
+        """Return the pass itself."""
+
+
+class Keeper(Protocol):
+    """What knows of the values that are saved while tensors that are saved may be overwritten."""
+
+    def note(self, kept: Storage, shared: Storage) -> None:
+        """Remember what keeps the value that a storage has now."""
+
+    def knows(self, kept: Storage) -> bool:
+        """Whether what keeps a value may be read."""
 
 
 class _Mode(threading.local):
@@ -45,8 +62,14 @@ class _Mode(threading.local):
     exporting = False
     # Why saved_tensors_hooks may not be used now, if they may not.
     hooks_disabled: str | None = None
-    # Whether what is saved keeps its value when the tensor is overwritten.
-    mutation_allowed = False
+    # Where what is saved keeps its value when the tensor is overwritten: who is told of it.
+    mutation_allowed: Keeper | None = None
+    # The levels of forward-mode differentiation, while none is followed.
+    forward_paused: tuple[Any, ...] | None = None
+    # Whether a view whose base was written names its gradient function as before.
+    view_replay = False
+    # What `set_multithreading_enabled` says.
+    multithreading = True
     # Whether cotangents keep every vmap's dimension, also where their tensor has none.
     keeps_levels = False
     # Whether products of 16-bit floats give their float32 sums (`primitives.unrounded`).
@@ -55,6 +78,18 @@ class _Mode(threading.local):
     def __init__(self) -> None:
         # Saved tensors of the in-place operation that is being recorded.
         self.overwriting: list[SavedTensor] | None = None
+
+    @property
+    def forward_enabled(self) -> bool:
+        """Whether forward mode follows what is computed."""
+        return self.forward_paused is None
+
+    @forward_enabled.setter
+    def forward_enabled(self, value: bool) -> None:
+        if value and self.forward_paused is not None:
+            self.forward, self.forward_paused = self.forward_paused, None
+        elif not value and self.forward_paused is None:
+            self.forward, self.forward_paused = (), self.forward
 
 
 mode = _Mode()
@@ -127,6 +162,17 @@ class _ModeContext(contextlib.ContextDecorator):
                         running.close()
 
             return generator
+        if isinstance(func, type):
+            warnings.warn(
+                "Decorating classes is deprecated and will be disabled in future versions. You should only decorate "
+                "functions or methods. To preserve the current behavior of class decoration, you can directly decorate "
+                "the `__init__` method and nothing else.",
+                FutureWarning,
+                stacklevel=user_depth(),
+            )
+            made: Any = func
+            made.__init__ = self(made.__init__)
+            return made
         return super().__call__(func)
 
 
@@ -191,6 +237,62 @@ class set_grad_enabled(_ModeContext):
     def clone(self) -> Any:
         """Return a fresh context with the same setting."""
         return self.__class__(self._grad)
+
+
+class _Switch(contextlib.ContextDecorator):
+    """Sets a flag of the mode, at once and for a `with` block."""
+
+    _flag: str
+
+    def __init__(self, mode: bool) -> None:
+        self.before = getattr(globals()["mode"], self._flag)
+        self.mode = mode
+        setattr(globals()["mode"], self._flag, mode)
+
+    def __enter__(self) -> None:
+        setattr(mode, self._flag, self.mode)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        setattr(mode, self._flag, self.before)
+
+    def clone(self) -> Any:
+        """Return a fresh context with the same setting."""
+        return type(self)(self.mode)
+
+
+class force_original_view_tracking(_Switch):
+    """Whether a view whose base was written keeps the name of its gradient function (PyTorch: is computed as it was
+    made); else it is one by strides.
+    """
+
+    _flag = "view_replay"
+
+
+class set_multithreading_enabled(_Switch):
+    """Whether PyTorch's backward pass may use several threads: here it runs in the thread that calls it."""
+
+    _flag = "multithreading"
+
+
+class set_forward_enabled(_Switch):
+    """Whether forward mode follows what is computed."""
+
+    _flag = "forward_enabled"
+
+
+def is_view_replay_enabled() -> bool:
+    """Return whether views keep the names of their gradient functions when their bases are written."""
+    return mode.view_replay
+
+
+def is_multithreading_enabled() -> bool:
+    """Return what `set_multithreading_enabled` was told."""
+    return mode.multithreading
 
 
 class inference_mode(_ModeContext):

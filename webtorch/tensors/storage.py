@@ -257,6 +257,13 @@ class Storage:
                 node.shared.append(_Promised(node))
         return node
 
+    def _copied(self, memo: dict[Any, Any]) -> Storage:
+        """Return the copy of a `deepcopy`: what shares this memory shares that of its copies."""
+        copies: dict[Storage, Storage] = memo.setdefault("torch", {})
+        if self not in copies:
+            copies[self] = Storage(self.share(), self.runtime)
+        return copies[self]
+
     def own(self) -> Node:
         """Return the value as a buffer node of memory that no other storage holds."""
         runtime = self.runtime

@@ -23,7 +23,7 @@ from webtorch.ir.lines import is_internal, user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.above import ask
 from webtorch.tensors.host import bindings, tracing
-from webtorch.tensors.modes import mode, no_grad, transforms
+from webtorch.tensors.modes import Keeper, mode, no_grad, transforms
 from webtorch.tensors.storage import Storage
 
 if TYPE_CHECKING:
@@ -96,7 +96,11 @@ class _Anomaly:
                         + self._where(fn)
                     )
         except Exception:
-            warnings.warn(self._story(fn), stacklevel=user_depth())
+            try:
+                warnings.warn(self._story(fn), stacklevel=user_depth())
+            except Warning as warning:
+                # The error is what is raised.
+                sys.stderr.write(f"{warning}\n")
             raise
         finally:
             self.running = before
@@ -209,6 +213,15 @@ class GradFn:
                 found[id(edge[0]), place] = (shown(edge[0]), edge[1])
         return tuple(found.values())
 
+    def __call__(self, *grads: Tensor | None) -> Any:
+        """Return the cotangents of the inputs, given those of the results."""
+        if len(grads) != len(self.metas):
+            raise TypeError(f"expected {len(self.metas)} arguments, got {len(grads)} instead")
+        if self.rule is None or self.saved is None:
+            raise RuntimeError(FREED)
+        found = self.rule(grads, self.saved, self.static)
+        return found[0] if len(found) == 1 else tuple(found)
+
     def name(self) -> str:
         """Return the name, such as "MulBackward0"."""
         return self.title
@@ -265,14 +278,18 @@ _SHOWN: dict[tuple[str, bool], type[GradFn]] = {}
 def shown(fn: GradFn) -> GradFn:
     """Give a gradient function that a user sees a class of its name, as PyTorch's have."""
     if type(fn) is GradFn:
-        custom = "ctx" in fn.__dict__
-        found = _SHOWN.get((fn.title, custom))
-        if found is None:
-            look = _of_context if custom else _of_call
-            names = {"__slots__": (), "__getattr__": look}
-            found = _SHOWN[fn.title, custom] = type(fn.title, (GradFn,), names)
-        fn.__class__ = found
+        fn.__class__ = class_of(fn.title, "ctx" in fn.__dict__)
     return fn
+
+
+def class_of(title: str, custom: bool) -> type[GradFn]:
+    """Return the class of gradient functions of a name; `custom`: of a user's function."""
+    found = _SHOWN.get((title, custom))
+    if found is None:
+        look = _of_context if custom else _of_call
+        names = {"__slots__": (), "__getattr__": look}
+        found = _SHOWN[title, custom] = type(title, (GradFn,), names)
+    return found
 
 
 def _of_context(fn: GradFn, name: str) -> Any:
@@ -460,6 +477,8 @@ class SavedTensor:
     packed: tuple[Any, Callable[[Any], Any]] | None = None
     # The value itself, while forward mode goes through the rule: hooks are for the backward pass.
     present: Tensor | None = None
+    # The `allow_mutation_on_saved_tensors` that it was saved in, and is good for.
+    kept_by: Keeper | None = None
     # Of a result: the function that made it, which holds this.
     owner: weakref.ref[GradFn] | None = None
 
@@ -492,7 +511,7 @@ class SavedTensor:
                 self.edge = gradient_edge(tensor)
         if mode.saved_hooks:
             self._pack(tensor, *mode.saved_hooks[-1])
-        elif apart or mode.mutation_allowed:
+        elif apart or mode.mutation_allowed is not None:
             self._part(tensor)
         if mode.overwriting is not None:
             mode.overwriting.append(self)
@@ -502,6 +521,10 @@ class SavedTensor:
         shared = tensor._storage
         self.storage = self.counter = Storage(shared.share(), shared.runtime)
         self.version = self.counter.version
+        if mode.mutation_allowed is not None:
+            self.kept_by = mode.mutation_allowed
+            # What is written in place is saved as a copy, which nobody writes.
+            self.kept_by.note(self.storage, shared if mode.overwriting is None else self.storage)
         if transforms.count:
             for level in mode.forward:
                 level.follow(shared, self.storage)
@@ -575,6 +598,11 @@ class SavedTensor:
                 )
             return self._with_history(tensor.detach())
         self.check()
+        if self.kept_by is not None and not self.kept_by.knows(self.storage):
+            raise AssertionError(
+                "Trying to backward outside of the 'allow_mutation_on_saved_tensors' contextin which the graph was "
+                "originally recorded."
+            )
         if self.leaf is not None:
             return self.leaf
         return self._with_history(ask("tensor_on")(self.storage, *self.geometry))
@@ -791,6 +819,6 @@ def looks_at_each() -> bool:
     return bool(
         (transforms.count and (mode.vmaps or mode.transforms or mode.forward))
         or mode.saved_hooks
-        or mode.mutation_allowed
+        or mode.mutation_allowed is not None
         or anomaly.enabled
     )

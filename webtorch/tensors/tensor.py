@@ -425,7 +425,7 @@ class Tensor(TensorBase):
             # Tangents belong to storages: what has none is another storage, of the same value. A write to
             # one is a write to both.
             storage = Storage(storage.share(), storage.runtime)
-            mode.forward[-1].twins.append((self._storage, storage, ()))
+            mode.forward[-1].pair(self._storage, storage)
         out = Tensor._from_storage(
             storage,
             self._shape,
@@ -601,7 +601,7 @@ class Tensor(TensorBase):
         CPU, unless `force`.
         """
         if not force:
-            if self.requires_grad:
+            if mode.grad and self.requires_grad:
                 raise RuntimeError(
                     "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() "
                     "instead."
@@ -832,20 +832,22 @@ class Tensor(TensorBase):
                 "https://github.com/pytorch/pytorch/pull/103001"
             )
         import copy
+        import copyreg
 
-        # Tensors that share memory share that of their copies.
-        storage = memo.get(id(self._storage))
-        if storage is None:
-            storage = Storage(self._storage.share(), self._storage.runtime)
-            memo[id(self._storage)] = storage
         out: Any = object.__new__(type(self))
-        out._adopt(storage, self._shape, self._strides, self._offset, self._whole)
+        out._adopt(
+            self._storage._copied(memo), self._shape, self._strides, self._offset, self._whole
+        )
         out.dtype, out._requires_grad = self.dtype, self._requires_grad
         memo[id(self)] = out
         if self._grad is not None:
             out._grad = self._grad.__deepcopy__(memo)
         for name, value in self.__dict__.items():
             out.__dict__[name] = copy.deepcopy(value, memo)
+        if "__slots__" in vars(type(self)) and type(self) is not Tensor:
+            for name in copyreg._slotnames(type(self)):  # type: ignore[attr-defined]
+                if name not in TensorBase.__slots__ and hasattr(self, name):
+                    setattr(out, name, copy.deepcopy(getattr(self, name), memo))
         return out
 
     def as_subclass(self, cls: builtins.type[Any]) -> Any:

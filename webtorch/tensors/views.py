@@ -124,7 +124,9 @@ def strided_gradient(view: Tensor, base: Tensor) -> None:
     mixed = view.dtype is not base.dtype
     dtype = base.dtype.to_real() if mixed else base.dtype
     places = geometry_of(base, dtype), geometry_of(seen, dtype), elements_of(base, dtype)
-    attach_view(view, base, "AsStrided", _from_part, (*places, mixed, base.dtype.is_complex, extra))
+    before = view._grad_fn
+    name = before.title.removesuffix("Backward0") if mode.view_replay and before else "AsStrided"
+    attach_view(view, base, name, _from_part, (*places, mixed, base.dtype.is_complex, extra))
     view._base_history = base._history
 
 

@@ -1,14 +1,36 @@
-"""torch._C._autograd and torch._C._functions: what programs name of autograd's C++ core."""
+"""Private names of torch.autograd, torch._C._autograd and torch._C._functions."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator, Iterable
 from typing import Any
 
+from webtorch.autograd.function import Function, UndefinedGrad, results_of
+from webtorch.autograd.grad_mode import (
+    _force_original_view_tracking as _force_original_view_tracking,
+)
+from webtorch.autograd.grad_mode import is_multithreading_enabled as is_multithreading_enabled
+from webtorch.autograd.grad_mode import is_view_replay_enabled as is_view_replay_enabled
+from webtorch.autograd.graph import Node
+from webtorch.tensors import tape
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tape import AccumulateGrad as AccumulateGrad
-from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge, set_history
-from webtorch.tensors.tape import SavedTensor as SavedTensor
+from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge
 from webtorch.tensors.tensor import Tensor
+
+
+class _Kept(type):
+    def __instancecheck__(cls, other: object) -> bool:
+        return isinstance(other, tape.SavedTensor)
+
+
+class SavedTensor(metaclass=_Kept):
+    """What keeps a tensor for a backward pass, to check for."""
+
+    def __init__(self) -> None:
+        """Raise RuntimeError."""
+        raise RuntimeError("Trying to create a SavedTensor object from Python is forbidden.")
 
 
 class DelayedError:
@@ -21,28 +43,26 @@ class DelayedError:
     def __call__(self, *inputs: Tensor) -> Any:
         """Return the tensors, or the one."""
         edges = tuple(map(gradient_edge, inputs))
-        return _with(GradFn("Error", edges, _fail, (), self.msg), inputs)
+        return results_of(GradFn("Error", edges, _fail, (), self.msg), inputs)
 
 
-class UndefinedGrad:
-    """A function that gives what it is given, and sends nothing back."""
-
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Return the tensors, or the one."""
-        fn = GradFn("UndefinedGradBackward", tuple(map(gradient_edge, inputs)), _nothing)
-        return _with(fn, inputs)
+Node.register(DelayedError)
+Node.register(UndefinedGrad)
 
 
-def _with(fn: GradFn, inputs: tuple[Tensor, ...]) -> Any:
-    """Return tensors with another gradient function."""
-    found = [x.detach() for x in inputs]
-    for i, x in enumerate(found):
-        set_history(x, fn, i)
-    return tuple(found) if len(found) != 1 else found[0]
+class Resize(Function):
+    """The old form of `view`."""
 
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Return a tensor of other sizes."""
+        ctx.sizes = tensor.shape
+        return tensor.contiguous().view(*sizes)
 
-def _nothing(gs: Cotangents, _saved: object, _static: object) -> Cotangents:
-    return (None,) * len(gs)
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        """Return its gradient."""
+        return grad_output.contiguous().view(ctx.sizes), None
 
 
 def _fail(_gs: Cotangents, _saved: object, msg: Any) -> Cotangents:
@@ -52,3 +72,35 @@ def _fail(_gs: Cotangents, _saved: object, msg: Any) -> Cotangents:
 def _saved_tensors_hooks_is_enabled() -> bool:
     """Whether hooks of saved tensors may be used now."""
     return mode.hooks_disabled is None
+
+
+def _get_current_graph_task_keep_graph() -> bool:
+    """Whether the running backward pass keeps the graph; True while none runs."""
+    return mode.task is None or mode.task.made().retain_graph
+
+
+def _unsafe_set_version_counter(
+    tensors: Tensor | Iterable[Tensor], versions: int | Iterable[int]
+) -> None:
+    """Have autograd believe that tensors were written so many times."""
+    for tensor, version in zip(
+        (tensors,) if isinstance(tensors, Tensor) else tensors,
+        (versions,) if isinstance(versions, int) else versions,
+        strict=True,
+    ):
+        if version < 0:
+            raise RuntimeError(f"Cannot set a version_counter to a value below 0: {version}")
+        tensor._counter.version = version
+
+
+@contextlib.contextmanager
+def _unsafe_preserve_version_counter(
+    tensors: Tensor | tuple[Tensor, ...],
+) -> Generator[None, None, None]:
+    """Inside, what is written to tensors is not counted."""
+    listed = (tensors,) if isinstance(tensors, Tensor) else tensors
+    before = [t._version for t in listed]
+    try:
+        yield
+    finally:
+        _unsafe_set_version_counter(listed, before)

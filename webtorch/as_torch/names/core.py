@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import weakref
 
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from webtorch.tensors.engine import order, will_run
+from webtorch.tensors.modes import is_grad_enabled as is_grad_enabled
 from webtorch.tensors.modes import mode
 from webtorch.tensors.override import disabled as _disabled_torch_function_impl
 from webtorch.tensors.override import state
+from webtorch.tensors.tape import AccumulateGrad, GradFn, shown
+from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.tensor import Tensor as TensorBase
 
 _TensorBase = TensorBase
@@ -25,7 +30,87 @@ def _log_api_usage_once(event: str) -> None:
 
 def _current_graph_task_id() -> int:
     """Return a number for the running backward pass, -1 while none runs."""
-    return -1 if mode.task is None else id(mode.task)
+    return -1 if mode.task is None else mode.task.made().number
+
+
+def _current_graph_task_execution_order() -> list[GradFn]:
+    """Return the functions of the running backward pass in their order."""
+    if mode.task is None:
+        raise RuntimeError(
+            "_current_graph_task_execution_order should only be called during the backward pass"
+        )
+    if mode.multithreading:
+        raise RuntimeError(
+            "_current_graph_task_execution_order expects the current backward to be executed with multithreading "
+            "disabled, e.g. by running: with torch.autograd.set_multithreading_enabled(False): ..."
+        )
+    return order()
+
+
+def _current_autograd_node() -> GradFn | None:
+    """Return the gradient function that runs."""
+    fn = None if mode.task is None else mode.task.made().running
+    return None if fn is None else shown(fn)
+
+
+def _will_engine_execute_node(node: object) -> bool:
+    """Whether the running backward pass runs a gradient function."""
+    if not isinstance(node, GradFn):
+        raise RuntimeError(
+            f"_will_engine_execute_node expects an grad_fn, but got {type(node).__name__}"
+        )
+    if mode.task is None:
+        raise RuntimeError(
+            "_get_should_execute_nodes should only be called during the backward pass"
+        )
+    if isinstance(node, AccumulateGrad) and not mode.task.made().accumulate:
+        raise RuntimeError(
+            "A leaf node was passed to _will_engine_execute_node but we are currently running autograd.grad(). This is "
+            "currently not supported."
+        )
+    return will_run([node])[0]
+
+
+def _set_fwd_grad_enabled(enabled: bool) -> None:
+    """Set whether forward mode follows what is computed."""
+    mode.forward_enabled = enabled
+
+
+class _WeakTensorRef:
+    """A tensor that may be gone."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """Take the tensor."""
+        self._tensor = weakref.ref(tensor)
+
+    def expired(self) -> bool:
+        """Whether it is gone."""
+        return self._tensor() is None
+
+
+# Tensors of which autocast keeps no copies anew, by identity: PyTorch's compiler tells which.
+_cached: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()
+
+
+def _set_cached_tensors_enabled(enabled: bool) -> None:
+    """Do nothing but forget, where it is switched off."""
+    if not enabled:
+        _cached.clear()
+
+
+def _add_cached_tensor(tensor: Tensor) -> None:
+    """Count a tensor among the cached ones."""
+    _cached[id(tensor)] = tensor
+
+
+def _remove_cached_tensor(tensor: Tensor) -> None:
+    """Take a tensor from the cached ones."""
+    _cached.pop(id(tensor), None)
+
+
+def _is_cached_tensor(tensor: Tensor) -> bool:
+    """Whether a tensor is among the cached ones."""
+    return _cached.get(id(tensor)) is tensor
 
 
 def _get_tracing_state() -> None:

@@ -94,6 +94,29 @@ def _int_mm(input: Any, mat2: Any) -> Any:
     return webtorch.mm(input.int(), mat2.int())
 
 
+def _unique2(
+    input: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Any:
+    """Return the different elements, where each went and how often it occurs."""
+    return webtorch.unique(input, sorted, True, True)
+
+
+def _unique(input: Any, sorted: bool = True, return_inverse: bool = False) -> Any:
+    """Return the different elements, and where each went."""
+    return _unique2(input)[:2]
+
+
+def unique_dim(
+    input: Any,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+) -> Any:
+    """Return the different slices along a dimension, where each went and how often it occurs."""
+    return webtorch.unique(input, sorted, True, True, dim)
+
+
 def get_device_module(device: Any = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webgpu
