@@ -88,3 +88,16 @@ def test_dims_that_are_merged_and_split() -> None:
         expected = core.reshape_dim_outof(src, size, x)
         found = ours.reshape_dim_outof(src, size, y)
         assert (found.shape, found.tolist()) == (tuple(expected.shape), expected.tolist())
+
+
+def test_names_of_functorch_warn() -> None:
+    from webtorch.as_torch.names import functorch_deprecated as named
+
+    theirs = importlib.import_module("torch._functorch.deprecated")
+    for name in ("vmap", "grad", "jacrev", "hessian", "functionalize"):
+        words = []
+        for module, function in ((theirs, torch.sin), (named, webtorch.sin)):
+            with pytest.warns(FutureWarning) as caught:
+                getattr(module, name)(function)
+            words.append(" ".join(str(caught[0].message).split()))
+        assert words[0] == words[1]

@@ -6,7 +6,7 @@ from typing import Any
 
 from webtorch.functions.joining import cat
 from webtorch.tensors.above import give
-from webtorch.tensors.batching import physical
+from webtorch.tensors.batching import place_of, unbatch
 from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.printing import Fetch, Nested, format_tensor
 from webtorch.tensors.promotion import get_default_dtype
@@ -53,9 +53,11 @@ def _show_batched(x: Tensor) -> str:
     number, size, _ = x._levels[-1]
     running = [v.number for v in mode.vmaps]
     depth = running.index(number) + 1 if number in running else -1
-    inner = show_tensor(physical(x, ((number, size),)))
+    dim = place_of(x, number)
+    with no_grad():
+        inner = show_tensor(unbatch(x, dim, number, size))
     text = "\n".join("    " + line for line in inner.split("\n"))
-    return f"BatchedTensor(lvl={depth}, bdim=0, value=\n{text}\n)"
+    return f"BatchedTensor(lvl={depth}, bdim={dim}, value=\n{text}\n)"
 
 
 def _ends(x: Tensor, dim: int, count: int) -> Tensor:

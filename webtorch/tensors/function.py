@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from webtorch.dispatch.call import (
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.ops import primitive
-from webtorch.tensors.batching import batch, unbatch
+from webtorch.tensors.batching import batch, place_of, unbatch
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import Turn
 from webtorch.tensors.forward import fitted, transposed
@@ -203,7 +203,7 @@ class Function:
         if (
             mode.transforms or not all(v.plain for v in mode.vmaps)
         ) and not cls.__module__.startswith("webtorch."):
-            level = _check_transforms(cls, tensors)
+            level = _check_transforms(cls, args, kwargs)
             if level is not None:
                 refuse_scripts("a function of the user's is mapped")
                 return _mapped(cls, level, args)
@@ -229,6 +229,8 @@ class Function:
             if separate:
                 cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
         outputs = result if isinstance(result, tuple) else (result,)
+        if separate:
+            _check_returned(ctx, outputs, back)
         if seen:
             plain = not ctx._dirty and all(
                 isinstance(o, Tensor) and id(o) not in back for o in outputs
@@ -264,6 +266,17 @@ class Function:
         # An input that was changed in place is returned as the tensor that it is.
         outputs = tuple(back.get(id(o), o) for o in outputs)
         return outputs if isinstance(result, tuple) else outputs[0]
+
+
+def _check_returned(ctx: FunctionCtx, outputs: Sequence[object], back: dict[int, Tensor]) -> None:
+    """Raise RuntimeError where what is saved is an input that is a result as it is: which of the two is meant?"""
+    kept = {id(t) for t in (*ctx._to_save, *ctx._for_forward)} - {id(d) for d in ctx._dirty}
+    if any(id(o) in kept and id(o) in back for o in outputs):
+        raise RuntimeError(
+            "An input that has been returned as-is as output is being saved for backward. This is not supported if "
+            "you override setup_context. You should return and save a view of the input instead, e.g. with "
+            "x.view_as(x) or setup ctx inside the forward function itself."
+        )
 
 
 def _edges(tensors: Sequence[Tensor]) -> list[Any]:
@@ -318,7 +331,24 @@ class VmapInfo(NamedTuple):
     randomness: str
 
 
-def _check_transforms(cls: type[Function], tensors: Sequence[Tensor]) -> Any:
+def _nested(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a nest of lists, tuples and dicts with each of its leaves changed."""
+    if isinstance(value, dict):
+        return {k: _nested(change, v) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)([_nested(change, v) for v in value])
+    return change(value)
+
+
+def _tensors_in(value: object) -> list[Tensor]:
+    found: list[Tensor] = []
+    _nested(lambda x: found.append(x) if isinstance(x, Tensor) else None, value)
+    return found
+
+
+def _check_transforms(
+    cls: type[Function], args: tuple[object, ...], kwargs: dict[str, object]
+) -> Any:
     """Return the vmap whose rule the user wrote, if it is to be called. Raises where one is missing."""
     if "setup_context" not in {n for c in cls.__mro__[:-1] for n in vars(c) if c is not Function}:
         raise RuntimeError(
@@ -326,7 +356,12 @@ def _check_transforms(cls: type[Function], tensors: Sequence[Tensor]) -> Any:
             "jacrev, ...), it must override the setup_context staticmethod. For more details, "
             "please see https://pytorch.org/docs/main/notes/extending.func.html"
         )
-    batched = {n for t in tensors for n, _, _ in t._levels}
+    if mode.vmaps and _tensors_in(kwargs):
+        raise NotImplementedError(
+            "Run vmap on autograd.Function with kwarg-only Tensor args. Please do not pass kwarg-only Tensors to "
+            f"autograd.Function. Got: {kwargs}"
+        )
+    batched = {n for t in _tensors_in(args) for n, _, _ in t._levels}
     level = next((v for v in reversed(mode.vmaps) if v.number in batched), None)
     if level is None:
         return None
@@ -349,32 +384,53 @@ def _check_transforms(cls: type[Function], tensors: Sequence[Tensor]) -> Any:
 
 def _mapped(cls: type[Function], level: Any, args: Sequence[Any]) -> Any:
     """Call the user's rule for one vmap, outside of it."""
-    hidden = [
-        isinstance(a, Tensor) and any(n == level.number for n, _, _ in a._levels) for a in args
-    ]
-    dims = tuple([0 if h else None for h in hidden])
-    given = [
-        unbatch(a, 0, level.number, level.size) if h else a
-        for a, h in zip(args, hidden, strict=True)
-    ]
+
+    def dim_of(x: Any) -> int | None:
+        """Return where a tensor has the dimension that is hidden."""
+        hidden = isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
+        return place_of(x, level.number) if hidden else None
+
+    def whole(x: Any) -> Any:
+        """Return a tensor with that dimension."""
+        dim = dim_of(x)
+        return x if dim is None else unbatch(x, dim, level.number, level.size)
+
+    dims, given = _nested(dim_of, tuple(args)), _nested(whole, tuple(args))
     before, mode.vmaps = mode.vmaps, tuple([v for v in mode.vmaps if v is not level])
     try:
         result = cls.vmap(VmapInfo(level.size, level.randomness), dims, *given)
     finally:
         mode.vmaps = before
     if not (isinstance(result, tuple) and len(result) == 2):
+        count = f"{len(result)} returns" if isinstance(result, tuple) else f"a {type(result)}"
         raise RuntimeError(
-            f"Expected the vmap staticmethod to have two returns: (output, out_dims). Got {result!r}"
+            "Expected the vmap staticmethod to have two returns, an output and out_dims with pytree structure "
+            f"compatible with the output. Got {count} instead"
         )
     outputs, out_dims = result
-    single = not isinstance(outputs, tuple)
-    listed = (outputs,) if single else outputs
-    where_ = out_dims if isinstance(out_dims, tuple) else (out_dims,) * len(listed)
-    found = tuple(
-        o if d is None or not isinstance(o, Tensor) else batch(o, d % o.ndim, level.number)
-        for o, d in zip(listed, where_, strict=True)
-    )
-    return found[0] if single else found
+
+    def hidden(x: Any, dim: Any) -> Any:
+        """Return what the rule gave with its dimension hidden; one dim stands for a nest."""
+        if dim is None or isinstance(dim, int):
+            return _nested(
+                lambda o: (
+                    o
+                    if dim is None or not isinstance(o, Tensor)
+                    else batch(o, dim % o.ndim, level.number)
+                ),
+                x,
+            )
+        if type(dim) is not type(x) or len(dim) != len(x):
+            raise RuntimeError(
+                "The autograd.Function's vmap staticmethod returned an incompatible (output, out_dims) tuple. Expected "
+                f"out_dims={out_dims} to be compatible with the structure of `output`, {type(x).__name__}. For more "
+                "details, please see https://pytorch.org/docs/main/notes/extending.func.html"
+            )
+        if isinstance(x, dict):
+            return {k: hidden(v, dim[k]) for k, v in x.items()}
+        return type(x)([hidden(v, d) for v, d in zip(x, dim, strict=True)])
+
+    return hidden(outputs, out_dims)
 
 
 def _move(
@@ -413,6 +469,9 @@ def _move(
                     else t
                     for t, a in zip(tangents, args, strict=True)
                 ]
+            if ctx._dirty:
+                # Its tangent may be changed in place as well, and be that of another tensor too.
+                tangents = [None if t is None else t.clone() for t in tangents]
             found = cls.jvp(ctx, *tangents)
             found = found if isinstance(found, tuple) else (found,)
             for o, t in zip(outputs, found, strict=True):
@@ -425,7 +484,7 @@ def _move(
 def _check_dirty(x: Tensor) -> None:
     if x.requires_grad and x.is_leaf:
         raise RuntimeError(
-            "a leaf Variable that requires grad is being used in an in-place operation."
+            "a leaf Variable that requires grad has been used in an in-place operation."
         )
 
 
@@ -462,7 +521,11 @@ def _record(
         tuple([(o._shape, o.dtype, o.device) if fills(o) else None for o in outputs]),
     )
     saved = [s for s in ctx._saved if s is not None]
-    fn = GradFn(f"{cls.__name__}Backward", tuple(edges), _back, saved, static)
+    # PyTorch's transforms make a class of each.
+    made = mode.transforms and not cls.__module__.startswith("webtorch.")
+    fn = GradFn(
+        f"{cls.__name__}{'Generated' if made else ''}Backward", tuple(edges), _back, saved, static
+    )
     fn.takes_gaps = True
     fn.turns = _back_turns
     fn.ctx = ctx  # type: ignore[attr-defined]

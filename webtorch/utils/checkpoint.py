@@ -16,6 +16,7 @@ from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.lines import user_depth
 from webtorch.tensors import autocast, engine
 from webtorch.tensors.absent import missing_names as _missing_names
+from webtorch.tensors.batching import Kept
 from webtorch.tensors.function import Function
 from webtorch.tensors.modes import enable_grad, mode, no_grad
 from webtorch.tensors.tensor import Tensor
@@ -305,6 +306,7 @@ class _Frame:
         self.first_context, self.second_context = context_fn()
         self.state = _random_state((*args, *kwargs.values())) if preserve else []
         self.autocast = autocast.snapshot()
+        self.levels = Kept()
         # What forward saved, in order: a handle that lives as long as its gradient function, and shape, dtype, device.
         self.handles: list[weakref.ref[_Handle]] = []
         self.looks: list[tuple[object, ...]] = []
@@ -313,7 +315,8 @@ class _Frame:
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
-        with saved_tensors_hooks(self._forget, self._recall), self.first_context:
+        hooks = saved_tensors_hooks(self._forget, self._recall)
+        with hooks, self.levels, self.first_context:
             return self.function(*self.args, **self.kwargs)
 
     def _forget(self, tensor: Tensor) -> _Handle:
@@ -353,6 +356,7 @@ class _Frame:
             _random_from(self.state),
             autocast.restored(self.autocast),
             saved_tensors_hooks(keep, lambda tensor: tensor),
+            self.levels,
             self.second_context,
             contextlib.suppress(_EnoughComputed),
         ):

@@ -20,8 +20,9 @@ from webtorch.func import vjp as vjp
 from webtorch.func import vmap as vmap
 from webtorch.func.derivatives import checked_argnums
 from webtorch.nn.module import Module
+from webtorch.tensors.batching import Vmap, batch, place_of, unbatch
 from webtorch.tensors.tensor import Tensor
-from webtorch.utils._pytree import tree_leaves
+from webtorch.utils._pytree import broadcast_leaves, tree_flatten, tree_leaves, tree_unflatten
 
 
 class FunctionalModuleWithBuffers(Module):
@@ -126,6 +127,36 @@ def _slice_argnums(args: tuple[object, ...], argnums: object, as_tuple: bool = T
     """Return the arguments that are differentiated; with `as_tuple` a single one as a tuple."""
     found = tuple([args[n] for n in checked_argnums(argnums, len(args))])
     return found if as_tuple or not isinstance(argnums, int) else found[0]
+
+
+def restore_vmap(
+    func: Callable[..., object], in_dims: object, batch_size: int, randomness: str
+) -> Callable[..., Any]:
+    """Return vmap of a function that returns (outputs, where each has the dimension); in_dims may all be None."""
+
+    def called(*args: object, **kwargs: object) -> Any:
+        """Call with the dimensions hidden."""
+        leaves, spec = tree_flatten(args)
+        dims = broadcast_leaves(in_dims, spec) or []
+        with Vmap(batch_size, randomness) as level:
+            given = [
+                x if d is None else batch(x, d % x.ndim, level.number)
+                for x, d in zip(leaves, dims, strict=True)
+            ]
+            found, found_spec = tree_flatten(func(*tree_unflatten(given, spec), **kwargs))
+            out_dims = [
+                place_of(x, level.number)
+                if isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
+                else None
+                for x in found
+            ]
+            shown = [
+                x if d is None else unbatch(x, d, level.number, batch_size)
+                for x, d in zip(found, out_dims, strict=True)
+            ]
+        return tree_unflatten(shown, found_spec), tree_unflatten(out_dims, found_spec)
+
+    return called
 
 
 # -- torch._C._functorch ---------------------------------------------------------------------------------------
