@@ -107,7 +107,7 @@ def _of_pairs(func: Function, inputs: tuple[Any, ...]) -> tuple[Function, tuple[
 def _seen_by(part: Callable[[Tensor], Tensor], func: Function) -> Function:
     """Return a function with a part of each complex output in its place."""
 
-    def run(*args: Any) -> tuple[Any, ...]:
+    def run(*args: object) -> tuple[Any, ...]:
         """Call the function."""
         return tuple(
             part(y) if isinstance(y, Tensor) and y.dtype.is_complex else y

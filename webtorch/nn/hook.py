@@ -93,7 +93,7 @@ class BackwardTap:
         tapped, self.input_positions = self._tap(args, self._at_inputs)
         return tapped
 
-    def tap_outputs(self, result: Any) -> Any:
+    def tap_outputs(self, result: object) -> Any:
         """Return `result`, a tensor or a tuple, with its tensors behind an identity."""
         outputs = (result,) if isinstance(result, Tensor) else result
         if not isinstance(outputs, tuple):
@@ -178,7 +178,7 @@ def _spread(
     return tuple(out)
 
 
-def _as_gradients(who: str, what: str, value: Any, count: int) -> tuple[Tensor | None, ...]:
+def _as_gradients(who: str, what: str, value: object, count: int) -> tuple[Tensor | None, ...]:
     """Return a hook's result as a tuple of `count` gradients, or raise RuntimeError."""
     grads = value if isinstance(value, tuple) else (value,)
     if len(grads) != count:

@@ -813,7 +813,7 @@ class Module:
         name: str,
         key: str,
         current: Tensor,
-        value: Any,
+        value: object,
         assign: bool,
         error_msgs: list[str],
     ) -> None:

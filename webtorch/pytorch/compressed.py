@@ -35,7 +35,7 @@ def _kernel(*names: str) -> Callable[[Kernel], Kernel]:
     return declare
 
 
-def _is_compressed(x: Any) -> bool:
+def _is_compressed(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.layout in _PARTS
 
 
@@ -137,7 +137,7 @@ def _flipped(layout: torch.layout) -> Kernel:
 
 
 @_kernel("_to_sparse")
-def to_sparse(x: Any, *, layout: Any = None, **options: Any) -> Any:
+def to_sparse(x: object, *, layout: object = None, **options: object) -> Any:
     """Return the matrix in another layout."""
     name = f"_to_{str(layout).removeprefix('torch.')}"
     if name in ("_to_sparse_csr", "_to_sparse_csc"):

@@ -481,7 +481,7 @@ def first_of(name: str, caller: Callable[..., Any]) -> Kernel:
     first = functional(name, lambda *args: function(*args)[0])
     code = caller.__code__
 
-    def kernel(*args: Any) -> Any:
+    def kernel(*args: object) -> Any:
         """Run the operator."""
         if not torch.is_grad_enabled() and sys._getframe(1).f_code is code and is_plain():
             return first(*args), None, None

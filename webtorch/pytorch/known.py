@@ -218,7 +218,7 @@ class Plan:
         self,
         nodes: list[Node],
         numbers: Sequence[float],
-        line: Any,
+        line: object,
         outs: Sequence[torch.Tensor] = (),
     ) -> Any:
         """Record a call over the operands' nodes, and return its results as new tensors; the last ones overwrite
@@ -398,7 +398,7 @@ class Kinds:
             values = [_freed(x, places) for x in values]
             options = {k: _freed(x, places) for k, x in options.items()}
 
-        def run(*values: Any, **options: Any) -> Any:
+        def run(*values: object, **options: object) -> Any:
             """Call, and return the tensors by themselves."""
             found = call(values, options)
             several = type(found) is tuple

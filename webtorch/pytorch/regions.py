@@ -23,7 +23,7 @@ from webtorch_autoload.device import hide, libraries
 
 
 def _forward(name: str) -> Function:
-    def run(*args: Any) -> tuple[Tensor, ...] | Tensor:
+    def run(*args: object) -> tuple[Tensor, ...] | Tensor:
         """Return the operator's results, detached."""
         module = importlib.import_module("webtorch.nn.regions")
         found = getattr(module, name)(*[_plain(a) for a in args])

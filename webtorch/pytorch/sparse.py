@@ -206,7 +206,7 @@ def floor_divide(x: Any, other: Any) -> Any:
 
 
 @_kernel("div_.Tensor", "div_.Tensor_mode")
-def div_(x: Any, other: Any, **options: Any) -> Any:
+def div_(x: object, other: object, **options: object) -> Any:
     """Divide in place."""
     return _set(x, div(x, other, **options))
 

@@ -48,7 +48,7 @@ def _reduced(mat1: _Tensor, mat2: _Tensor, reduce: str) -> _Tensor:
 
 
 def addmm(
-    mat: _Tensor, mat1: _Tensor, mat2: _Tensor, *, beta: Any = 1.0, alpha: Any = 1.0
+    mat: _Tensor, mat1: _Tensor, mat2: _Tensor, *, beta: object = 1.0, alpha: object = 1.0
 ) -> _Tensor:
     """Return beta * mat + alpha * (mat1 @ mat2), of which mat1 may be sparse."""
     return _addmm(mat, mat1, mat2, beta=beta, alpha=alpha)

@@ -255,7 +255,7 @@ for _name, _dtype in CONVERTED.items():
 
 
 @rule("type")
-def type_of(x: SparseTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+def type_of(x: SparseTensor, dtype: object = None, non_blocking: bool = False) -> Any:
     """Return the legacy type name, or the tensor with values of another type."""
     if dtype is not None:
         return to(x, dtype)
