@@ -258,7 +258,7 @@ def read(
     names: Mapping[str, object],
     persistent: Callable[[object], object],
     module: Any = pickle,
-    **options: Any,
+    **options: object,
 ) -> object:
     """Return the value that a pickle describes, running the code that it names; `module` unpickles."""
     kind: Any = type("Unpickler", (_Finding, module.Unpickler), {})

@@ -90,7 +90,7 @@ def _by_coo(function: Kernel) -> Kernel:
 
 
 def _into(function: Kernel) -> Kernel:
-    def kernel(*args: Any, out: Any, **options: Any) -> Any:
+    def kernel(*args: object, out: Any, **options: object) -> Any:
         """Give `out` the result."""
         found = function(*args, **options)
         if _is_compressed(out):
@@ -101,7 +101,7 @@ def _into(function: Kernel) -> Kernel:
 
 
 def _inplace(function: Kernel) -> Kernel:
-    def kernel(x: Any, *args: Any, **options: Any) -> Any:
+    def kernel(x: Any, *args: object, **options: object) -> Any:
         """Overwrite the first operand."""
         return _into(function)(x, *args, out=x, **options)
 

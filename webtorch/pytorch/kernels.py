@@ -203,7 +203,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
     """
     kinds = Kinds(is_free(function))
 
-    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: object) -> torch.Tensor:
         """Write the number to each element of the memory."""
         if flag.pressed:
             check()
@@ -259,7 +259,7 @@ def _put(out: torch.Tensor, result: Lain | tuple[Tensor, bool]) -> None:
 def _inplace(name: str, function: Kernel) -> Kernel:
     kinds = Kinds(is_free(function))
 
-    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
         if flag.pressed:
             check()

@@ -112,7 +112,7 @@ _GRADIENTS: dict[str, Function] = {
 def _widened(operator: Any) -> Function:
     """What autocast does with torchvision's operators on every device: they compute in float32."""
 
-    def run(*args: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def run(*args: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Compute in float32, and return the first operand's dtype."""
         low = (torch.float16, torch.bfloat16)
         guard = torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS)

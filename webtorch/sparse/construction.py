@@ -61,7 +61,7 @@ class check_sparse_tensor_invariants:
         """Return a function that runs in this block."""
 
         @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
+        def inside(*args: object, **kwargs: object) -> Any:
             """Call the function."""
             with type(self)(self.state):
                 return function(*args, **kwargs)

@@ -217,7 +217,7 @@ def contiguous(x: SparseTensor, memory_format: object = None) -> SparseTensor:
 
 
 @rule("to")
-def to(x: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
+def to(x: SparseTensor, *args: object, **kwargs: object) -> SparseTensor:
     """Return the tensor with values of another type, or on another device."""
     kwargs.pop("memory_format", None)
     where, dtype, copy = parse_to(args, kwargs)
@@ -283,7 +283,7 @@ give(empty_sparse=empty)
 
 @rule("zeros_like", "empty_like")
 def zeros_like(
-    x: SparseTensor, *, dtype: DType | None = None, device: Any = None, **options: Any
+    x: SparseTensor, *, dtype: DType | None = None, device: Any = None, **options: object
 ) -> Tensor:
     """Return a tensor of this shape without values."""
     rank = x.sparse_rank
