@@ -230,7 +230,7 @@ class _State(threading.local):
 state = _State()
 
 
-def dispatches(kind: type[Any]) -> bool:
+def dispatches(kind: type[object]) -> bool:
     """Whether tensors of a class are asked for kernels."""
     return getattr(kind, "__torch_dispatch__", disabled) is not disabled
 
@@ -317,7 +317,7 @@ def _tensors(values: Any) -> Iterator[Any]:
 _HOLE: Any = object()
 
 
-def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[Any]) -> tuple[Any, Kwargs]:
+def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[object]) -> tuple[Any, Kwargs]:
     """Return arguments with others in the places of their tensors, in order."""
     rest = iter(new)
 

@@ -784,7 +784,9 @@ def _layer_norm_backward(
     return _present(aten.native_layer_norm_backward(gs[0], x, shape, *out[1:], w, b, mask), x, w, b)
 
 
-def _group_norm_backward(needs: Any, gs: Any, out: Any, x: Any, w: Any, b: Any, *rest: object) -> Any:
+def _group_norm_backward(
+    needs: Any, gs: Any, out: Any, x: Any, w: Any, b: Any, *rest: object
+) -> Any:
     mask = _needs(needs, x, w, b)
     return _present(
         aten.native_group_norm_backward(gs[0], x, *out[1:], w, *rest[:-1], mask), x, w, b

@@ -178,7 +178,7 @@ class Tracer(TracerBase):
         self,
         m: Module,
         forward: Callable[..., Any],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
     ) -> Any:
         """Make a node of a call of a leaf, or run the module's code by `forward`."""

@@ -87,7 +87,7 @@ class BackwardTap:
         self.output_count = -1
         self.output_positions: list[int] | None = None
 
-    def tap_inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def tap_inputs(self, args: tuple[object, ...]) -> tuple[Any, ...]:
         """Return `args` with every tensor that needs a gradient behind an identity."""
         self.input_count = len(args)
         tapped, self.input_positions = self._tap(args, self._at_inputs)
@@ -107,7 +107,7 @@ class BackwardTap:
 
     @staticmethod
     def _tap(
-        values: tuple[Any, ...], receive: Callable[[Any], Any]
+        values: tuple[object, ...], receive: Callable[[Any], Any]
     ) -> tuple[tuple[Any, ...], list[int] | None]:
         """Return `values` with gradient-needing tensors tapped, and where those stand."""
         if not webtorch.is_grad_enabled():

@@ -81,7 +81,7 @@ def _broadcast(tensors: Sequence[Tensor], target: object, detach: bool) -> list[
     return list(_Broadcast.apply(target, *tensors))
 
 
-def replicate(network: _Network, devices: Sequence[Any], detach: bool = False) -> list[_Network]:
+def replicate(network: _Network, devices: Sequence[object], detach: bool = False) -> list[_Network]:
     """Return a copy of `network` for each device, whose parameters' gradients flow to `network`'s.
 
     The first copy, on the device of `network`, shares its memory, so that running statistics stay. With
@@ -114,7 +114,7 @@ def replicate(network: _Network, devices: Sequence[Any], detach: bool = False) -
     return replicas
 
 
-def scatter(inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
+def scatter(inputs: Any, target_gpus: Sequence[object], dim: int = 0) -> Any:
     """Return for each device its part of `inputs`: tensors cut along `dim`, tuples, lists and dicts
     entry by entry, other objects shared.
 
@@ -140,7 +140,10 @@ def scatter(inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
 
 
 def scatter_kwargs(
-    inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, target_gpus: Sequence[Any], dim: int = 0
+    inputs: tuple[object, ...],
+    kwargs: dict[str, Any] | None,
+    target_gpus: Sequence[object],
+    dim: int = 0,
 ) -> tuple[tuple[tuple[Any, ...], ...], tuple[dict[str, Any], ...]]:
     """Return for each device its positional and its keyword arguments, as `scatter` cuts them."""
     positional = scatter(inputs, target_gpus, dim) if inputs else []
@@ -153,7 +156,7 @@ def scatter_kwargs(
 
 def parallel_apply(
     modules: Sequence[Callable[..., Any]],
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
     devices: Sequence[Any] | None = None,
 ) -> list[Any]:

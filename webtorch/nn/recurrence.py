@@ -384,7 +384,7 @@ def _padded(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, list[int
     return padded, webtorch.tensor(real, device=data.device), places
 
 
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named(args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of either form of PyTorch's functions by name; packed steps are "data"."""
     packed = "batch_sizes" in kwargs or (
         len(args) > 2 and isinstance(args[1], Tensor) and not isinstance(args[3], bool)
@@ -394,7 +394,7 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 @dispatched("recurrence")
-def _sequence(cell: _Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+def _sequence(cell: _Cell, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Run either form of PyTorch's functions: with steps in a dimension, or packed."""
     given = _named(args, kwargs)
     hx = given["hx"]

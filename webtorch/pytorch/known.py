@@ -292,13 +292,13 @@ class Kinds:
 
     def find(
         self,
-        args: Sequence[Any],
+        args: Sequence[object],
         kwargs: dict[str, Any],
         nodes: list[Node],
         numbers: list[float],
         out: torch.Tensor | None = None,
         inplace: bool = False,
-        begun: Sequence[Any] = (),
+        begun: Sequence[object] = (),
     ) -> Plan | Key | None:
         """Return the plan of a call, or its kind if it is to be watched; None where it takes the usual way.
 
@@ -381,7 +381,7 @@ class Kinds:
         self,
         key: Key,
         call: Call,
-        values: Sequence[Any],
+        values: Sequence[object],
         options: dict[str, Any],
         nodes: list[Node],
         numbers: Sequence[float],

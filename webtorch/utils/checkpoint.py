@@ -294,7 +294,7 @@ class _Frame:
     def __init__(
         self,
         function: Callable[..., object],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         preserve: bool,
         check: str,
