@@ -1,7 +1,5 @@
 """torch.sparse: tensors of which only some elements are kept, in COO, CSR and CSC. Floor 5."""
 
-from typing import Any
-
 from webtorch.functions import public as _dense
 from webtorch.sparse import dispatch as _dispatch
 from webtorch.sparse import elementwise as _elementwise
