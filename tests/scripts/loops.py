@@ -91,9 +91,10 @@ class Loop:
             (rng.choice(hooks), rng.randrange(STEPS), rng.choice([1, 1, 1, 2, 3, 100]))
             for _ in range(rng.choice([0, 0, 1, 1, 2]))
         ]
-        # Whole numbers that change, such as the step's.
+        # Whole numbers that change, such as the step's; and parts that are computed again.
+        more = ["count", "count", "checkpoint-old", "checkpoint-drop", "checkpoint-part"]
         self.events += [
-            ("count", rng.randrange(STEPS), rng.choice([1, 1, 2, 3]))
+            (rng.choice(more), rng.randrange(STEPS), rng.choice([1, 1, 2, 3]))
             for _ in range(rng.choice([0, 0, 0, 1]))
         ]
 
@@ -323,6 +324,23 @@ class _Running:
             handle.remove()
         elif happens("checkpoint", step):
             out = torch.utils.checkpoint.checkpoint(self.model, x, use_reentrant=False)
+        elif happens("checkpoint-old", step):
+            out = torch.utils.checkpoint.checkpoint(
+                self.model, x.clone().requires_grad_(), use_reentrant=True
+            )
+        elif happens("checkpoint-drop", step):
+            out = torch.utils.checkpoint.checkpoint(
+                lambda x: torch.nn.functional.dropout(self.model(x), 0.25), x, use_reentrant=False
+            )
+        elif happens("checkpoint-part", step):
+            near, count = x * 1.5, step % 2 + 1.0
+
+            def part(x: Any, y: Any) -> Any:
+                out = self.model(x).tanh() * count + y[:, :3] ** 2
+                self.seen.append("part")
+                return out + 1
+
+            out = torch.utils.checkpoint.checkpoint(part, near, x, use_reentrant=False)
         else:
             out = self.model(x)
         if happens("function", step):
@@ -840,7 +858,9 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     if found:
         return f"{loop}\n  with scripts and without: {found}", counts
     names = {n for n, *_ in loop.events}
-    others = {"write-between", "keep-loss"} | ({"critic"} if loop.autocast else set())
+    others = {"write-between", "keep-loss", "checkpoint-drop"} | (
+        {"critic"} if loop.autocast else set()
+    )
     if loop.autocast == "around" and loop.cached:
         # PyTorch evaluates with what it cast of parameters before they were written.
         others |= {"evaluate", "evaluate-graph", "evaluate-read"}

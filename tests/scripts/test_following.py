@@ -1595,3 +1595,48 @@ def test_whole_numbers_beside_whole_ones_are_compared() -> None:
         for step in range(1, 9)
         for row in [[(i * step + i) // step for i in range(5)]]
     ]
+
+
+def _checkpointed(read: bool, extra: bool = False) -> tuple[list[float], list[int], int]:
+    """Train with a part that is computed again; return the losses, how far its calls came, and how many followed."""
+    torch.manual_seed(0)
+    part = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), nn.Tanh())
+    first, last = nn.Linear(4, 4), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD([p for m in (first, part, last) for p in m.parameters()], lr=0.1)
+    x, losses, calls = torch.randn(5, 4), [], [0, 0]
+
+    def run(h: Any) -> Any:
+        calls[0] += 1
+        out = part(h) * 2 + h
+        # The second computation has all that it needs before this.
+        calls[1] += 1
+        return out + 1
+
+    for step in range(10):
+        optimizer.zero_grad()
+        h = first(x)
+        out = torch.utils.checkpoint.checkpoint(run, h, use_reentrant=False)
+        loss = last(out).square().mean()
+        if read:
+            losses.append(loss.item())
+        if extra and step == 8:
+            # A graph that is looked at has all calls made again.
+            assert out.grad_fn is not None and h.grad_fn is not None
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, calls, following.follower().counts["followed"]
+
+
+@pytest.mark.parametrize("extra", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_checkpointed_part_is_computed_again_as_far_as_without_scripts(
+    read: bool, extra: bool
+) -> None:
+    with scripts(False):
+        plain = _checkpointed(read, extra)
+    with scripts(True):
+        found = _checkpointed(read, extra)
+    assert found[0] == pytest.approx(plain[0], rel=1e-4)
+    assert found[1] == plain[1] == [20, 10]
+    assert found[2] >= (4 if extra else 6)

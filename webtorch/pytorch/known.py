@@ -335,8 +335,6 @@ class Kinds:
             # The storage of another device, or one that does not carry its memory yet.
             return None
         count = len(nodes)
-        if not (count or out is not None):
-            return None
         seen = tensors
         if count > 1 and (nodes[0] is nodes[1] if count == 2 else len(set(nodes)) < count):
             parts += _repeats(nodes), _repeats(tensors)
@@ -355,7 +353,7 @@ class Kinds:
         if found is False:
             return key
         if found is not _NEW:
-            if found is not None:
+            if found is not None and seen:
                 self._keep_near(brief, seen, found)
             return found
         if len(self.found) >= _MOST_KINDS:

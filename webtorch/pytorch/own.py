@@ -62,16 +62,19 @@ def _constant(
     device: torch.device | None,
 ) -> torch.Tensor:
     """Return a tensor of one number, which no memory is made for before it is computed."""
-    if flag.pressed:
-        check()
     check_device(device)
     check_layout(layout)
     if size and min(size) < 0:
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(size)}: {list(size)}"
         )
-    kind = webtorch_dtype(dtype)
-    return new_tensor(fill(size, fits(value, kind), kind, here()), fresh=True)
+    out: torch.Tensor = _filled(size, value, dtype)
+    return out
+
+
+_filled = functional(
+    "full", lambda size, value, dtype: fill(size, fits(value, dtype), dtype, here())
+)
 
 
 def _constants(value: int) -> Kernel:
@@ -119,6 +122,30 @@ for _name, _value in (("zeros", 0), ("ones", 1)):
     own(f"{_name}_like")(_constants_like(f"{_name}_like", _value))
 
 
+@own("full")
+def _full(
+    size: Sequence[int],
+    value: Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: object = None,
+) -> torch.Tensor:
+    if dtype is None:
+        dtype = torch.get_default_dtype()
+        if isinstance(value, complex):
+            dtype = dtype.to_complex()
+        elif isinstance(value, int):
+            dtype = torch.bool if isinstance(value, bool) else torch.int64
+    return _constant(size, value, dtype, layout, device)
+
+
+_numbered = functional(
+    "arange", lambda *numbers: op.arange(*numbers[:-1], dtype=numbers[-1], device=here())
+)
+
+
 @own("arange", "arange.start", "arange.start_step")
 def _range_of(
     *numbers: float | torch.Tensor,
@@ -127,15 +154,14 @@ def _range_of(
     device: torch.device | None = None,
     pin_memory: object = None,
 ) -> torch.Tensor:
-    if flag.pressed:
-        check()
     check_device(device)
     check_layout(layout)
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in numbers]
     if dtype is None:
         whole = all(isinstance(v, int) for v in values)
         dtype = torch.int64 if whole else torch.get_default_dtype()
-    return new_tensor(op.arange(*values, dtype=webtorch_dtype(dtype), device=here()), fresh=True)
+    out: torch.Tensor = _numbered(*values, dtype)
+    return out
 
 
 _clones = Kinds()

@@ -45,7 +45,7 @@ from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import RemovableHandle, looks_at_each
+from webtorch.tensors.tape import EnoughComputed, RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -76,13 +76,24 @@ _MOST_FAILURES = 2
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function"})
+_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function", "part", "stop"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
 _STEPS = frozenset(
-    {"operation", "alias", "turn", "gradients", "gradient", "mark", "hook", "function", "step"}
+    {
+        "operation",
+        "alias",
+        "turn",
+        "gradients",
+        "gradient",
+        "mark",
+        "hook",
+        "function",
+        "part",
+        "step",
+    }
 )
 
 
@@ -608,7 +619,9 @@ class Follower:
         """Whether somebody else sees operations in this thread, so that none may be left out."""
         if active.count > 1 and watched():
             return True
-        return looking.count > 0 and (tracing.active or looks_at_each() or watch.before is not None)
+        return looking.count > 0 and (
+            tracing.active or looks_at_each(parts=False) or watch.before is not None
+        )
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
@@ -625,8 +638,10 @@ class Follower:
     def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call if it is that of a step, else return OTHER."""
         at = run.at
-        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
-        if step.modes != modes or ((looking.count or active.count > 1) and self.is_looked_at()):
+        if looking.count or active.count > 1:
+            if self.is_looked_at() or step.modes != run.modes():
+                return OTHER
+        elif step.modes != (mode.grad, mode.inference):
             return OTHER
         if not run.promised and self.changes != changes.count:
             # Tensors may have been changed after that was counted, too.
@@ -704,6 +719,11 @@ class Follower:
                 if t is not None:
                     t._requires_grad = f.requires_grad
             return None
+        if step.kind == "part":
+            run.is_kept = True
+            return None
+        if step.kind == "stop":
+            raise EnoughComputed
         if step.kind == "hook":
             hooks = run.hooks.setdefault(run.slot_of(args[0]) or 0, {})
             return RemovableHandle(hooks, TensorHook(args[1], step.place))
@@ -869,6 +889,13 @@ class Follower:
         drawn = {i: g._offset for i, (g, *_) in run.generators.items()}
         try:
             out = self.inside(callee, args, kwargs)
+        except EnoughComputed:
+            if self.run is run and not self.computed:
+                try:
+                    self.take(run, note.stopped())
+                except Refused as reason:
+                    self.give_up(f"{callee.name}: {reason}")
+            raise
         except BaseException:
             run.forget_externals(count)
             raise

@@ -450,6 +450,8 @@ class Tensor(TensorBase):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         if tracing.active:
             tracing.touch_history(self)
+        if self._grad_fn is not None:
+            self._grad_fn.detached = (*self._grad_fn.detached, self._output_nr)
         self._grad_fn, self._requires_grad, self._output_nr = None, False, 0
         return self
 

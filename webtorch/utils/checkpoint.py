@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch.autograd.graph import saved_tensors_hooks
+from webtorch.dispatch.call import Callee, active, call, watched
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.lines import user_depth
 from webtorch.tensors import autocast, engine
@@ -19,6 +20,7 @@ from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.batching import Kept
 from webtorch.tensors.function import Function
 from webtorch.tensors.modes import enable_grad, mode, no_grad
+from webtorch.tensors.tape import EnoughComputed, Part
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -40,10 +42,6 @@ ContextPair = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractC
 
 class CheckpointError(RuntimeError):
     """The second computation of a checkpointed part does not do what the first did."""
-
-
-class _EnoughComputed(Exception):
-    """Every value that backward needs has been computed."""
 
 
 def noop_context_fn() -> ContextPair:
@@ -239,6 +237,30 @@ def _again(args: Sequence[object]) -> list[Any]:
     ]
 
 
+class _Random:
+    """Where random numbers were drawn from when a part began."""
+
+    def __init__(self, values: Sequence[object]) -> None:
+        self.values = values
+        self.states: list[tuple[Generator, Generator]] = []
+
+    def note_state(self) -> None:
+        """Note where they are drawn from."""
+        self.states, self.values = _random_state(self.values), ()
+
+
+# The call with which a part begins.
+BEGIN = Callee("checkpoint", lambda args, kwargs: args[0].note_state(), role="part")
+
+
+def _begin(part: _Random | _Frame) -> None:
+    """Note where a part's random numbers are drawn from, in a call that a script may promise."""
+    if active.follower is not None and not watched():
+        call(BEGIN, (part,), {})
+    else:
+        part.note_state()
+
+
 class _Reentrant(Function):
     """A part as one operation, whose backward runs the part and a backward pass of its own."""
 
@@ -246,7 +268,9 @@ class _Reentrant(Function):
     def forward(ctx: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         """Return the part's result without recording it; keep its inputs and the generators' states."""
         ctx.function = function
-        ctx.state = _random_state(args) if preserve else []
+        ctx.state = _Random(args) if preserve else None
+        if preserve:
+            _begin(ctx.state)
         ctx.autocast = autocast.snapshot()
         ctx.template = [None if isinstance(a, Tensor) else a for a in args]
         ctx.places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -269,7 +293,8 @@ class _Reentrant(Function):
         needed = ctx.needs_input_grad[2:]
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             args[place] = tensor.detach().requires_grad_(needed[place])
-        with enable_grad(), _random_from(ctx.state), autocast.restored(ctx.autocast):
+        states = [] if ctx.state is None else ctx.state.states
+        with enable_grad(), _random_from(states), autocast.restored(ctx.autocast):
             outputs = ctx.function(*_again(args))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [
@@ -281,14 +306,47 @@ class _Reentrant(Function):
             raise RuntimeError(
                 "none of output has requires_grad=True, this checkpoint() is not necessary"
             )
-        engine.backward([o for o, _ in pairs], [g for _, g in pairs])
+        if len(pairs) == 1:
+            # Which a script follows.
+            pairs[0][0].backward(pairs[0][1])
+        else:
+            engine.backward([o for o, _ in pairs], [g for _, g in pairs])
         return (None, None, *[a.grad if isinstance(a, Tensor) else None for a in args])
 
 
 CheckpointFunction = _Reentrant
 
 
-class _Frame:
+class _Again(Part):
+    """The second computation of a part, which keeps what backward still asks for."""
+
+    def __init__(self, frame: _Frame) -> None:
+        self.frame = frame
+        self.values: dict[int, Tensor] = {}
+        self.looks: list[tuple[object, ...]] = []
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Keep a saved tensor. Raises CheckpointError for one too many."""
+        number, handles = len(self.looks), self.frame.handles
+        if number >= len(handles):
+            if not self.frame.complete:
+                # A backward pass runs within forward, which saves more after it.
+                self.looks.append(_look(tensor))
+                return tensor
+            raise CheckpointError(
+                "torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
+                "forward pass. The function must do the same both times it is called."
+            )
+        self.looks.append(_look(tensor))
+        # What no living gradient function asks for is not kept.
+        if handles[number]() is not None:
+            self.values[number] = tensor.detach()
+        if self.frame.early_stop and number == len(handles) - 1:
+            raise EnoughComputed
+        return tensor
+
+
+class _Frame(Part):
     """A part whose saved tensors are forgotten in forward and computed again when backward asks for the first."""
 
     def __init__(
@@ -304,7 +362,8 @@ class _Frame:
         self.function, self.args, self.kwargs = function, args, kwargs
         self.check, self.early_stop = check == "default", early_stop
         self.first_context, self.second_context = context_fn()
-        self.state = _random_state((*args, *kwargs.values())) if preserve else []
+        self.preserve = preserve
+        self.state: list[tuple[Generator, Generator]] = []
         self.autocast = autocast.snapshot()
         self.levels = Kept()
         # What forward saved, in order: a handle that lives as long as its gradient function, and shape, dtype, device.
@@ -312,58 +371,69 @@ class _Frame:
         self.looks: list[tuple[object, ...]] = []
         # Saved number -> value, from the second computation until backward has used it.
         self.values: dict[int, Tensor] = {}
+        # Saved number -> the backward pass that used it last.
+        self.served: dict[int, weakref.ref[Any]] = {}
+        # Whether forward has ended.
+        self.complete = False
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
-        hooks = saved_tensors_hooks(self._forget, self._recall)
+        _begin(self)
+        hooks = saved_tensors_hooks(self.pack, self.unpack)
         with hooks, self.levels, self.first_context:
-            return self.function(*self.args, **self.kwargs)
+            found = self.function(*self.args, **self.kwargs)
+        self.complete = True
+        return found
 
-    def _forget(self, tensor: Tensor) -> _Handle:
+    def note_state(self) -> None:
+        """Note where random numbers are drawn from."""
+        if self.preserve:
+            self.state = _random_state((*self.args, *self.kwargs.values()))
+
+    def pack(self, tensor: Tensor) -> _Handle:
+        """Forget a saved tensor."""
         handle = _Handle(len(self.handles))
         self.handles.append(weakref.ref(handle))
         self.looks.append(_look(tensor))
         return handle
 
-    def _recall(self, handle: _Handle) -> Tensor:
-        if handle.number not in self.values:
-            self._compute_again()
+    def unpack(self, handle: _Handle) -> Tensor:
+        """Return a saved tensor."""
+        task = mode.task
+        if self.lacks(handle):
+            served = self.served.get(handle.number)
+            if task is not None and served is not None and served() is task:
+                raise CheckpointError(
+                    "torch.utils.checkpoint: Unpack is being triggered for a tensor that was already unpacked once. If "
+                    "you are calling ctx.saved_tensors in backward, make sure to do so only once. Otherwise please "
+                    "open an issue with details on your use case."
+                )
+            self.compute()
+        if task is not None:
+            self.served[handle.number] = weakref.ref(task)
         return self.values.pop(handle.number)
 
-    def _compute_again(self) -> None:
-        values: dict[int, Tensor] = {}
-        looks: list[tuple[object, ...]] = []
+    def lacks(self, handle: _Handle) -> bool:
+        """Whether the part must be computed again first."""
+        return handle.number not in self.values
 
-        def keep(tensor: Tensor) -> Tensor:
-            """Keep a saved tensor that backward still asks for. Raises CheckpointError for one too many."""
-            number = len(looks)
-            if number == len(self.handles):
-                raise CheckpointError(
-                    "torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
-                    "forward pass. The function must do the same both times it is called."
-                )
-            looks.append(_look(tensor))
-            # What no living gradient function asks for is not kept.
-            if self.handles[number]() is not None:
-                values[number] = tensor.detach()
-            if self.early_stop and number == len(self.handles) - 1:
-                raise _EnoughComputed
-            return tensor
-
+    def compute(self) -> None:
+        """Compute the part again."""
+        again = _Again(self)
         args, kwargs = _fresh(self.args), _fresh(list(self.kwargs.values()))
         with (
             enable_grad(),
             _random_from(self.state),
             autocast.restored(self.autocast),
-            saved_tensors_hooks(keep, lambda tensor: tensor),
+            saved_tensors_hooks(again.pack, again.unpack),
             self.levels,
             self.second_context,
-            contextlib.suppress(_EnoughComputed),
+            contextlib.suppress(EnoughComputed),
         ):
             self.function(*args, **dict(zip(self.kwargs, kwargs, strict=True)))
-        if self.check:
-            self._compare(looks)
-        self.values = values
+        if self.check and self.complete:
+            self._compare(again.looks)
+        self.values = again.values
 
     def _compare(self, looks: list[tuple[object, ...]]) -> None:
         if len(looks) != len(self.looks):
