@@ -35,7 +35,7 @@ def _kernel(*names: str) -> Callable[[Kernel], Kernel]:
     return declare
 
 
-def _is_compressed(x: Any) -> bool:
+def _is_compressed(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.layout in _PARTS
 
 
@@ -90,7 +90,7 @@ def _by_coo(function: Kernel) -> Kernel:
 
 
 def _into(function: Kernel) -> Kernel:
-    def kernel(*args: Any, out: Any, **options: Any) -> Any:
+    def kernel(*args: object, out: Any, **options: object) -> Any:
         """Give `out` the result."""
         found = function(*args, **options)
         if _is_compressed(out):
@@ -101,7 +101,7 @@ def _into(function: Kernel) -> Kernel:
 
 
 def _inplace(function: Kernel) -> Kernel:
-    def kernel(x: Any, *args: Any, **options: Any) -> Any:
+    def kernel(x: Any, *args: object, **options: object) -> Any:
         """Overwrite the first operand."""
         return _into(function)(x, *args, out=x, **options)
 
@@ -137,7 +137,7 @@ def _flipped(layout: torch.layout) -> Kernel:
 
 
 @_kernel("_to_sparse")
-def to_sparse(x: Any, *, layout: Any = None, **options: Any) -> Any:
+def to_sparse(x: object, *, layout: object = None, **options: object) -> Any:
     """Return the matrix in another layout."""
     name = f"_to_{str(layout).removeprefix('torch.')}"
     if name in ("_to_sparse_csr", "_to_sparse_csc"):

@@ -366,7 +366,7 @@ class Graph:
         return [_fill_in(r, values) for r in self.result]
 
 
-def _source(value: Any) -> Any:
+def _source(value: object) -> Any:
     """Return the node that a view is of, through all views."""
     while isinstance(value, torch.fx.Node) and getattr(value.target, "is_view", False):
         value = value.args[0]

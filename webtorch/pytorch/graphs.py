@@ -386,7 +386,7 @@ def _foreach(name: str) -> Function | None:
     if base is None:
         return None
 
-    def run(*args: Any, **kwargs: Any) -> list[Tensor]:
+    def run(*args: object, **kwargs: object) -> list[Tensor]:
         """Return the results of all elements, as a list."""
         count = max(len(a) for a in args if isinstance(a, list))
         rows = [a if isinstance(a, list) else [a] * count for a in args]

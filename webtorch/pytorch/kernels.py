@@ -205,7 +205,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
     """
     kinds, function = Kinds(is_free(function)), placed(function)
 
-    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: object) -> torch.Tensor:
         """Write the number to each element of the memory."""
         if flag.pressed:
             check()
@@ -261,7 +261,7 @@ def _put(out: torch.Tensor, result: Lain | tuple[Tensor, bool]) -> None:
 def _inplace(name: str, function: Kernel) -> Kernel:
     kinds, function = Kinds(is_free(function)), placed(function)
 
-    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
         if flag.pressed:
             check()
@@ -484,7 +484,7 @@ def first_of(name: str, caller: Callable[..., Any]) -> Kernel:
     first = functional(name, lambda *args: function(*args)[0])
     code = caller.__code__
 
-    def kernel(*args: Any) -> Any:
+    def kernel(*args: object) -> Any:
         """Run the operator."""
         if not torch.is_grad_enabled() and sys._getframe(1).f_code is code and is_plain():
             return first(*args), None, None

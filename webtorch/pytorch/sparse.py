@@ -206,7 +206,7 @@ def floor_divide(x: Any, other: Any) -> Any:
 
 
 @_kernel("div_.Tensor", "div_.Tensor_mode")
-def div_(x: Any, other: Any, **options: Any) -> Any:
+def div_(x: object, other: object, **options: object) -> Any:
     """Divide in place."""
     return _set(x, div(x, other, **options))
 
@@ -419,7 +419,7 @@ def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
     return add_(out, x)
 
 
-def to_sparse(x: Any, sparse_dim: int | None = None, **options: Any) -> Any:
+def to_sparse(x: Any, sparse_dim: int | None = None, **options: object) -> Any:
     """Return a dense tensor's elements that are not zero."""
     if options.get("layout") not in (None, torch.sparse_coo):
         return aten._to_sparse.default._handle.redispatch_boxed(_DENSE, x, **options)
@@ -442,7 +442,7 @@ def _zero(x: Any) -> Any:
 def _unary(name: str, merges: bool) -> Kernel:
     operator = getattr(torch, name)
 
-    def kernel(x: Any, *args: Any) -> Any:
+    def kernel(x: Any, *args: object) -> Any:
         """Compute it of the values."""
         x = x.coalesce() if merges else x
         return _like(x, operator(x._values(), *args))
@@ -475,7 +475,7 @@ _kernel("pow.Tensor_Scalar")(_unary("pow", True))
 def _into(function: Kernel) -> Kernel:
     """Return the form of an operator with `out`."""
 
-    def kernel(*args: Any, out: Any, **options: Any) -> Any:
+    def kernel(*args: object, out: Any, **options: object) -> Any:
         """Give `out` the result."""
         found = function(*args, **options)
         return _set(out, found) if out.is_sparse else out.resize_(found.shape).copy_(found)
@@ -502,7 +502,7 @@ _kernel("floor_divide_.Tensor")(lambda x, other: _set(x, floor_divide(x, other))
 
 
 @_kernel("addmm_")
-def addmm_(x: Any, a: Any, b: Any, **numbers: Any) -> Any:
+def addmm_(x: Any, a: Any, b: Any, **numbers: object) -> Any:
     """Write beta * x + alpha * (a @ b) to x."""
     return x.copy_(addmm(x, a, b, **numbers))
 

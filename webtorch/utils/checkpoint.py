@@ -352,7 +352,7 @@ class _Frame(Part):
     def __init__(
         self,
         function: Callable[..., object],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         preserve: bool,
         check: str,
