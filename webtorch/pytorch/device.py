@@ -128,6 +128,7 @@ def _errors() -> None:
     for ours, theirs in (
         (errors.OutOfMemoryError, torch.OutOfMemoryError),
         (errors.DeviceLostError, torch.AcceleratorError),
+        (errors.LinAlgError, torch.linalg.LinAlgError),
     ):
         ours.__bases__ = (*ours.__bases__, theirs)
 
@@ -533,7 +534,9 @@ class Blank:
         self.nbytes, self.held, self.dtype = nbytes, held, dtype
         self.size, self.strides, self.offset, self.laid = size, strides, offset, laid
         # Taking memory over costs a third of `set_`, which goes through PyTorch's dispatcher.
-        self.is_plain = _swap is not None and not offset and strides == contiguous_strides(size)
+        # PyTorch gives an empty tensor that it makes so other strides than elsewhere.
+        rows = strides == contiguous_strides(size) and 0 not in size
+        self.is_plain = _swap is not None and not offset and rows
 
     def tensor(self, inner: Storage | None = None) -> torch.Tensor:
         """Return a new tensor, with a new storage of PyTorch's, on a webtorch storage, or on nothing yet.

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from webtorch.aten.table import FUNCTIONS, OPERATORS, Operator
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, c_name
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import Form, Forms, Layout
@@ -317,6 +317,10 @@ def _check_out(
     rule = known.out(*values) if callable(known.out) else known.out
     if rule == "truncate":
         return
+    if rule == "mask" and out.dtype not in (torch.bool, torch.uint8):
+        raise RuntimeError(
+            f"{name.partition('.')[0]} only supports bool tensor for result, got: {c_name(TO_WEBTORCH[out.dtype])}"
+        )
     if rule == "exact":
         raise RuntimeError(
             f"{name}: Expected out tensor to have dtype {kind}, but got {out.dtype} instead"

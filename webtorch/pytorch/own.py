@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from webtorch.aten.table import FUNCTIONS, op
-from webtorch.errors import LinAlgError
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import Number
 from webtorch.ir.graph import Node
@@ -393,21 +392,3 @@ def _threshold_(x: torch.Tensor, threshold: float, value: float) -> torch.Tensor
     size = [1 if n and not s else n for n, s in zip(x.shape, strides, strict=True)]
     _threshold(x.as_strided(size, strides, x.storage_offset()), threshold, value)
     return x
-
-
-def _factors(name: str) -> Kernel:
-    """Return the kernel of a factorisation that looks whether it has come to an end; PyTorch has an error for that."""
-    plain = functional(name, FUNCTIONS[name])
-
-    def kernel(*args: object, **kwargs: object) -> Any:
-        """Run the operator."""
-        try:
-            return plain(*args, **kwargs)
-        except LinAlgError as error:
-            raise torch.linalg.LinAlgError(str(error)) from None
-
-    return kernel
-
-
-own("_linalg_eigh")(_factors("_linalg_eigh"))
-own("_linalg_svd")(_factors("_linalg_svd"))

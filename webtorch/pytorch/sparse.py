@@ -23,7 +23,7 @@ _DENSE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _STRUCTURE = """_nnz _indices _values indices values sparse_dim dense_dim _dimI _dimV is_coalesced _coalesced_
     _sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims empty.memory_format
     copy_sparse_to_sparse_ resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_ copy_ zeros.out empty_like
-    any cat unsqueeze permute narrow_copy sum.dim_IntList view_as_real view_as_complex
+    any cat unsqueeze permute narrow_copy sum.dim_IntList view_as_real view_as_complex conj_physical.out
     native_norm native_norm.ScalarOpt_dim_dtype norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype
     sub.Tensor sub_.Tensor sub.out nan_to_num nan_to_num.out nan_to_num_
     round round.out round_ relu_ sgn sgn.out sgn_ isneginf.out isposinf.out signbit.out threshold_backward
@@ -182,6 +182,8 @@ def _found(x: Any, other: Any) -> tuple[Any, Any]:
 @_kernel("mul_.Tensor", "mul_.Scalar")
 def mul_(x: Any, other: Any) -> Any:
     """Multiply in place."""
+    if not x.is_sparse:
+        return x.copy_(to_dense(mul(x, other)))
     return _set(x, mul(x, other))
 
 
@@ -427,6 +429,9 @@ def to_sparse(x: Any, sparse_dim: int | None = None, **options: object) -> Any:
         there = (x != 0).reshape(1)
         return _coo(there.nonzero().t()[:0].contiguous(), x.reshape(1)[there], (), True)
     rank = x.dim() if sparse_dim is None else sparse_dim
+    if not rank:
+        there = (x != 0).any().reshape(1)
+        return _coo(there.nonzero().t()[:0].contiguous(), x.unsqueeze(0)[there], x.shape, True)
     there = x != 0
     if rank < x.dim():
         there = there.flatten(rank).any(rank)
