@@ -164,7 +164,7 @@ def install() -> None:
     """Let `torch` mean webtorch, with PyTorch's own machinery for tests."""
     install_as_torch()
     # Where the machinery's data lies.
-    sys.modules["torch"].__dict__["__file__"] = str(WHEEL / "torch" / "__init__.py")
+    importlib.import_module("torch").__dict__["__file__"] = str(WHEEL / "torch" / "__init__.py")
     sys.meta_path.insert(0, _Borrowed())
     # PyTorch lists the layers there; ours stand in one module with all else.
     kinds = {n: getattr(webtorch.nn, n) for n in dir(webtorch.nn)}

@@ -375,7 +375,7 @@ def dispatched(
     return decorate
 
 
-def dispatch_methods(cls: type[Any], left_out: frozenset[str]) -> None:
+def dispatch_methods(cls: type[object], left_out: frozenset[str]) -> None:
     """Do the same with the methods and properties that a class defines, but for hidden ones and those `left_out`."""
     way_in = dispatched(role="other")
     for name, value in list(vars(cls).items()):

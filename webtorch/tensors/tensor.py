@@ -450,6 +450,8 @@ class Tensor(TensorBase):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         if tracing.active:
             tracing.touch_history(self)
+        if self._grad_fn is not None:
+            self._grad_fn.detached = (*self._grad_fn.detached, self._output_nr)
         self._grad_fn, self._requires_grad, self._output_nr = None, False, 0
         return self
 
@@ -997,7 +999,7 @@ def _itself(g: Tensor) -> Tensor:
 
 
 def parse_to(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
+    args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[DeviceLike, DType | None, bool]:
     """Return the device, the type and whether to copy, as `Tensor.to` is asked."""
     target: DeviceLike = kwargs.pop("device", None)

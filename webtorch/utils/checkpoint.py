@@ -341,7 +341,11 @@ class _Again(Part):
     def pack(self, tensor: Tensor) -> Tensor:
         """Keep a saved tensor. Raises CheckpointError for one too many."""
         number, handles = len(self.looks), self.frame.handles
-        if number == len(handles):
+        if number >= len(handles):
+            if not self.frame.complete:
+                # A backward pass runs within forward, which saves more after it.
+                self.looks.append(_look(tensor))
+                return tensor
             raise CheckpointError(
                 "torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
                 "forward pass. The function must do the same both times it is called."
@@ -361,7 +365,7 @@ class _Frame(Part):
     def __init__(
         self,
         function: Callable[..., object],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         preserve: bool,
         check: str,
@@ -380,13 +384,19 @@ class _Frame(Part):
         self.looks: list[tuple[object, ...]] = []
         # Saved number -> value, from the second computation until backward has used it.
         self.values: dict[int, Tensor] = {}
+        # Saved number -> the backward pass that used it last.
+        self.served: dict[int, weakref.ref[Any]] = {}
+        # Whether forward has ended.
+        self.complete = False
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
         _do(BEGIN, self)
         hooks = saved_tensors_hooks(self.pack, self.unpack)
         with hooks, self.levels, self.first_context:
-            return self.function(*self.args, **self.kwargs)
+            found = self.function(*self.args, **self.kwargs)
+        self.complete = True
+        return found
 
     def note_state(self) -> None:
         """Note where random numbers are drawn from."""
@@ -402,8 +412,18 @@ class _Frame(Part):
 
     def unpack(self, handle: _Handle) -> Tensor:
         """Return a saved tensor."""
+        task = mode.task
         if self.lacks(handle):
+            served = self.served.get(handle.number)
+            if task is not None and served is not None and served() is task:
+                raise CheckpointError(
+                    "torch.utils.checkpoint: Unpack is being triggered for a tensor that was already unpacked once. If "
+                    "you are calling ctx.saved_tensors in backward, make sure to do so only once. Otherwise please "
+                    "open an issue with details on your use case."
+                )
             self.compute()
+        if task is not None:
+            self.served[handle.number] = weakref.ref(task)
         return self.values.pop(handle.number)
 
     def lacks(self, handle: _Handle) -> bool:
@@ -424,7 +444,7 @@ class _Frame(Part):
             contextlib.suppress(EnoughComputed),
         ):
             self.function(*args, **dict(zip(self.kwargs, kwargs, strict=True)))
-        if self.check:
+        if self.check and self.complete:
             self._compare(again.looks)
         self.values = again.values
 
