@@ -34,6 +34,7 @@ _WORDS = (
     CORE,
     COMPILER,
     "is not available: WebGPU has",
+    "device type at start of device string: lazy",
     "tensors on the device are dense",
 )
 

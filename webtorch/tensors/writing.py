@@ -74,6 +74,7 @@ def check_places(x: Tensor) -> None:
     """Raise RuntimeError if several elements of x share one place, so that none can be written alone."""
     if (
         0 in x._strides
+        and 0 not in x._shape
         and any(stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True))
     ) or (x._levels and any(stride == 0 and size > 1 for _, size, stride in x._levels)):
         raise RuntimeError(
