@@ -429,7 +429,7 @@ def test_names_of_autograds_core(tmp_path: Path) -> None:
         "    v.mul_(2)\n"
         "assert v._version == 1\n"
         "assert issubclass(g._functions.DelayedError, torch.autograd.graph.Node)\n"
-        "assert (a * 2).grad_fn(torch.ones(2))[0].tolist() == [2.0, 2.0]\n"
+        "assert a.neg().grad_fn(torch.ones(2)).tolist() == [-1.0, -1.0]\n"
         "assert torch._unique2(torch.tensor([3, 1, 3]))[2].tolist() == [1, 2]\n"
         "assert late.tolist() == [1, 1] and late.grad_fn.name() == 'Error'\n"
         "try:\n"

@@ -317,3 +317,88 @@ def test_tangents_of_complex_matrices(name: str) -> None:
         return t.view_as_real(lib.func.jvp(getattr(t.linalg, name), (x,), (v,))[1])
 
     same(program, "cpu", 1e-10)
+
+
+def _as_is(lib: Library, saves: bool) -> Any:
+    class AsIs(lib.torch.autograd.Function):  # type: ignore[name-defined, misc]
+        @staticmethod
+        def forward(x: Any) -> Any:
+            return x
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            if saves:
+                ctx.save_for_backward(output)
+            else:
+                ctx.mark_dirty(inputs[0])
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g
+
+        @staticmethod
+        def jvp(ctx: Any, t: Any) -> Any:
+            return t.add_(1)
+
+    return AsIs.apply
+
+
+def _hooked(lib: Library, x: Any) -> Any:
+    with lib.torch.autograd.graph.saved_tensors_hooks(lambda a: a, lambda a: a):
+        return x.sin().sum()
+
+
+def _retained(x: Any) -> Any:
+    y = x.sin()
+    y.retain_grad()
+    return y.sum()
+
+
+REFUSED: dict[str, Any] = {
+    "an input as it is": lambda lib, x: lib.func.grad(lambda a: _as_is(lib, True)(a.clone()).sum())(
+        x
+    ),
+    "hooks within": lambda lib, x: lib.func.grad(lambda a: _hooked(lib, a))(x),
+    "retain_grad": lambda lib, x: lib.func.grad(_retained)(x),
+    "aux of grad": lambda lib, x: lib.func.grad(lambda a: (a.sum(), 1), has_aux=True)(x),
+    "aux of vjp": lambda lib, x: lib.func.vjp(lambda a: (a, [a, "b"]), x, has_aux=True),
+    "aux of jvp": lambda lib, x: lib.func.jvp(lambda a: (a, 1.0), (x,), (x,), has_aux=True),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_transforms_refuse_is_what_pytorch_refuses(name: str) -> None:
+    same_error(lambda lib: REFUSED[name](lib, lib.tensor(3)))
+
+
+def test_a_tangent_that_is_changed_in_place_is_not_the_callers() -> None:
+    def program(lib: Library) -> Any:
+        x, t = lib.tensor(3), lib.tensor(3, seed=1).requires_grad_()
+        _, found = lib.func.jvp(lambda a: _as_is(lib, False)(a.clone()), (x,), (t,))
+        return found.detach(), t
+
+    same(program, "cpu")
+
+
+def test_vjp_of_what_was_not_recorded_outside_has_gradients_of_its_own() -> None:
+    def program(lib: Library) -> Any:
+        x = lib.tensor(3).requires_grad_()
+        with lib.torch.no_grad():
+            out, pull = lib.func.vjp(lambda a: a**3, x)
+        (y,) = pull(lib.torch.ones(3))
+        return out, y, lib.torch.autograd.grad(y.sum(), x)
+
+    same(program, "cpu")
+
+
+def test_blocks_without_tangents() -> None:
+    def program(lib: Library) -> Any:
+        def f(a: Any) -> Any:
+            with lib.torch.autograd.forward_ad._set_fwd_grad_enabled(False):
+                shift = a**2
+            return a**2 - shift
+
+        a = lib.tensor(3)
+        return lib.func.jvp(f, (a,), (lib.torch.ones(3),))
+
+    same(program, "cpu")

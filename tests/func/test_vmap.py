@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ def test_random_numbers_are_the_same_or_differ(randomness: str, device: str) -> 
         lambda r: r + webtorch.rand(1000, device=device),
         lambda r: webtorch.nn.functional.dropout(r, 0.5),
         lambda r: webtorch.randn_like(r),
-        lambda r: webtorch.bernoulli(r * 0.5),
+        lambda r: r + webtorch.bernoulli(webtorch.full((1000,), 0.5, device=device)),
         lambda r: r * 0 + webtorch.randint(0, 1000, (1000,), device=device),
     ):
         out = webtorch.vmap(f, randomness=randomness)(x)
@@ -249,3 +250,137 @@ def test_inside_compile() -> None:
         webtorch.manual_seed(seed)
         x = webtorch.randn(3, 5)
         assert webtorch.allclose(compiled(x), f(x), atol=1e-5)
+
+
+def _drawn(t: Any, name: str) -> Any:
+    """Return a random operation of one or two tensors."""
+    return {
+        "bernoulli": lambda a: t.bernoulli(a),
+        "normal": lambda a: t.normal(a, 1.0),
+        "poisson": lambda a: t.poisson(a),
+        "multinomial": lambda a: t.multinomial(a, 2),
+        "gamma": lambda a: t._standard_gamma(a),
+        "rand_like": lambda a: t.rand_like(a),
+        "dropout": lambda a: t.nn.functional.dropout(a, 0.5),
+        "uniform_": lambda a: a.uniform_(),
+        "bernoulli_": lambda a: a.bernoulli_(a),
+        "randperm": lambda a: t.randperm(5),
+    }[name]
+
+
+@pytest.mark.parametrize("randomness", ["same", "different", "error"])
+@pytest.mark.parametrize("dim", [0, -1, None])
+def test_random_operations_take_and_refuse_what_those_of_pytorch_do(
+    dim: int | None, randomness: str
+) -> None:
+    names = ("bernoulli", "normal", "poisson", "multinomial", "gamma", "rand_like", "dropout", "uniform_",
+             "bernoulli_", "randperm")  # fmt: skip
+    for name in names:
+        found = []
+        for t in (torch, webtorch):
+            x = t.full((3, 5) if dim is None else (4, 3, 5) if dim == 0 else (3, 5, 4), 0.5)
+            f = _drawn(t, name)
+            try:
+                out = t.vmap(lambda a, _, f=f: f(a), (dim, 0), randomness=randomness)(x, t.zeros(4))
+                # Of no examples are all alike, or of all.
+                found.append((tuple(out.shape), bool((out == out[0]).all())))
+            except RuntimeError as error:
+                found.append(str(error)[:60])
+        assert found[0] == found[1], name
+
+
+DYNAMIC: dict[str, Any] = {
+    "nonzero": lambda t, x: x.nonzero(),
+    "where": lambda t, x: t.where(x)[0],
+    "unique": lambda t, x: x.unique(),
+    "masked_select": lambda t, x: x.masked_select(x > 0),
+    "mask": lambda t, x: x[x > 0],
+    "index_put": lambda t, x: x.index_put((x > 0,), t.tensor([1.0, 2.0])),
+    "is_nonzero": lambda t, x: x[0].is_nonzero(),
+    "allclose": lambda t, x: t.allclose(x, x),
+    "equal": lambda t, x: t.equal(x, x),
+    "one_hot": lambda t, x: t.nn.functional.one_hot(x.long()),
+    "data": lambda t, x: x.data,
+    "numpy": lambda t, x: x.numpy(),
+    "is_contiguous": lambda t, x: x.is_contiguous(memory_format=t.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_what_each_example_has_another_of_is_refused_in_the_words_of_pytorch(name: str) -> None:
+    words = []
+    for t in (torch, webtorch):
+        with pytest.raises(RuntimeError) as caught:
+            t.vmap(lambda x, t=t: DYNAMIC[name](t, x))(t.arange(12.0).reshape(3, 4) - 5)
+        words.append(str(caught.value)[:70].rstrip("."))
+    assert words[1].startswith(words[0][: len(words[1])])
+
+
+def test_writes_to_examples_without_elements() -> None:
+    def program(lib: Library) -> Any:
+        x = lib.torch.zeros(0).expand(3, 0).clone()
+        return lib.func.vmap(lambda a: a.add_(1))(x)
+
+    same(program, "cpu")
+
+
+def test_a_checkpoint_computes_again_what_it_maps() -> None:
+    def program(lib: Library) -> Any:
+        x = lib.tensor(3, 4, 4).requires_grad_()
+
+        def loss(x: Any) -> Any:
+            return lib.func.vmap(lambda a: lib.torch.linalg.qr(a)[0].square() @ a)(x).sum()
+
+        lib.torch.utils.checkpoint.checkpoint(loss, x, use_reentrant=False).backward()
+        return x.grad
+
+    same(program, "cpu")
+
+
+def test_rules_of_functions_are_told_where_the_dimension_lies() -> None:
+    seen: list[Any] = []
+    for module in (torch, webtorch):
+
+        class Told(module.autograd.Function):  # type: ignore[name-defined, misc]
+            @staticmethod
+            def forward(x: Any, ys: Any) -> Any:
+                return x
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                pass
+
+            @staticmethod
+            def vmap(info: Any, in_dims: Any, x: Any, ys: Any) -> Any:
+                seen.append(in_dims)
+                return (x, ys), in_dims
+
+        x = module.zeros(3, 4)
+        module.vmap(Told.apply, in_dims=(1, 0))(x, [module.zeros(4), module.zeros(4, 2)])
+    assert seen == [(1, [0, 0])] * 2
+
+
+def test_an_argument_that_is_returned_is_the_tensor_that_was_given() -> None:
+    for t in (torch, webtorch):
+        x = t.ones(3, 4)
+        assert t.vmap(lambda a: a.mul_(2))(x) is x
+        assert t.vmap(lambda a: a, in_dims=1, out_dims=1)(x) is x
+        moved = t.vmap(lambda a: a.mul_(2), in_dims=1)(x)
+        assert tuple(moved.shape) == (4, 3) and (moved == 4).all() and (x == 4).all()
+
+
+def test_clones_in_formats_of_images_and_nan_of_examples() -> None:
+    def nan(lib: Library) -> Any:
+        a = lib.torch.zeros(3).requires_grad_()
+        b = lib.func.vmap(lambda v: (-1 - v).sqrt())(a)
+        with lib.torch.autograd.set_detect_anomaly(True):
+            return lib.func.vmap(lambda v: lib.torch.autograd.grad(b, a, v))(lib.torch.eye(3))
+
+    def channels(lib: Library) -> Any:
+        images = lib.torch.channels_last
+        return lib.func.vmap(lambda a: a.clone(memory_format=images))(lib.tensor(2, 1, 3, 4, 4))
+
+    for program in (nan, channels):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            same_error(program)

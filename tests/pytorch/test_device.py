@@ -347,7 +347,12 @@ class TestErrors:
         yield
         assert (torch.ones(3, device=webgpu) * 2).sum().item() == 6
 
-    def test_types_that_the_device_lacks(self, webgpu: str) -> None:
+    def test_types_that_the_device_lacks(
+        self, webgpu: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(NotImplementedError, match="uint16 is not available"):
+            torch.ones(2, dtype=torch.uint16, device=webgpu)
+        monkeypatch.setenv("WEBTORCH_FLOAT64", "error")
         with pytest.raises(
             NotImplementedError, match=r"torch.float64 is not available.*torch.float32"
         ):
@@ -359,6 +364,7 @@ class TestErrors:
         self, webgpu: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         x = torch.arange(3, dtype=torch.float64)
+        monkeypatch.setenv("WEBTORCH_FLOAT64", "error")
         with pytest.raises(NotImplementedError, match="WEBTORCH_FLOAT64=float32"):
             x.to(webgpu)
         monkeypatch.setenv("WEBTORCH_FLOAT64", "float32")
@@ -431,10 +437,11 @@ class TestErrors:
             ).cpu()
 
     def test_operators_without_a_kernel(self, webgpu: str) -> None:
+        x = torch.ones(1, 1, device=webgpu)
         with pytest.raises(
-            NotImplementedError, match=r"aten\._compute.*\.cpu\(\).*WEBTORCH_FALLBACK"
+            NotImplementedError, match=r"aten\._weight.*\.cpu\(\).*WEBTORCH_FALLBACK"
         ):
-            torch._compute_linear_combination(*torch.ones(2, 1, 1, device=webgpu))
+            torch._weight_int8pack_mm(x, x.to(torch.int8), x[0])
 
     def test_addresses_are_not_handed_out(self, webgpu: str) -> None:
         x = torch.ones(2, device=webgpu)

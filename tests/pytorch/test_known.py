@@ -51,6 +51,10 @@ AGAIN: dict[str, Step] = {
     "batch norm that moves statistics": lambda x, y: F.batch_norm(y, x[0], x[1], training=True),
     "batch norm that moves its own": lambda x, y: _with_statistics(x, y, True),
     "batch norm of what it has": lambda x, y: _with_statistics(x, y, False),
+    "numbers from 1 on": lambda x, y: torch.arange(1, 4, device=x.device),
+    "a tensor of a number": lambda x, y: torch.full((2, 3), 0.5, device=x.device),
+    "a tensor of a whole number": lambda x, y: torch.full((2,), 3, device=x.device),
+    "ones of a half": lambda x, y: torch.ones(3, dtype=torch.float16, device=x.device),
     "group norm": lambda x, y: F.group_norm(x[None], 3, y[0], y[1]),
     "layer norm": lambda x, y: F.layer_norm(x, (3,), y[0], y[1]),
     "layer norm with its statistics": lambda x, y: torch.native_layer_norm(
@@ -99,6 +103,16 @@ def test_the_same_comes_of_later_calls(webgpu: str, name: str) -> None:
         for a, b in zip(_tensors(found), _tensors(wanted), strict=True):
             assert a.stride() == b.stride()
             torch.testing.assert_close(a.cpu(), b)
+
+
+def test_new_tensors_have_the_default_type_of_the_call(webgpu: str) -> None:
+    for kind in (torch.float32, torch.float16) * 3:
+        torch.set_default_dtype(kind)
+        try:
+            found = [torch.zeros(2, device=webgpu), torch.full((2,), 1.5, device=webgpu)]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert [t.dtype for t in found] == [kind, kind]
 
 
 def test_dropout_draws_the_same_numbers_when_it_is_known(webgpu: str) -> None:

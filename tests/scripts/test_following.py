@@ -1595,3 +1595,112 @@ def test_whole_numbers_beside_whole_ones_are_compared() -> None:
         for step in range(1, 9)
         for row in [[(i * step + i) // step for i in range(5)]]
     ]
+
+
+def _checkpointed(read: bool, extra: bool = False) -> tuple[list[float], list[int], int]:
+    """Train with a part that is computed again; return the losses, how far its calls came, and how many followed."""
+    torch.manual_seed(0)
+    part = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4), nn.Tanh())
+    first, last = nn.Linear(4, 4), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD([p for m in (first, part, last) for p in m.parameters()], lr=0.1)
+    x, losses, calls = torch.randn(5, 4), [], [0, 0]
+
+    def run(h: Any) -> Any:
+        calls[0] += 1
+        out = part(h) * 2 + h
+        # The second computation has all that it needs before this.
+        calls[1] += 1
+        return out + 1
+
+    for step in range(10):
+        optimizer.zero_grad()
+        h = first(x)
+        out = torch.utils.checkpoint.checkpoint(run, h, use_reentrant=False)
+        loss = last(out).square().mean()
+        if read:
+            losses.append(loss.item())
+        if extra and step == 8:
+            # A graph that is looked at has all calls made again.
+            assert out.grad_fn is not None and h.grad_fn is not None
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, calls, following.follower().counts["followed"]
+
+
+@pytest.mark.parametrize("extra", [False, True])
+@pytest.mark.parametrize("read", [False, True])
+def test_a_checkpointed_part_is_computed_again_as_far_as_without_scripts(
+    read: bool, extra: bool
+) -> None:
+    with scripts(False):
+        plain = _checkpointed(read, extra)
+    with scripts(True):
+        found = _checkpointed(read, extra)
+    assert found[0] == pytest.approx(plain[0], rel=1e-4)
+    assert found[1] == plain[1] == [20, 10]
+    assert found[2] >= (4 if extra else 6)
+
+
+def test_full_backward_hooks_of_modules_are_called_in_followed_steps() -> None:
+    def run(read: bool) -> tuple[list[float], list[bool]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        seen: list[bool] = []
+        model[1].register_full_backward_hook(lambda m, got, given: (got[0] * 0.5,))
+        model[2].register_full_backward_hook(lambda m, got, given: seen.append(got[0] is None))
+        model[2].register_full_backward_pre_hook(lambda m, given: (given[0] * 1.5,))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, losses = torch.randn(5, 4), []
+        for step in range(10):
+            optimizer.zero_grad()
+            out = model(x)
+            loss = out.square().mean()
+            if read:
+                losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if step == 9:
+                with pytest.raises(RuntimeError, match="custom Function"):
+                    out.mul_(2)
+        return losses, seen
+
+    for read in (False, True):
+        with scripts(False):
+            plain = run(read)
+        with scripts(True) as follower:
+            found = run(read)
+            assert follower().counts["followed"] >= 6
+        assert found[0] == pytest.approx(plain[0], rel=1e-4)
+        assert found[1] == plain[1] == [False] * 10
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_part_draws_the_same_numbers_again(reentrant: bool) -> None:
+    def run(looked: int) -> list[float]:
+        torch.manual_seed(0)
+        part = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 4))
+        first, last = nn.Linear(4, 4), nn.Linear(4, 2)
+        parameters = [p for m in (first, part, last) for p in m.parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        x, losses = torch.randn(5, 4), []
+        for step in range(9):
+            optimizer.zero_grad()
+            h = nn.functional.dropout(first(x), 0.2)
+            out = torch.utils.checkpoint.checkpoint(part, h, use_reentrant=reentrant)
+            loss = nn.functional.dropout(last(out), 0.1).square().mean()
+            loss.backward()
+            if step == looked:
+                # All is made again, in the order in which it was called.
+                assert h.grad_fn is not None
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    with scripts(False):
+        plain = run(-1)
+    for looked in (-1, 7):
+        with scripts(True) as follower:
+            assert run(looked) == pytest.approx(plain, rel=1e-4)
+            assert follower().counts["followed"] >= 5

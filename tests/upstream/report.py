@@ -35,7 +35,9 @@ _WORDS = (
     COMPILER,
     "is not available: WebGPU has",
     "device type at start of device string: lazy",
-    "tensors on the device are dense",
+    "are not on the device",
+    "cannot be shared with other libraries",
+    "of a nested tensor: the device has no kernel",
 )
 
 

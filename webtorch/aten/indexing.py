@@ -180,6 +180,11 @@ def _csr_to_coo(
     rows = op.searchsorted(compressed, places, right=True) - 1
     kind = int32 if out_int32 else int64
     rows, plain = cast_to(rows, kind), cast_to(plain, kind)
-    if not batch:
-        return op.stack([plain, rows] if transpose else [rows, plain])
-    raise NotImplementedError("webgpu: COO tensors of batches of compressed matrices")
+    pair = [t.reshape(-1) for t in ((plain, rows) if transpose else (rows, plain))]
+    # Where in the batches each one lies.
+    each, step = iota(plain.numel(), 0, 1, kind, plain.device), count
+    outer: list[Tensor] = []
+    for n in reversed(batch):
+        outer.append(op.remainder(op.div(each, step, rounding_mode="floor"), n))
+        step *= n
+    return op.stack([*reversed(outer), *pair])

@@ -26,10 +26,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What a call is to a script (`webtorch.scripts`): an operation, or one that gives another tensor on the same memory (or
 # sets it), as `x.data` does; made of calls that stand there themselves; a fact of a tensor that does not change, a flag
 # of autograd, or the device; a look at values, or at a gradient; one that says whether gradients are recorded; one that
-# registers a hook; one that gives results of a user's function their history; a backward pass, or a part of one that
-# ends where it calls a hook, or one that returns gradients; an optimizer's step; or something that ends it.
+# registers a hook; one that gives results of a user's function their history; the beginning of a checkpointed part; a
+# backward pass, or a part of one that ends where it calls a hook, or one that returns gradients; an optimizer's step;
+# or something that ends it.
 Role = Literal[
-    "operation", "alias", "parts", "fact", "flag", "place", "reader", "gradient", "mark", "hook", "function",
+    "operation", "alias", "parts", "fact", "flag", "place", "reader", "gradient", "mark", "hook", "function", "part",
     "backward", "turn", "gradients", "step", "other",
 ]  # fmt: skip
 
@@ -151,6 +152,9 @@ class Follower(Protocol):
 
     def before_setting(self, generator: object) -> None:
         """Keep what was drawn before a generator is set out of scripts: it cannot be drawn again."""
+
+    def moved(self, generator: object) -> None:
+        """Take notice that a generator stands where it has stood before, or comes back from there."""
 
     def draw(self, generator: object, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn, as numbers that remember it while calls are recorded."""
@@ -371,7 +375,7 @@ def dispatched(
     return decorate
 
 
-def dispatch_methods(cls: type[Any], left_out: frozenset[str]) -> None:
+def dispatch_methods(cls: type[object], left_out: frozenset[str]) -> None:
     """Do the same with the methods and properties that a class defines, but for hidden ones and those `left_out`."""
     way_in = dispatched(role="other")
     for name, value in list(vars(cls).items()):

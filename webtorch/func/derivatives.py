@@ -25,6 +25,12 @@ from webtorch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unf
 Argnums = int | tuple[int, ...]
 
 
+_NO_HOOKS = (
+    "torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks. Please open an "
+    "issue with your use case."
+)
+
+
 class _Transform:
     """A differentiation that runs: its starting points, and the mode outside of it."""
 
@@ -33,13 +39,11 @@ class _Transform:
         self.outside = mode.grad
 
     def __enter__(self) -> _Transform:
-        self.before = mode.grad, mode.inference, mode.transforms
+        self.before = mode.grad, mode.inference, mode.transforms, mode.hooks_disabled
         if mode.saved_hooks:
-            raise RuntimeError(
-                "torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks. "
-                "Please open an issue with your use case."
-            )
+            raise RuntimeError(_NO_HOOKS)
         mode.grad, mode.inference, mode.transforms = True, False, (*mode.transforms, self)
+        mode.hooks_disabled = _NO_HOOKS
         transforms.add(1)
         return self
 
@@ -49,7 +53,7 @@ class _Transform:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        mode.grad, mode.inference, mode.transforms = self.before
+        mode.grad, mode.inference, mode.transforms, mode.hooks_disabled = self.before
         transforms.add(-1)
         for source in self.sources:
             source.open = False  # type: ignore[attr-defined]
@@ -61,7 +65,7 @@ class _Transform:
         if not x.is_floating_point() and not x.is_complex():
             raise RuntimeError("only Tensors of floating point dtype can require gradients")
         out = cut(x)
-        source = Source(gradient_edge(x) if self.outside and x.requires_grad else None)
+        source = Source(gradient_edge(x) if x.requires_grad else None)
         self.sources.add(source)
         set_history(out, source)
         return out
@@ -185,6 +189,9 @@ def _parts(result: object, has_aux: bool, name: str) -> tuple[Any, Any]:
         raise RuntimeError(
             f"{name}: output of function f should be a tuple: (output, aux) if has_aux is True"
         )
+    for x in tree_leaves(result[1]):
+        if not isinstance(x, Tensor):
+            raise RuntimeError(f"Expected tensors, got unsupported type {type(x)}")
     return result
 
 
@@ -221,8 +228,7 @@ def grad_and_value(
             grads = tree_unflatten(_gradients([output], leaves, [None], kept), spec)
             grads = transform.leave(grads, kept)
             output = transform.leave(output, kept)
-            others = [x for x in tree_leaves(aux) if isinstance(x, Tensor)]
-            aux = transform.leave(aux, transform.reaches_outside(others))
+            aux = transform.leave(aux, has_aux and transform.reaches_outside(tree_leaves(aux)))
         found = grads[0] if isinstance(argnums, int) else tuple(grads)
         return (found, (output, aux)) if has_aux else (found, output)
 
@@ -271,8 +277,7 @@ def _vjp(
                 )
         kept = transform.reaches_outside(outputs)
         results = transform.leave(result, kept)
-        others = [x for x in tree_leaves(aux) if isinstance(x, Tensor)]
-        aux = transform.leave(aux, transform.reaches_outside(others))
+        aux = transform.leave(aux, has_aux and transform.reaches_outside(tree_leaves(aux)))
     single = argnums is None or isinstance(argnums, tuple)
     inputs, in_spec = tree_flatten(tuple(starts) if single else starts[0])
 

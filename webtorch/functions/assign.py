@@ -266,6 +266,11 @@ def equal(input: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same shape and the same elements. Waits for the device."""
     if input._shape != other._shape:
         return False
+    if input._levels or other._levels:
+        raise RuntimeError(
+            "Batching rule not implemented for aten::equal. We could not generate a fallback: there is one answer, "
+            "and vmap maps over many examples. Use (x == y).all()"
+        )
     return not input.numel() or bool((input == other).all().item())
 
 
@@ -276,6 +281,11 @@ def allclose(
     """Whether all elements are close: |input - other| <= atol + rtol * |other|. Waits for the
     device.
     """
+    if input._levels or other._levels:
+        raise RuntimeError(
+            "vmap over torch.allclose isn't supported yet. Please file an issue at "
+            "https://github.com/pytorch/pytorch/issues if you need this feature: use isclose(x, y).all()"
+        )
     return bool(isclose(input, other, rtol, atol, equal_nan).all().item())
 
 
@@ -288,7 +298,7 @@ def is_nonzero(input: Tensor) -> bool:
             if input.numel()
             else "Boolean value of Tensor with no values is ambiguous"
         )
-    return bool(input.item())
+    return bool(input)
 
 
 @composite(differentiable=False, example="works on the host")

@@ -672,6 +672,7 @@ def addbmm(
     autocast=Autocast(gpu="lower"),
     out="cast",
     gradient_name="AddrBackward0",
+    direct=("addr", "addr.out"),
     vjp=Anew(unread=("input",), factors=("vec1", "vec2")),
     aten=("addr",),
     overlap="whole",

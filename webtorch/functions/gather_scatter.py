@@ -14,6 +14,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import creation, joining, movement, pointwise, slicing
 from webtorch.functions.indexing import (
     check_index,
+    dynamic,
     expanded_to,
     flattened,
     from_front,
@@ -292,6 +293,10 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
 
 def _as_value(op: str, value: object, like: Tensor) -> Tensor:
     """Return a number or 0-d tensor as a 0-d tensor of `like`'s type and device."""
+    if isinstance(value, complex) and not like.dtype.is_complex:
+        raise RuntimeError(
+            f"{op}(): Converting complex Scalar to non-complex type is not supported"
+        )
     if not isinstance(value, Tensor):
         return fill(
             (), creation.fits(creation.number_of(value), like.dtype), like.dtype, like.device
@@ -710,6 +715,13 @@ def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Te
 # -- masks -----------------------------------------------------------------------------------------
 
 
+_BY_SELECTING = (
+    "vmap: Attempted to vmap over `mask` in torch.masked_select(self, mask) We cannot support this because for each "
+    "batch this would return a differently shaped Tensor. Please file an issue at "
+    "https://github.com/pytorch/pytorch/issues if you need this feature: use where or masked_fill."
+)
+
+
 @composite(
     family="index",
     overlap="none",
@@ -723,7 +735,7 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     if input._shape == shape == mask._shape and (known := waited_for(input, mask)) is not None:
         values, chosen = known
         return taken_over(values[chosen], input.dtype, input)
-    positions = true_positions(flattened(expanded_to(mask, shape)))
+    positions = true_positions(flattened(expanded_to(mask, shape)), _BY_SELECTING)
     flat = flattened(expanded_to(input, shape))
     return (
         _take(flat, [positions], "masked_select") if positions.numel() else no_elements(flat, (0,))
@@ -788,7 +800,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
 
         return taken_over(numpy.stack(places, 1), int64, input)
     flags = flattened(input if input.dtype is bool_ else comparison.ne(input, 0))
-    positions = true_positions(flags)
+    positions = true_positions(flags, dynamic("nonzero"))
     columns = unravel(positions, shape)
     if as_tuple:
         return tuple(columns)

@@ -77,6 +77,10 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
         return fill((*tensor._shape, num_classes), 0, int64, tensor.device)
     flat = flattened(tensor)
     if num_classes == -1:
+        if tensor._levels:
+            raise RuntimeError(
+                "When vmap-ing torch.nn.functional.one_hot, please provide an explicit positive num_classes argument."
+            )
         low = int(reduce_dims(flat, "min", (0,)).item())
         if low < 0:
             raise RuntimeError("Class values must be non-negative.")

@@ -337,7 +337,7 @@ def _runs(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     else:
         differ = comparison.ne(slicing.narrow(rows, 0, 1, n - 1), slicing.narrow(rows, 0, 0, n - 1))
         new = joining.cat((one, movement.reshape(reduce_dims(differ, "any", (1,)), (n - 1,))), 0)
-    starts = indexing.true_positions(new)
+    starts = indexing.true_positions(new, indexing.dynamic("_unique2"))
     number = _scan(cast_to(new, int64), "sum", 0) - 1
     return starts, number, starts.numel()
 

@@ -52,8 +52,9 @@ from webtorch.ops.primitive import (
     take,
     write,
 )
-from webtorch.ops.purity import looks
+from webtorch.ops.purity import looks, warn
 from webtorch.ops.record import BOOL, Composite, Example, P, R, composite
+from webtorch.tensors.batching import levels_of
 from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import DeviceLike, device_of, resolve
 from webtorch.tensors.device import device as device_type
@@ -115,16 +116,8 @@ class Generator:
 
     def advance(self, count: int) -> tuple[int, int]:
         """Use up `count` counters and return (seed, first counter)."""
+        check_mapped()
         for vmap in mode.vmaps:
-            if vmap.randomness == "error":
-                raise RuntimeError(
-                    "vmap: We do not yet support calling random operations inside of vmap. Please perform random "
-                    "operations outside of vmap as a workaround"
-                    if vmap.plain
-                    else "vmap: called random operation while in randomness error mode. Please either "
-                    "use the 'same' or 'different' randomness flags on vmap or perform the "
-                    "randomness operation out of vmap"
-                )
             if vmap.randomness == "different":
                 count *= vmap.size
         looks()
@@ -270,6 +263,52 @@ def _draw(
     return philox(shape, seed, offset, dtype, device, kind)
 
 
+def different() -> bool:
+    """Whether a vmap that runs gives each example numbers of its own."""
+    return any(v.randomness == "different" for v in mode.vmaps)
+
+
+def check_mapped(*parameters: object) -> None:
+    """Raise RuntimeError where a vmap takes no random operation, or where examples are to have the same numbers, and
+    parameters of their own.
+    """
+    for vmap in mode.vmaps:
+        if vmap.randomness == "error":
+            raise RuntimeError(
+                "vmap: We do not yet support calling random operations inside of vmap. Please perform random "
+                "operations outside of vmap as a workaround"
+                if vmap.plain
+                else "vmap: called random operation while in randomness error mode. Please either use the 'same' or "
+                "'different' randomness flags on vmap or perform the randomness operation out of vmap"
+            )
+        if vmap.randomness == "same" and any(n == vmap.number for n, _ in levels_of(parameters)):
+            raise RuntimeError(
+                "Vmap does not currently support same randomness with a batched tensor input. Please file an issue "
+                'with functorch: what is drawn would differ with each example\'s parameters. randomness="different" '
+                "gives each its own"
+            )
+
+
+def _check_filled(x: Tensor, parameter: object = None) -> None:
+    """Raise RuntimeError where examples are to have numbers of their own, in memory that they share."""
+    for vmap in mode.vmaps:
+        if any(n == vmap.number for n, _, _ in x._levels):
+            continue
+        if any(n == vmap.number for n, _ in levels_of((parameter,))):
+            raise RuntimeError(
+                "vmap: inplace bernoulli(self, *extra_args) is not possible because there exists a Tensor `other` in "
+                "extra_args that has more elements than `self`. This happened due to `other` being vmapped over but "
+                "`self` not being vmapped over in a vmap. Please try to use out-of-place operators instead of "
+                "inplace bernoulli. If said operator is being called inside the PyTorch framework, please file a bug "
+                "report instead."
+            )
+        if vmap.randomness == "different":
+            raise RuntimeError(
+                "vmap: Cannot ask for different inplace randomness on an unbatched tensor. This will appear like same "
+                "randomness. If this is necessary for your usage, please file an issue with functorch."
+            )
+
+
 # -- permutations on the host ----------------------------------------------------------------------
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -350,8 +389,8 @@ def randperm(
     where = device if out is None else out.device
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
     source = default_generator(where) if generator is None else generator
-    # The same order: many are faster sorted on the device.
-    if n > 1 and (not reads.possible or n >= 1 << 12):
+    # The same order: many are faster sorted on the device, and the host has one for all examples of a vmap.
+    if n > 1 and (different() or not reads.possible or n >= 1 << 12):
         made = cast_to(_permutation_on_device(n, source, where), wanted)
     else:
         made = creation.made_of(permutation(n, source), wanted, where)
@@ -413,6 +452,13 @@ def _integers(
         if not least <= number <= most:
             raise RuntimeError(
                 f"{name} is out of bounds for {c_name(dtype)}: got from={low} and to={high}, of {least} to {most}"
+            )
+        if dtype.kind == "float" and abs(number) > 2 ** _MANTISSA[dtype.name]:
+            digits = _MANTISSA[dtype.name]
+            warn(
+                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {c_name(dtype)} "
+                "can support discrete uniform distribution only within this range. This warning will become an error "
+                "in version 1.7 release, please fix the code in advance"
             )
     span = high - low
     bits = _draw(shape, int64, device, generator, "bits")
@@ -533,6 +579,7 @@ def normal(
         wanted = _floating("normal", chosen_dtype(dtype))
         noise = _draw(shape, wanted, device, generator, "normal")
     else:
+        check_mapped(mean, std)
         shape = like._shape
         if isinstance(mean, Tensor) and isinstance(std, Tensor):
             shape = broadcast_shapes(mean._shape, std._shape)
@@ -587,6 +634,7 @@ def bernoulli(
         raise NotImplementedError(
             f'"bernoulli" not implemented for {input.dtype}: use input.float()'
         )
+    check_mapped(input)
     source = input.detach() if p is None else p
     drawn = _below("bernoulli", input._shape, source, input.dtype, input.device, generator)
     return finish(cast_to(drawn, input.dtype), False, out, "bernoulli")
@@ -621,6 +669,7 @@ def multinomial(
         raise RuntimeError("prob_dist must be 1 or 2 dim")
     if num_samples <= 0:
         raise RuntimeError("cannot sample n_sample <= 0 samples")
+    check_mapped(input)
     n = input._shape[-1]
     if not replacement and num_samples > n:
         raise RuntimeError(
@@ -713,6 +762,8 @@ def _in_place(**fields: Any) -> Callable[[Callable[P, R]], Composite[P, R]]:
 
 
 def _fill_in(x: Tensor, values: Tensor) -> Tensor:
+    if mode.vmaps:
+        _check_filled(x)
     return write(x, cast_to(values, x.dtype))
 
 
@@ -763,6 +814,8 @@ def bernoulli_(
     if not isinstance(p, Tensor):
         _check_probability("bernoulli_", p)
     else:
+        check_mapped(p)
+        _check_filled(input, p)
         p = p.detach()
     drawn = _below("bernoulli_", input._shape, p, input.dtype, input.device, generator)
     return _fill_in(input, drawn)

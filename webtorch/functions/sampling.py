@@ -14,11 +14,11 @@ from webtorch.errors import DTypeError
 from webtorch.functions import creation, movement
 from webtorch.functions.check import demand
 from webtorch.functions.creation import TORCH
-from webtorch.functions.random import Generator, default_generator
+from webtorch.functions.random import Generator, check_mapped, default_generator
 from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import comparison
-from webtorch.ops.primitive import draw
+from webtorch.ops.primitive import draw, shown
 from webtorch.ops.record import Elementwise, Example, composite
 from webtorch.ops.samplers import (
     BINOMIAL,
@@ -37,6 +37,7 @@ def _sample(
     formula: Elementwise, parameters: Sequence[Tensor], generator: Generator | None
 ) -> Tensor:
     """Draw one number for each element of the parameters, which are broadcast against each other."""
+    check_mapped(*parameters)
     shape = broadcast_shapes(*[p._shape for p in parameters])
     sources = [movement.expand(p.detach(), shape) for p in parameters]
     source = default_generator(sources[0].device) if generator is None else generator
@@ -154,7 +155,8 @@ def _not_negative(rates: Any, drawn: Tensor) -> Tensor:
     wrong = comparison.lt(rates.detach(), 0)
     if not reads.possible:
         return demand(drawn, comparison.logical_not(wrong), message)
-    if bool(wrong.any().item()):
+    # Of every example of a vmap.
+    if bool(shown(wrong).any().item()):
         raise RuntimeError(message)
     return drawn
 

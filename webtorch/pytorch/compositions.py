@@ -264,9 +264,14 @@ def _pinv_of(
 def _into(function: Kernel) -> Kernel:
     """Return the out= form of a composed operator."""
 
-    def run(*args: Any, out: torch.Tensor, **options: Any) -> torch.Tensor:
+    def run(*args: object, out: torch.Tensor, **options: object) -> torch.Tensor:
         """Run the operator, and copy its result to `out`."""
         result = function(*args, **options)
+        if not torch.can_cast(result.dtype, out.dtype):
+            raise RuntimeError(
+                "torch.linalg.matrix_rank: Expected result to be safely castable from Long dtype, but got result with "
+                f"dtype {str(out.dtype).removeprefix('torch.').capitalize()}"
+            )
         resize_to(out, result.shape)
         return out.copy_(result)
 
@@ -326,6 +331,19 @@ def _kaiser(length: int, periodic: bool = True, beta: float = 12.0, **options: A
     return torch.i0(beta * (1 - ratio.square()).clamp(min=0).sqrt()) / torch.i0(
         ratio.new_full((), beta)
     )
+
+
+@own("_compute_linear_combination")
+def _combination(x: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
+    return torch.tensordot(coefficients, x, 1)
+
+
+@own("_compute_linear_combination.out")
+def _combination_into(
+    x: torch.Tensor, coefficients: torch.Tensor, *, out: torch.Tensor
+) -> torch.Tensor:
+    # PyTorch's adds to what is there.
+    return out.add_(_combination(x, coefficients))
 
 
 # Recurrent layers, and PyTorch's own decompositions of them.

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from webtorch.aten.table import FUNCTIONS, op
-from webtorch.errors import LinAlgError
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import Number
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import fill, iota
+from webtorch.ops.record import TABLE
 from webtorch.pytorch import device
 from webtorch.pytorch.copying import copy_from, item, to_copy
 from webtorch.pytorch.device import (
@@ -33,9 +33,10 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.interrupt import check, flag
-from webtorch.pytorch.kernels import Kernel, functional, own
+from webtorch.pytorch.kernels import Kernel, functional, own, structured
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.pytorch.random import dropped, source, uniform_like
+from webtorch.pytorch.wide import placed
 from webtorch.tensors.tensor import Tensor
 
 own("set_")(device.set_to_nothing)
@@ -61,16 +62,19 @@ def _constant(
     device: torch.device | None,
 ) -> torch.Tensor:
     """Return a tensor of one number, which no memory is made for before it is computed."""
-    if flag.pressed:
-        check()
     check_device(device)
     check_layout(layout)
     if size and min(size) < 0:
         raise RuntimeError(
             f"Trying to create tensor with negative dimension {min(size)}: {list(size)}"
         )
-    kind = webtorch_dtype(dtype)
-    return new_tensor(fill(size, fits(value, kind), kind, here()), fresh=True)
+    out: torch.Tensor = _filled(size, value, dtype)
+    return out
+
+
+_filled = functional(
+    "full", lambda size, value, dtype: fill(size, fits(value, dtype), dtype, here(dtype))
+)
 
 
 def _constants(value: int) -> Kernel:
@@ -118,6 +122,31 @@ for _name, _value in (("zeros", 0), ("ones", 1)):
     own(f"{_name}_like")(_constants_like(f"{_name}_like", _value))
 
 
+@own("full")
+def _full(
+    size: Sequence[int],
+    value: Number,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: object = None,
+) -> torch.Tensor:
+    if dtype is None:
+        dtype = torch.get_default_dtype()
+        if isinstance(value, complex):
+            dtype = dtype.to_complex()
+        elif isinstance(value, int):
+            dtype = torch.bool if isinstance(value, bool) else torch.int64
+    return _constant(size, value, dtype, layout, device)
+
+
+_numbered = functional(
+    "arange",
+    lambda *numbers: op.arange(*numbers[:-1], dtype=numbers[-1], device=here(numbers[-1])),
+)
+
+
 @own("arange", "arange.start", "arange.start_step")
 def _range_of(
     *numbers: float | torch.Tensor,
@@ -126,15 +155,14 @@ def _range_of(
     device: torch.device | None = None,
     pin_memory: object = None,
 ) -> torch.Tensor:
-    if flag.pressed:
-        check()
     check_device(device)
     check_layout(layout)
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in numbers]
     if dtype is None:
         whole = all(isinstance(v, int) for v in values)
         dtype = torch.int64 if whole else torch.get_default_dtype()
-    return new_tensor(op.arange(*values, dtype=webtorch_dtype(dtype), device=here()), fresh=True)
+    out: torch.Tensor = _numbered(*values, dtype)
+    return out
 
 
 _clones = Kinds()
@@ -175,7 +203,8 @@ def _arange(
     out: torch.Tensor,
 ) -> torch.Tensor:
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
-    result = op.arange(*values, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.arange(*values, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
@@ -193,7 +222,7 @@ def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> t
     kind = webtorch_dtype(out.dtype)
     if kind.is_integral:
         start, step = int(start), int(step)
-    result = iota(count, start, step, kind, here())
+    result = iota(count, start, step, kind, here(kind))
     return _spaced(out, result)
 
 
@@ -201,7 +230,8 @@ def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> t
 def _linspace(
     start: float | torch.Tensor, end: float | torch.Tensor, steps: int, *, out: torch.Tensor
 ) -> torch.Tensor:
-    result = op.linspace(start, end, steps, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.linspace(start, end, steps, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
@@ -222,13 +252,15 @@ def _logspace(
     *,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    result = op.logspace(start, end, steps, base, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.logspace(start, end, steps, base, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
 @own("eye.out", "eye.m_out")
 def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
-    result = op.eye(n, n if m is None else m, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.eye(n, n if m is None else m, dtype=kind, device=here(kind))
     device.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
@@ -238,9 +270,9 @@ def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
 def _randperm(
     n: int, *, generator: torch.Generator | None = None, out: torch.Tensor
 ) -> torch.Tensor:
-    result = op.randperm(
-        n, generator=source(generator, here()), dtype=webtorch_dtype(out.dtype), device=here()
-    )
+    kind = webtorch_dtype(out.dtype)
+    where = here(kind)
+    result = op.randperm(n, generator=source(generator, where), dtype=kind, device=where)
     device.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
@@ -271,7 +303,7 @@ def _triangle_indices(name: str) -> Kernel:
 def _cumulative(name: str) -> Kernel:
     def kernel(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
         """Write the running extremes and their positions."""
-        found = getattr(op, name)(wrap(x), dim)
+        found = placed(getattr(op, name))(wrap(x), dim)
         store(values, found[0], fresh=True)
         store(indices, found[1], fresh=True)
 
@@ -310,7 +342,7 @@ def _zero_tensor(
     size: Sequence[int], *, dtype: torch.dtype | None = None, **options: object
 ) -> torch.Tensor:
     kind = webtorch_dtype(dtype or torch.get_default_dtype())
-    return new_tensor(fill(tuple(size), 0, kind, here()), fresh=True)
+    return new_tensor(fill(tuple(size), 0, kind, here(kind)), fresh=True)
 
 
 @own("_copy_from_and_resize")
@@ -347,19 +379,16 @@ def to_layout(
     return torch.ops.aten.to.dtype_layout._op_dk(composite, x, **options)
 
 
-def _factors(name: str) -> Kernel:
-    """Return the kernel of a factorisation that looks whether it has come to an end; PyTorch has an error for that."""
-    plain = functional(name, FUNCTIONS[name])
-
-    def kernel(*args: object, **kwargs: object) -> Any:
-        """Run the operator."""
-        try:
-            return plain(*args, **kwargs)
-        except LinAlgError as error:
-            raise torch.linalg.LinAlgError(str(error)) from None
-
-    return kernel
+_threshold = structured(torch.ops.aten.threshold_.default, TABLE["threshold"].function)
 
 
-own("_linalg_eigh")(_factors("_linalg_eigh"))
-own("_linalg_svd")(_factors("_linalg_svd"))
+@own("threshold_")
+def _threshold_(x: torch.Tensor, threshold: float, value: float) -> torch.Tensor:
+    strides = x.stride()
+    if 0 not in strides:
+        found: torch.Tensor = _threshold(x, threshold, value)
+        return found
+    # Done twice it is as done once, so that an expanded tensor may be written: in its memory, once.
+    size = [1 if n and not s else n for n, s in zip(x.shape, strides, strict=True)]
+    _threshold(x.as_strided(size, strides, x.storage_offset()), threshold, value)
+    return x

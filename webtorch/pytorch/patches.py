@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -47,7 +48,7 @@ def _checked_traces() -> None:
     original = module._check_trace
     widened: Any = torch.Tensor.double
 
-    def double(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    def double(x: torch.Tensor, **options: object) -> torch.Tensor:
         """Return the tensor in float64, on the CPU if it was on the device."""
         return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
 
@@ -105,8 +106,25 @@ def _scaling() -> None:
     scaler.unscale_ = unscale_
 
 
+def _callbacks() -> None:
+    """Let `x.apply_(function)` and its like, which call Python for each element, do so on the CPU and copy back."""
+    for name in ("apply_", "map_", "map2_"):
+        original = getattr(torch.Tensor, name)
+
+        def run(x: torch.Tensor, *args: object, original: Any = original) -> torch.Tensor:
+            """Overwrite each element with what the function gives."""
+            if x.device.type != "webgpu":
+                found: torch.Tensor = original(x, *args)
+                return found
+            given = [a.cpu() if isinstance(a, torch.Tensor) else a for a in args]
+            return x.copy_(original(x.detach().cpu(), *given))
+
+        setattr(torch.Tensor, name, functools.wraps(original)(run))
+
+
 def apply() -> None:
     """Replace them."""
+    _callbacks()
     _scaling()
     _flexible()
     _traced_convolutions()

@@ -7,25 +7,30 @@ at a number drawn from it.
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import torch
 
-from webtorch.aten.table import Function, aten, op
+from webtorch.aten.table import FUNCTIONS, Function, aten, op
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill, philox
 from webtorch.ops.record import TABLE
 from webtorch.pytorch.device import generator as default
-from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.device import DeviceLike, as_device
 from webtorch.tensors.tensor import Tensor
 
 
 def source(generator: torch.Generator | None, device: DeviceLike) -> Generator:
     """Return webtorch's generator for PyTorch's argument `generator`."""
     if generator is None:
-        return default()
+        usual = default()
+        if usual.device.type == as_device(device).type:
+            return usual
+        # Numbers of types that WebGPU lacks: the CPU engine's, from a seed of the device's generator.
+        return Generator(device).manual_seed(sum(usual.advance(1)))
     seed = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
     return Generator(device).manual_seed(int(seed))
 
@@ -117,6 +122,18 @@ def _multinomial(
     return op.multinomial(x, count, replacement, generator=source(generator, x.device))
 
 
+def _sampled(name: str) -> Function:
+    """Return a random operator of tensors of parameters."""
+
+    def run(*parameters: Tensor | torch.Generator | None) -> Tensor:
+        """Return random numbers. The generator may be the last argument."""
+        tensors = [p for p in parameters if isinstance(p, Tensor)]
+        given = parameters[-1] if isinstance(parameters[-1], torch.Generator) else None
+        return TABLE[name].function(*tensors, source(given, tensors[0].device))
+
+    return run
+
+
 @aten("native_dropout", layout=of_operands)
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p == 0:
@@ -153,3 +170,10 @@ def _rrelu(
     slope = op.where(op.le(x, 0), _uniform(x, generator) * (high - low) + low, 1.0)
     op.copy_(noise, cast_to(slope, noise.dtype))
     return x * slope
+
+
+# The others that take a generator.
+for _entry in list(TABLE.values()):
+    for _name in _entry.aten:
+        if _name not in FUNCTIONS and "generator" in inspect.signature(_entry.function).parameters:
+            aten(_name)(_sampled(_entry.name))

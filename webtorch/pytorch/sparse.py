@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,10 +23,10 @@ _DENSE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _STRUCTURE = """_nnz _indices _values indices values sparse_dim dense_dim _dimI _dimV is_coalesced _coalesced_
     _sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims empty.memory_format
     copy_sparse_to_sparse_ resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_ copy_ zeros.out empty_like
-    any cat unsqueeze permute narrow_copy sum.dim_IntList _sparse_broadcast_to view_as_real view_as_complex
+    any cat unsqueeze permute narrow_copy sum.dim_IntList view_as_real view_as_complex conj_physical.out
     native_norm native_norm.ScalarOpt_dim_dtype norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype
     sub.Tensor sub_.Tensor sub.out nan_to_num nan_to_num.out nan_to_num_
-    round round.out round_ relu_ sgn.out sgn_ isneginf.out isposinf.out signbit.out threshold_backward
+    round round.out round_ relu_ sgn sgn.out sgn_ isneginf.out isposinf.out signbit.out threshold_backward
     threshold_backward.grad_input pow.Tensor_Scalar_out
     _to_sparse _to_sparse.sparse_dim _to_sparse_csr _to_sparse_csc _to_sparse_bsr _to_sparse_bsc""".split()  # noqa: SIM905
 Kernel = Callable[..., Any]
@@ -76,7 +77,9 @@ def coalesce(x: Any) -> Any:
     for size in reversed(x.shape[1:rank]):
         rows.append(places % size)
         places = torch.div(places, size, rounding_mode="floor")
-    return _coo(torch.stack([places, *reversed(rows)]), sums, x.shape, True)
+    rows = [places, *reversed(rows)] if rank else []
+    indices = torch.stack(rows) if rows else x._indices()[:, : places.shape[0]]
+    return _coo(indices, sums, x.shape, True)
 
 
 @_kernel("clone")
@@ -97,6 +100,8 @@ def _like(x: Any, values: Any) -> Any:
 
 def _at(dense: Any, x: Any) -> Any:
     """Return the elements of a dense tensor at the places of a sparse one."""
+    if not x.sparse_dim():
+        return dense.expand(x.shape).expand(x._nnz(), *x.shape)
     return dense.expand(x.shape)[tuple(x._indices().unbind(0))]
 
 
@@ -121,7 +126,7 @@ def add_(x: Any, other: Any, *, alpha: Any = 1) -> Any:
             f"add: expected sizes to match, but {list(x.shape)} != {list(other.shape)}"
         )
     rank = other.sparse_dim()
-    rows = x.reshape(-1, *x.shape[rank:])
+    rows = x.reshape(math.prod(x.shape[:rank]), *x.shape[rank:])
     values = other._values().to(x.dtype)
     sums = rows.index_add(0, _keys(other._indices(), other.shape), values, alpha=alpha)
     return x.copy_(sums.view(x.shape))
@@ -134,15 +139,23 @@ def mul(x: Any, other: Any) -> Any:
         return _like(x, x._values() * other)
     if not x.is_sparse:
         x, other = other, x
+    if other.is_sparse and not (x.dim() and other.dim()):
+        x, other = (x, to_dense(other)) if x.dim() else (other, to_dense(x))
     if other.is_sparse:
         return _common(x, other)
     return _like(x, x._values() * (_at(other, x) if other.dim() else other))
 
 
+@_kernel("_sparse_broadcast_to")
+def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
+    """Return the tensor in another shape, with more places."""
+    return to_sparse(to_dense(x).expand(shape), len(shape) - x.dense_dim())
+
+
 def _common(x: Any, other: Any) -> Any:
     """Return the product of two sparse tensors: at the places that both have."""
     shape = torch.broadcast_shapes(x.shape, other.shape)
-    x, other = (t if t.shape == shape else aten._sparse_broadcast_to(t, shape) for t in (x, other))
+    x, other = (t if t.shape == shape else broadcast_to(t, shape) for t in (x, other))
     if x.sparse_dim() != other.sparse_dim():
         rank = max(x.sparse_dim(), other.sparse_dim())
         x, other = (
@@ -169,6 +182,8 @@ def _found(x: Any, other: Any) -> tuple[Any, Any]:
 @_kernel("mul_.Tensor", "mul_.Scalar")
 def mul_(x: Any, other: Any) -> Any:
     """Multiply in place."""
+    if not x.is_sparse:
+        return x.copy_(to_dense(mul(x, other)))
     return _set(x, mul(x, other))
 
 
@@ -193,7 +208,7 @@ def floor_divide(x: Any, other: Any) -> Any:
 
 
 @_kernel("div_.Tensor", "div_.Tensor_mode")
-def div_(x: Any, other: Any, **options: Any) -> Any:
+def div_(x: object, other: object, **options: object) -> Any:
     """Divide in place."""
     return _set(x, div(x, other, **options))
 
@@ -201,6 +216,15 @@ def div_(x: Any, other: Any, **options: Any) -> Any:
 @_kernel("mm")
 def mm(a: Any, b: Any) -> Any:
     """Return the product of a sparse and a dense matrix."""
+    if a.dim() != 2 or b.dim() != 2 or (a.is_sparse and a.sparse_dim() != 2):
+        raise RuntimeError(
+            f"mm: expected matrices of numbers, got {a.dim()}D and {b.dim()}D tensors"
+        )
+    if a.shape[1] != b.shape[0]:
+        raise RuntimeError(
+            "mat1 and mat2 shapes cannot be multiplied "
+            f"({a.shape[0]}x{a.shape[1]} and {b.shape[0]}x{b.shape[1]})"
+        )
     if not a.is_sparse:
         return mm(b.t(), a.t()).t()
     if b.is_sparse:
@@ -221,6 +245,8 @@ def _expanded(starts: Any, counts: Any) -> tuple[Any, Any]:
 @_kernel("_sparse_sparse_matmul")
 def sparse_product(a: Any, b: Any) -> Any:
     """Return the product of two sparse matrices."""
+    if a.sparse_dim() != 2 or b.sparse_dim() != 2 or a.dense_dim() or b.dense_dim():
+        raise RuntimeError("sparse_matmul: expected two matrices of numbers")
     a, b = a.coalesce(), b.coalesce()
     rows, inner = a._indices().unbind(0)
     heads, columns = b._indices().unbind(0)
@@ -395,11 +421,17 @@ def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
     return add_(out, x)
 
 
-def to_sparse(x: Any, sparse_dim: int | None = None, **options: Any) -> Any:
+def to_sparse(x: Any, sparse_dim: int | None = None, **options: object) -> Any:
     """Return a dense tensor's elements that are not zero."""
     if options.get("layout") not in (None, torch.sparse_coo):
         return aten._to_sparse.default._handle.redispatch_boxed(_DENSE, x, **options)
+    if not x.dim():
+        there = (x != 0).reshape(1)
+        return _coo(there.nonzero().t()[:0].contiguous(), x.reshape(1)[there], (), True)
     rank = x.dim() if sparse_dim is None else sparse_dim
+    if not rank:
+        there = (x != 0).any().reshape(1)
+        return _coo(there.nonzero().t()[:0].contiguous(), x.unsqueeze(0)[there], x.shape, True)
     there = x != 0
     if rank < x.dim():
         there = there.flatten(rank).any(rank)
@@ -415,7 +447,7 @@ def _zero(x: Any) -> Any:
 def _unary(name: str, merges: bool) -> Kernel:
     operator = getattr(torch, name)
 
-    def kernel(x: Any, *args: Any) -> Any:
+    def kernel(x: Any, *args: object) -> Any:
         """Compute it of the values."""
         x = x.coalesce() if merges else x
         return _like(x, operator(x._values(), *args))
@@ -448,7 +480,7 @@ _kernel("pow.Tensor_Scalar")(_unary("pow", True))
 def _into(function: Kernel) -> Kernel:
     """Return the form of an operator with `out`."""
 
-    def kernel(*args: Any, out: Any, **options: Any) -> Any:
+    def kernel(*args: object, out: Any, **options: object) -> Any:
         """Give `out` the result."""
         found = function(*args, **options)
         return _set(out, found) if out.is_sparse else out.resize_(found.shape).copy_(found)
@@ -475,7 +507,7 @@ _kernel("floor_divide_.Tensor")(lambda x, other: _set(x, floor_divide(x, other))
 
 
 @_kernel("addmm_")
-def addmm_(x: Any, a: Any, b: Any, **numbers: Any) -> Any:
+def addmm_(x: Any, a: Any, b: Any, **numbers: object) -> Any:
     """Write beta * x + alpha * (a @ b) to x."""
     return x.copy_(addmm(x, a, b, **numbers))
 

@@ -45,7 +45,7 @@ from webtorch.tensors.host import Draw, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage, writes
-from webtorch.tensors.tape import RemovableHandle, looks_at_each
+from webtorch.tensors.tape import EnoughComputed, RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 # A program of fewer operations is not worth a script.
@@ -76,13 +76,24 @@ _MOST_FAILURES = 2
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function"})
+_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function", "part", "stop"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
 # Roles of calls that are steps of scripts.
 _STEPS = frozenset(
-    {"operation", "alias", "turn", "gradients", "gradient", "mark", "hook", "function", "step"}
+    {
+        "operation",
+        "alias",
+        "turn",
+        "gradients",
+        "gradient",
+        "mark",
+        "hook",
+        "function",
+        "part",
+        "step",
+    }
 )
 
 
@@ -608,7 +619,9 @@ class Follower:
         """Whether somebody else sees operations in this thread, so that none may be left out."""
         if active.count > 1 and watched():
             return True
-        return looking.count > 0 and (tracing.active or looks_at_each() or watch.before is not None)
+        return looking.count > 0 and (
+            tracing.active or looks_at_each(parts=False) or watch.before is not None
+        )
 
     def refuse(self, why: str) -> None:
         """Keep what follows out of scripts until something is computed."""
@@ -625,8 +638,10 @@ class Follower:
     def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call if it is that of a step, else return OTHER."""
         at = run.at
-        modes = (mode.grad, mode.inference) if active.count == 1 else run.modes()
-        if step.modes != modes or ((looking.count or active.count > 1) and self.is_looked_at()):
+        if looking.count or active.count > 1:
+            if self.is_looked_at() or step.modes != run.modes():
+                return OTHER
+        elif step.modes != (mode.grad, mode.inference):
             return OTHER
         if not run.promised and self.changes != changes.count:
             # Tensors may have been changed after that was counted, too.
@@ -703,7 +718,14 @@ class Follower:
                 t = run.slots[number]()
                 if t is not None:
                     t._requires_grad = f.requires_grad
+                    if f.made_by is not None:
+                        t._made_by = f.made_by
             return None
+        if step.kind == "part":
+            run.is_kept = True
+            return None
+        if step.kind == "stop":
+            raise EnoughComputed
         if step.kind == "hook":
             hooks = run.hooks.setdefault(run.slot_of(args[0]) or 0, {})
             return RemovableHandle(hooks, TensorHook(args[1], step.place))
@@ -869,6 +891,13 @@ class Follower:
         drawn = {i: g._offset for i, (g, *_) in run.generators.items()}
         try:
             out = self.inside(callee, args, kwargs)
+        except EnoughComputed:
+            if self.run is run and not self.computed:
+                try:
+                    self.take(run, note.stopped())
+                except Refused as reason:
+                    self.give_up(f"{callee.name}: {reason}")
+            raise
         except BaseException:
             run.forget_externals(count)
             raise
@@ -1055,6 +1084,12 @@ class Follower:
         if threading.get_ident() == self.thread and id(generator) in self.run.generators:
             self.give_up("a generator is set that was drawn from")
 
+    def moved(self, generator: Any) -> None:
+        """Take notice that a generator stands where it has stood before, or comes back from there."""
+        found = self.run.generators.get(id(generator))
+        if found is not None and threading.get_ident() == self.thread:
+            self.run.generators[id(generator)] = *found[:2], generator._offset
+
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
         if not self.depth or self.run.refused or threading.get_ident() != self.thread:
@@ -1111,7 +1146,9 @@ def _is_computed(out: object) -> bool:
         return all(map(_is_computed, out))
     if not isinstance(out, Tensor):
         return True
-    return out._storage.node.kind == "buffer" and not out._requires_grad
+    # A view of a leaf that has no part in its graph may get one, as a user's function gives it.
+    apart = out._base is None or not out._base._requires_grad
+    return out._storage.node.kind == "buffer" and not out._requires_grad and apart
 
 
 def _plain_offsets(out: object) -> None:

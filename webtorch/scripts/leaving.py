@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from webtorch.dispatch.call import interpreted
+from webtorch.dispatch.call import interpreted, looking
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import made_again
 from webtorch.ops.primitive import IDENTITY
@@ -38,7 +38,7 @@ from webtorch.tensors.base import LATE
 from webtorch.tensors.engine import graph_of
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import AccumulateGrad, GradFn, anomaly
+from webtorch.tensors.tape import AccumulateGrad, EnoughComputed, GradFn, anomaly
 from webtorch.tensors.tensor import Tensor
 
 # What a promised tensor takes over from what the usual call gives.
@@ -59,11 +59,13 @@ def make_calls(run: Run, path: list[Step]) -> None:
     changes.count += 1
     thread = threading.get_ident()
     # What is on now was not on then.
-    modes, looking = dict(mode.__dict__), anomaly.enabled
+    modes, detecting = dict(mode.__dict__), anomaly.enabled
     cast = autocast.state.enabled, autocast.state.cache_enabled, autocast.state.casts
     mode.__dict__.clear()
     mode.overwriting, anomaly.enabled = None, False
     run.made = []
+    looks = bool(run.parts)
+    looking.add(looks)
     computed, promised = split(path)
     for step in computed:
         run.count_writes(step.writes, -1, slots=False)
@@ -86,13 +88,14 @@ def make_calls(run: Run, path: list[Step]) -> None:
             made_again[thread] = step.line
             _make(run, step, taken)
     finally:
+        looking.add(-looks)
         mode.__dict__.clear()
         mode.__dict__.update(modes)
         autocast.state.enabled, autocast.state.cache_enabled, autocast.state.casts = cast
         for context in run.casts:
             if not context.open:
                 context.clear()
-        anomaly.enabled = looking
+        anomaly.enabled = detecting
         made_again.pop(thread, None)
         run.made = []
 
@@ -182,6 +185,8 @@ def _take_over_graph(run: Run) -> None:
     for k, made in enumerate(run.made):
         t = run.slots[k]()
         if t is None:
+            # A leaf that only the graph has was given a gradient that has no value, unless somebody has that.
+            made._grad = alive.get(id(made._grad))
             made._storage = made._counter = storage = there.get(made._storage, made._storage)
             if storage.node.kind != "buffer":
                 # Nobody has it, and it is not to be computed.
@@ -210,6 +215,13 @@ def _make(run: Run, step: Step, taken: Step) -> None:
     functions: dict[GradFn, None] = {}
     if step.kind == "hook":
         args[0]._grad_fn.tensor_hooks = run.hooks[_slot(step.args[0], run)]
+        return
+    if step.kind == "part":
+        interpreted(step.callee, args, kwargs)
+        return
+    if step.kind == "stop":
+        with contextlib.suppress(EnoughComputed):
+            interpreted(step.callee, args, kwargs)
         return
     if step.kind == "function":
         interpreted(step.callee, args, kwargs)

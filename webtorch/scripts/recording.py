@@ -52,7 +52,7 @@ from webtorch.tensors.formats import strided
 from webtorch.tensors.host import HostScalar, Varying
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import AccumulateGrad, GradFn, SavedTensor
+from webtorch.tensors.tape import AccumulateGrad, GradFn, SavedTensor, part_of
 from webtorch.tensors.tensor import Tensor
 
 # Values that are compared as they are.
@@ -61,7 +61,7 @@ _STATIC = (type(None), bool, int, float, complex, str, DType, device, slice, typ
 
 # What calls are to a script that play other roles by themselves; and which argument is an object that may be any.
 _KINDS = {"alias": "operation", "turn": "backward"}
-_OPAQUE = {"turn": 0, "hook": 1, "function": 0}
+_OPAQUE = {"turn": 0, "hook": 1, "function": 0, "part": 0}
 
 
 class Refused(Exception):
@@ -206,6 +206,14 @@ class Note:
             step.modes, step.names, [p.key() for p in (*step.args, *step.kwargs, *step.watched)],
             step.results, step.writes, step.leaves, step.place, step.changed,
         )  # fmt: skip
+        return step
+
+    def stopped(self) -> Step:
+        """Return the step of a call with which the second computation of a checkpointed part stops."""
+        self.step.kind = "stop"
+        step = self.made(None)
+        if step.writes:
+            raise Refused("a checkpoint stops where it writes")
         return step
 
     def _note_part(self) -> None:
@@ -376,11 +384,16 @@ def note_function(run: Run, args: Args) -> tuple[tuple[int, Facts], ...]:
     changed = []
     for t in args[2]:
         number = run.slot_of(t)
-        if number is None or number < run.first or t._base is not None:
+        if number is None or number < run.first:
             raise Refused("a function of the user's gives no new tensor")
-        fn = t._grad_fn
-        title = "" if fn is None else fn.title
-        f = replace(run.facts[number], requires_grad=t._requires_grad, title=title)
+        fn, base = t._grad_fn, run.facts[number].base
+        f = replace(
+            run.facts[number],
+            requires_grad=t._requires_grad,
+            title="" if fn is None else fn.title,
+            base=None if base is None else ("alone", base),
+            made_by=t._made_by,
+        )
         run.facts[number] = f
         changed.append((number, f))
     return tuple(changed)
@@ -447,6 +460,8 @@ def _leaves(functions: Iterable[GradFn], run: Run, hooks: bool) -> list[Tensor]:
             if run.leaf_number(leaf) is None:
                 raise Refused("a leaf was no argument of what was recorded")
             leaves.append(leaf)
+        elif fn.recalls and not hooks:
+            raise Refused("a checkpointed part is computed again")
         elif fn.rule is None or not is_known(fn, run, hooks):
             raise Refused("a function of the graph is the user's own, or has been used up")
     if not leaves:
@@ -599,7 +614,7 @@ def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
 
 def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
     """Return the storages from calls of a run that a graph has saved, in an order that depends on the graph alone."""
-    saved = [s.storage for fn in graph_of(starts) for s in fn.saved or ()]
+    saved = [s.storage for fn in graph_of(starts) for s in fn.saved or () if s.packed is None]
     return list(dict.fromkeys([storage for storage in saved if not run.is_outside(storage)]))
 
 
@@ -615,8 +630,13 @@ def _check_graph(starts: Iterable[GradFn | None], run: Run) -> None:
         if _has_tensor(fn.static):
             raise Refused("a result has a graph that saves more than tensors")
         for s in fn.saved or ():
-            if type(s) is not SavedTensor or s.packed is not None or s.present is not None:
+            if type(s) is not SavedTensor or s.present is not None or not _is_plain(s, run):
                 raise Refused("a result has a graph that saves more than tensors")
+
+
+def _is_plain(s: SavedTensor, run: Run) -> bool:
+    """Whether a tensor is saved as it is, or computed again by a checkpointed part that the run knows."""
+    return s.packed is None or any(known is part_of(s.packed[1]) for known in run.opaque)
 
 
 def _has_tensor(static: object) -> bool:

@@ -33,7 +33,7 @@ from webtorch.tensors.autocast import Casts
 from webtorch.tensors.host import Varying
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn
+from webtorch.tensors.tape import GradFn, Part, part_of
 from webtorch.tensors.tensor import Tensor
 
 # Whether what need not be compared again is, to be sure: for tests.
@@ -196,6 +196,11 @@ class Run:
         return []
 
     @cached_property
+    def parts(self) -> list[Part]:
+        """The checkpointed parts that were computed, first or again, by number."""
+        return []
+
+    @cached_property
     def handed(self) -> weakref.WeakSet[Storage]:
         """The storages that slots got, once something was computed."""
         return weakref.WeakSet()
@@ -213,11 +218,26 @@ class Run:
     # ---- what is on
 
     def modes(self) -> tuple[Any, ...]:
-        """Return all that is on on which a call depends: gradients, inference mode, and what autocast does."""
+        """Return all that is on on which a call depends: gradients, inference mode, what autocast does, and which
+        checkpointed parts are computed.
+        """
         state = autocast.state
+        parts: tuple[Any, ...] = ()
+        if mode.saved_hooks:
+            parts = (tuple([self._part(part_of(hook)) for _, hook in mode.saved_hooks]),)
         if not state.key:
-            return mode.grad, mode.inference
-        return mode.grad, mode.inference, state.key, state.cache_enabled, self._context(state.casts)
+            return mode.grad, mode.inference, *parts
+        context = self._context(state.casts)
+        return mode.grad, mode.inference, state.key, state.cache_enabled, context, *parts
+
+    def _part(self, part: Part | None) -> int:
+        """Return the number of a checkpointed part, or of its second computation."""
+        for k, known in enumerate(self.parts):
+            if known is part:
+                return k
+        assert part is not None
+        self.parts.append(part)
+        return len(self.parts) - 1
 
     def _context(self, casts: Casts | None) -> int:
         """Return the number of an autocast context."""
@@ -235,6 +255,8 @@ class Run:
     def restore(self, modes: tuple[Any, ...]) -> None:
         """Turn on what `modes` returned."""
         mode.grad, mode.inference, *cast = modes
+        parts = cast.pop() if cast and type(cast[-1]) is tuple else ()
+        mode.saved_hooks = tuple([(p.pack, p.unpack) for p in map(self.parts.__getitem__, parts)])
         state = autocast.state
         if not cast:
             state.enabled, state.casts = {}, None
@@ -621,6 +643,8 @@ class Run:
         number, name, index, count = place
         if name == "function":
             context = self.opaque[number]
+            if isinstance(context, Part):
+                return context.compute
             return functools.partial(context._rule, context)
         owner = self.hooks[-1 - number] if number < 0 else getattr(self.externals[number], name)
         if len(owner or ()) != count:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.tensors.engine import Backward, Turn, graph_of, pass_of
-from webtorch.tensors.tape import GradFn
+from webtorch.tensors.tape import GradFn, Part
 
 if TYPE_CHECKING:
     from webtorch.scripts.run import Run
@@ -79,6 +79,8 @@ class Turning:
         self.function = None if place is None else run.hook_at(place)
         of_function = place is not None and place[1] == "function"
         self.context = run.opaque[place[0]] if of_function else None
+        if isinstance(self.context, Part):
+            self.context = None
 
     def made(self) -> Backward:
         """Return the pass, which runs from now on."""

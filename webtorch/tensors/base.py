@@ -169,6 +169,10 @@ class TensorBase(Layouts, TensorMethods):
     def is_contiguous(self, memory_format: object = None) -> bool:
         """Return whether the elements lie in row-major order, or in that of a memory format."""
         if memory_format is not None and "channels_last" in str(memory_format):
+            if self._levels:
+                raise RuntimeError(
+                    "NYI: querying is_contiguous inside of vmap for memory_format other than torch.contiguous_format"
+                )
             rank = len(self._shape)
             order = format_order(memory_format, 5 if str(memory_format).endswith("3d") else 4)
             return (

@@ -6,14 +6,13 @@ written with other operations see the shape of one example and need no rule. Wha
 node goes through `record_batched` (or the end of `recorders.apply`), where the hidden dimensions become
 the first ones of the node's operands.
 
-Numbers of levels are never used twice: a gradient rule that runs after its vmap has ended still
-means the same dimension.
+Numbers of levels are not used twice: a gradient rule that runs after its vmap has ended still means
+the same dimension. What a checkpoint computes again has the numbers that it had (`Kept`).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +28,6 @@ from webtorch.tensors.tensor import Tensor
 
 # The number of a vmap, and the size of the dimension that it maps over.
 Levels = tuple[tuple[int, int], ...]
-_numbers = itertools.count(1)
 
 
 class Vmap:
@@ -40,7 +38,7 @@ class Vmap:
     def __init__(self, size: int, randomness: str, plain: bool = False) -> None:
         """`plain`: it asks no more of a user's function than that its operations are mapped."""
         self.plain = plain
-        self.number = next(_numbers)
+        self.number = next(mode.numbers)
         self.size = size
         self.randomness = randomness
 
@@ -57,6 +55,31 @@ class Vmap:
     ) -> None:
         mode.vmaps = mode.vmaps[:-1]
         transforms.add(-1)
+
+
+class Kept:
+    """A block whose vmaps have numbers that are noted, and have them again in a later block of the same one."""
+
+    def __init__(self) -> None:
+        self.noted: list[int] = []
+
+    def __enter__(self) -> None:
+        self.before = mode.numbers
+        mode.numbers = self._numbers(self.before)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        mode.numbers = self.before
+
+    def _numbers(self, new: Iterator[int]) -> Iterator[int]:
+        yield from self.noted
+        for number in new:
+            self.noted.append(number)
+            yield number
 
 
 def levels_of(tensors: Iterable[object]) -> Levels:
@@ -121,6 +144,12 @@ def batch(x: Tensor, dim: int, number: int) -> Tensor:
     levels = tuple(sorted([*x._levels, (number, size, x._strides[dim])]))
     out = Tensor._from_storage(x._storage, *order, x._offset, False, x.dtype, levels)
     return _as_view_of(out, x, unbatch, (dim, number, size))
+
+
+def place_of(x: Tensor, number: int) -> int:
+    """Return where a hidden dimension lies among those that are seen: before the first one of smaller stride."""
+    mine = next(stride for n, _, stride in x._levels if n == number)
+    return next((d for d, s in enumerate(x._strides) if s <= mine), x.ndim) if mine else 0
 
 
 def unbatch(x: Tensor, dim: int, number: int, size: int) -> Tensor:

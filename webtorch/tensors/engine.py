@@ -33,6 +33,7 @@ from webtorch.tensors.tape import (
     GradientEdge,
     anomaly,
     gradient_edge,
+    lacking,
     meta_of,
 )
 
@@ -152,8 +153,8 @@ class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "number", "order", "paused",
-        "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
+        "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "number", "order",
+        "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -261,7 +262,7 @@ class Backward:
                     # Its flag may have been taken away since.
                     if self._keeps(fn, arrived) and leaf._requires_grad:
                         _accumulate(leaf, arrived, self.create_graph)
-            elif fn.turns is not None or fn.is_watched:
+            elif fn.turns is not None or fn.recalls or fn.is_watched:
                 self.paused = self._run_watched(fn, grads)
             elif self.needed is None or not self._ends(fn, grads):
                 self._pass_on(fn, self._call(fn, grads))
@@ -275,9 +276,15 @@ class Backward:
             grads = yield from _seen_by_tensors(fn, grads)
         if ends:
             self._find(fn, grads)
+            if self.accumulate and fn.pre_hooks:
+                _before(fn, grads)
             return
         if fn.pre_hooks:
             grads = _before(fn, grads)
+        if fn.recalls and not anomaly.enabled and any(g is not None for g in grads):
+            part = lacking(fn)
+            if part is not None:
+                yield Turn(part.compute, (), part, 0)
         if fn.turns is not None and fn.saved is not None and not anomaly.enabled:
             result = yield from fn.turns(grads, fn.static)
             self._free(fn)
@@ -538,7 +545,7 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
             if not (variable._whole and g._whole):
                 _lie_as(variable, variable._grad)
     elif create_graph:
-        variable._grad = old + g
+        variable._grad = old + g if old.layout is strided else g + old
     elif old.layout is not g.layout:
         # What is sparse on one side is dense together.
         variable._grad = g + old if g.layout is strided else old + g

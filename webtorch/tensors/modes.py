@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import warnings
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,6 +54,8 @@ class _Mode(threading.local):
     # The vmaps that run (batching.Vmap) and the levels of forward-mode differentiation
     # (forward.Level), outermost first.
     vmaps: tuple[Any, ...] = ()
+    # The numbers of the vmaps to come: no two have the same, but for those of a checkpoint that is computed again.
+    numbers: Iterator[int] = itertools.count(1)
     forward: tuple[Any, ...] = ()
     # The differentiations of webtorch.func that run.
     transforms: tuple[Any, ...] = ()

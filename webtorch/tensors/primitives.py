@@ -26,6 +26,7 @@ from webtorch.ops.record import Elementwise
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import (
+    Levels,
     levels_of,
     logical,
     physical,
@@ -287,14 +288,18 @@ def philox(
     """Return counter-based random numbers."""
     op = RANDOM[kind, dtype.name]
     words = random_words(seed, offset)
-    # Numbers of their own for each example of a vmap that asks for them.
-    levels = tuple([(v.number, v.size) for v in mode.vmaps if v.randomness == "different"])
+    levels = _drawn_apart()
     full = (*sizes_of(levels), *shape)
     runtime = resolve(device)
     attrs, form = _drawn(op, full, dtype, runtime)
     node = Node("map", (), attrs, words, full, dtype, user_line(), form)
     out = Tensor._from_node(node, runtime)
     return logical(out, levels) if levels else out
+
+
+def _drawn_apart() -> Levels:
+    """Return the levels of the vmaps that give each example numbers of its own."""
+    return tuple([(v.number, v.size) for v in mode.vmaps if v.randomness == "different"])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -307,6 +312,8 @@ def _drawn(
 
 def draw(formula: object, parameters: Sequence[Tensor], seed: int, offset: int) -> Tensor:
     """Return random numbers of distributions, one for each element of the parameters."""
+    if mode.vmaps and (levels := _drawn_apart()):
+        parameters = [logical(physical(p, levels), levels) for p in parameters]
     first = parameters[0]
     attrs = (formula, "t" * len(parameters) + "puuuu", first.dtype.compute)
     return record("map", parameters, attrs, random_words(seed, offset), first._shape, first.dtype)

@@ -360,6 +360,8 @@ class Tensor(TensorBase):
     @plays("alias")
     def data(self) -> Tensor:
         """The same storage without autograd: backward does not notice what is written through it."""
+        if self._levels:
+            raise RuntimeError("accessing `data` under vmap transform is not allowed: use detach()")
         out = self.detach()
         out._counter = Counter()
         return out
@@ -368,6 +370,10 @@ class Tensor(TensorBase):
     @plays("alias")
     def data(self, value: Tensor) -> None:
         """Let this tensor share the memory, shape and strides of another. Its writes are counted as before."""
+        if [n for n, _, _ in self._levels] != [n for n, _, _ in value._levels]:
+            raise RuntimeError(
+                "mutating directly with `.data` under vmap transform is not allowed: use copy_"
+            )
         if self._requires_grad and not value.dtype.has_gradient:
             raise RuntimeError(
                 "data set to a tensor that requires gradients must be floating point or complex dtype"
@@ -383,7 +389,7 @@ class Tensor(TensorBase):
             value._offset,
             value._whole,
         )
-        self.dtype = value.dtype
+        self.dtype, self._levels = value.dtype, value._levels
 
     def _refuse_write(self, written: str = "is being") -> NoReturn:
         """Raise RuntimeError for a write, with gradients, of a view for which PyTorch has none."""
@@ -444,6 +450,8 @@ class Tensor(TensorBase):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         if tracing.active:
             tracing.touch_history(self)
+        if self._grad_fn is not None:
+            self._grad_fn.detached = (*self._grad_fn.detached, self._output_nr)
         self._grad_fn, self._requires_grad, self._output_nr = None, False, 0
         return self
 
@@ -464,6 +472,12 @@ class Tensor(TensorBase):
         """Keep `.grad` for this non-leaf tensor too."""
         if not self.requires_grad:
             raise RuntimeError("can't retain_grad on Tensor that has requires_grad=False")
+        if in_transform():
+            raise RuntimeError(
+                "You are attempting to call Tensor.retain_grad() inside of a function being transformed by a functorch "
+                "transform. This is unsupported, please attempt to use the functorch transforms (e.g. grad, vjp, "
+                "jacrev, jacfwd, hessian) or call retain_grad() outside of a function being transformed instead."
+            )
         if self.is_leaf or self._retains:
             return
         self._retains = True
@@ -600,6 +614,10 @@ class Tensor(TensorBase):
         RuntimeError for tensors that need gradients and TypeError for tensors that are not on the
         CPU, unless `force`.
         """
+        if self._levels:
+            raise RuntimeError(
+                "Cannot access data pointer of Tensor that doesn't have storage: vmap maps over it"
+            )
         if not force:
             if mode.grad and self.requires_grad:
                 raise RuntimeError(
@@ -981,7 +999,7 @@ def _itself(g: Tensor) -> Tensor:
 
 
 def parse_to(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
+    args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[DeviceLike, DType | None, bool]:
     """Return the device, the type and whether to copy, as `Tensor.to` is asked."""
     target: DeviceLike = kwargs.pop("device", None)

@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch.autograd.graph import saved_tensors_hooks
+from webtorch.dispatch.call import Callee, active, call, watched
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.lines import user_depth
 from webtorch.tensors import autocast, engine
 from webtorch.tensors.absent import missing_names as _missing_names
+from webtorch.tensors.batching import Kept
 from webtorch.tensors.function import Function
 from webtorch.tensors.modes import enable_grad, mode, no_grad
+from webtorch.tensors.tape import EnoughComputed, Part
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -39,10 +42,6 @@ ContextPair = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractC
 
 class CheckpointError(RuntimeError):
     """The second computation of a checkpointed part does not do what the first did."""
-
-
-class _EnoughComputed(Exception):
-    """Every value that backward needs has been computed."""
 
 
 def noop_context_fn() -> ContextPair:
@@ -207,20 +206,58 @@ def _random_state(args: Sequence[object]) -> list[tuple[Generator, Generator]]:
     return [(g, g.clone_state()) for g in generators.values()]
 
 
-@contextlib.contextmanager
-def _random_from(states: list[tuple[Generator, Generator]]) -> Iterator[None]:
-    """Draw the numbers that followed `states`, and go on where the generators stood afterwards."""
-    now = [(g, g.clone_state()) for g, _ in states]
-    _restore(states)
-    try:
-        yield
-    finally:
-        _restore(now)
+class _Random:
+    """Where random numbers are drawn from when a part begins, so that its second computation draws the same."""
+
+    def __init__(self, values: Sequence[object]) -> None:
+        self.values = values
+        self.states: list[tuple[Generator, Generator]] = []
+        self.now: list[tuple[Generator, Generator]] = []
+
+    def note_state(self) -> None:
+        """Note where they are drawn from."""
+        self.states, self.values = _random_state(self.values), ()
+
+    def set_back(self) -> None:
+        """Draw the numbers again."""
+        self.now = [(g, g.clone_state()) for g, _ in self.states]
+        _restore(self.states)
+
+    def go_on(self) -> None:
+        """Draw those that come after."""
+        _restore(self.now)
 
 
 def _restore(states: list[tuple[Generator, Generator]]) -> None:
     for generator, state in states:
         generator._seed, generator._offset = state._seed, state._offset
+        if active.follower is not None:
+            active.follower.moved(generator)
+
+
+# The call with which a part begins, and those around its second computation.
+BEGIN, SET_BACK, GO_ON = [
+    Callee("checkpoint", lambda args, kwargs, name=name: getattr(args[0], name)(), role="part")  # type: ignore[misc]
+    for name in ("note_state", "set_back", "go_on")
+]
+
+
+def _do(callee: Callee, part: _Random | _Frame) -> None:
+    """Do something about a part's random numbers, in a call that a script may promise."""
+    if active.follower is not None and not watched():
+        call(callee, (part,), {})
+    else:
+        callee.run((part,), {})
+
+
+@contextlib.contextmanager
+def _drawn_again(random: _Random) -> Iterator[None]:
+    """Draw the numbers that a part has drawn, and go on where the generators stood afterwards."""
+    _do(SET_BACK, random)
+    try:
+        yield
+    finally:
+        _do(GO_ON, random)
 
 
 # ---- the second computation -------------------------------------------------------------------------
@@ -245,7 +282,9 @@ class _Reentrant(Function):
     def forward(ctx: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         """Return the part's result without recording it; keep its inputs and the generators' states."""
         ctx.function = function
-        ctx.state = _random_state(args) if preserve else []
+        ctx.random = _Random(args if preserve else ())
+        if preserve:
+            _do(BEGIN, ctx.random)
         ctx.autocast = autocast.snapshot()
         ctx.template = [None if isinstance(a, Tensor) else a for a in args]
         ctx.places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -268,7 +307,7 @@ class _Reentrant(Function):
         needed = ctx.needs_input_grad[2:]
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             args[place] = tensor.detach().requires_grad_(needed[place])
-        with enable_grad(), _random_from(ctx.state), autocast.restored(ctx.autocast):
+        with enable_grad(), _drawn_again(ctx.random), autocast.restored(ctx.autocast):
             outputs = ctx.function(*_again(args))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [
@@ -280,20 +319,53 @@ class _Reentrant(Function):
             raise RuntimeError(
                 "none of output has requires_grad=True, this checkpoint() is not necessary"
             )
-        engine.backward([o for o, _ in pairs], [g for _, g in pairs])
+        if len(pairs) == 1:
+            # Which a script follows.
+            pairs[0][0].backward(pairs[0][1])
+        else:
+            engine.backward([o for o, _ in pairs], [g for _, g in pairs])
         return (None, None, *[a.grad if isinstance(a, Tensor) else None for a in args])
 
 
 CheckpointFunction = _Reentrant
 
 
-class _Frame:
+class _Again(Part):
+    """The second computation of a part, which keeps what backward still asks for."""
+
+    def __init__(self, frame: _Frame) -> None:
+        self.frame = frame
+        self.values: dict[int, Tensor] = {}
+        self.looks: list[tuple[object, ...]] = []
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Keep a saved tensor. Raises CheckpointError for one too many."""
+        number, handles = len(self.looks), self.frame.handles
+        if number >= len(handles):
+            if not self.frame.complete:
+                # A backward pass runs within forward, which saves more after it.
+                self.looks.append(_look(tensor))
+                return tensor
+            raise CheckpointError(
+                "torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
+                "forward pass. The function must do the same both times it is called."
+            )
+        self.looks.append(_look(tensor))
+        # What no living gradient function asks for is not kept.
+        if handles[number]() is not None:
+            self.values[number] = tensor.detach()
+        if self.frame.early_stop and number == len(handles) - 1:
+            raise EnoughComputed
+        return tensor
+
+
+class _Frame(Part):
     """A part whose saved tensors are forgotten in forward and computed again when backward asks for the first."""
 
     def __init__(
         self,
         function: Callable[..., object],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         preserve: bool,
         check: str,
@@ -303,63 +375,78 @@ class _Frame:
         self.function, self.args, self.kwargs = function, args, kwargs
         self.check, self.early_stop = check == "default", early_stop
         self.first_context, self.second_context = context_fn()
-        self.state = _random_state((*args, *kwargs.values())) if preserve else []
+        self.preserve = preserve
+        self.random = _Random((*args, *kwargs.values()))
         self.autocast = autocast.snapshot()
+        self.levels = Kept()
         # What forward saved, in order: a handle that lives as long as its gradient function, and shape, dtype, device.
         self.handles: list[weakref.ref[_Handle]] = []
         self.looks: list[tuple[object, ...]] = []
         # Saved number -> value, from the second computation until backward has used it.
         self.values: dict[int, Tensor] = {}
+        # Saved number -> the backward pass that used it last.
+        self.served: dict[int, weakref.ref[Any]] = {}
+        # Whether forward has ended.
+        self.complete = False
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
-        with saved_tensors_hooks(self._forget, self._recall), self.first_context:
-            return self.function(*self.args, **self.kwargs)
+        _do(BEGIN, self)
+        hooks = saved_tensors_hooks(self.pack, self.unpack)
+        with hooks, self.levels, self.first_context:
+            found = self.function(*self.args, **self.kwargs)
+        self.complete = True
+        return found
 
-    def _forget(self, tensor: Tensor) -> _Handle:
+    def note_state(self) -> None:
+        """Note where random numbers are drawn from."""
+        if self.preserve:
+            self.random.note_state()
+
+    def pack(self, tensor: Tensor) -> _Handle:
+        """Forget a saved tensor."""
         handle = _Handle(len(self.handles))
         self.handles.append(weakref.ref(handle))
         self.looks.append(_look(tensor))
         return handle
 
-    def _recall(self, handle: _Handle) -> Tensor:
-        if handle.number not in self.values:
-            self._compute_again()
+    def unpack(self, handle: _Handle) -> Tensor:
+        """Return a saved tensor."""
+        task = mode.task
+        if self.lacks(handle):
+            served = self.served.get(handle.number)
+            if task is not None and served is not None and served() is task:
+                raise CheckpointError(
+                    "torch.utils.checkpoint: Unpack is being triggered for a tensor that was already unpacked once. If "
+                    "you are calling ctx.saved_tensors in backward, make sure to do so only once. Otherwise please "
+                    "open an issue with details on your use case."
+                )
+            self.compute()
+        if task is not None:
+            self.served[handle.number] = weakref.ref(task)
         return self.values.pop(handle.number)
 
-    def _compute_again(self) -> None:
-        values: dict[int, Tensor] = {}
-        looks: list[tuple[object, ...]] = []
+    def lacks(self, handle: _Handle) -> bool:
+        """Whether the part must be computed again first."""
+        return handle.number not in self.values
 
-        def keep(tensor: Tensor) -> Tensor:
-            """Keep a saved tensor that backward still asks for. Raises CheckpointError for one too many."""
-            number = len(looks)
-            if number == len(self.handles):
-                raise CheckpointError(
-                    "torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
-                    "forward pass. The function must do the same both times it is called."
-                )
-            looks.append(_look(tensor))
-            # What no living gradient function asks for is not kept.
-            if self.handles[number]() is not None:
-                values[number] = tensor.detach()
-            if self.early_stop and number == len(self.handles) - 1:
-                raise _EnoughComputed
-            return tensor
-
+    def compute(self) -> None:
+        """Compute the part again."""
+        again = _Again(self)
         args, kwargs = _fresh(self.args), _fresh(list(self.kwargs.values()))
         with (
             enable_grad(),
-            _random_from(self.state),
+            _drawn_again(self.random),
             autocast.restored(self.autocast),
-            saved_tensors_hooks(keep, lambda tensor: tensor),
+            saved_tensors_hooks(again.pack, again.unpack),
+            self.levels,
             self.second_context,
-            contextlib.suppress(_EnoughComputed),
+            contextlib.suppress(EnoughComputed),
         ):
             self.function(*args, **dict(zip(self.kwargs, kwargs, strict=True)))
-        if self.check:
-            self._compare(looks)
-        self.values = values
+        if self.check and self.complete:
+            self._compare(again.looks)
+        self.values = again.values
 
     def _compare(self, looks: list[tuple[object, ...]]) -> None:
         if len(looks) != len(self.looks):

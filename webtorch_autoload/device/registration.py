@@ -156,6 +156,15 @@ def _storages(torch: ModuleType) -> None:
 
     torch.UntypedStorage._write_file = write_file
     torch.UntypedStorage._set_from_file = set_from_file
+    found = torch.UntypedStorage.__getitem__
+
+    def get_item(self: Any, place: object) -> object:
+        """Return a byte; of a slice a storage of its own, as an address within another one is none."""
+        if isinstance(place, slice) and self.device.type == NAME:
+            return new(type(self), self.cpu()[place].tolist(), device=self.device)
+        return found(self, place)
+
+    torch.UntypedStorage.__getitem__ = get_item
     # What `_setup_privateuseone_for_python_backend` leaves out: storage.webgpu(), storage.is_webgpu.
     registration: Any = importlib.import_module("torch.utils.backend_registration")
     registration._generate_storage_methods_for_privateuse1_backend(NAME)
@@ -182,6 +191,7 @@ def _other_layouts(torch: ModuleType) -> None:
             )
 
         library.fallback(hide(refuse), f"{kind}PrivateUse1")
+    _absent(torch)
     # A nested tensor asks for its sizes while it is made, where C++ lets no error through: the process
     # would end. Those of layout torch.jagged are made of dense ones, and work.
     makers = torch.library.Library("aten", "IMPL")
@@ -207,6 +217,32 @@ def _other_layouts(torch: ModuleType) -> None:
         kernel = functools.partial(handle.redispatch_boxed, cpu)
         sizes.impl(name, kernel, "NestedTensorPrivateUse1")
     libraries.extend((library, makers, sizes))
+
+
+# Operator -> what the device does not have, as docs/differences.md says.
+_ABSENT = {
+    "quantised tensors": (
+        "quantize_per_tensor", "quantize_per_tensor.tensor_qparams", "quantize_per_tensor.tensors",
+        "quantize_per_channel", "quantize_per_tensor_dynamic", "_make_per_tensor_quantized_tensor",
+        "_make_per_channel_quantized_tensor", "_empty_affine_quantized", "_empty_per_channel_affine_quantized",
+    ),
+    "clones that share memory until one is written": ("_lazy_clone",),
+}  # fmt: skip
+
+
+def _absent(torch: ModuleType) -> None:
+    """Refuse operators of what the device does not have."""
+    library = torch.library.Library("aten", "IMPL")
+    for what, names in _ABSENT.items():
+
+        def refuse(*args: object, what: str = what, **kwargs: object) -> object:
+            """Raise NotImplementedError."""
+            raise NotImplementedError(f"webgpu: {what} are not on the device: keep them on the CPU")
+
+        for name in names:
+            for key in ("PrivateUse1", "QuantizedPrivateUse1"):
+                library.impl(name, hide(refuse), key)
+    libraries.append(library)
 
 
 def _refuse_export(torch: ModuleType) -> None:

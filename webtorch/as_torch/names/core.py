@@ -116,6 +116,15 @@ def _is_cached_tensor(tensor: Tensor) -> bool:
     return _cached.get(id(tensor)) is tensor
 
 
+def _debug_only_are_vmap_fallback_warnings_enabled() -> bool:
+    """Return False: there is no fallback, of which a warning could tell."""
+    return False
+
+
+def _debug_only_display_vmap_fallback_warnings(enabled: bool) -> None:
+    """Do nothing: there is no fallback."""
+
+
 def _get_tracing_state() -> None:
     """Return None: nothing is ever traced."""
 

@@ -20,8 +20,9 @@ from webtorch.func import vjp as vjp
 from webtorch.func import vmap as vmap
 from webtorch.func.derivatives import checked_argnums
 from webtorch.nn.module import Module
+from webtorch.tensors.batching import Vmap, batch, place_of, unbatch
 from webtorch.tensors.tensor import Tensor
-from webtorch.utils._pytree import tree_leaves
+from webtorch.utils._pytree import broadcast_leaves, tree_flatten, tree_leaves, tree_unflatten
 
 
 class FunctionalModuleWithBuffers(Module):
@@ -70,6 +71,43 @@ def make_functional(
         )
     made, params, _ = make_functional_with_buffers(model, disable_autograd_tracking)
     return FunctionalModule(made.stateless_model, made.param_names, ()), params
+
+
+def functional_init(
+    model_class: type[Module], ensemble_shape: Sequence[int] = (), device: Any = "cpu"
+) -> Callable[..., Any]:
+    """Return what makes modules of a class: their weights, stacked, a function of weights and arguments, and names."""
+
+    def made(*args: object, **kwargs: object) -> Any:
+        """Make them with the class's arguments."""
+        parts = functional_init_with_buffers(model_class, ensemble_shape, device)(*args, **kwargs)
+        weights, _, function, names, _ = parts
+        return weights, lambda weights, data: function(weights, (), data), names
+
+    return made
+
+
+def functional_init_with_buffers(
+    model_class: type[Module], ensemble_shape: Sequence[int] = (), device: Any = "cpu"
+) -> Callable[..., Any]:
+    """Return what makes modules of a class: weights and buffers, a function of these and arguments, and names."""
+
+    def made(*args: object, **kwargs: object) -> Any:
+        """Make them with the class's arguments."""
+        if len(ensemble_shape) >= 2:
+            raise ValueError("NYI: ensemble_shape with more than 1 element")
+        count = ensemble_shape[0] if ensemble_shape else 1
+        if count <= 0:
+            raise ValueError(f"num_models {count} should be > 0")
+        models = [model_class(*args, **kwargs).to(device) for _ in range(count)]
+        if ensemble_shape:
+            function, weights, buffers = combine_state_for_ensemble(models)
+        else:
+            function, weights, buffers = make_functional_with_buffers(models[0])
+        names = function.param_names, function.buffer_names
+        return weights, buffers, lambda w, b, data: function(w, b, *data), *names
+
+    return made
 
 
 def combine_state_for_ensemble(
@@ -126,6 +164,36 @@ def _slice_argnums(args: tuple[object, ...], argnums: object, as_tuple: bool = T
     """Return the arguments that are differentiated; with `as_tuple` a single one as a tuple."""
     found = tuple([args[n] for n in checked_argnums(argnums, len(args))])
     return found if as_tuple or not isinstance(argnums, int) else found[0]
+
+
+def restore_vmap(
+    func: Callable[..., object], in_dims: object, batch_size: int, randomness: str
+) -> Callable[..., Any]:
+    """Return vmap of a function that returns (outputs, where each has the dimension); in_dims may all be None."""
+
+    def called(*args: object, **kwargs: object) -> Any:
+        """Call with the dimensions hidden."""
+        leaves, spec = tree_flatten(args)
+        dims = broadcast_leaves(in_dims, spec) or []
+        with Vmap(batch_size, randomness) as level:
+            given = [
+                x if d is None else batch(x, d % x.ndim, level.number)
+                for x, d in zip(leaves, dims, strict=True)
+            ]
+            found, found_spec = tree_flatten(func(*tree_unflatten(given, spec), **kwargs))
+            out_dims = [
+                place_of(x, level.number)
+                if isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
+                else None
+                for x in found
+            ]
+            shown = [
+                x if d is None else unbatch(x, d, level.number, batch_size)
+                for x, d in zip(found, out_dims, strict=True)
+            ]
+        return tree_unflatten(shown, found_spec), tree_unflatten(out_dims, found_spec)
+
+    return called
 
 
 # -- torch._C._functorch ---------------------------------------------------------------------------------------

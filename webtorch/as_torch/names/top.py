@@ -42,6 +42,16 @@ float4_e2m1fn_x2 = AbsentDType("float4_e2m1fn_x2", True)
 qint8, quint8, qint32 = AbsentDType("qint8"), AbsentDType("quint8"), AbsentDType("qint32")
 
 
+def _is_all_true(input: Any) -> Any:
+    """Whether all elements of a bool tensor are true, as a tensor."""
+    return input.all()
+
+
+def _is_any_true(input: Any) -> Any:
+    """Whether an element of a bool tensor is true, as a tensor."""
+    return input.any()
+
+
 class _Limits(NamedTuple):
     """Limits of a floating type, as torch.finfo gives them."""
 
