@@ -35,6 +35,8 @@ _WORDS = (
     COMPILER,
     "is not available: WebGPU has",
     "are not on the device",
+    "cannot be shared with other libraries",
+    "of a nested tensor: the device has no kernel",
 )
 
 

@@ -195,7 +195,7 @@ class Processes(Workers):
             return epoch, number, who, unpack(pickle.loads(content))
 
 
-def _end(tasks: list[Any], processes: list[Any], results: Any) -> None:
+def _end(tasks: list[Any], processes: list[Any], results: object) -> None:
     """Ask the processes to end, and end those that do not."""
     for one in tasks:
         try:

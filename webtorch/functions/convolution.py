@@ -153,7 +153,7 @@ def _biased(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *rest: Any,
+    *rest: object,
 ) -> Tensor:
     """Return convolve(op, rank, input, weight, *rest) plus a bias, rounded once."""
     _check(op, input, weight, bias, rank)

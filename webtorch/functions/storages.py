@@ -137,7 +137,7 @@ class StorageBase(_Memory):
 
     __slots__ = ("__dict__", "__weakref__", "_part", "_storage")
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Make an object of a class that is derived from this one."""
         if cls is StorageBase:
             raise RuntimeError(

@@ -361,7 +361,7 @@ class Module:
         fn(self)
         return self
 
-    def to(self: _Self, *args: Any, **kwargs: Any) -> _Self:
+    def to(self: _Self, *args: object, **kwargs: object) -> _Self:
         """Move to a device and/or a floating point dtype, in place: `to(device, dtype)`,
         `to(dtype)`, `to(tensor)`. Integer parameters and buffers keep their dtype. `memory_format` is for
         those of 4 and 5 dims.
@@ -813,7 +813,7 @@ class Module:
         name: str,
         key: str,
         current: Tensor,
-        value: Any,
+        value: object,
         assign: bool,
         error_msgs: list[str],
     ) -> None:

@@ -384,11 +384,16 @@ def note_function(run: Run, args: Args) -> tuple[tuple[int, Facts], ...]:
     changed = []
     for t in args[2]:
         number = run.slot_of(t)
-        if number is None or number < run.first or t._base is not None:
+        if number is None or number < run.first:
             raise Refused("a function of the user's gives no new tensor")
-        fn = t._grad_fn
-        title = "" if fn is None else fn.title
-        f = replace(run.facts[number], requires_grad=t._requires_grad, title=title)
+        fn, base = t._grad_fn, run.facts[number].base
+        f = replace(
+            run.facts[number],
+            requires_grad=t._requires_grad,
+            title="" if fn is None else fn.title,
+            base=None if base is None else ("alone", base),
+            made_by=t._made_by,
+        )
         run.facts[number] = f
         changed.append((number, f))
     return tuple(changed)

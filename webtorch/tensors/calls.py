@@ -234,7 +234,7 @@ def _arguments(
     op: Op,
     names: tuple[str, ...],
     defaults: dict[str, Any],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
 ) -> list[Any]:
     most = len(op.positional())

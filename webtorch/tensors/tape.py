@@ -90,7 +90,7 @@ class _Anomaly:
         try:
             result = fn.rule(grads, fn.saved, fn.static)
             for i, g in enumerate(result if self.check_nan else ()):
-                if g is not None and g.dtype.kind == "float" and g.isnan().any().item():
+                if g is not None and g.dtype.kind == "float" and _has_nan(g):
                     raise RuntimeError(
                         f"Function '{fn.title}' returned nan values in its {i}th output."
                         + self._where(fn)
@@ -279,6 +279,11 @@ class GradFn:
 
 
 _SHOWN: dict[tuple[str, bool], type[GradFn]] = {}
+
+
+def _has_nan(g: Tensor) -> bool:
+    """Whether NaN is in a cotangent, of every example of a vmap."""
+    return bool(primitive.shown(g.isnan()).any().item())
 
 
 def shown(fn: GradFn) -> GradFn:
@@ -769,7 +774,7 @@ def attach(
     inputs: Sequence[Tensor],
     rule: Callable[..., Cotangents],
     saved: Sequence[SavedTensor] = (),
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
 ) -> Tensor:
     """Give a fresh tensor one gradient function: `rule(cotangent of out, *saved, *args)`, with what was saved as
     tensors again, returns one cotangent per input, or None.

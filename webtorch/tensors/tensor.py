@@ -999,7 +999,7 @@ def _itself(g: Tensor) -> Tensor:
 
 
 def parse_to(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
+    args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[DeviceLike, DType | None, bool]:
     """Return the device, the type and whether to copy, as `Tensor.to` is asked."""
     target: DeviceLike = kwargs.pop("device", None)
