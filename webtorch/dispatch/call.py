@@ -161,7 +161,7 @@ class Follower(Protocol):
 
 
 # The interpreters, outermost first.
-ORDER = ("trace", "override", "autocast", "dispatch", "sparse", "listen")
+ORDER = ("trace", "override", "profile", "autocast", "dispatch", "sparse", "listen")
 _interpreters: dict[str, Interpreter] = {}
 _inwards: list[Interpreter] = []
 
