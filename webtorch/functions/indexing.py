@@ -286,7 +286,7 @@ def no_elements(x: Tensor, shape: Shape) -> Tensor:
 def put_at(
     x: Tensor,
     tensors: dict[int, Any],
-    value: Any,
+    value: object,
     single: Sequence[int] = (),
     accumulate: bool = False,
     names: Mapping[int, int] | None = None,

@@ -35,7 +35,7 @@ def _kernel(*names: str) -> Callable[[Kernel], Kernel]:
     return declare
 
 
-def _is_compressed(x: Any) -> bool:
+def _is_compressed(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.layout in _PARTS
 
 
@@ -76,21 +76,29 @@ def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
     return torch.stack([to_dense(p, dtype) for p in parts]).view(x.shape)
 
 
+def _in_layout(x: Any, layout: torch.layout, like: Any) -> Any:
+    """Return a COO matrix in a compressed layout, in blocks as large as those of another one."""
+    if layout in (torch.sparse_csr, torch.sparse_csc):
+        return x.to_sparse(layout=layout)
+    return x.to_dense().to_sparse(layout=layout, blocksize=like.values().shape[-2:])
+
+
 def _by_coo(function: Kernel) -> Kernel:
     """Return an operator of COO tensors for compressed ones; a sparse result has columns if all of these have."""
 
     def kernel(*args: Any, **options: Any) -> Any:
         """Run the operator."""
         layouts = {a.layout for a in args if _is_compressed(a)}
+        like = next(a for a in args if _is_compressed(a))
         layout = layouts.pop() if len(layouts) == 1 else torch.sparse_csr
         found = function(*map(_coo, args), **options)
-        return found.to_sparse(layout=layout) if found.is_sparse else found
+        return _in_layout(found, layout, like) if found.is_sparse else found
 
     return kernel
 
 
 def _into(function: Kernel) -> Kernel:
-    def kernel(*args: Any, out: Any, **options: Any) -> Any:
+    def kernel(*args: object, out: Any, **options: object) -> Any:
         """Give `out` the result."""
         found = function(*args, **options)
         if _is_compressed(out):
@@ -101,7 +109,7 @@ def _into(function: Kernel) -> Kernel:
 
 
 def _inplace(function: Kernel) -> Kernel:
-    def kernel(x: Any, *args: Any, **options: Any) -> Any:
+    def kernel(x: Any, *args: object, **options: object) -> Any:
         """Overwrite the first operand."""
         return _into(function)(x, *args, out=x, **options)
 
@@ -137,7 +145,7 @@ def _flipped(layout: torch.layout) -> Kernel:
 
 
 @_kernel("_to_sparse")
-def to_sparse(x: Any, *, layout: Any = None, **options: Any) -> Any:
+def to_sparse(x: object, *, layout: object = None, **options: object) -> Any:
     """Return the matrix in another layout."""
     name = f"_to_{str(layout).removeprefix('torch.')}"
     if name in ("_to_sparse_csr", "_to_sparse_csc"):
@@ -205,7 +213,7 @@ def sparse_mask(x: Any, mask: Any) -> Any:
     """Return the elements of a tensor at the places of a compressed one."""
     at = _coo(mask).coalesce()
     found = sparse.sparse_mask(_coo(x), at)
-    return found.to_sparse(layout=mask.layout) if _is_compressed(mask) else found
+    return _in_layout(found, mask.layout, mask) if _is_compressed(mask) else found
 
 
 @_kernel("sparse_sampled_addmm")

@@ -62,7 +62,7 @@ class check_sparse_tensor_invariants:
         """Return a function that runs in this block."""
 
         @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
+        def inside(*args: object, **kwargs: object) -> Any:
             """Call the function."""
             with type(self)(self.state):
                 return function(*args, **kwargs)
@@ -82,7 +82,7 @@ def _tensor(value: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
     return dense.tensor(value, dtype=dtype, device=device)
 
 
-def _place(values: Any, indices: Any, device: DeviceLike) -> DeviceLike:
+def _place(values: object, indices: object, device: DeviceLike) -> DeviceLike:
     """Return the device: that which is asked for, or that of the values."""
     if device is not None:
         return device
@@ -215,9 +215,9 @@ _NAMES = {
 
 
 def sparse_compressed_tensor(
-    compressed_indices: Any,
-    plain_indices: Any,
-    values: Any,
+    compressed_indices: object,
+    plain_indices: object,
+    values: object,
     size: Sequence[int] | None = None,
     *,
     dtype: DType | None = None,
@@ -303,9 +303,9 @@ def _check_compressed(
 
 
 def sparse_csr_tensor(
-    crow_indices: Any,
-    col_indices: Any,
-    values: Any,
+    crow_indices: object,
+    col_indices: object,
+    values: object,
     size: Sequence[int] | None = None,
     *,
     dtype: DType | None = None,
@@ -323,9 +323,9 @@ def sparse_csr_tensor(
 
 
 def sparse_csc_tensor(
-    ccol_indices: Any,
-    row_indices: Any,
-    values: Any,
+    ccol_indices: object,
+    row_indices: object,
+    values: object,
     size: Sequence[int] | None = None,
     *,
     dtype: DType | None = None,

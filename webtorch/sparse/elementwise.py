@@ -107,7 +107,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> SparseTe
 
 
 @rule("floor_divide")
-def floor_divide(input: Any, other: Any) -> SparseTensor:
+def floor_divide(input: object, other: object) -> SparseTensor:
     """Return the values divided by a number, rounded down."""
     return _divided(input, other, "floor")
 

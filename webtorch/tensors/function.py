@@ -406,7 +406,7 @@ def _check_transforms(
     return level if own else None
 
 
-def _mapped(cls: type[Function], level: Any, args: Sequence[Any]) -> Any:
+def _mapped(cls: type[Function], level: Any, args: Sequence[object]) -> Any:
     """Call the user's rule for one vmap, outside of it."""
 
     def dim_of(x: Any) -> int | None:

@@ -774,7 +774,7 @@ def attach(
     inputs: Sequence[Tensor],
     rule: Callable[..., Cotangents],
     saved: Sequence[SavedTensor] = (),
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
 ) -> Tensor:
     """Give a fresh tensor one gradient function: `rule(cotangent of out, *saved, *args)`, with what was saved as
     tensors again, returns one cotangent per input, or None.
