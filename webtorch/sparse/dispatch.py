@@ -79,7 +79,7 @@ def _on_values(
     return made if out is None else _written(op.name, out, made)
 
 
-def _written(name: str, out: Tensor, made: object) -> Any:
+def _written(name: str, out: Tensor, made: Any) -> Any:
     """Return a tensor that takes what was made. Raises RuntimeError where it cannot."""
     if not isinstance(out, SparseTensor):
         return out.copy_(made)
