@@ -663,6 +663,7 @@ def test_what_cannot_be_factored_raises_the_error_of_pytorch(webgpu: str) -> Non
         (lambda x: torch.linalg.matrix_rank(x, out=x.bool()), "result with dtype Bool"),
         (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantised tensors are not"),
         (lambda x: x._lazy_clone(), "are not on the device"),
+        (lambda x: x.uniform_(-3e38, 3e38), "uniform_ expects to-from"),
         (lambda x: torch.all(x, 0, out=x), "all only supports bool tensor for result"),
         (
             lambda x: torch._embedding_bag(x[None], x[0].long(), x[0].long()),

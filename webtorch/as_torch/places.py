@@ -100,6 +100,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._C": ("webtorch.as_torch.names.core",),
     "torch._C._autograd": ("webtorch.as_torch.names.autograd_parts",),
     "torch._C._functions": ("webtorch.as_torch.names.autograd_parts",),
+    "torch.cpu": ("webtorch.as_torch.names.cpu",),
+    "torch.cpu.amp": ("webtorch.as_torch.names.cpu",),
     "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
     "torch._dynamo": ("webtorch.compiler", "webtorch.capture", "webtorch.as_torch.names.dynamo"),
     "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),
@@ -148,6 +150,8 @@ WORDS: dict[str, dict[str, str]] = {
         "_prims": COMPILER,
         "_prims_common": COMPILER,
         "_decomp": COMPILER,
+        "_test_parallel_materialize": CORE,
+        "_test_check_tensor": CORE,
         "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",
     },
 }

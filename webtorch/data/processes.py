@@ -170,6 +170,7 @@ class Processes(Workers):
             process.start()
             self.tasks.append(tasks)
             self.processes.append(process)
+        self.running = self.processes
         self._finalizer = weakref.finalize(self, _end, self.tasks, self.processes, self.results)
 
     def receive(self, timeout: float) -> tuple[int, int, int, Any]:

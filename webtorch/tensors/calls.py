@@ -463,6 +463,7 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
     for place, result in zip(places, found, strict=False):
         if place.dtype is not result.dtype:
             raise RuntimeError(
+                f"expected scalar_type {legacy_name(result.dtype)} but found {legacy_name(place.dtype)}. "
                 f"{name}: Expected out tensor to have dtype {result.dtype}, but got {place.dtype} instead "
                 f"(scalar type {legacy_name(result.dtype)}, not {legacy_name(place.dtype)})"
             )
