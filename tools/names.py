@@ -168,7 +168,8 @@ BEHAVIOUR = """
   sparse tensor, or leaves sparse gradients behind, runs as usual.
 - PyTorch's device "webgpu" has no quantised tensors, no nested tensors of layout `torch.strided` (those of
   `torch.jagged` are there), and no clones that share memory until one is written (`_lazy_clone`). An index out of
-  range raises where the next value is read, as on other accelerators.
+  range raises where the next value is read, as on other accelerators. Its memory cannot be shared with other
+  libraries (DLPack) or processes.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """
 # The modules of PyTorch's documentation.

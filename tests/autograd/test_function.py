@@ -394,3 +394,111 @@ def test_a_gradient_of_a_broadcast_shape_is_summed() -> None:
         return found
 
     assert program(webtorch) == program(torch)
+
+
+def test_what_forward_is_given_by_default_comes_to_setup_context() -> None:
+    def program(t: Any) -> Any:
+        class Power(t.autograd.Function):  # type: ignore[misc,name-defined]
+            @staticmethod
+            def forward(x: Any, y: int = 3) -> Any:
+                return x**y
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                x, ctx.y = inputs
+                ctx.save_for_backward(x)
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                (x,) = ctx.saved_tensors
+                return g * ctx.y * x ** (ctx.y - 1), None
+
+        x = tensor(t, [2.0])
+        return Power.apply(x), t.autograd.grad(Power.apply(x).sum(), x)[0]
+
+    same(program)
+
+
+def test_sparse_tensors_are_saved() -> None:
+    class Given(webtorch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, g: Any) -> Any:
+            ctx.save_for_backward(g)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return ctx.saved_tensors[0], None
+
+    part = webtorch.tensor([[0.0, 2.0], [0.0, 3.0]]).to_sparse()
+    x = webtorch.zeros(2, 2, requires_grad=True)
+    (Given.apply(x, part) + Given.apply(x, webtorch.ones(2, 2))).sum().backward()
+    assert x.grad.tolist() == [[1.0, 3.0], [1.0, 4.0]]
+
+
+def test_what_is_wrong_with_marks_and_tangents_is_said() -> None:
+    def program(t: Any) -> Any:
+        ad, found = t.autograd.forward_ad, []
+
+        def function(forward: Any, jvp: Any) -> Any:
+            return type(
+                "One",
+                (t.autograd.Function,),
+                {"forward": staticmethod(forward), "jvp": staticmethod(jvp)},
+            ).apply
+
+        def twice(ctx: Any, x: Any) -> Any:
+            ctx.mark_dirty(x)
+            return x.mul_(2)
+
+        def fixed(ctx: Any, x: Any) -> Any:
+            out = x.clone()
+            ctx.mark_non_differentiable(out)
+            return x.clone(), out
+
+        def lost(ctx: Any, x: Any) -> Any:
+            ctx.mark_dirty(x)
+            return x.mul_(2).clone()
+
+        def pair(ctx: Any, x: Any) -> Any:
+            ctx.mark_dirty(x)
+            return x.mul_(2), x.clone()
+
+        for forward, jvp in (
+            (twice, lambda ctx, v: v * 2),
+            (twice, lambda ctx, v: v.mul_(2)),
+            (fixed, lambda ctx, v: (v, v.clone())),
+            (lambda ctx, x: x, lambda ctx, v: v * 1),
+            (lambda ctx, x: x, lambda ctx, v: v.view_as(v)),
+            (lambda ctx, x: x[:1], lambda ctx, v: v[:1].clone()),
+        ):
+            with ad.dual_level():
+                v = t.ones(2, dtype=t.float64)
+                x = ad.make_dual(tensor(t, [1.0, 2.0], grad=False), v)
+                said = error(lambda: function(forward, jvp)(x))  # noqa: B023
+                found.append(said and said[:60])
+        x = tensor(t, [1.0, 2.0])
+        found.append(error(lambda: function(lost, None)(x.clone())))
+        found.append(error(lambda: function(pair, None)(x.clone().view_as(x)))[:70])
+        return found
+
+    same(program)
+
+
+def test_results_without_recording_are_views_as_the_operation_gives() -> None:
+    def program(t: Any) -> Any:
+        class Part(t.autograd.Function):  # type: ignore[misc,name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                return x[:]
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g
+
+        x = tensor(t, [1.0, 2.0])
+        with t.no_grad():
+            y = Part.apply(x)
+        return y.requires_grad, error(lambda: y.zero_())[:70]
+
+    same(program)

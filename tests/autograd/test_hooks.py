@@ -296,3 +296,45 @@ def test_warnings_of_backward_hooks_and_gradcheck_name_the_line_of_the_program()
     with pytest.warns(UserWarning, match="no-op") as seen:
         meta.load_state_dict(layer.state_dict())
     assert {w.filename for w in seen} == {__file__}
+
+
+def test_hooks_see_none_where_nothing_comes_and_prehooks_run_at_what_is_asked_for() -> None:
+    def program(t: Any) -> Any:
+        seen: list[Any] = []
+
+        class Both(t.autograd.Function):  # type: ignore[misc,name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.set_materialize_grads(False)
+                return x * 2, x * 3
+
+            @staticmethod
+            def backward(ctx: Any, g: Any, h: Any) -> Any:
+                return g * 2
+
+        x = tensor(t, [1.0])
+        a, b = Both.apply(x)
+        b.register_hook(lambda g: seen.append(g))
+        a.sum().backward()
+        y = x.clone()
+        y.grad_fn.register_prehook(lambda gs: seen.append("before"))
+        y.register_hook(lambda g: seen.append("tensor"))
+        y.sum().backward(inputs=(y,), retain_graph=True)
+        t.autograd.grad(y.sum(), x)
+        return seen, x.grad
+
+    same(program)
+
+
+def test_a_saved_tensor_that_was_detached_in_place_is_refused() -> None:
+    def program(t: Any) -> Any:
+        a = tensor(t, [1.0]).clone()
+        b = a.sin()
+        a.detach_()
+        c = tensor(t, [1.0]).clone()
+        d = c.exp()
+        c.detach_()
+        d.sum().backward()
+        return error(lambda: b.sum().backward())
+
+    same(program)

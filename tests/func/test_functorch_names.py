@@ -101,3 +101,17 @@ def test_names_of_functorch_warn() -> None:
                 getattr(module, name)(function)
             words.append(" ".join(str(caught[0].message).split()))
         assert words[0] == words[1]
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_classes_as_functions(shape: tuple[int, ...]) -> None:
+    found = []
+    for lib, parts in ((torch, theirs), (webtorch, ours)):
+        class_ = lib.nn.BatchNorm1d
+        made = parts.functional_init_with_buffers(class_, [3])(2)
+        weights, buffers, function, *names = made
+        out = lib.vmap(function, in_dims=(0, 0, None))(weights, buffers, (lib.ones(4, 2),))
+        single = parts.functional_init(lib.nn.Linear, shape)(2, 4)
+        found.append((tuple(out.shape), len(weights), len(buffers), names, single[2],
+                      [tuple(w.shape) for w in single[0]]))  # fmt: skip
+    assert found[0] == found[1]

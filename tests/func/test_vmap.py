@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -357,3 +358,56 @@ def test_rules_of_functions_are_told_where_the_dimension_lies() -> None:
         x = module.zeros(3, 4)
         module.vmap(Told.apply, in_dims=(1, 0))(x, [module.zeros(4), module.zeros(4, 2)])
     assert seen == [(1, [0, 0])] * 2
+
+
+def test_an_argument_that_is_returned_is_the_tensor_that_was_given() -> None:
+    for t in (torch, webtorch):
+        x = t.ones(3, 4)
+        assert t.vmap(lambda a: a.mul_(2))(x) is x
+        assert t.vmap(lambda a: a, in_dims=1, out_dims=1)(x) is x
+        moved = t.vmap(lambda a: a.mul_(2), in_dims=1)(x)
+        assert tuple(moved.shape) == (4, 3) and (moved == 4).all() and (x == 4).all()
+
+
+def test_clones_in_formats_of_images_and_nan_of_examples() -> None:
+    def nan(lib: Library) -> Any:
+        a = lib.torch.zeros(3).requires_grad_()
+        b = lib.func.vmap(lambda v: (-1 - v).sqrt())(a)
+        with lib.torch.autograd.set_detect_anomaly(True):
+            return lib.func.vmap(lambda v: lib.torch.autograd.grad(b, a, v))(lib.torch.eye(3))
+
+    def channels(lib: Library) -> Any:
+        images = lib.torch.channels_last
+        return lib.func.vmap(lambda a: a.clone(memory_format=images))(lib.tensor(2, 1, 3, 4, 4))
+
+    for program in (nan, channels):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            same_error(program)
+
+
+def test_functions_take_no_arguments_by_name_alone() -> None:
+    def program(lib: Library, mapped: bool) -> Any:
+        class Sum(lib.torch.autograd.Function):  # type: ignore[name-defined, misc]
+            @staticmethod
+            def forward(x: Any, *, y: Any = 2.0) -> Any:
+                return x + y
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                pass
+
+            @staticmethod
+            def vmap(info: Any, in_dims: Any, x: Any, *, y: Any) -> Any:
+                return x + y, 0
+
+        x = lib.tensor(3)
+        return lib.func.vmap(Sum.apply)(x, y=x) if mapped else Sum.apply(x, y=1.0)
+
+    for kind, text in (
+        (NotImplementedError, "kwarg-only Tensor args"),
+        (TypeError, "unexpected keyword"),
+    ):
+        for lib in (Library(torch, "cpu"), Library(webtorch, "cpu")):
+            with pytest.raises(kind, match=text):
+                program(lib, kind is NotImplementedError)

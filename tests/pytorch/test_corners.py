@@ -581,7 +581,7 @@ FORWARD_OVER_REVERSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", FORWARD_OVER_REVERSE)
 def test_forward_mode_over_gradients(name: str, webgpu: str) -> None:
-    """Tangents take the place of values in some backward operators, and 0-d ones ask for float64."""
+    """Tangents take the place of values in some backward operators, and 0-d ones may be of float64."""
     function = FORWARD_OVER_REVERSE[name]
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
     for transform in (
@@ -590,8 +590,8 @@ def test_forward_mode_over_gradients(name: str, webgpu: str) -> None:
         lambda x: (torch.func.hessian(function)(x),),
     ):
         for got, expected in zip(transform(x.to(webgpu)), transform(x), strict=True):
-            assert got.dtype is torch.float32
-            torch.testing.assert_close(got.cpu(), expected.to(torch.float32), rtol=1e-4, atol=1e-5)
+            assert got.dtype is expected.dtype
+            torch.testing.assert_close(got.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_forms_of_one_operator_in_turn(webgpu: str) -> None:
@@ -632,12 +632,27 @@ def test_what_the_tests_of_pytorch_ask_of_single_operators(webgpu: str) -> None:
         out = torch.empty(2, dtype=torch.int64, device=device)
         return torch.bernoulli(torch.tensor([0.0, 1.0], device=device), out=out)
 
-    for run in (expanded, called, combined, drawn, into_integers):
+    def of_nothing(device: str) -> torch.Tensor:
+        nothing = torch.zeros(0, device=device)
+        return torch.cat([nothing, nothing], 1)
+
+    def in_bags(device: str) -> torch.Tensor:
+        table, rows = torch.arange(6.0, device=device).view(3, 2), torch.ones(2, 2, device=device)
+        return torch.embedding_bag(table, rows.long(), torch.tensor([0, 1], device=device))[0]
+
+    for size in ((0, 3, 0, 2), (2, 0, 3)):
+        both(webgpu, lambda device, size=size: torch.ones(size, device=device))
+    for run in (expanded, called, combined, drawn, into_integers, of_nothing, in_bags):
         both(webgpu, run)
     part = torch.arange(6, dtype=torch.int16, device=webgpu).untyped_storage()[2:6]
     assert part.tolist() == [1, 0, 2, 0]
     with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
         torch.ones(2, device=webgpu).random_(0, 2**25 + 2)
+
+
+def test_what_cannot_be_factored_raises_the_error_of_pytorch(webgpu: str) -> None:
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        torch.linalg.inv_ex(torch.zeros(2, 2, device=webgpu), check_errors=True)
 
 
 @pytest.mark.parametrize(
@@ -648,6 +663,12 @@ def test_what_the_tests_of_pytorch_ask_of_single_operators(webgpu: str) -> None:
         (lambda x: torch.linalg.matrix_rank(x, out=x.bool()), "result with dtype Bool"),
         (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantised tensors are not"),
         (lambda x: x._lazy_clone(), "are not on the device"),
+        (lambda x: x.uniform_(-3e38, 3e38), "uniform_ expects to-from"),
+        (lambda x: torch.all(x, 0, out=x), "all only supports bool tensor for result"),
+        (
+            lambda x: torch._embedding_bag(x[None], x[0].long(), x[0].long()),
+            "weight has to be a 2D",
+        ),
     ],
 )
 def test_what_is_refused_is_refused_as_by_pytorch(

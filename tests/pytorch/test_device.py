@@ -347,7 +347,12 @@ class TestErrors:
         yield
         assert (torch.ones(3, device=webgpu) * 2).sum().item() == 6
 
-    def test_types_that_the_device_lacks(self, webgpu: str) -> None:
+    def test_types_that_the_device_lacks(
+        self, webgpu: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(NotImplementedError, match="uint16 is not available"):
+            torch.ones(2, dtype=torch.uint16, device=webgpu)
+        monkeypatch.setenv("WEBTORCH_FLOAT64", "error")
         with pytest.raises(
             NotImplementedError, match=r"torch.float64 is not available.*torch.float32"
         ):
@@ -359,6 +364,7 @@ class TestErrors:
         self, webgpu: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         x = torch.arange(3, dtype=torch.float64)
+        monkeypatch.setenv("WEBTORCH_FLOAT64", "error")
         with pytest.raises(NotImplementedError, match="WEBTORCH_FLOAT64=float32"):
             x.to(webgpu)
         monkeypatch.setenv("WEBTORCH_FLOAT64", "float32")

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import math
 import random
+import warnings
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -92,7 +93,10 @@ class Loop:
             for _ in range(rng.choice([0, 0, 1, 1, 2]))
         ]
         # Whole numbers that change, such as the step's; and parts that are computed again.
-        more = ["count", "count", "checkpoint-old", "checkpoint-drop", "checkpoint-part"]
+        more = [
+            "count", "count", "checkpoint-old", "checkpoint-drop", "checkpoint-part", "hook-modules", "hook-inputs",
+            "backward-lists",
+        ]  # fmt: skip
         self.events += [
             (rng.choice(more), rng.randrange(STEPS), rng.choice([1, 1, 2, 3]))
             for _ in range(rng.choice([0, 0, 0, 1]))
@@ -117,7 +121,9 @@ class Loop:
 
     def run(self, torch: ModuleType, nudge: float = 0.0) -> list[Any]:
         """Run the program, and return the numbers that it saw. `nudge`: by how much of them the parameters differ."""
-        return list(_Running(self, torch, nudge).numbers())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Full backward hook is firing")
+            return list(_Running(self, torch, nudge).numbers())
 
 
 class _Running:
@@ -317,6 +323,10 @@ class _Running:
     def forward(self, step: int, x: Any) -> Any:
         """Return what the model gives, by way of a function of the user's in some steps."""
         torch, happens = self.torch, self.loop.happens
+        if happens("hook-modules", step):
+            self.hook_modules()
+        if happens("hook-inputs", step):
+            x = x.clone().requires_grad_()
         if happens("hook-module", step):
             handle = self.model.register_full_backward_hook(lambda m, gi, go: None)
             # A hook that is called where nothing is differentiated warns.
@@ -357,6 +367,36 @@ class _Running:
             (near.square() * x.detach().mean()).sum().backward()
             self.kept.append(near.grad)
         return out
+
+    def hook_modules(self) -> None:
+        """Have modules call hooks in the backward pass, which change gradients, keep and read them; or no more."""
+        there = self.everywhere.pop("hook-modules", None)
+        for handle in there or ():
+            handle.remove()
+        if there is not None:
+            return
+        handles = self.everywhere["hook-modules"] = []
+        for number, module in enumerate(self.model.modules()):
+            if number == 0 or not list(module.children()):
+
+                def hook(
+                    module: Any, got: Any, given: Any, number: int = number
+                ) -> tuple[Any, ...] | None:
+                    if number % 3 == 1:
+                        self.seen.append([g is None for g in (*got, *given)])
+                    if number == 2:
+                        self.kept.append(given[0].detach() * 2)
+                    if number % 2 or any(g is None for g in got):
+                        return None
+                    return tuple([g * 0.75 for g in got])
+
+                handles.append(module.register_full_backward_hook(hook))
+                if number % 3 == 2:
+                    handles.append(
+                        module.register_full_backward_pre_hook(
+                            lambda m, g: tuple([h * 1.25 for h in g])
+                        )
+                    )
 
     def differentiated(self, step: int, x: Any, out: Any) -> None:
         """What happens after the backward pass, with what is left of the graph."""
@@ -530,12 +570,15 @@ class _Running:
             if self.loop.reads:
                 self.seen += [p.grad.sum().item() for p in self.parameters if p.grad is not None]
         if self.loop.happens("again", step):
-            loss.backward(loss.detach().sin(), retain_graph=True)
+            loss.backward(gradient=loss.detach().sin(), retain_graph=True)
         if self.loop.happens("twice", step):
             loss.backward(retain_graph=True)
             loss.backward()
             return
-        loss.backward()
+        if self.loop.happens("backward-lists", step):
+            self.torch.autograd.backward([loss, loss.sin()], [None, loss.detach().cos() * 0.1])
+        else:
+            loss.backward()
         if self.loop.happens("double", step):
             try:
                 loss.backward()

@@ -1640,3 +1640,88 @@ def test_a_checkpointed_part_is_computed_again_as_far_as_without_scripts(
     assert found[0] == pytest.approx(plain[0], rel=1e-4)
     assert found[1] == plain[1] == [20, 10]
     assert found[2] >= (4 if extra else 6)
+
+
+def test_full_backward_hooks_of_modules_are_called_in_followed_steps() -> None:
+    def run(read: bool) -> tuple[list[float], list[bool]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+        seen: list[bool] = []
+        model[1].register_full_backward_hook(lambda m, got, given: (got[0] * 0.5,))
+        model[2].register_full_backward_hook(lambda m, got, given: seen.append(got[0] is None))
+        model[2].register_full_backward_pre_hook(lambda m, given: (given[0] * 1.5,))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, losses = torch.randn(5, 4), []
+        for step in range(10):
+            optimizer.zero_grad()
+            out = model(x)
+            loss = out.square().mean()
+            if read:
+                losses.append(loss.item())
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if step == 9:
+                with pytest.raises(RuntimeError, match="custom Function"):
+                    out.mul_(2)
+        return losses, seen
+
+    for read in (False, True):
+        with scripts(False):
+            plain = run(read)
+        with scripts(True) as follower:
+            found = run(read)
+            assert follower().counts["followed"] >= 6
+        assert found[0] == pytest.approx(plain[0], rel=1e-4)
+        assert found[1] == plain[1] == [False] * 10
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_part_draws_the_same_numbers_again(reentrant: bool) -> None:
+    def run(looked: int) -> list[float]:
+        torch.manual_seed(0)
+        part = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 4))
+        first, last = nn.Linear(4, 4), nn.Linear(4, 2)
+        parameters = [p for m in (first, part, last) for p in m.parameters()]
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        x, losses = torch.randn(5, 4), []
+        for step in range(9):
+            optimizer.zero_grad()
+            h = nn.functional.dropout(first(x), 0.2)
+            out = torch.utils.checkpoint.checkpoint(part, h, use_reentrant=reentrant)
+            loss = nn.functional.dropout(last(out), 0.1).square().mean()
+            loss.backward()
+            if step == looked:
+                # All is made again, in the order in which it was called.
+                assert h.grad_fn is not None
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    with scripts(False):
+        plain = run(-1)
+    for looked in (-1, 7):
+        with scripts(True) as follower:
+            assert run(looked) == pytest.approx(plain, rel=1e-4)
+            assert follower().counts["followed"] >= 5
+
+
+@pytest.mark.parametrize("form", ["gradient", "function", "lists"])
+def test_backward_passes_are_followed_in_each_form(form: str) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    ones, found = torch.ones(4, 4), []
+    with scripts(True) as follower:
+        for _ in range(6):
+            y = (x @ weight).tanh()
+            if form == "gradient":
+                y.backward(gradient=ones)
+            elif form == "function":
+                torch.autograd.backward(y, grad_tensors=ones)
+            else:
+                torch.autograd.backward([y * 0.5, y.sum() * 0.5], [ones, None])
+            found.append(weight.grad.sum().item())
+            weight.grad = None
+        assert follower().counts["followed"] >= 3
+    y = (x @ weight).tanh()
+    assert found == pytest.approx([((1 - y * y).T @ x).sum().item()] * 6, rel=1e-4)

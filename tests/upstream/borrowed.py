@@ -163,8 +163,6 @@ def _with_stand_ins(found: Callable[[Any, str], Any]) -> Callable[[Any, str], An
 def install() -> None:
     """Let `torch` mean webtorch, with PyTorch's own machinery for tests."""
     install_as_torch()
-    # Where the machinery's data lies.
-    sys.modules["torch"].__dict__["__file__"] = str(WHEEL / "torch" / "__init__.py")
     sys.meta_path.insert(0, _Borrowed())
     # PyTorch lists the layers there; ours stand in one module with all else.
     kinds = {n: getattr(webtorch.nn, n) for n in dir(webtorch.nn)}
@@ -177,6 +175,8 @@ def install() -> None:
     absent = {n: v for n, v in vars(top).items() if isinstance(v, top.AbsentDType)}
     made = {v: _Type(v.name, v.is_floating_point, v.is_complex) for v in absent.values()}
     vars(top).update({name: made[value] for name, value in absent.items()})
+    # Where the machinery's data lies.
+    importlib.import_module("torch").__dict__["__file__"] = str(WHEEL / "torch" / "__init__.py")
 
 
 def forget_hooks() -> None:

@@ -34,7 +34,10 @@ _WORDS = (
     CORE,
     COMPILER,
     "is not available: WebGPU has",
+    "device type at start of device string: lazy",
     "are not on the device",
+    "cannot be shared with other libraries",
+    "of a nested tensor: the device has no kernel",
 )
 
 

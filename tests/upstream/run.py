@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ FILES = (
     "nn/test_parametrization", "nn/test_pooling", "nn/test_pruning", "optim/test_optim", "optim/test_lrscheduler",
     "optim/test_swa_utils", "distributions/test_distributions", "distributions/test_constraints",
     "distributions/test_transforms", "test_serialization", "test_stateless", "test_dataloader",
-    "functorch/test_vmap", "functorch/test_eager_transforms",
+    "functorch/test_vmap", "functorch/test_eager_transforms", "test_sparse", "test_sparse_csr",
 )  # fmt: skip
 Task = tuple[str, str, str]
 
@@ -38,8 +39,10 @@ Task = tuple[str, str, str]
 def ask(
     way: str, folder: Path, file: str, tests: list[str], jobs: int, path: Path | None = None
 ) -> dict[str, Any]:
-    """Run tests of a file one way: test -> result. Each goes to the file at `path`, if one is given."""
+    """Run tests of a file one way: test -> result. They go to the file at `path`, if one is given, now and then."""
     found: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {}
+
+    written = time.monotonic()
 
     def start() -> Worker[Task]:
         return Worker(("-m", "tests.upstream.worker", way, str(folder)), os.environ)
@@ -47,12 +50,16 @@ def ask(
     def finish(task: Task, result: dict[str, Any], place: str) -> None:
         if "died" in result:
             result = {"outcome": "died", "message": result["died"]}
+        nonlocal written
         found[task[2]] = result
-        if path:
+        if path and time.monotonic() > written + 5:
             path.write_text(json.dumps(found, indent=1))
+            written = time.monotonic()
 
     # A worker reads the file with its first test, and ends a test by itself after LIMIT.
     work_off([(way, file, test) for test in tests], jobs, start, 15 * LIMIT, finish)
+    if path:
+        path.write_text(json.dumps(found, indent=1))
     return found
 
 

@@ -207,7 +207,7 @@ class autocast:
             )
 
         @functools.wraps(func)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             """Call the function under this autocast."""
             with self:
                 return func(*args, **kwargs)

@@ -159,7 +159,7 @@ class GradScaler:
 
     # -- stepping -------------------------------------------------------------------------------
 
-    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(self, optimizer: Any, *args: object, **kwargs: object) -> Any:
         """Unscale the gradients unless that has been done, and step unless one is not finite.
 
         An optimizer of webtorch.optim decides on the device; of another one (without PyTorch's

@@ -230,7 +230,7 @@ class _State(threading.local):
 state = _State()
 
 
-def dispatches(kind: type[Any]) -> bool:
+def dispatches(kind: type[object]) -> bool:
     """Whether tensors of a class are asked for kernels."""
     return getattr(kind, "__torch_dispatch__", disabled) is not disabled
 
@@ -317,7 +317,7 @@ def _tensors(values: Any) -> Iterator[Any]:
 _HOLE: Any = object()
 
 
-def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[Any]) -> tuple[Any, Kwargs]:
+def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[object]) -> tuple[Any, Kwargs]:
     """Return arguments with others in the places of their tensors, in order."""
     rest = iter(new)
 
@@ -331,7 +331,7 @@ def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[Any]) -> tuple[Any, 
     return changed(args), {name: changed(x) for name, x in kwargs.items()}
 
 
-def _classes(values: Any) -> Iterator[type[Any]]:
+def _classes(values: object) -> Iterator[type[Any]]:
     """Give the classes of tensors in arguments that are asked for kernels."""
     return (type(x) for x in _tensors(values) if type(x) is not Tensor and dispatches(type(x)))
 
@@ -601,7 +601,7 @@ class _Frame:
             state.frame, mode.grad = before
         return self.out
 
-    def settle(self, result: Any) -> Any:
+    def settle(self, result: object) -> Any:
         """Return a result with the gradient functions of the call."""
         schema = self.operator._schema
         if schema.is_mutable and self.operator._opname.endswith("_"):
@@ -687,11 +687,11 @@ def _below() -> Iterator[None]:
         state.modes, state.classes, mode.grad = before
 
 
-def _results(out: Any) -> Iterator[Tensor]:
+def _results(out: object) -> Iterator[Tensor]:
     return (x for x in flat((out,)) if isinstance(x, Tensor))
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(a: object, b: object) -> bool:
     """Whether two arguments are one: modes hand on copies of the lists that they were given."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))

@@ -441,7 +441,9 @@ for _rank in (1, 2, 3):
 def _resize(name: str) -> Function:
     forward = FUNCTIONS[name]
 
-    def run(g: Tensor, output_size: Sequence[int], input_size: Sequence[int], *rest: Any) -> Tensor:
+    def run(
+        g: Tensor, output_size: Sequence[int], input_size: Sequence[int], *rest: object
+    ) -> Tensor:
         """Return the cotangent of the resized input."""
         # Resizing is linear: its gradient does not depend on where it is taken.
         x = fill(tuple(input_size), 0, g.dtype, g.device)

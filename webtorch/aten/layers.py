@@ -45,7 +45,17 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, ...]:
-    indices, offsets = cast_to(indices, int64), cast_to(offsets, int64)
+    for name, x, ranks in (
+        ("weight", weight, (2,)),
+        ("input", indices, (1, 2)),
+        ("offsets", offsets, (1,)),
+    ):
+        if x.ndim not in ranks:
+            may = " or ".join(f"{n}D" for n in ranks)
+            raise RuntimeError(
+                f"{name} has to be a {may} Tensor, but got Tensor of dimension {x.ndim}"
+            )
+    indices, offsets = cast_to(indices, int64).reshape(-1), cast_to(offsets, int64)
     bags, count = offsets._shape[0] - include_last_offset, indices.numel()
     if not count:
         nothing = fill((bags,), 0, int64, weight.device)

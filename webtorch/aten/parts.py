@@ -784,7 +784,9 @@ def _layer_norm_backward(
     return _present(aten.native_layer_norm_backward(gs[0], x, shape, *out[1:], w, b, mask), x, w, b)
 
 
-def _group_norm_backward(needs: Any, gs: Any, out: Any, x: Any, w: Any, b: Any, *rest: Any) -> Any:
+def _group_norm_backward(
+    needs: Any, gs: Any, out: Any, x: Any, w: Any, b: Any, *rest: object
+) -> Any:
     mask = _needs(needs, x, w, b)
     return _present(
         aten.native_group_norm_backward(gs[0], x, *out[1:], w, *rest[:-1], mask), x, w, b
@@ -800,14 +802,14 @@ def _batch_norm_backward(
     return *_present(found, x, w, b), *_present((None, None), mean, var)
 
 
-def _flash_backward_of(_needs: object, gs: Any, out: Any, *args: Any, **options: Any) -> Any:
+def _flash_backward_of(_needs: object, gs: Any, out: Any, *args: object, **options: object) -> Any:
     name = "_scaled_dot_product_flash_attention_for_cpu_backward"
     return getattr(aten, name)(gs[0], *args[:3], *out, *args[3:], **options)
 
 
 def _efficient_backward_of(
     _needs: object, gs: Any, out: Any, q: Any, k: Any, v: Any, mask: Any, _sums: object, p: float, causal: bool,
-    **options: Any,
+    **options: object,
 ) -> Any:  # fmt: skip
     name = "_scaled_dot_product_efficient_attention_backward"
     found = getattr(aten, name)(
@@ -817,7 +819,7 @@ def _efficient_backward_of(
 
 
 def _nll_loss_backward(
-    _needs: object, gs: Any, out: Any, x: Any, target: Any, weight: Any, *rest: Any
+    _needs: object, gs: Any, out: Any, x: Any, target: Any, weight: Any, *rest: object
 ) -> Any:
     found = aten.nll_loss_backward(gs[0], x, target, weight, *rest, out[1])
     return (found, *_present((None, None), target, weight))

@@ -6,7 +6,7 @@ import contextlib
 from types import TracebackType
 from typing import NamedTuple
 
-from webtorch.tensors.forward import Level, dual, tangent_of
+from webtorch.tensors.forward import Level, dual, primal_of, tangent_of
 from webtorch.tensors.modes import mode, set_forward_enabled
 from webtorch.tensors.tensor import Tensor
 
@@ -94,10 +94,4 @@ def unpack_dual(tensor: Tensor, *, level: int | None = None) -> UnpackedDualTens
     tangent = tangent_of(tensor, current)
     if tangent is None:
         return UnpackedDualTensor(tensor, None)
-    before = mode.forward
-    mode.forward = before[: before.index(current)]
-    try:
-        # A value of its own, to which the tangent does not belong.
-        return UnpackedDualTensor(tensor.clone(), tangent)
-    finally:
-        mode.forward = before
+    return UnpackedDualTensor(primal_of(tensor, current), tangent)

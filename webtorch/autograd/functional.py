@@ -20,6 +20,21 @@ __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
 Tensors = tuple[Tensor, ...]
 
 
+def _construct_standard_basis_for(
+    tensors: Sequence[Tensor], tensor_numels: Sequence[int]
+) -> tuple[Tensor, ...]:
+    """Return for each tensor its columns of the identity of all elements together, in its type and on its device."""
+    if not tensors or len(tensors) != len(tensor_numels):
+        raise AssertionError("there must be tensors, and a number of elements of each")
+    total, first, found = sum(tensor_numels), 0, []
+    for x, count in zip(tensors, tensor_numels, strict=True):
+        chunk = zeros((total, count), dtype=x.dtype, device=x.device)
+        chunk.diagonal(-first).fill_(1)
+        found.append(chunk)
+        first += count
+    return tuple(found)
+
+
 def _tuple(given: Any, what: str, name: str) -> tuple[bool, Tensors]:
     """Return whether a tuple was given, and a tuple of tensors."""
     several = isinstance(given, tuple)

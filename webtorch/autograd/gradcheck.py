@@ -107,7 +107,7 @@ def _of_pairs(func: Function, inputs: tuple[Any, ...]) -> tuple[Function, tuple[
 def _seen_by(part: Callable[[Tensor], Tensor], func: Function) -> Function:
     """Return a function with a part of each complex output in its place."""
 
-    def run(*args: Any) -> tuple[Any, ...]:
+    def run(*args: object) -> tuple[Any, ...]:
         """Call the function."""
         return tuple(
             part(y) if isinstance(y, Tensor) and y.dtype.is_complex else y
@@ -384,7 +384,7 @@ def _points_of(inputs: tuple[object, ...], masked: bool) -> list[_Point]:
     return [_Point(i, x, masked) for i, x in found]
 
 
-def _check(func: Function, inputs: tuple[Any, ...], options: _Options) -> None:
+def _check(func: Function, inputs: tuple[object, ...], options: _Options) -> None:
     complex_inputs = tuple(isinstance(x, Tensor) and x.dtype.is_complex for x in inputs)
     plain, originals = func, inputs
     func, inputs = _of_pairs(func, inputs)
@@ -429,7 +429,7 @@ def _check(func: Function, inputs: tuple[Any, ...], options: _Options) -> None:
 
 
 def _check_no_outputs(
-    func: Function, inputs: tuple[Any, ...], points: Sequence[_Point], eps: float
+    func: Function, inputs: tuple[object, ...], points: Sequence[_Point], eps: float
 ) -> None:
     """Raise GradcheckError where outputs without gradients move with an input."""
     for point in points:
@@ -448,7 +448,7 @@ def _mismatch(
 
 def _check_gradients(
     func: Function,
-    inputs: tuple[Any, ...],
+    inputs: tuple[object, ...],
     points: Sequence[_Point],
     options: _Options,
     part: str,
@@ -547,7 +547,7 @@ def _only(points: Sequence[_Point], point: _Point, tangent: Tensor) -> list[Tens
 
 def _check_tangents(
     func: Function,
-    inputs: tuple[Any, ...],
+    inputs: tuple[object, ...],
     points: Sequence[_Point],
     options: _Options,
     complex_inputs: Sequence[bool],
@@ -588,7 +588,7 @@ def _check_tangents(
 
 
 def _check_undefined_tangents(
-    func: Function, inputs: tuple[Any, ...], points: Sequence[_Point]
+    func: Function, inputs: tuple[object, ...], points: Sequence[_Point]
 ) -> None:
     """Raise GradcheckError if an input without a tangent is not the same as one whose tangent is zero."""
     along = _Along(True)
@@ -607,7 +607,7 @@ def _check_undefined_tangents(
 
 
 def _check_batched_tangents(
-    func: Function, inputs: tuple[Any, ...], points: Sequence[_Point], point: _Point
+    func: Function, inputs: tuple[object, ...], points: Sequence[_Point], point: _Point
 ) -> None:
     """Raise GradcheckError if two tangents at once give something else than one after another."""
     x, others = point.x, [point]
@@ -689,7 +689,7 @@ def _check_zeros(outputs: Sequence[Tensor], wanted: Sequence[Tensor], masked: bo
             raise GradcheckError("grad is incorrect size")
 
 
-def _check_undefined(func: Function, inputs: tuple[Any, ...], wanted: Sequence[Tensor]) -> None:
+def _check_undefined(func: Function, inputs: tuple[object, ...], wanted: Sequence[Tensor]) -> None:
     """Raise GradcheckError if gradients are not none or zero where outputs have none."""
 
     def fresh() -> list[Tensor]:
@@ -824,7 +824,7 @@ def _deprecated(name: str, grad_out: float) -> None:
 
 def get_numerical_jacobian(
     fn: Callable[..., object],
-    inputs: tuple[Any, ...],
+    inputs: tuple[object, ...],
     target: Tensor | None = None,
     eps: float = 1e-3,
     grad_out: float = 1.0,
@@ -841,7 +841,7 @@ def get_numerical_jacobian(
 
 
 def get_analytical_jacobian(
-    inputs: tuple[Any, ...], output: Tensor, nondet_tol: float = 0.0, grad_out: float = 1.0
+    inputs: tuple[object, ...], output: Tensor, nondet_tol: float = 0.0, grad_out: float = 1.0
 ) -> tuple[tuple[Tensor, ...], bool, bool, bool]:
     """Deprecated: return the gradients of an output, and whether they come out again, have sizes and types of the
     inputs.

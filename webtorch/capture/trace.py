@@ -148,7 +148,7 @@ class _Capturing:
     def __init__(
         self,
         function: Callable[..., object],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         tensors: list[Tensor],
         objects: Sequence[object],

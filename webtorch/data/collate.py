@@ -67,7 +67,7 @@ def default_collate(batch: Sequence[Any]) -> Any:
     first = batch[0]
     if isinstance(first, Tensor):
         return webtorch.stack(list(batch), 0)
-    if _is_array(first):
+    if _is_array(first) and not isinstance(first, (str, bytes)):
         if first.dtype.kind in "SUO":
             raise _cannot(first.dtype)
         tensors = [webtorch.as_tensor(one) for one in batch]

@@ -111,6 +111,23 @@ class StackDataset(Dataset[Any]):
             return {key: member[index] for key, member in self.datasets.items()}
         return tuple(member[index] for member in self.datasets)
 
+    def __getitems__(self, indices: list[Any]) -> list[Any]:
+        """Return the examples of all datasets at several places; datasets with `__getitems__` are asked once."""
+        named = isinstance(self.datasets, dict)
+        columns = []
+        for member in self.datasets.values() if named else self.datasets:
+            if callable(ask := getattr(member, "__getitems__", None)):
+                column = ask(indices)
+                if len(column) != len(indices):
+                    raise ValueError(
+                        f"Nested dataset's output size mismatch. Expected {len(indices)}, got {len(column)}"
+                    )
+            else:
+                column = [member[index] for index in indices]
+            columns.append(column)
+        rows = zip(*columns, strict=True)
+        return [dict(zip(self.datasets, row, strict=True)) if named else row for row in rows]
+
     def __len__(self) -> int:
         """Return the number of examples."""
         return self._length

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from webtorch.data.collate import default_collate, default_convert
 from webtorch.data.dataset import IterableDataset
 from webtorch.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
-from webtorch.data.workers import Reader, WorkerInfo, Workers, get_worker_info
+from webtorch.data.workers import Failure, Reader, WorkerInfo, Workers, get_worker_info
 from webtorch.functions.random import Generator
 from webtorch.ir.lines import user_depth
 
@@ -81,6 +81,49 @@ def _check_iterable(shuffle: bool | None, sampler: object, batch_sampler: object
                 f"DataLoader with IterableDataset: expected unspecified {name} option, "
                 f"but got {name}={value}"
             )
+
+
+class _BaseDataLoaderIter(Iterator[Any]):
+    """What iterates over the batches of an epoch. Of this name in PyTorch, as those below."""
+
+
+class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
+    """Reads each batch when it is asked for. One that cannot be read raises, and the next call reads the next."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._reader = loader._reader()
+        self._reader.start()
+        self._indices = iter(loader._index_sampler)
+
+    def __next__(self) -> Any:
+        return self._reader(next(self._indices))
+
+
+class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
+    """Gives the batches that workers have read."""
+
+    def __init__(self, batches: Iterator[object], workers: Workers) -> None:
+        self._batches, self._threads = batches, workers
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        if isinstance(batch, Failure):
+            # The error's traceback must not keep the workers.
+            del self
+            raise batch.raised() from batch.error
+        return batch
+
+    def close(self) -> None:
+        """End the epoch before its end."""
+        close: Callable[[], None] = self._batches.close  # type: ignore[attr-defined]
+        close()
+
+    @property
+    def _workers(self) -> Any:
+        return self._threads.running
+
+    def __len__(self) -> int:
+        return self._threads.count
 
 
 class DataLoader(Generic[Batch]):
@@ -236,13 +279,14 @@ class DataLoader(Generic[Batch]):
     def _get_iterator(self) -> Iterator[object]:
         # Of this name in PyTorch, where loaders of others put theirs around it.
         if self.num_workers == 0:
-            return self._read_here()
+            return _SingleProcessDataLoaderIter(self)
         workers = self._workers
         if workers is None:
             workers = self._make_workers()
             if self.persistent_workers:
                 self._workers = workers
-        return workers.epoch(iter(self._index_sampler), close=not self.persistent_workers)
+        batches = workers.epoch(iter(self._index_sampler), close=not self.persistent_workers)
+        return _MultiProcessingDataLoaderIter(batches, workers)
 
     def _make_workers(self) -> Workers:
         """Start the workers: threads, or processes where a way to start them was given."""
@@ -251,14 +295,3 @@ class DataLoader(Generic[Batch]):
         from webtorch.data.processes import Processes
 
         return Processes(self)
-
-    def _read_here(self) -> Iterator[object]:
-        """Yield the batches, each read when it is asked for."""
-        reader = self._reader()
-        reader.start()
-        for indices in self._index_sampler:
-            try:
-                batch = reader(indices)
-            except StopIteration:
-                return
-            yield batch

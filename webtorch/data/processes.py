@@ -170,6 +170,7 @@ class Processes(Workers):
             process.start()
             self.tasks.append(tasks)
             self.processes.append(process)
+        self.running = self.processes
         self._finalizer = weakref.finalize(self, _end, self.tasks, self.processes, self.results)
 
     def receive(self, timeout: float) -> tuple[int, int, int, Any]:
@@ -195,7 +196,7 @@ class Processes(Workers):
             return epoch, number, who, unpack(pickle.loads(content))
 
 
-def _end(tasks: list[Any], processes: list[Any], results: Any) -> None:
+def _end(tasks: list[Any], processes: list[Any], results: object) -> None:
     """Ask the processes to end, and end those that do not."""
     for one in tasks:
         try:

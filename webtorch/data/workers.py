@@ -180,6 +180,8 @@ class Workers:
         self.options = (float(loader.timeout), loader.prefetch_factor or 0, loader.in_order)
         self.count = loader.num_workers
         self.number_of_epoch = 0
+        # The threads or processes.
+        self.running: list[Any] = []
         device = "cpu" if loader.generator is None else loader.generator.device
         seed = int(
             webtorch.randint(0, 2**31 - 1, (), generator=loader.generator, device=device).item()
@@ -196,12 +198,14 @@ class Workers:
                 # worker_init_fn may give each worker its part by changing its own dataset.
                 reader.dataset = copy.copy(reader.dataset)
             info = WorkerInfo(worker, self.count, seed + worker, reader.dataset)
-            threading.Thread(
+            thread = threading.Thread(
                 target=work,
                 args=(reader, info, loader.worker_init_fn, self.tasks[worker], self.results),
                 name=f"webtorch-data-{worker}",
                 daemon=True,
-            ).start()
+            )
+            thread.start()
+            self.running.append(thread)
         self._finalizer: Any = weakref.finalize(self, _stop, self.tasks)
 
     def close(self) -> None:
@@ -258,8 +262,7 @@ class Workers:
             give()
             if out is END:
                 continue
-            if isinstance(out, Failure):
-                raise out.raised() from out.error
+            # A failure is given, too: who iterates raises it, and goes on.
             yield out
             del out
 

@@ -153,12 +153,15 @@ class Follower(Protocol):
     def before_setting(self, generator: object) -> None:
         """Keep what was drawn before a generator is set out of scripts: it cannot be drawn again."""
 
+    def moved(self, generator: object) -> None:
+        """Take notice that a generator stands where it has stood before, or comes back from there."""
+
     def draw(self, generator: object, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn, as numbers that remember it while calls are recorded."""
 
 
 # The interpreters, outermost first.
-ORDER = ("trace", "override", "autocast", "dispatch", "sparse", "listen")
+ORDER = ("trace", "override", "profile", "autocast", "dispatch", "sparse", "listen")
 _interpreters: dict[str, Interpreter] = {}
 _inwards: list[Interpreter] = []
 
@@ -372,7 +375,7 @@ def dispatched(
     return decorate
 
 
-def dispatch_methods(cls: type[Any], left_out: frozenset[str]) -> None:
+def dispatch_methods(cls: type[object], left_out: frozenset[str]) -> None:
     """Do the same with the methods and properties that a class defines, but for hidden ones and those `left_out`."""
     way_in = dispatched(role="other")
     for name, value in list(vars(cls).items()):

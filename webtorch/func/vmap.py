@@ -67,7 +67,12 @@ def _whole(
         found = run(parts)
         leaves, spec = tree_flatten(found)
         dims = _parse_out_dims(func, out_dims, found, spec, len(leaves))
-        outs = [_removed(func, x, d, level) for x, d in zip(leaves, dims, strict=True)]
+        # An argument that the function returns, changed in place or not, is the tensor that was given.
+        as_given = {id(p): one for p, one in zip(parts, given, strict=True) if p is not one[0]}
+        outs = [
+            _removed(func, x, d, level, as_given.get(id(x)))
+            for x, d in zip(leaves, dims, strict=True)
+        ]
     return tree_unflatten(outs, spec)
 
 
@@ -98,7 +103,13 @@ def _chunked(
     return tree_unflatten(outs, spec)
 
 
-def _removed(func: Callable[..., object], x: object, dim: int | None, level: Vmap) -> Any:
+def _removed(
+    func: Callable[..., object],
+    x: object,
+    dim: int | None,
+    level: Vmap,
+    given: tuple[Any, int | None] | None,
+) -> Any:
     name = _name(func)
     hidden = isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
     if dim is None:
@@ -117,7 +128,8 @@ def _removed(func: Callable[..., object], x: object, dim: int | None, level: Vma
         raise IndexError(
             f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})"
         )
-    return unbatch(x, dim % rank, level.number, level.size)
+    dim %= rank
+    return given[0] if given and given[1] == dim else unbatch(x, dim, level.number, level.size)
 
 
 def _name(func: Callable[..., object]) -> str:

@@ -193,7 +193,7 @@ def resize_(
     # A storage counts in elements of its own: parts of complex numbers, or what a view sees as another type.
     need = -(-(self._offset + numel(shape)) * width // kind.itemsize) if numel(shape) else 0
     if need > had:
-        grown = empty((need,), kind, self.device)
+        grown = creation.new_memory((need,), kind, self.device)
         if had:
             write(as_view(grown, (had,), (1,), 0), seen_as(self, (had,), (1,), 0, kind))
         storage.grow(grown._storage.node)

@@ -153,7 +153,7 @@ def _biased(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *rest: Any,
+    *rest: object,
 ) -> Tensor:
     """Return convolve(op, rank, input, weight, *rest) plus a bias, rounded once."""
     _check(op, input, weight, bias, rank)
@@ -211,11 +211,9 @@ def _convolve(
     reach = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
     if any(r > s for r, s in zip(reach, padded, strict=True)):
         raise ShapeError(
-            f"{op}: Calculated padded input size per channel: ({' x '.join(map(str, padded))}). "
-            f"Kernel "
-            f"size: ({' x '.join(map(str, reach))}, with its dilation). Kernel size can't be "
-            f"greater "
-            "than actual input size: use a smaller kernel or more padding."
+            f"Calculated padded input size per channel: ({' x '.join(map(str, padded))}). Kernel size: "
+            f"({' x '.join(map(str, reach))}). Kernel size can't be greater than actual input size. {op}: this is the "
+            "kernel's size with its dilation; use a smaller kernel or more padding."
         )
     if low != high:
         # 'same' with an even kernel: one zero more after than before.

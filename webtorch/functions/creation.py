@@ -338,7 +338,9 @@ def made_of(data: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
         return _from_array(data, dtype, device)
     if (seen := getattr(data, "_seen_as", None)) is not None:
         # A storage.
-        return _moved(seen(dtype or data.dtype).clone(), None, device)
+        return _moved(
+            seen(dtype or getattr(data, "dtype", get_default_dtype())).clone(), None, device
+        )
     shape = _shape_of(data)
     if len(shape) > 1 and _is_array(data[0]) and not isinstance(data[0], Tensor):
         warn_once(
@@ -594,7 +596,7 @@ def ones(new: New) -> Tensor:
     return _filled(new, 1)
 
 
-def _empty(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
+def new_memory(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
     """Return memory as it is; filled, where a switch wants the same in every run."""
     if not fills_memory():
         return _memory(shape, dtype, device)
@@ -611,10 +613,10 @@ def _empty(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
 def empty(new: New, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """Uninitialised memory."""
     shape, dtype, device = new
-    result = _empty(shape, dtype, device)
+    result = new_memory(shape, dtype, device)
     if format_order(memory_format, len(shape)) is None:
         return result
-    return like(lambda shape: _empty(shape, dtype, device), result, memory_format)
+    return like(lambda shape: new_memory(shape, dtype, device), result, memory_format)
 
 
 def _full(op: str, shape: Shape, value: object, dtype: DType | None, device: DeviceLike) -> Tensor:
@@ -671,10 +673,10 @@ def empty_strided(
     if any(s < 0 for s in strides):
         raise RuntimeError(f"empty_strided: strides must not be negative, got {list(strides)}")
     elements = extent(shape, strides, 0)[1] + 1
-    flat = _empty((elements,), chosen_dtype(dtype), device)
+    flat = new_memory((elements,), chosen_dtype(dtype), device)
     result = flat if strides == (1,) and shape == (elements,) else as_view(flat, shape, strides, 0)
     if strides == contiguous_strides(shape) and numel(shape) == elements:
-        result = _empty(shape, chosen_dtype(dtype), device)
+        result = new_memory(shape, chosen_dtype(dtype), device)
     return finish(result, requires_grad)
 
 
@@ -703,7 +705,7 @@ def full_like(new: New, fill_value: Number) -> Tensor:
 @like_another
 def empty_like(new: New) -> Tensor:
     """Uninitialised memory in the shape, dtype and device of `input`."""
-    return _empty(*new)
+    return new_memory(*new)
 
 
 @composite(family="creation", function_in=METHOD, torch="Tensor.new_zeros")
@@ -724,7 +726,7 @@ def new_ones(new: New) -> Tensor:
 @of_own_kind
 def new_empty(new: New) -> Tensor:
     """Uninitialised memory of input's dtype and device unless given."""
-    return _empty(*new)
+    return new_memory(*new)
 
 
 @composite(

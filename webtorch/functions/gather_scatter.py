@@ -12,9 +12,9 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import creation, joining, movement, pointwise, slicing
+from webtorch.functions.check import dynamic
 from webtorch.functions.indexing import (
     check_index,
-    dynamic,
     expanded_to,
     flattened,
     from_front,
@@ -46,6 +46,7 @@ from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import no_grad
+from webtorch.tensors.switches import alert
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
 
@@ -282,6 +283,8 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
         )
     if not index.numel():
         return copy(input)
+    if not accumulate:
+        alert("put_")
     flat = flattened(movement.clone(input))
     combine = "add" if accumulate else "set"
     out = _scatter(flat, [flattened(index)], flattened(source), combine, "put_", True)
@@ -317,6 +320,10 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Number | Tensor) -
     """A copy of input with `value` in the slices at the positions of `index`."""
     if len(index._shape) > 1:
         raise RuntimeError("Index has to be a vector/scalar")
+    if isinstance(value, complex) and not input.dtype.is_complex:
+        raise RuntimeError(
+            "index_fill_(): Converting complex Scalar to non-complex type is not supported"
+        )
     index = _vector("index_fill_", index)
     value = _as_value("index_fill_", value, input)
     dim = normalize_dim(dim, len(input._shape))

@@ -74,7 +74,10 @@ def join(tensors: Sequence[Tensor], dim: int) -> Tensor:
     dtype, device = _joint_dtype(tensors), tensors[0].device
     # PyTorch's legacy rule: tensors of shape (0,) join with anything.
     parts = [(i, p) for i, p in enumerate(tensors) if p._shape != (0,)]
-    first = parts[0][1]._shape if parts else (0,)
+    if not parts:
+        # Of nothing else the dim does not matter.
+        parts, dim = list(enumerate(tensors)), 0
+    first = parts[0][1]._shape
     dim = normalize_dim(dim, len(first))
     total = 0
     for i, part in parts:

@@ -45,6 +45,7 @@ from webtorch.ops.primitive import (
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Example, composite
 from webtorch.tensors import tape
+from webtorch.tensors.formats import channels_last, channels_last_3d
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import check_graph
@@ -630,12 +631,19 @@ def strides_for(shape: Shape, strides: Shape, memory_format: MemoryFormat | None
 @composite(family="movement", torch="clone")
 def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """A copy in new memory, by default with its dims in the order that they have in `input`."""
+    if input._levels and memory_format in (channels_last, channels_last_3d):
+        raise RuntimeError(
+            "NYI: Tensor.clone(memory_format) inside vmap is only supported with memory_format torch.preserve_format "
+            f"or torch.contiguous_format (got {'ChannelsLast' if memory_format is channels_last else 'ChannelsLast3d'})"
+        )
     return laid_out(strides_for(input._shape, input._strides, memory_format), copy, input)
 
 
 @composite(family="movement", function_in=METHOD, torch="Tensor.contiguous")
 def contiguous(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """The tensor itself when its elements lie in row-major order, else a copy that is so."""
+    if input._levels and memory_format in (channels_last, channels_last_3d):
+        input.is_contiguous(memory_format=memory_format)
     order = format_order(memory_format, len(input._shape))
     if order is not None:
         there = lies_in(input._shape, input._strides, order)

@@ -53,6 +53,13 @@ def _overwrite(name: str, self: Tensor, others: tuple[Tensor, ...], callable: An
     return write(self, movement.reshape(found, self._shape))
 
 
+def _check_leaves(name: str, *operands: Any) -> None:
+    if any(isinstance(x, Tensor) and x.requires_grad for x in operands):
+        raise RuntimeError(
+            f"Can't call {name}() on Variable that requires grad. Use var.detach().{name}() instead."
+        )
+
+
 @declare(name="apply_", function_in=METHOD, torch="", example="works on the host")
 def apply_(self: Tensor, callable: Callable[[Tensor], Tensor]) -> Tensor:
     """Replace each element by what a Python function returns for it. On the CPU only, and slow."""
@@ -62,6 +69,7 @@ def apply_(self: Tensor, callable: Callable[[Tensor], Tensor]) -> Tensor:
 @declare(name="map_", function_in=METHOD, torch="", example="works on the host")
 def map_(self: Tensor, tensor: Tensor, callable: Callable[[Any, Any], object]) -> Tensor:
     """Replace each element by what a Python function returns for it and for that of another tensor. On the CPU only."""
+    _check_leaves("map_", tensor)
     return _overwrite("map_", self, (tensor,), callable)
 
 
@@ -70,6 +78,7 @@ def map2_(
     self: Tensor, x: Tensor, y: Tensor, callable: Callable[[Any, Any, Any], object]
 ) -> Tensor:
     """Replace each element by what a Python function returns for it and for those of two tensors. On the CPU only."""
+    _check_leaves("map2_", x, y)
     return _overwrite("map2_", self, (x, y), callable)
 
 
@@ -77,15 +86,26 @@ def map2_(
 
 
 @declare(family="creation", function_in=METHOD, torch="", example="makes a tensor of host data")
-def new(self: Tensor, *args: object, device: DeviceLike = None) -> Tensor:
+def new(self: Tensor, *args: object, size: Any = None, device: DeviceLike = None) -> Tensor:
     """A tensor of this dtype and device: new(2, 3) uninitialised of that shape, new([1, 2]) of that data."""
     where = self.device if device is None else device
     if len(args) == 1 and isinstance(args[0], (list, tuple)):
         if not isinstance(args[0], Size):
             return creation.tensor(args[0], dtype=self.dtype, device=where)
         return creation.empty(args[0], dtype=self.dtype, device=where)
+    if size is not None:
+        return creation.empty(tuple(size), dtype=self.dtype, device=where)
     if len(args) == 1 and isinstance(args[0], Tensor):
-        return args[0].detach().to(self.dtype)
+        if args[0].dtype is not self.dtype:
+            raise TypeError(
+                f"expected {self.dtype} (got {args[0].dtype}): use tensor.to({self.dtype}), which converts"
+            )
+        return args[0].detach()
+    if len(args) == 1 and hasattr(args[0], "_seen_as"):
+        # On the memory of a storage.
+        return creation.empty(0, dtype=self.dtype, device=where).set_(args[0])
+    if len(args) == 1 and hasattr(args[0], "__array_interface__"):
+        return creation.tensor(args[0], dtype=self.dtype, device=where)
     return creation.empty(*(args or (0,)), dtype=self.dtype, device=where)
 
 

@@ -18,7 +18,7 @@ from webtorch.functions.pointwise import where
 from webtorch.functions.slicing import pick
 from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
 from webtorch.ir.view import numel
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import channels_last_as, volumes_as_first
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
 from webtorch.ops.record import (
     ANEW,
@@ -32,6 +32,7 @@ from webtorch.ops.record import (
 )
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.modes import no_grad
+from webtorch.tensors.switches import alert
 from webtorch.tensors.tape import SavedTensor, attach, needs_grad, zeros_of
 from webtorch.tensors.tensor import Tensor
 
@@ -456,14 +457,14 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: object) -> Com
         torch=f"nn.functional.max_pool{rank}d_with_indices",
         doc=f"Return the maxima of max_pool{rank}d and where they were.",
         example=example,
-        layout=channels_last_as(0),
+        layout=volumes_as_first if rank == 3 else channels_last_as(0),
         gradient_name=title,
         vjp=ANEW,
     )(with_indices)
     fields |= {
         "function_in": EVERYWHERE,
         "forms": _MAX,
-        "layout": channels_last_as(0),
+        "layout": volumes_as_first if rank == 3 else channels_last_as(0),
         "gradient_name": title,
         "vjp": ANEW,
     }
@@ -499,6 +500,7 @@ def _max_unpool(
     padding: Sizes,
     output_size: Sequence[int] | None,
 ) -> Tensor:
+    alert(f"max_unpooling{max(rank, 2)}d_forward_out")
     kernel = sizes_of(op, "kernel_size", kernel_size, rank)
     stride = kernel if stride is None else sizes_of(op, "stride", stride, rank)
     padding = sizes_of(op, "padding", padding, rank)
@@ -746,7 +748,40 @@ def _output_sizes(
             f"{op}: elements of output_size must be greater than or equal to 0, but received "
             f"{list(sizes)}"
         )
+    if numel((*shape[:-rank], *sizes)) >= 2**60:
+        raise RuntimeError(
+            f"Storage size calculation overflowed with sizes={[*shape[:-rank], *sizes]}"
+        )
     return sizes
+
+
+def _check_filled(op: str, shape: tuple[int, ...]) -> None:
+    """Raise RuntimeError for no elements that come of another dim than the first."""
+    for dim, size in enumerate(shape[1:], 1):
+        if not size:
+            raise RuntimeError(
+                f"{op}(): Expected input to have non-zero size for non-batch dimensions, but input has sizes "
+                f"{list(shape)} with dimension {dim} being empty"
+            )
+
+
+def _nothing(op: str, rank: int, input: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return a result without elements. Its gradient is an error as PyTorch's, unless the batch is empty."""
+    out = fill((*input.shape[:-rank], *sizes), 0, input.dtype, input.device)
+    return attach(out, op, (input,), _no_cotangent, (), (op, rank, input._shape))
+
+
+def _no_cotangent(g: Tensor, op: str, rank: int, shape: tuple[int, ...]) -> tuple[Tensor]:
+    """Return zeros for the input of a pool without elements."""
+    # One dim is two in PyTorch, of which the first is 1.
+    seen = (*g._shape[:-1], 1, g._shape[-1]) if rank == 1 else g._shape
+    for dim, size in enumerate(seen[1:], 1):
+        if not size:
+            raise RuntimeError(
+                f"{op.replace('1d', '2d')}_backward(): Expected grad_output to have non-zero size for non-batch "
+                f"dimensions, but grad_output has sizes {list(seen)} with dimension {dim} being empty"
+            )
+    return (fill(shape, 0, g.dtype, g.device),)
 
 
 def _in_bin(size: int, count: int, device: DeviceLike) -> Tensor:
@@ -778,7 +813,9 @@ def _adaptive_avg(
     sizes = _output_sizes(op, input, output_size, rank)
     lead = tuple(input.shape[:-rank])
     if not input.numel() or 0 in sizes:
-        return input.sum() * 0 + fill((*lead, *sizes), 0, input.dtype, input.device)
+        if rank == 3:
+            _check_filled(op, input._shape)
+        return _nothing(op, rank, input, sizes)
     if all(s % n == 0 for s, n in zip(input.shape[-rank:], sizes, strict=True)):
         kernel = tuple(s // n for s, n in zip(input.shape[-rank:], sizes, strict=True))
         # (*, n1 k1, n2 k2, ..) -> (*, n1, k1, n2, k2, ..): one mean over every k.
@@ -858,7 +895,8 @@ def _adaptive_max(
     sizes = _output_sizes(op, input, output_size, rank)
     full, lead = tuple(input.shape[-rank:]), tuple(input.shape[:-rank])
     if not input.numel() or 0 in sizes:
-        out = input.sum() * 0 + fill((*lead, *sizes), 0, input.dtype, input.device)
+        _check_filled(op, input._shape)
+        out = _nothing(op, rank, input, sizes)
         return (out, fill((*lead, *sizes), 0, int64, input.device)) if return_indices else out
     if all(s % n == 0 for s, n in zip(full, sizes, strict=True)):
         kernel = tuple(s // n for s, n in zip(full, sizes, strict=True))

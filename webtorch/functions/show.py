@@ -7,6 +7,7 @@ from typing import Any
 from webtorch.functions.joining import cat
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import place_of, unbatch
+from webtorch.tensors.forward import tangent_of
 from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.printing import Fetch, Nested, format_tensor
 from webtorch.tensors.promotion import get_default_dtype
@@ -24,12 +25,18 @@ def show_tensor(x: Tensor, contents: Any = None) -> str:
     kind = type(x).__name__
     text = format_tensor(
         fetcher(x) if contents is None else contents, x._shape, x.dtype.name, device=str(x.device),
-        requires_grad=x.requires_grad, grad_fn=name,
+        requires_grad=x.requires_grad, grad_fn=name, tangent=_tangent(x) if mode.forward else None,
         class_name="tensor" if kind in ("Tensor", "Parameter") else kind, default_dtype_name=get_default_dtype().name,
     )  # fmt: skip
     # A parameter of a subclass, also one that Parameter(x) made of an x of a class of tensors.
     below = kind != "Parameter" and any(c.__name__ == "Parameter" for c in type(x).__mro__)
     return f"Parameter({text})" if below or x.__dict__.get("_is_param") else text
+
+
+def _tangent(x: Tensor) -> str | None:
+    """Return the text of a tangent of the innermost level."""
+    tangent = tangent_of(x, mode.forward[-1])
+    return None if tangent is None else show_tensor(tangent)
 
 
 def fetcher(x: Tensor) -> Fetch | None:

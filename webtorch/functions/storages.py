@@ -27,6 +27,7 @@ from webtorch.ir.dtype import (
     uint8,
 )
 from webtorch.ops.purity import warn_once
+from webtorch.runtime.realize import is_seen
 from webtorch.tensors.above import give
 from webtorch.tensors.device import DeviceLike, device, device_of
 from webtorch.tensors.promotion import get_default_dtype
@@ -119,6 +120,25 @@ class _Memory:
             f.write((len(data) // element_size).to_bytes(8, "little"))
         f.write(data)
 
+    def resizable(self) -> bool:
+        """Whether the memory may become larger: NumPy does not see it."""
+        node = self._memory._storage.node
+        return node.host is None or not is_seen(node)
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + self.nbytes()
+
+    def _fix_weakref(self) -> None:
+        pass
+
+    @property
+    def _memory(self) -> StorageBase:
+        raise NotImplementedError
+
+    def nbytes(self) -> int:
+        """Return the size in bytes."""
+        raise NotImplementedError
+
     def _refuse(self, *_: object, **__: object) -> Any:
         raise RuntimeError(
             "Sharing memory between processes is only available on CPU, and not here"
@@ -137,7 +157,7 @@ class StorageBase(_Memory):
 
     __slots__ = ("__dict__", "__weakref__", "_part", "_storage")
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+    def __new__(cls, *args: object, **kwargs: object) -> Self:
         """Make an object of a class that is derived from this one."""
         if cls is StorageBase:
             raise RuntimeError(
@@ -195,11 +215,15 @@ class StorageBase(_Memory):
     def __len__(self) -> int:
         return self._storage.nbytes if self._part is None else self._part[1] - self._part[0]
 
-    nbytes = __len__
-
-    def size(self) -> int:
+    def nbytes(self) -> int:
         """Return the size in bytes."""
         return len(self)
+
+    size = nbytes
+
+    @property
+    def _memory(self) -> StorageBase:
+        return self
 
     def element_size(self) -> int:
         """Return 1: a storage without a type counts bytes."""
@@ -394,6 +418,17 @@ class TypedStorage(_Memory):
     def _cdata(self) -> int:
         return self._untyped_storage._cdata
 
+    @property
+    def _memory(self) -> StorageBase:
+        return self._untyped_storage
+
+    @property
+    def _dtype(self) -> DType:
+        return self.dtype
+
+    def _pickle_storage_type(self) -> str:
+        return f"{legacy_name(self.dtype)}Storage"
+
     def __getitem__(self, at: int) -> Any:
         if isinstance(at, slice):
             raise RuntimeError("slices are only supported in UntypedStorage.__getitem__")
@@ -476,6 +511,14 @@ def _conversion(name: str, dtype: DType) -> Callable[[TypedStorage], TypedStorag
     return convert
 
 
+# What PyTorch's own code calls, which does not warn.
+for _name, _public in {
+    "_size": "size", "_resize_": "resize_", "_is_shared": "is_shared", "_share_memory_": "share_memory_",
+    "_setitem": "__setitem__", "_getitem": "__getitem__", "_element_size": "element_size",
+    "_deepcopy": "__deepcopy__", "_data_ptr": "data_ptr", "_nbytes": "nbytes", "_maybe_wrap_deepcopy": "clone",
+}.items():  # fmt: skip
+    setattr(TypedStorage, _name, getattr(TypedStorage, _public))
+
 _CONVERSIONS = {
     "bfloat16": bfloat16, "bool": bool_, "byte": uint8, "char": int8, "complex_double": complex128,
     "complex_float": complex64, "double": float64, "float": float32, "half": float16, "int": int32, "long": int64,
@@ -490,7 +533,13 @@ class _OfType(type):
 
     dtype: DType
 
-    def __call__(cls, *args: Any, wrap_storage: UntypedStorage | None = None) -> TypedStorage:
+    @property
+    def _dtype(cls) -> DType:
+        return cls.dtype
+
+    def __call__(
+        cls, *args: Any, wrap_storage: UntypedStorage | None = None, _internal: bool = True
+    ) -> TypedStorage:
         return TypedStorage(*args, wrap_storage=wrap_storage, dtype=cls.dtype, _internal=True)
 
     def from_file(cls, filename: str, shared: bool, size: int) -> TypedStorage:

@@ -51,7 +51,7 @@ def getitem(x: Tensor, index: object) -> Tensor:
     return _views.run(args, {}) if out is None else out
 
 
-def _getitem(x: Tensor, index: Any) -> Tensor:
+def _getitem(x: Tensor, index: object) -> Tensor:
     mask = _as_mask(x, index)
     if mask is not None and mask._shape and (known := waited_for(x, mask)) is not None:
         values, chosen = known

@@ -128,7 +128,7 @@ class Tracer(TracerBase):
         self._qualname_counter[prefix] = number + 1
         return f"{prefix}{number}"
 
-    def create_arg(self, a: Any) -> Argument:
+    def create_arg(self, a: object) -> Argument:
         """Return an argument as a node keeps it; parameters, buffers, modules and other tensors are looked up."""
         if isinstance(a, Parameter):
             for name, p in self.root.named_parameters():
@@ -178,7 +178,7 @@ class Tracer(TracerBase):
         self,
         m: Module,
         forward: Callable[..., Any],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
     ) -> Any:
         """Make a node of a call of a leaf, or run the module's code by `forward`."""

@@ -168,7 +168,7 @@ def _addindent(text: str, count: int) -> str:
 class GraphModule(Module):
     """A module made of a graph. `graph` may be changed: `recompile()` makes the code anew. `code` shows it."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> GraphModule:
+    def __new__(cls, *args: object, **kwargs: object) -> GraphModule:
         """Make an object of a class of its own, which has its forward."""
         own = next(c for c in cls.__mro__ if c.__qualname__.split(".")[-1] != "GraphModuleImpl")
         kind = type("GraphModuleImpl", (own,), {"__module__": own.__module__})

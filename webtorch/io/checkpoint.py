@@ -114,7 +114,7 @@ def load(
     *,
     weights_only: bool | None = None,
     mmap: bool | None = None,
-    **pickle_load_args: Any,
+    **pickle_load_args: object,
 ) -> Any:
     """Load what `save`, `torch.save` or any writer of safetensors wrote to the path or stream `f`.
 

@@ -164,7 +164,7 @@ def _image(input: Tensor, what: str, channels: Sequence[int]) -> object:
     return to_pil_image(input)
 
 
-def _bytes_of(image: Any, form: str, **options: Any) -> bytes:
+def _bytes_of(image: Any, form: str, **options: object) -> bytes:
     stream = io.BytesIO()
     image.save(stream, form, **options)
     return stream.getvalue()

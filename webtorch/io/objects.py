@@ -100,7 +100,7 @@ def build(target: object, state: object) -> bool:
 # ---- writing
 
 
-def slots_of(kind: type[Any]) -> list[str]:
+def slots_of(kind: type[object]) -> list[str]:
     """Return the slots that a class of tensors has beyond those of Tensor."""
     own = {name for base in Tensor.__mro__ for name in vars(base).get("__slots__", ())}
     return [name for name in copyreg._slotnames(kind) if name not in own]  # type: ignore[attr-defined]
@@ -212,14 +212,14 @@ class _Finding:
         return super().find_class(module, name)  # type: ignore[misc]
 
 
-def of_class(tensor: Any, kind: type[Any]) -> Any:
+def of_class(tensor: Any, kind: type[object]) -> Any:
     """Return a leaf that is a tensor as one of class `kind`."""
     if type(tensor) is kind:
         return tensor
     return Tensor._make_subclass(kind, tensor.detach(), tensor.requires_grad)
 
 
-def _from_type(make: Callable[..., Any], kind: type[Any], args: Any, state: object) -> object:
+def _from_type(make: Callable[..., Any], kind: type[object], args: Any, state: object) -> object:
     made = of_class(make(*args), kind)
     if hasattr(kind, "__setstate__"):
         made.__setstate__(state)
@@ -258,7 +258,7 @@ def read(
     names: Mapping[str, object],
     persistent: Callable[[object], object],
     module: Any = pickle,
-    **options: Any,
+    **options: object,
 ) -> object:
     """Return the value that a pickle describes, running the code that it names; `module` unpickles."""
     kind: Any = type("Unpickler", (_Finding, module.Unpickler), {})

@@ -565,7 +565,7 @@ def load(
     place: Place,
     trusted: bool,
     unchecked: bool = False,
-    **options: Any,
+    **options: object,
 ) -> object:
     """Return what `torch.save` wrote. No code of the file is run unless it is `trusted`; storages stay
     shared. `options`: the unpickler's, and its module.
@@ -576,7 +576,7 @@ def load(
     return load_from(Archive(view, file, unchecked), place, trusted, **options)
 
 
-def load_from(archive: Source, place: Place, trusted: bool, **options: Any) -> object:
+def load_from(archive: Source, place: Place, trusted: bool, **options: object) -> object:
     """Return what the parts of a file hold, as `load` does."""
     return _Reader(archive, place).load(trusted, **options)
 

@@ -533,7 +533,7 @@ def _described(value: object, element: Callable[[Tensor], str]) -> str:
     if not isinstance(value, Tensor):
         return f"Object of type: {type(value).__name__}"
     size = "x".join(str(n) for n in value.shape)
-    where = "" if str(value.device) == "cpu" else f" ({value.device})"
+    where = f" ({value.device})" if value.device.type == "webgpu" else ""
     kind = "Parameter" if isinstance(value, Parameter) else "Tensor"
     return f"{kind} containing: [{element(value)} of size {size}{where}]"
 

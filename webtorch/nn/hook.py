@@ -87,13 +87,13 @@ class BackwardTap:
         self.output_count = -1
         self.output_positions: list[int] | None = None
 
-    def tap_inputs(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def tap_inputs(self, args: tuple[object, ...]) -> tuple[Any, ...]:
         """Return `args` with every tensor that needs a gradient behind an identity."""
         self.input_count = len(args)
         tapped, self.input_positions = self._tap(args, self._at_inputs)
         return tapped
 
-    def tap_outputs(self, result: Any) -> Any:
+    def tap_outputs(self, result: object) -> Any:
         """Return `result`, a tensor or a tuple, with its tensors behind an identity."""
         outputs = (result,) if isinstance(result, Tensor) else result
         if not isinstance(outputs, tuple):
@@ -107,7 +107,7 @@ class BackwardTap:
 
     @staticmethod
     def _tap(
-        values: tuple[Any, ...], receive: Callable[[Any], Any]
+        values: tuple[object, ...], receive: Callable[[Any], Any]
     ) -> tuple[tuple[Any, ...], list[int] | None]:
         """Return `values` with gradient-needing tensors tapped, and where those stand."""
         if not webtorch.is_grad_enabled():
@@ -178,7 +178,7 @@ def _spread(
     return tuple(out)
 
 
-def _as_gradients(who: str, what: str, value: Any, count: int) -> tuple[Tensor | None, ...]:
+def _as_gradients(who: str, what: str, value: object, count: int) -> tuple[Tensor | None, ...]:
     """Return a hook's result as a tuple of `count` gradients, or raise RuntimeError."""
     grads = value if isinstance(value, tuple) else (value,)
     if len(grads) != count:

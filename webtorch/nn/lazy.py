@@ -113,7 +113,7 @@ class LazyModuleMixin(Module):
         name: str,
         key: str,
         current: Tensor,
-        value: Any,
+        value: object,
         assign: bool,
         error_msgs: list[str],
     ) -> None:

@@ -7,10 +7,25 @@ descriptor at the class: it looks in the table, and where the name is not there 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 _NOTHING = object()
+
+
+def register_buffer(module: Any, name: str, value: object, persistent: bool) -> None:
+    """Register a buffer that is set as an attribute; a class may have a `register_buffer` from before `persistent`."""
+    register = module.register_buffer
+    if "persistent" in inspect.signature(register).parameters:
+        register(name, value, persistent)
+        return
+    if not persistent:
+        raise RuntimeError(
+            "Registering a non-persistent buffer on a Module subclass that implements register_buffer() without the "
+            "persistent argument is not allowed."
+        )
+    register(name, value)
 
 
 class Member:

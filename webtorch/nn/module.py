@@ -18,7 +18,7 @@ from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle
-from webtorch.nn.member import public_names, remember
+from webtorch.nn.member import public_names, register_buffer, remember
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.nn.state_dict import _IncompatibleKeys, _LoadHook, load_one, load_tree
@@ -63,6 +63,12 @@ def _indented(text: str, spaces: int) -> str:
     """Return `text` with every line but the first moved right."""
     first, *rest = text.split("\n")
     return "\n".join([first, *(" " * spaces + line for line in rest)])
+
+
+_COMPLEX = (
+    "Complex modules are a new feature under active development whose design may change, and some modules might not "
+    "work as expected when using complex tensors as parameters or buffers."
+)
 
 
 class Module:
@@ -229,7 +235,7 @@ class Module:
                 if isinstance(value, Buffer)
                 else name not in self._non_persistent_buffers_set
             )
-            self.register_buffer(name, value, persistent)
+            register_buffer(self, name, value, persistent)
         else:
             object.__setattr__(self, name, value)
 
@@ -361,7 +367,7 @@ class Module:
         fn(self)
         return self
 
-    def to(self: _Self, *args: Any, **kwargs: Any) -> _Self:
+    def to(self: _Self, *args: object, **kwargs: object) -> _Self:
         """Move to a device and/or a floating point dtype, in place: `to(device, dtype)`,
         `to(dtype)`, `to(tensor)`. Integer parameters and buffers keep their dtype. `memory_format` is for
         those of 4 and 5 dims.
@@ -373,6 +379,8 @@ class Module:
                 "nn.Module.to only accepts floating point or complex dtypes, but got desired "
                 f"dtype={dtype}"
             )
+        if dtype is not None and dtype.is_complex:
+            warnings.warn(_COMPLEX, stacklevel=user_depth())
 
         def convert(t: Tensor) -> Tensor:
             """Return a tensor on the device; integers keep their dtype."""
@@ -813,7 +821,7 @@ class Module:
         name: str,
         key: str,
         current: Tensor,
-        value: Any,
+        value: object,
         assign: bool,
         error_msgs: list[str],
     ) -> None:

@@ -109,7 +109,7 @@ def register_module_module_registration_hook(hook: Hook) -> RemovableHandle:
     return add_hook(GLOBAL.register_module, hook)
 
 
-def registered(hooks: OrderedDict[int, Hook], owner: Module, name: str, value: Any) -> Any:
+def registered(hooks: OrderedDict[int, Hook], owner: Module, name: str, value: object) -> Any:
     """Return `value` as the registration hooks leave it."""
     for hook in hooks.values():
         changed = hook(owner, name, value)

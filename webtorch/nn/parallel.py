@@ -25,7 +25,7 @@ _Network = TypeVar("_Network", bound=Module)
 __all__ = ["DataParallel", "data_parallel", "gather", "parallel_apply", "replicate", "scatter"]
 
 
-def _device(which: Any) -> Any:
+def _device(which: object) -> Any:
     """Return a device with its number: `which` is one, its name, the number of an adapter, or -1 for the CPU."""
     if isinstance(which, int):
         return as_device("cpu") if which == -1 else as_device("webgpu", which)
@@ -72,7 +72,7 @@ def _copied(tensors: Sequence[Tensor], target: Any) -> list[Tensor]:
     return [found[i] for i in range(len(tensors))]
 
 
-def _broadcast(tensors: Sequence[Tensor], target: Any, detach: bool) -> list[Tensor]:
+def _broadcast(tensors: Sequence[Tensor], target: object, detach: bool) -> list[Tensor]:
     if not tensors or tensors[0].device == target:
         return [t.detach() for t in tensors] if detach else list(tensors)
     if detach:
@@ -81,7 +81,7 @@ def _broadcast(tensors: Sequence[Tensor], target: Any, detach: bool) -> list[Ten
     return list(_Broadcast.apply(target, *tensors))
 
 
-def replicate(network: _Network, devices: Sequence[Any], detach: bool = False) -> list[_Network]:
+def replicate(network: _Network, devices: Sequence[object], detach: bool = False) -> list[_Network]:
     """Return a copy of `network` for each device, whose parameters' gradients flow to `network`'s.
 
     The first copy, on the device of `network`, shares its memory, so that running statistics stay. With
@@ -114,7 +114,7 @@ def replicate(network: _Network, devices: Sequence[Any], detach: bool = False) -
     return replicas
 
 
-def scatter(inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
+def scatter(inputs: Any, target_gpus: Sequence[object], dim: int = 0) -> Any:
     """Return for each device its part of `inputs`: tensors cut along `dim`, tuples, lists and dicts
     entry by entry, other objects shared.
 
@@ -122,7 +122,7 @@ def scatter(inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
     """
     devices = [_device(which) for which in target_gpus]
 
-    def parts(value: Any) -> list[Any]:
+    def parts(value: object) -> list[Any]:
         """Return a part of the value for each device: tensors cut along `dim`, others as they are."""
         if isinstance(value, Tensor):
             pieces = value.chunk(len(devices), dim)
@@ -140,7 +140,10 @@ def scatter(inputs: Any, target_gpus: Sequence[Any], dim: int = 0) -> Any:
 
 
 def scatter_kwargs(
-    inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, target_gpus: Sequence[Any], dim: int = 0
+    inputs: tuple[object, ...],
+    kwargs: dict[str, Any] | None,
+    target_gpus: Sequence[object],
+    dim: int = 0,
 ) -> tuple[tuple[tuple[Any, ...], ...], tuple[dict[str, Any], ...]]:
     """Return for each device its positional and its keyword arguments, as `scatter` cuts them."""
     positional = scatter(inputs, target_gpus, dim) if inputs else []
@@ -153,7 +156,7 @@ def scatter_kwargs(
 
 def parallel_apply(
     modules: Sequence[Callable[..., Any]],
-    inputs: Sequence[Any],
+    inputs: Sequence[object],
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
     devices: Sequence[Any] | None = None,
 ) -> list[Any]:
@@ -179,7 +182,7 @@ def parallel_apply(
     return outputs
 
 
-def gather(outputs: Sequence[Any], target_device: Any, dim: int = 0) -> Any:
+def gather(outputs: Sequence[Any], target_device: object, dim: int = 0) -> Any:
     """Return the outputs of all devices as one on `target_device`: tensors joined along `dim`, tuples,
     lists and dicts entry by entry. Differentiable.
     """
@@ -204,7 +207,7 @@ def gather(outputs: Sequence[Any], target_device: Any, dim: int = 0) -> Any:
     return _like(first, [gather(each, target, dim) for each in zip(*outputs, strict=True)])
 
 
-def _checked(module: Module, home: Any) -> None:
+def _checked(module: Module, home: object) -> None:
     for tensor in chain(module.parameters(), module.buffers()):
         if tensor.device != home:
             raise RuntimeError(
@@ -215,9 +218,9 @@ def _checked(module: Module, home: Any) -> None:
 
 def data_parallel(
     module: Module,
-    inputs: Any,
+    inputs: object,
     device_ids: Sequence[Any] | None = None,
-    output_device: Any = None,
+    output_device: object = None,
     dim: int = 0,
     module_kwargs: dict[str, Any] | None = None,
 ) -> Any:

@@ -384,7 +384,7 @@ def _padded(data: Tensor, batch_sizes: Tensor) -> tuple[Tensor, Tensor, list[int
     return padded, webtorch.tensor(real, device=data.device), places
 
 
-def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named(args: tuple[object, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of either form of PyTorch's functions by name; packed steps are "data"."""
     packed = "batch_sizes" in kwargs or (
         len(args) > 2 and isinstance(args[1], Tensor) and not isinstance(args[3], bool)
@@ -394,7 +394,7 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 @dispatched("recurrence")
-def _sequence(cell: _Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+def _sequence(cell: _Cell, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
     """Run either form of PyTorch's functions: with steps in a dimension, or packed."""
     given = _named(args, kwargs)
     hx = given["hx"]
@@ -416,7 +416,7 @@ _ON_ACCELERATORS = Autocast(gpu="lower")
 
 
 @dispatched(autocast=_ON_ACCELERATORS)
-def rnn_tanh(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+def rnn_tanh(*args: object, **kwargs: object) -> tuple[Tensor, ...]:
     """Return (output, h_n) of `(input, hx, params, has_biases, num_layers, dropout, train,
     bidirectional, batch_first)`, or packed, of `(data, batch_sizes, hx, params, ...)`.
     """
@@ -424,13 +424,13 @@ def rnn_tanh(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
 
 
 @dispatched(autocast=_ON_ACCELERATORS)
-def rnn_relu(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+def rnn_relu(*args: object, **kwargs: object) -> tuple[Tensor, ...]:
     """Return (output, h_n); arguments as those of `rnn_tanh`."""
     return _sequence(_RELU, args, kwargs)
 
 
 @dispatched(autocast=_ON_ACCELERATORS)
-def lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+def lstm(*args: object, **kwargs: object) -> tuple[Tensor, ...]:
     """Return (output, h_n, c_n); arguments as those of `rnn_tanh`, with hx = (h_0, c_0)."""
     given = _named(args, kwargs)
     weights = len(given["params"]) // (given["num_layers"] * (1 + given["bidirectional"]))
@@ -441,13 +441,13 @@ def lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
 
 
 @dispatched(autocast=Autocast(cpu="lower"))
-def _onednn_lstm(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+def _onednn_lstm(*args: object, **kwargs: object) -> tuple[Tensor, ...]:
     """Run what is one operation of oneDNN in PyTorch on the CPU, for which its autocast has a rule."""
     return _sequence(_LSTM, args, kwargs)
 
 
 @dispatched(autocast=_ON_ACCELERATORS)
-def gru(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+def gru(*args: object, **kwargs: object) -> tuple[Tensor, ...]:
     """Return (output, h_n); arguments as those of `rnn_tanh`."""
     return _sequence(_GRU, args, kwargs)
 

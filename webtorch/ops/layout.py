@@ -69,6 +69,16 @@ def channels_last_as(*numbers: int) -> Layout:
     return rule
 
 
+def volumes_as_first(forms: Forms, shape: Sizes) -> Sizes:
+    """Channels of volumes lie innermost where they do in the first operand, also without a batch."""
+    sizes, strides = forms[0]
+    if len(sizes) == 4 == len(shape):
+        order = (1, 2, 3, 0)
+        inner = strides[0] == 1 < sizes[0] and strides == format_strides(sizes, order)
+        return format_strides(shape, order) if inner else contiguous_strides(shape)
+    return _channels_last_if(suggests_channels_last(forms[0]), shape)
+
+
 def channels_last_together(forms: Forms, shape: Sizes) -> Sizes:
     """Channels lie innermost where they do in all operands."""
     return _channels_last_if(all(map(suggests_channels_last, forms)), shape)

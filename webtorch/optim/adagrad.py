@@ -69,7 +69,7 @@ class Adagrad(Optimizer):
                 param.addcdiv_(grad * rate, total.sqrt().add(hyper("eps")))
 
 
-def _update_sparse(group: Group, total: Tensor, param: Tensor, given: Tensor, rate: Any) -> None:
+def _update_sparse(group: Group, total: Tensor, param: Tensor, given: Tensor, rate: object) -> None:
     """Change a parameter where its gradient has values."""
     if group["weight_decay"] != 0:
         raise RuntimeError("weight_decay option is not compatible with sparse gradients")

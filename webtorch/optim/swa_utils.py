@@ -172,7 +172,7 @@ class AveragedModel(Module):
 
 
 @webtorch.no_grad()
-def update_bn(loader: Iterable[Any], model: Module, device: Any = None) -> None:
+def update_bn(loader: Iterable[Any], model: Module, device: object = None) -> None:
     """Set the running statistics of batch norms to plain averages over the batches of `loader`.
 
     A batch is a tensor, or a list or tuple whose first entry is the model's input.

@@ -28,6 +28,7 @@ from webtorch.ir.kernel import (
 from webtorch.ir.lines import user_depth
 from webtorch.ir.program import Copy, Program
 from webtorch.profiler import report
+from webtorch.profiler.operators import profiling
 from webtorch.profiler.roofline import Cost, Peaks, cost, peaks
 from webtorch.runtime.realize import open_runtimes, runtime_named
 from webtorch.runtime.watch import Run, watch
@@ -437,6 +438,8 @@ class record_function(contextlib.ContextDecorator):
 
     def __exit__(self, *error: object) -> None:
         started, listener = self._started.pop(), watch.listener
+        if profiling.running is not None:
+            profiling.running.note(self.name, started)
         if isinstance(listener, profile):
             listener.add_range(self.name, "range", started, perf_counter())
 

@@ -13,6 +13,7 @@ attention  scaled dot-product attention as one operator
 grouped    products of groups of rows: experts
 regions    torchvision's compiled operators
 sparse     COO tensors, and compressed: CSR and CSC
+wide       float64 and complex128, which the CPU engine computes
 kernels    how a meaning becomes a PyTorch kernel
 known      calls of known kinds: one look-up instead of the meaning
 foreach    operations on lists of tensors

@@ -131,7 +131,7 @@ def _fused_backward(
     wanted: Sequence[bool],
     out: Tensor,
     kept: Tensor,
-    *rest: Any,
+    *rest: object,
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     is_causal = rest[5]

@@ -107,7 +107,7 @@ own("native_group_norm")(first_of("native_group_norm", F.group_norm))
 
 @composed("_batch_norm_impl_index")
 def _batch_norm_index(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: Any
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *rest: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int]:
     """`aten::_batch_norm_impl_index`, where PyTorch takes float64 statistics for an empty batch."""
     if x.numel():

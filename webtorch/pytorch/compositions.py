@@ -264,7 +264,7 @@ def _pinv_of(
 def _into(function: Kernel) -> Kernel:
     """Return the out= form of a composed operator."""
 
-    def run(*args: Any, out: torch.Tensor, **options: Any) -> torch.Tensor:
+    def run(*args: object, out: torch.Tensor, **options: object) -> torch.Tensor:
         """Run the operator, and copy its result to `out`."""
         result = function(*args, **options)
         if not torch.can_cast(result.dtype, out.dtype):

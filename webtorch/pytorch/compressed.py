@@ -35,7 +35,7 @@ def _kernel(*names: str) -> Callable[[Kernel], Kernel]:
     return declare
 
 
-def _is_compressed(x: Any) -> bool:
+def _is_compressed(x: object) -> bool:
     return isinstance(x, torch.Tensor) and x.layout in _PARTS
 
 
@@ -67,13 +67,28 @@ def _like(x: Any, values: Any) -> Any:
 @_kernel("_to_dense")
 def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
     """Return the dense tensor."""
-    batch = getattr(x, _PARTS[x.layout][0])().dim() - 1
-    if not batch:
-        return sparse.to_dense(_coo(x), dtype)
-    parts = [x]
-    for _ in range(batch):
-        parts = [p.select(0, n) for p in parts for n in range(p.shape[0])]
-    return torch.stack([to_dense(p, dtype) for p in parts]).view(x.shape)
+    compressed, plain = (getattr(x, part)() for part in _PARTS[x.layout])
+    batch = compressed.dim() - 1
+    by_columns = x.layout in (torch.sparse_csc, torch.sparse_bsc)
+    places = aten._convert_indices_from_csr_to_coo(compressed, plain, transpose=by_columns)
+    values = x.values() if dtype is None else x.values().to(dtype)
+    rest, sizes = values.shape[batch + 1 :], x.shape[batch : batch + 2]
+    blocks = rest[:2] if x.layout in (torch.sparse_bsr, torch.sparse_bsc) else (1, 1)
+    grid = [n // block for n, block in zip(sizes, blocks, strict=True)]
+    out = values.new_zeros((*x.shape[:batch], *grid, *rest))
+    out = out.index_put_(tuple(places.unbind(0)), values.reshape(-1, *rest))
+    return (
+        out.transpose(batch + 1, batch + 2).reshape(x.shape)
+        if blocks != (1, 1)
+        else out.view(x.shape)
+    )
+
+
+def _in_layout(x: Any, layout: torch.layout, like: Any) -> Any:
+    """Return a COO matrix in a compressed layout, in blocks as large as those of another one."""
+    if layout in (torch.sparse_csr, torch.sparse_csc):
+        return x.to_sparse(layout=layout)
+    return x.to_dense().to_sparse(layout=layout, blocksize=like.values().shape[-2:])
 
 
 def _by_coo(function: Kernel) -> Kernel:
@@ -82,15 +97,16 @@ def _by_coo(function: Kernel) -> Kernel:
     def kernel(*args: Any, **options: Any) -> Any:
         """Run the operator."""
         layouts = {a.layout for a in args if _is_compressed(a)}
+        like = next(a for a in args if _is_compressed(a))
         layout = layouts.pop() if len(layouts) == 1 else torch.sparse_csr
         found = function(*map(_coo, args), **options)
-        return found.to_sparse(layout=layout) if found.is_sparse else found
+        return _in_layout(found, layout, like) if found.is_sparse else found
 
     return kernel
 
 
 def _into(function: Kernel) -> Kernel:
-    def kernel(*args: Any, out: Any, **options: Any) -> Any:
+    def kernel(*args: object, out: Any, **options: object) -> Any:
         """Give `out` the result."""
         found = function(*args, **options)
         if _is_compressed(out):
@@ -101,7 +117,7 @@ def _into(function: Kernel) -> Kernel:
 
 
 def _inplace(function: Kernel) -> Kernel:
-    def kernel(x: Any, *args: Any, **options: Any) -> Any:
+    def kernel(x: Any, *args: object, **options: object) -> Any:
         """Overwrite the first operand."""
         return _into(function)(x, *args, out=x, **options)
 
@@ -137,7 +153,7 @@ def _flipped(layout: torch.layout) -> Kernel:
 
 
 @_kernel("_to_sparse")
-def to_sparse(x: Any, *, layout: Any = None, **options: Any) -> Any:
+def to_sparse(x: object, *, layout: object = None, **options: object) -> Any:
     """Return the matrix in another layout."""
     name = f"_to_{str(layout).removeprefix('torch.')}"
     if name in ("_to_sparse_csr", "_to_sparse_csc"):
@@ -205,7 +221,7 @@ def sparse_mask(x: Any, mask: Any) -> Any:
     """Return the elements of a tensor at the places of a compressed one."""
     at = _coo(mask).coalesce()
     found = sparse.sparse_mask(_coo(x), at)
-    return found.to_sparse(layout=mask.layout) if _is_compressed(mask) else found
+    return _in_layout(found, mask.layout, mask) if _is_compressed(mask) else found
 
 
 @_kernel("sparse_sampled_addmm")

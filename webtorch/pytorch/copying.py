@@ -25,6 +25,7 @@ from webtorch.pytorch.device import (
     UNSUPPORTED,
     Lain,
     allocate,
+    cast,
     changes,
     check_device,
     check_layout,
@@ -35,6 +36,7 @@ from webtorch.pytorch.device import (
     made_of,
     memory_of,
     offset_of,
+    place_of,
     refuse_overlap,
     runtime,
     store,
@@ -83,7 +85,7 @@ def upload(x: torch.Tensor, dtype: DType) -> Tensor:
     if x.numel():
         host_address(x)
     x = x.detach().to(TO_TORCH[dtype]).contiguous().resolve_neg().resolve_conj()
-    return from_contents(host_bytes(x), tuple(x.shape), dtype, runtime())
+    return from_contents(host_bytes(x), tuple(x.shape), dtype, place_of(dtype))
 
 
 def download(x: torch.Tensor) -> torch.Tensor:
@@ -115,7 +117,7 @@ def _overwritten(values: Any, options: object) -> Lain:
     """Return all of a memory after a copy to the first tensor, which is a part of it; nothing is written."""
     target, given = values
     if given.dtype is not target.dtype:
-        given = primitive.cast_to(given, target.dtype)
+        given = cast(given, target.dtype)
     if given._shape != target._shape:
         given = given.expand(target._shape)
     old = target._storage
@@ -166,7 +168,9 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
             changes.count += 1
             target.raw, target.storage, target.laid = bytes(host_bytes(values)), None, None
             return dst
-        if src.dtype not in TO_WEBTORCH or TO_WEBTORCH[src.dtype] in UNSUPPORTED:
+        if src.dtype not in TO_WEBTORCH or not UNSUPPORTED.isdisjoint(
+            (TO_WEBTORCH[src.dtype], TO_WEBTORCH[dst.dtype])
+        ):
             src = src.to(dst.dtype)
         # Data for the next turn of a loop: where nothing is read and no optimizer steps, each turn is then one
         # program, which works while the next is recorded.
@@ -228,7 +232,7 @@ def to_copy(
             """Return the copy as it is to lie."""
             (found,) = values
             same = found.dtype is kind
-            return lie(found if same else primitive.cast_to(found, kind), not same, strides)
+            return lie(found if same else cast(found, kind), not same, strides)
 
         values = (wrap(x),)
         if type(plan) is tuple and TO_TORCH[kind] is dtype:

@@ -36,6 +36,7 @@ from webtorch.ir.view import (
 )
 from webtorch.ops import primitive
 from webtorch.ops.layout import channels_last
+from webtorch.ops.purity import looks
 from webtorch.pytorch import hooks, interrupt, profiler
 from webtorch.pytorch.strides import Laid
 from webtorch.runtime.realize import Runtime
@@ -81,6 +82,8 @@ offset_of: Callable[[torch.Tensor], int] = vars(torch._C.TensorBase)["storage_of
 class _Open:
     # The device's runtime, once it is open.
     runtime: Runtime | None = None
+    # The CPU engine, once there has been a tensor of a type that WebGPU lacks.
+    host: Runtime | None = None
 
 
 opened = _Open()
@@ -108,11 +111,24 @@ def runtime() -> Runtime:
     return opened.runtime
 
 
+def host() -> Runtime:
+    """Return webtorch's CPU engine, which has the tensors of types that WebGPU lacks."""
+    if opened.host is None:
+        opened.host = resolve("cpu")
+    return opened.host
+
+
+def place_of(kind: DType) -> Runtime:
+    """Return the runtime that has tensors of a type."""
+    return host() if kind in UNSUPPORTED else runtime()
+
+
 def _errors() -> None:
     """Let programs that catch PyTorch's errors of accelerators catch ours."""
     for ours, theirs in (
         (errors.OutOfMemoryError, torch.OutOfMemoryError),
         (errors.DeviceLostError, torch.AcceleratorError),
+        (errors.LinAlgError, torch.linalg.LinAlgError),
     ):
         ours.__bases__ = (*ours.__bases__, theirs)
 
@@ -121,6 +137,8 @@ def flush() -> None:
     """Compute what is pending. In a forked child, which must not touch the device, do nothing."""
     if opened.runtime is not None and not interrupt.flag.forked:
         opened.runtime.flush()
+        if opened.host is not None:
+            opened.host.flush()
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
@@ -193,15 +211,19 @@ def on_device(x: torch.Tensor) -> bool:
     return x.device.type == "webgpu"
 
 
-def webtorch_dtype(dtype: torch.dtype) -> DType:
+def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
     """Return webtorch's type. Raises DTypeError for a type that the device cannot hold.
 
-    WEBTORCH_FLOAT64=float32 has float32 and complex64 in the place of the types twice as wide; so
-    has forward mode: PyTorch's tangent of a 0-d tensor times a Python number has the number's type.
+    float64 and complex128 are computed by the CPU engine, but not in compiled programs. WEBTORCH_FLOAT64=float32 has
+    float32 and complex64 in their place, WEBTORCH_FLOAT64=error raises; then float32 serves in forward mode all the
+    same, as PyTorch's tangent of a 0-d tensor times a Python number has the number's type.
     """
     found = TO_WEBTORCH.get(dtype)
     if found is None or found in UNSUPPORTED:
-        if found is not None and (forward_ad._current_level >= 0 or _narrows()):
+        how = "error" if found is None else _wide()
+        if how == "cpu" and found is not None and not compiled:
+            return found
+        if how == "float32" or (found is not None and forward_ad._current_level >= 0):
             return dtypes.complex64 if dtype.is_complex else dtypes.float32
         instead = (
             "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"
@@ -220,14 +242,16 @@ def webtorch_dtype(dtype: torch.dtype) -> DType:
 _warned_of_narrowing: list[bool] = []
 
 
-def _narrows() -> bool:
-    """Whether WEBTORCH_FLOAT64 lets float32 stand for float64; the first time warns that it does.
+def _wide() -> str:
+    """Return what WEBTORCH_FLOAT64 says: "cpu", "error", or "float32", of which the first time warns.
 
     Raises ValueError for another value of it.
     """
-    wanted = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower() or "error"
-    if wanted not in ("error", "float32"):
-        raise ValueError(f"WEBTORCH_FLOAT64={wanted!r}: the values are 'error' and 'float32'")
+    wanted = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower() or "cpu"
+    if wanted not in ("cpu", "error", "float32"):
+        raise ValueError(
+            f"WEBTORCH_FLOAT64={wanted!r}: the values are 'cpu', 'error' and 'float32'"
+        )
     if wanted == "float32" and not _warned_of_narrowing:
         _warned_of_narrowing.append(True)
         warnings.warn(
@@ -235,7 +259,7 @@ def _narrows() -> bool:
             UserWarning,
             stacklevel=user_depth(),
         )
-    return wanted == "float32"
+    return wanted
 
 
 # ---- storages -----------------------------------------------------------------------------------
@@ -287,9 +311,9 @@ class Memory:
             missing = count * dtype.itemsize - self.nbytes
             if missing:
                 contents = bytes(contents) + bytes(missing)
-            storage = from_contents(contents, (count,), dtype, runtime())._storage
+            storage = from_contents(contents, (count,), dtype, place_of(dtype))._storage
         else:
-            storage = primitive.empty((count,), dtype, device_of(runtime()))._storage
+            storage = primitive.empty((count,), dtype, here(dtype))._storage
         self.storage, self.raw = storage, None
         return storage
 
@@ -460,8 +484,8 @@ _MOST_BLANKS = 1024
 
 
 def _kept(key: tuple[object, ...], blank: Blank) -> Blank:
-    # A type that stands for another one is looked at each time.
-    if blank.dtype in key and blank.nbytes:
+    # A type that stands for another one, or may, is looked at each time.
+    if blank.dtype in key and blank.nbytes and blank.held not in UNSUPPORTED:
         if len(_blanks) >= _MOST_BLANKS:
             _blanks.clear()
         _blanks[key] = blank
@@ -510,7 +534,9 @@ class Blank:
         self.nbytes, self.held, self.dtype = nbytes, held, dtype
         self.size, self.strides, self.offset, self.laid = size, strides, offset, laid
         # Taking memory over costs a third of `set_`, which goes through PyTorch's dispatcher.
-        self.is_plain = _swap is not None and not offset and strides == contiguous_strides(size)
+        # PyTorch gives an empty tensor that it makes so other strides than elsewhere.
+        rows = strides == contiguous_strides(size) and 0 not in size
+        self.is_plain = _swap is not None and not offset and rows
 
     def tensor(self, inner: Storage | None = None) -> torch.Tensor:
         """Return a new tensor, with a new storage of PyTorch's, on a webtorch storage, or on nothing yet.
@@ -667,13 +693,24 @@ def is_whole(x: torch.Tensor) -> bool:
     )
 
 
+def cast(x: Tensor, kind: DType) -> Tensor:
+    """Return a result in another type, where tensors of that type are."""
+    wide = kind in UNSUPPORTED
+    if wide is (x.dtype in UNSUPPORTED) or host() is runtime():
+        return primitive.cast_to(x, kind)
+    looks()
+    if wide:
+        return primitive.cast_to(x.to(here(kind)), kind)
+    return primitive.cast_to(x, kind).to(here(kind))
+
+
 def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
     """Overwrite `out` with a webtorch result, which is converted and broadcast to it."""
     dtype = TO_WEBTORCH.get(out.dtype) or webtorch_dtype(out.dtype)
     if out.is_neg():
         result, fresh = -result, True
     if result.dtype is not dtype:
-        result, fresh = primitive.cast_to(result, dtype), True
+        result, fresh = cast(result, dtype), True
     shape = tuple(out.shape)
     if result._shape != shape:
         result, fresh = result.expand(shape), False
@@ -888,6 +925,6 @@ def set_to_nothing(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def here() -> Device:
-    """Return the device as webtorch has it."""
-    return device_of(runtime())
+def here(kind: DType = dtypes.float32) -> Device:
+    """Return the device of tensors of a type, as webtorch has it."""
+    return device_of(place_of(kind))

@@ -237,7 +237,7 @@ def _template(value: object, slots: dict[torch.fx.Node, int], of: torch.fx.Node)
         made = of.meta.get("val")
         if isinstance(made, torch.Tensor) and made.is_cpu and not made.dim():
             value = NUMBERS.get(value, value)
-        return webtorch_dtype(value)
+        return webtorch_dtype(value, compiled=True)
     return value
 
 
@@ -366,7 +366,7 @@ class Graph:
         return [_fill_in(r, values) for r in self.result]
 
 
-def _source(value: Any) -> Any:
+def _source(value: object) -> Any:
     """Return the node that a view is of, through all views."""
     while isinstance(value, torch.fx.Node) and getattr(value.target, "is_view", False):
         value = value.args[0]
@@ -426,4 +426,4 @@ def _constant(value: object) -> Any:
     if value.device.type == "webgpu":
         return bridge.wrap(value)
     dtype = value.dtype if value.dim() else NUMBERS.get(value.dtype, value.dtype)
-    return upload(value.to(dtype), webtorch_dtype(dtype))
+    return upload(value.to(dtype), webtorch_dtype(dtype, compiled=True))

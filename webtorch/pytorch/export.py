@@ -178,7 +178,7 @@ def _input_names(program: ExportedProgram) -> list[str]:
     return [str(n) for n in program.graph_signature.user_inputs]
 
 
-def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(call: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(call, Mapping):
         return (), dict(call)
     if (

@@ -44,11 +44,16 @@ def _function(base: str, overload: str) -> Function | None:
 def _are_plain(row: Sequence[Any], options: dict[str, Any]) -> bool:
     """Whether all are floats of one type and size, numbers, or 0-d: where PyTorch has nothing to check or convert."""
     first = row[0]
-    if not first.is_floating_point():
+    if not first.is_floating_point() or first.dtype is torch.float64:
         return False
     for x in (*row, *options.values()):
         if isinstance(x, torch.Tensor):
-            if not on_device(x) or x.dtype is not first.dtype or x.shape not in (first.shape, ()):
+            if (
+                not on_device(x)
+                or x.dtype is torch.float64
+                or x.dtype is not first.dtype
+                or x.shape not in (first.shape, ())
+            ):
                 return False
         elif x is not None and type(x) not in (int, float):
             return False

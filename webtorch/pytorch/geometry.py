@@ -9,7 +9,7 @@ import torch
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.pytorch import device as bridge
-from webtorch.pytorch.device import HELD, TO_WEBTORCH, memory_of, offset_of
+from webtorch.pytorch.device import HELD, TO_WEBTORCH, memory_of, offset_of, webtorch_dtype
 from webtorch.runtime.backend import Buffer
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -67,6 +67,8 @@ def own_storage(value: Storage | Buffer, form: Geometry) -> Storage:
 def view_of(storage: Storage, form: Geometry) -> Tensor:
     """Return a webtorch tensor that lies in a storage in a given way."""
     kind = TO_WEBTORCH[form.dtype]
+    if not kind.webgpu:
+        kind = webtorch_dtype(form.dtype, compiled=True)
     whole = (
         form.offset == 0
         and not kind.is_complex

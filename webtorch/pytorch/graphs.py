@@ -132,7 +132,7 @@ def _select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
 
 
 def _dtype(dtype: DType | None) -> DType:
-    return webtorch_dtype(torch.get_default_dtype()) if dtype is None else dtype
+    return webtorch_dtype(torch.get_default_dtype(), compiled=True) if dtype is None else dtype
 
 
 @graph("full")
@@ -386,7 +386,7 @@ def _foreach(name: str) -> Function | None:
     if base is None:
         return None
 
-    def run(*args: Any, **kwargs: Any) -> list[Tensor]:
+    def run(*args: object, **kwargs: object) -> list[Tensor]:
         """Return the results of all elements, as a list."""
         count = max(len(a) for a in args if isinstance(a, list))
         rows = [a if isinstance(a, list) else [a] * count for a in args]

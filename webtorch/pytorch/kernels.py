@@ -16,11 +16,11 @@ from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from webtorch.aten.table import FUNCTIONS, OPERATORS, Operator
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, c_name
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import Form, Forms, Layout
-from webtorch.ops.primitive import cast_to, fill
+from webtorch.ops.primitive import fill
 from webtorch.ops.purity import looks
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.pytorch import device
@@ -30,6 +30,7 @@ from webtorch.pytorch.device import (
     TO_WEBTORCH,
     UNSUPPORTED,
     Lain,
+    cast,
     here,
     is_whole,
     lie,
@@ -42,6 +43,7 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.pytorch.wide import placed
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -157,7 +159,7 @@ def functional(
     for a first operand, which `function` takes last: what is computed of them is known as of any operand. `rule`
     says how results lie where the operator's entry does not.
     """
-    kinds = Kinds(is_free(function))
+    kinds, function = Kinds(is_free(function)), placed(function)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
@@ -201,9 +203,9 @@ def _filling(name: str, function: Kernel) -> Kernel:
     """Return the kernel of `fill_` or `zero_`: nothing of what was there is read, and an expanded tensor is written in
     its memory once.
     """
-    kinds = Kinds(is_free(function))
+    kinds, function = Kinds(is_free(function)), placed(function)
 
-    def kernel(self: torch.Tensor, *args: Any) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: object) -> torch.Tensor:
         """Write the number to each element of the memory."""
         if flag.pressed:
             check()
@@ -242,7 +244,7 @@ def _fitted(out: torch.Tensor, result: Tensor, fresh: bool) -> Lain | tuple[Tens
     shape = tuple(out.shape)
     dtype = TO_WEBTORCH[out.dtype]
     if result.dtype is not dtype:
-        result, fresh = cast_to(result, dtype), True
+        result, fresh = cast(result, dtype), True
     if result._shape != shape:
         result, fresh = result.expand(shape), False
     return lie(result, fresh)
@@ -257,9 +259,9 @@ def _put(out: torch.Tensor, result: Lain | tuple[Tensor, bool]) -> None:
 
 
 def _inplace(name: str, function: Kernel) -> Kernel:
-    kinds = Kinds(is_free(function))
+    kinds, function = Kinds(is_free(function)), placed(function)
 
-    def kernel(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def kernel(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
         if flag.pressed:
             check()
@@ -315,6 +317,10 @@ def _check_out(
     rule = known.out(*values) if callable(known.out) else known.out
     if rule == "truncate":
         return
+    if rule == "mask" and out.dtype not in (torch.bool, torch.uint8):
+        raise RuntimeError(
+            f"{name.partition('.')[0]} only supports bool tensor for result, got: {c_name(TO_WEBTORCH[out.dtype])}"
+        )
     if rule == "exact":
         raise RuntimeError(
             f"{name}: Expected out tensor to have dtype {kind}, but got {out.dtype} instead"
@@ -329,11 +335,12 @@ def _check_out(
 def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
     known = _known(name)
     rule, overlap = known.layout, known.overlap
+    free, function = is_free(function), placed(function)
     if len(outs) == 1:
         (target,) = outs
         typed = known.out == "into"
         inplace = overlap in ("whole", "first")
-        kinds = Kinds(is_free(function))
+        kinds = Kinds(free)
         apart = inplace or overlap == "any"
 
         def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
@@ -410,7 +417,7 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
     name = overload._name.removeprefix("aten::")
     first = schema.arguments[0].alias_info
     writes = first is not None and first.is_write
-    kinds = Kinds(is_free(function))
+    kinds, function = Kinds(is_free(function)), placed(function)
     compose = compose or functools.partial(overload._op_dk, STRUCTURED)
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -481,7 +488,7 @@ def first_of(name: str, caller: Callable[..., Any]) -> Kernel:
     first = functional(name, lambda *args: function(*args)[0])
     code = caller.__code__
 
-    def kernel(*args: Any) -> Any:
+    def kernel(*args: object) -> Any:
         """Run the operator."""
         if not torch.is_grad_enabled() and sys._getframe(1).f_code is code and is_plain():
             return first(*args), None, None

@@ -218,7 +218,7 @@ class Plan:
         self,
         nodes: list[Node],
         numbers: Sequence[float],
-        line: Any,
+        line: object,
         outs: Sequence[torch.Tensor] = (),
     ) -> Any:
         """Record a call over the operands' nodes, and return its results as new tensors; the last ones overwrite
@@ -292,13 +292,13 @@ class Kinds:
 
     def find(
         self,
-        args: Sequence[Any],
+        args: Sequence[object],
         kwargs: dict[str, Any],
         nodes: list[Node],
         numbers: list[float],
         out: torch.Tensor | None = None,
         inplace: bool = False,
-        begun: Sequence[Any] = (),
+        begun: Sequence[object] = (),
     ) -> Plan | Key | None:
         """Return the plan of a call, or its kind if it is to be watched; None where it takes the usual way.
 
@@ -379,7 +379,7 @@ class Kinds:
         self,
         key: Key,
         call: Call,
-        values: Sequence[Any],
+        values: Sequence[object],
         options: dict[str, Any],
         nodes: list[Node],
         numbers: Sequence[float],
@@ -396,7 +396,7 @@ class Kinds:
             values = [_freed(x, places) for x in values]
             options = {k: _freed(x, places) for k, x in options.items()}
 
-        def run(*values: Any, **options: Any) -> Any:
+        def run(*values: object, **options: object) -> Any:
             """Call, and return the tensors by themselves."""
             found = call(values, options)
             several = type(found) is tuple
@@ -461,7 +461,11 @@ def _lies(x: torch.Tensor) -> tuple[Any, ...]:
 
 def _are_typed(tensors: Sequence[torch.Tensor], nodes: Sequence[Node]) -> bool:
     """Whether the memory of all operands holds their types."""
-    return all(_PLAIN.get(x.dtype) is n.dtype for x, n in zip(tensors, nodes, strict=False))
+    on_host = opened.host is not None and opened.host is not opened.runtime
+    return all(
+        _PLAIN.get(x.dtype) is n.dtype and (n.dtype.webgpu or not on_host)
+        for x, n in zip(tensors, nodes, strict=False)
+    )
 
 
 def _target(

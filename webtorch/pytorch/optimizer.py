@@ -24,6 +24,7 @@ from webtorch.ops.precision import to_type, widened
 from webtorch.pytorch.device import Lain, is_whole, lie, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.known import Key, Kinds, Plan
+from webtorch.pytorch.wide import placed
 from webtorch.tensors.tensor import Tensor
 
 Kernel = Callable[..., None]
@@ -83,7 +84,7 @@ class _Update:
 
         def call(values: Any, options: object) -> tuple[Lain, ...]:
             """Return what is written, as it is to lie."""
-            found = self._stepped(values[: len(row)], values[len(row) :], flags)
+            found = placed(self._stepped)(values[: len(row)], values[len(row) :], flags)
             places.extend(found)
             return tuple([lie(to_type(x, values[place].dtype), True) for place, x in found.items()])
 

@@ -11,7 +11,6 @@ import torch
 from torch._ops import OpOverload
 
 from webtorch.aten.table import FUNCTIONS, REDUCTIONS, op
-from webtorch.errors import LinAlgError
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import Number
 from webtorch.ir.graph import Node
@@ -39,6 +38,7 @@ from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import Kernel, functional, own, structured
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.pytorch.random import dropped, source, uniform_like
+from webtorch.pytorch.wide import placed
 from webtorch.tensors.tensor import Tensor
 
 own("set_")(device.set_to_nothing)
@@ -75,7 +75,7 @@ def _constant(
 
 
 _filled = functional(
-    "full", lambda size, value, dtype: fill(size, fits(value, dtype), dtype, here())
+    "full", lambda size, value, dtype: fill(size, fits(value, dtype), dtype, here(dtype))
 )
 
 
@@ -144,7 +144,8 @@ def _full(
 
 
 _numbered = functional(
-    "arange", lambda *numbers: op.arange(*numbers[:-1], dtype=numbers[-1], device=here())
+    "arange",
+    lambda *numbers: op.arange(*numbers[:-1], dtype=numbers[-1], device=here(numbers[-1])),
 )
 
 
@@ -231,7 +232,8 @@ def _arange(
     out: torch.Tensor,
 ) -> torch.Tensor:
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
-    result = op.arange(*values, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.arange(*values, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
@@ -249,7 +251,7 @@ def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> t
     kind = webtorch_dtype(out.dtype)
     if kind.is_integral:
         start, step = int(start), int(step)
-    result = iota(count, start, step, kind, here())
+    result = iota(count, start, step, kind, here(kind))
     return _spaced(out, result)
 
 
@@ -257,7 +259,8 @@ def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> t
 def _linspace(
     start: float | torch.Tensor, end: float | torch.Tensor, steps: int, *, out: torch.Tensor
 ) -> torch.Tensor:
-    result = op.linspace(start, end, steps, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.linspace(start, end, steps, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
@@ -278,13 +281,15 @@ def _logspace(
     *,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    result = op.logspace(start, end, steps, base, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.logspace(start, end, steps, base, dtype=kind, device=here(kind))
     return _spaced(out, result)
 
 
 @own("eye.out", "eye.m_out")
 def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
-    result = op.eye(n, n if m is None else m, dtype=webtorch_dtype(out.dtype), device=here())
+    kind = webtorch_dtype(out.dtype)
+    result = op.eye(n, n if m is None else m, dtype=kind, device=here(kind))
     device.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
@@ -294,9 +299,9 @@ def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
 def _randperm(
     n: int, *, generator: torch.Generator | None = None, out: torch.Tensor
 ) -> torch.Tensor:
-    result = op.randperm(
-        n, generator=source(generator, here()), dtype=webtorch_dtype(out.dtype), device=here()
-    )
+    kind = webtorch_dtype(out.dtype)
+    where = here(kind)
+    result = op.randperm(n, generator=source(generator, where), dtype=kind, device=where)
     device.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
@@ -327,7 +332,7 @@ def _triangle_indices(name: str) -> Kernel:
 def _cumulative(name: str) -> Kernel:
     def kernel(x: torch.Tensor, values: torch.Tensor, indices: torch.Tensor, dim: int) -> None:
         """Write the running extremes and their positions."""
-        found = getattr(op, name)(wrap(x), dim)
+        found = placed(getattr(op, name))(wrap(x), dim)
         store(values, found[0], fresh=True)
         store(indices, found[1], fresh=True)
 
@@ -366,7 +371,7 @@ def _zero_tensor(
     size: Sequence[int], *, dtype: torch.dtype | None = None, **options: object
 ) -> torch.Tensor:
     kind = webtorch_dtype(dtype or torch.get_default_dtype())
-    return new_tensor(fill(tuple(size), 0, kind, here()), fresh=True)
+    return new_tensor(fill(tuple(size), 0, kind, here(kind)), fresh=True)
 
 
 @own("_copy_from_and_resize")
@@ -416,21 +421,3 @@ def _threshold_(x: torch.Tensor, threshold: float, value: float) -> torch.Tensor
     size = [1 if n and not s else n for n, s in zip(x.shape, strides, strict=True)]
     _threshold(x.as_strided(size, strides, x.storage_offset()), threshold, value)
     return x
-
-
-def _factors(name: str) -> Kernel:
-    """Return the kernel of a factorisation that looks whether it has come to an end; PyTorch has an error for that."""
-    plain = functional(name, FUNCTIONS[name])
-
-    def kernel(*args: object, **kwargs: object) -> Any:
-        """Run the operator."""
-        try:
-            return plain(*args, **kwargs)
-        except LinAlgError as error:
-            raise torch.linalg.LinAlgError(str(error)) from None
-
-    return kernel
-
-
-own("_linalg_eigh")(_factors("_linalg_eigh"))
-own("_linalg_svd")(_factors("_linalg_svd"))

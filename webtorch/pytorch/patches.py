@@ -48,7 +48,7 @@ def _checked_traces() -> None:
     original = module._check_trace
     widened: Any = torch.Tensor.double
 
-    def double(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    def double(x: torch.Tensor, **options: object) -> torch.Tensor:
         """Return the tensor in float64, on the CPU if it was on the device."""
         return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
 
@@ -111,7 +111,7 @@ def _callbacks() -> None:
     for name in ("apply_", "map_", "map2_"):
         original = getattr(torch.Tensor, name)
 
-        def run(x: torch.Tensor, *args: Any, original: Any = original) -> torch.Tensor:
+        def run(x: torch.Tensor, *args: object, original: Any = original) -> torch.Tensor:
             """Overwrite each element with what the function gives."""
             if x.device.type != "webgpu":
                 found: torch.Tensor = original(x, *args)

@@ -19,14 +19,18 @@ from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, empty, fill, philox
 from webtorch.ops.record import TABLE
 from webtorch.pytorch.device import generator as default
-from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.device import DeviceLike, as_device
 from webtorch.tensors.tensor import Tensor
 
 
 def source(generator: torch.Generator | None, device: DeviceLike) -> Generator:
     """Return webtorch's generator for PyTorch's argument `generator`."""
     if generator is None:
-        return default()
+        usual = default()
+        if usual.device.type == as_device(device).type:
+            return usual
+        # Numbers of types that WebGPU lacks: the CPU engine's, from a seed of the device's generator.
+        return Generator(device).manual_seed(sum(usual.advance(1)))
     seed = torch.randint(2**63 - 1, (), generator=generator, device=generator.device)
     return Generator(device).manual_seed(int(seed))
 

@@ -23,7 +23,7 @@ from webtorch_autoload.device import hide, libraries
 
 
 def _forward(name: str) -> Function:
-    def run(*args: Any) -> tuple[Tensor, ...] | Tensor:
+    def run(*args: object) -> tuple[Tensor, ...] | Tensor:
         """Return the operator's results, detached."""
         module = importlib.import_module("webtorch.nn.regions")
         found = getattr(module, name)(*[_plain(a) for a in args])
@@ -112,7 +112,7 @@ _GRADIENTS: dict[str, Function] = {
 def _widened(operator: Any) -> Function:
     """What autocast does with torchvision's operators on every device: they compute in float32."""
 
-    def run(*args: Any) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    def run(*args: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Compute in float32, and return the first operand's dtype."""
         low = (torch.float16, torch.bfloat16)
         guard = torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS)

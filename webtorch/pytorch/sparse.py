@@ -23,7 +23,7 @@ _DENSE = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _STRUCTURE = """_nnz _indices _values indices values sparse_dim dense_dim _dimI _dimV is_coalesced _coalesced_
     _sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims empty.memory_format
     copy_sparse_to_sparse_ resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_ copy_ zeros.out empty_like
-    any cat unsqueeze permute narrow_copy sum.dim_IntList view_as_real view_as_complex
+    any cat unsqueeze permute narrow_copy sum.dim_IntList view_as_real view_as_complex conj_physical.out
     native_norm native_norm.ScalarOpt_dim_dtype norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype
     sub.Tensor sub_.Tensor sub.out nan_to_num nan_to_num.out nan_to_num_
     round round.out round_ relu_ sgn sgn.out sgn_ isneginf.out isposinf.out signbit.out threshold_backward
@@ -182,6 +182,8 @@ def _found(x: Any, other: Any) -> tuple[Any, Any]:
 @_kernel("mul_.Tensor", "mul_.Scalar")
 def mul_(x: Any, other: Any) -> Any:
     """Multiply in place."""
+    if not x.is_sparse:
+        return x.copy_(to_dense(mul(x, other)))
     return _set(x, mul(x, other))
 
 
@@ -206,7 +208,7 @@ def floor_divide(x: Any, other: Any) -> Any:
 
 
 @_kernel("div_.Tensor", "div_.Tensor_mode")
-def div_(x: Any, other: Any, **options: Any) -> Any:
+def div_(x: object, other: object, **options: object) -> Any:
     """Divide in place."""
     return _set(x, div(x, other, **options))
 
@@ -419,7 +421,7 @@ def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
     return add_(out, x)
 
 
-def to_sparse(x: Any, sparse_dim: int | None = None, **options: Any) -> Any:
+def to_sparse(x: Any, sparse_dim: int | None = None, **options: object) -> Any:
     """Return a dense tensor's elements that are not zero."""
     if options.get("layout") not in (None, torch.sparse_coo):
         return aten._to_sparse.default._handle.redispatch_boxed(_DENSE, x, **options)
@@ -427,6 +429,9 @@ def to_sparse(x: Any, sparse_dim: int | None = None, **options: Any) -> Any:
         there = (x != 0).reshape(1)
         return _coo(there.nonzero().t()[:0].contiguous(), x.reshape(1)[there], (), True)
     rank = x.dim() if sparse_dim is None else sparse_dim
+    if not rank:
+        there = (x != 0).any().reshape(1)
+        return _coo(there.nonzero().t()[:0].contiguous(), x.unsqueeze(0)[there], x.shape, True)
     there = x != 0
     if rank < x.dim():
         there = there.flatten(rank).any(rank)
@@ -442,7 +447,7 @@ def _zero(x: Any) -> Any:
 def _unary(name: str, merges: bool) -> Kernel:
     operator = getattr(torch, name)
 
-    def kernel(x: Any, *args: Any) -> Any:
+    def kernel(x: Any, *args: object) -> Any:
         """Compute it of the values."""
         x = x.coalesce() if merges else x
         return _like(x, operator(x._values(), *args))
@@ -475,7 +480,7 @@ _kernel("pow.Tensor_Scalar")(_unary("pow", True))
 def _into(function: Kernel) -> Kernel:
     """Return the form of an operator with `out`."""
 
-    def kernel(*args: Any, out: Any, **options: Any) -> Any:
+    def kernel(*args: object, out: Any, **options: object) -> Any:
         """Give `out` the result."""
         found = function(*args, **options)
         return _set(out, found) if out.is_sparse else out.resize_(found.shape).copy_(found)
@@ -502,7 +507,7 @@ _kernel("floor_divide_.Tensor")(lambda x, other: _set(x, floor_divide(x, other))
 
 
 @_kernel("addmm_")
-def addmm_(x: Any, a: Any, b: Any, **numbers: Any) -> Any:
+def addmm_(x: Any, a: Any, b: Any, **numbers: object) -> Any:
     """Write beta * x + alpha * (a @ b) to x."""
     return x.copy_(addmm(x, a, b, **numbers))
 

@@ -718,6 +718,8 @@ class Follower:
                 t = run.slots[number]()
                 if t is not None:
                     t._requires_grad = f.requires_grad
+                    if f.made_by is not None:
+                        t._made_by = f.made_by
             return None
         if step.kind == "part":
             run.is_kept = True
@@ -1082,6 +1084,12 @@ class Follower:
         if threading.get_ident() == self.thread and id(generator) in self.run.generators:
             self.give_up("a generator is set that was drawn from")
 
+    def moved(self, generator: Any) -> None:
+        """Take notice that a generator stands where it has stood before, or comes back from there."""
+        found = self.run.generators.get(id(generator))
+        if found is not None and threading.get_ident() == self.thread:
+            self.run.generators[id(generator)] = *found[:2], generator._offset
+
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
         if not self.depth or self.run.refused or threading.get_ident() != self.thread:
@@ -1138,7 +1146,9 @@ def _is_computed(out: object) -> bool:
         return all(map(_is_computed, out))
     if not isinstance(out, Tensor):
         return True
-    return out._storage.node.kind == "buffer" and not out._requires_grad
+    # A view of a leaf that has no part in its graph may get one, as a user's function gives it.
+    apart = out._base is None or not out._base._requires_grad
+    return out._storage.node.kind == "buffer" and not out._requires_grad and apart
 
 
 def _plain_offsets(out: object) -> None:

@@ -38,7 +38,7 @@ def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
     _waiting.append(reference)
 
 
-def hold(run: Run, late: Iterable[tuple[int, int, Known]], buffers: Sequence[Any]) -> None:
+def hold(run: Run, late: Iterable[tuple[int, int, Known]], buffers: Sequence[object]) -> None:
     """Let results of a run wait for their storages and their functions."""
     slots, externals = run.slots, run.externals
     for place, slot, known in late:

@@ -185,6 +185,8 @@ def _take_over_graph(run: Run) -> None:
     for k, made in enumerate(run.made):
         t = run.slots[k]()
         if t is None:
+            # A leaf that only the graph has was given a gradient that has no value, unless somebody has that.
+            made._grad = alive.get(id(made._grad))
             made._storage = made._counter = storage = there.get(made._storage, made._storage)
             if storage.node.kind != "buffer":
                 # Nobody has it, and it is not to be computed.

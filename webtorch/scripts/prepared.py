@@ -300,7 +300,7 @@ class _Watch:
             self.twice = [(p, i) for i, p in enumerate(self.patterns) if p.also]
         return True
 
-    def _are_same(self, run: Any, values: Sequence[Any]) -> bool:
+    def _are_same(self, run: Any, values: Sequence[object]) -> bool:
         externals, new = run.externals, self.new(values)
         if not _are(self.last, new):
             return False
@@ -316,7 +316,7 @@ class _Watch:
         )
 
 
-def _are(references: Sequence[Callable[[], Any]], values: Sequence[Any]) -> bool:
+def _are(references: Sequence[Callable[[], Any]], values: Sequence[object]) -> bool:
     """Whether values are the tensors of references, and each is there: one that nobody has any more is None."""
     return all(map(is_, map(call, references), values)) and all(map(is_not, values, repeat(None)))
 

@@ -92,11 +92,12 @@ class Note:
         if step.kind == "backward":
             self.turning = turning = args[0]
             if callee is BEGIN:
-                if len(args) > 4 or kwargs.keys() - {"gradient", "retain_graph"}:
+                roots = outputs_of(args[1:], kwargs)
+                if len(args) > 4 or kwargs.keys() - {"gradient", "grad_tensors", "retain_graph"}:
                     raise Refused("backward() is given arguments")
-                if run.slot_of(args[1]) is None:
+                if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                     raise Refused("it is given a tensor from before that has a graph")
-                turning.leaves = _leaves(graph_of([args[1]._grad_fn]), run, hooks=True)
+                turning.leaves = _leaves(graph_of([t._grad_fn for t in roots]), run, hooks=True)
             elif turning.run is None or turning.run() is not run:
                 raise Refused("something was computed within the backward pass")
             self.leaves = turning.leaves
@@ -384,11 +385,16 @@ def note_function(run: Run, args: Args) -> tuple[tuple[int, Facts], ...]:
     changed = []
     for t in args[2]:
         number = run.slot_of(t)
-        if number is None or number < run.first or t._base is not None:
+        if number is None or number < run.first:
             raise Refused("a function of the user's gives no new tensor")
-        fn = t._grad_fn
-        title = "" if fn is None else fn.title
-        f = replace(run.facts[number], requires_grad=t._requires_grad, title=title)
+        fn, base = t._grad_fn, run.facts[number].base
+        f = replace(
+            run.facts[number],
+            requires_grad=t._requires_grad,
+            title="" if fn is None else fn.title,
+            base=None if base is None else ("alone", base),
+            made_by=t._made_by,
+        )
         run.facts[number] = f
         changed.append((number, f))
     return tuple(changed)

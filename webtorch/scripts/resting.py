@@ -90,7 +90,7 @@ def group_for(run: Run, program: Program) -> Group | None:
     return None
 
 
-def let_rest(run: Run, step: Step, program: Program, inputs: Sequence[Any]) -> None:
+def let_rest(run: Run, step: Step, program: Program, inputs: Sequence[object]) -> None:
     """Let the storages rest that an optimizer's step has written where they lay; `inputs`: the memory that its program
     was given.
     """

@@ -1,7 +1,5 @@
 """torch.sparse: tensors of which only some elements are kept, in COO, CSR and CSC. Floor 5."""
 
-from typing import Any
-
 from webtorch.functions import public as _dense
 from webtorch.sparse import dispatch as _dispatch
 from webtorch.sparse import elementwise as _elementwise
@@ -48,7 +46,7 @@ def _reduced(mat1: _Tensor, mat2: _Tensor, reduce: str) -> _Tensor:
 
 
 def addmm(
-    mat: _Tensor, mat1: _Tensor, mat2: _Tensor, *, beta: Any = 1.0, alpha: Any = 1.0
+    mat: _Tensor, mat1: _Tensor, mat2: _Tensor, *, beta: object = 1.0, alpha: object = 1.0
 ) -> _Tensor:
     """Return beta * mat + alpha * (mat1 @ mat2), of which mat1 may be sparse."""
     return _addmm(mat, mat1, mat2, beta=beta, alpha=alpha)

@@ -13,6 +13,7 @@ from webtorch.ir.dtype import DType, int32, int64
 from webtorch.sparse.layouts import coalesce, to_sparse
 from webtorch.sparse.tensor import SparseTensor, keys, uncompressed
 from webtorch.tensors.above import give
+from webtorch.tensors.absent import why_missing
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
@@ -61,7 +62,7 @@ class check_sparse_tensor_invariants:
         """Return a function that runs in this block."""
 
         @functools.wraps(function)
-        def inside(*args: Any, **kwargs: Any) -> Any:
+        def inside(*args: object, **kwargs: object) -> Any:
             """Call the function."""
             with type(self)(self.state):
                 return function(*args, **kwargs)
@@ -81,7 +82,7 @@ def _tensor(value: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
     return dense.tensor(value, dtype=dtype, device=device)
 
 
-def _place(values: Any, indices: Any, device: DeviceLike) -> DeviceLike:
+def _place(values: object, indices: object, device: DeviceLike) -> DeviceLike:
     """Return the device: that which is asked for, or that of the values."""
     if device is not None:
         return device
@@ -214,9 +215,9 @@ _NAMES = {
 
 
 def sparse_compressed_tensor(
-    compressed_indices: Any,
-    plain_indices: Any,
-    values: Any,
+    compressed_indices: object,
+    plain_indices: object,
+    values: object,
     size: Sequence[int] | None = None,
     *,
     dtype: DType | None = None,
@@ -234,7 +235,7 @@ def sparse_compressed_tensor(
     if layout not in _NAMES:
         raise NotImplementedError(
             f"sparse_compressed_tensor: layout {layout} is not available here: use torch.sparse_csr or "
-            "torch.sparse_csc"
+            f"torch.sparse_csc. {why_missing('', 'sparse_bsr_tensor')}"
         )
     place = _place(values, compressed_indices, device)
     values = _tensor(values, None if dtype is None else chosen_dtype(dtype), place)
@@ -302,9 +303,9 @@ def _check_compressed(
 
 
 def sparse_csr_tensor(
-    crow_indices: Any,
-    col_indices: Any,
-    values: Any,
+    crow_indices: object,
+    col_indices: object,
+    values: object,
     size: Sequence[int] | None = None,
     *,
     dtype: DType | None = None,
@@ -322,9 +323,9 @@ def sparse_csr_tensor(
 
 
 def sparse_csc_tensor(
-    ccol_indices: Any,
-    row_indices: Any,
-    values: Any,
+    ccol_indices: object,
+    row_indices: object,
+    values: object,
     size: Sequence[int] | None = None,
     *,
     dtype: DType | None = None,

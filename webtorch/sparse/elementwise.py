@@ -107,7 +107,7 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> SparseTe
 
 
 @rule("floor_divide")
-def floor_divide(input: Any, other: Any) -> SparseTensor:
+def floor_divide(input: object, other: object) -> SparseTensor:
     """Return the values divided by a number, rounded down."""
     return _divided(input, other, "floor")
 
@@ -134,7 +134,8 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
             raise RuntimeError(
                 "add(sparse, dense) is not supported. Use add(dense, sparse) instead."
             )
-        return dense.add(to_dense(input), other, alpha=alpha)
+        # PyTorch adds the sparse tensor to the dense one: `alpha` is a factor of that.
+        return add(other, input, alpha=alpha)
     if not isinstance(input, Tensor):
         raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
     pattern, rank = other.pattern(), other.sparse_rank

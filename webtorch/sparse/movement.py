@@ -24,7 +24,7 @@ def _wrapped(dim: int, rank: int) -> int:
 
 
 @rule("permute")
-def permute(input: SparseTensor, *dims: Any) -> SparseTensor:
+def permute(input: SparseTensor, *dims: object) -> SparseTensor:
     """Return the tensor with its dims in another order."""
     rank = input.dim()
     order = [_wrapped(d, rank) for d in sizes_of("permute", dims)]

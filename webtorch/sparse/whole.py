@@ -217,7 +217,7 @@ def contiguous(x: SparseTensor, memory_format: object = None) -> SparseTensor:
 
 
 @rule("to")
-def to(x: SparseTensor, *args: Any, **kwargs: Any) -> SparseTensor:
+def to(x: SparseTensor, *args: object, **kwargs: object) -> SparseTensor:
     """Return the tensor with values of another type, or on another device."""
     kwargs.pop("memory_format", None)
     where, dtype, copy = parse_to(args, kwargs)
@@ -255,7 +255,7 @@ for _name, _dtype in CONVERTED.items():
 
 
 @rule("type")
-def type_of(x: SparseTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+def type_of(x: SparseTensor, dtype: object = None, non_blocking: bool = False) -> Any:
     """Return the legacy type name, or the tensor with values of another type."""
     if dtype is not None:
         return to(x, dtype)
@@ -283,7 +283,7 @@ give(empty_sparse=empty)
 
 @rule("zeros_like", "empty_like")
 def zeros_like(
-    x: SparseTensor, *, dtype: DType | None = None, device: Any = None, **options: Any
+    x: SparseTensor, *, dtype: DType | None = None, device: Any = None, **options: object
 ) -> Tensor:
     """Return a tensor of this shape without values."""
     rank = x.sparse_rank

@@ -61,7 +61,7 @@ class Absent:
     def __init__(self, place: str, name: str) -> None:
         self.place, self.name = place, name
 
-    def __get__(self, holder: object, owner: type[Any]) -> Any:
+    def __get__(self, holder: object, owner: type[object]) -> Any:
         raise MissingName(owner, self.place, self.name)
 
 

@@ -240,6 +240,22 @@ class TensorBase(Layouts, TensorMethods):
             return 0
         return self.untyped_storage().data_ptr() + self._offset * self.dtype.itemsize
 
+    def _typed_storage(self) -> Any:
+        return ask("typed")(
+            wrap_storage=ask("untyped")(self._storage), dtype=self.dtype, _internal=True
+        )
+
+    def _fix_weakref(self) -> None:
+        pass
+
+    def _lazy_clone(self) -> Any:
+        """Return a copy that shares the memory until one of the two is written."""
+        storage = self._storage.clone_lazily()
+        whole = type(self)._from_storage(  # type: ignore[attr-defined]
+            storage, self._shape, self._strides, self._offset, self._whole, self.dtype
+        )
+        return whole
+
     @plays("fact")
     def is_neg(self) -> bool:
         """Return False: no tensor is a lazily negated view."""

@@ -36,7 +36,7 @@ from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap
 from webtorch.tensors import override
 from webtorch.tensors.binding import as_meant
-from webtorch.tensors.modes import mode
+from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.primitives import lay
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_one, apply_two
@@ -55,6 +55,11 @@ def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tenso
         raise RuntimeError(
             f"result type {legacy_name(result.dtype)} can't be cast to the desired output type "
             f"{legacy_name(out.dtype)}"
+        )
+    if transforms.count and any(t in level for level in mode.forward for t in (result, out)):
+        raise RuntimeError(
+            f"Trying to use forward AD with {name} (out= function) that does not support it because it is an out= "
+            "function"
         )
     if result.requires_grad or (mode.grad and out.requires_grad):
         raise RuntimeError(
@@ -229,7 +234,7 @@ def _arguments(
     op: Op,
     names: tuple[str, ...],
     defaults: dict[str, Any],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
 ) -> list[Any]:
     most = len(op.positional())
@@ -458,6 +463,7 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
     for place, result in zip(places, found, strict=False):
         if place.dtype is not result.dtype:
             raise RuntimeError(
+                f"expected scalar_type {legacy_name(result.dtype)} but found {legacy_name(place.dtype)}. "
                 f"{name}: Expected out tensor to have dtype {result.dtype}, but got {place.dtype} instead "
                 f"(scalar type {legacy_name(result.dtype)}, not {legacy_name(place.dtype)})"
             )

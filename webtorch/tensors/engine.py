@@ -153,8 +153,8 @@ class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "number", "order", "paused",
-        "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
+        "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "number", "order",
+        "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -276,6 +276,8 @@ class Backward:
             grads = yield from _seen_by_tensors(fn, grads)
         if ends:
             self._find(fn, grads)
+            if self.accumulate and fn.pre_hooks:
+                _before(fn, grads)
             return
         if fn.pre_hooks:
             grads = _before(fn, grads)
@@ -543,7 +545,7 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
             if not (variable._whole and g._whole):
                 _lie_as(variable, variable._grad)
     elif create_graph:
-        variable._grad = old + g
+        variable._grad = old + g if old.layout is strided else g + old
     elif old.layout is not g.layout:
         # What is sparse on one side is dense together.
         variable._grad = g + old if g.layout is strided else old + g
@@ -562,6 +564,7 @@ def _lie_as(variable: Tensor, grad: Tensor) -> None:
         ask("lay")(grad, strides)
 
 
+@dispatched(role="backward")
 def backward(
     tensors: Tensor | Sequence[Tensor],
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
@@ -572,6 +575,17 @@ def backward(
     """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs`
     only).
     """
+    backward_of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+
+
+def backward_of(
+    tensors: Tensor | Sequence[Tensor],
+    grad_tensors: Tensor | Sequence[Tensor | None] | None,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: Tensor | Sequence[Tensor] | None,
+) -> None:
+    """Do what `backward` does."""
     targets = None if inputs is None else _listed(inputs)
     running = pass_of(tensors, grad_tensors, retain_graph, create_graph, targets)
     running.run()

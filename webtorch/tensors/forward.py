@@ -101,6 +101,11 @@ class Level:
         self.tangents[x._storage] = (flat, ((elements,), (1,), 0, ()))
         return flat
 
+    def own(self, tangent: Tensor) -> Tensor:
+        """Return a tangent that may be written: a copy, where it is that of several storages."""
+        shared = sum(t is tangent for t, _ in self.tangents.values()) > 1
+        return tangent.clone() if shared else tangent
+
     def follow(self, one: object, other: object) -> None:
         """Give storage `other` the tangent of `one`, which has the same elements."""
         found = self.tangents.get(one)
@@ -293,18 +298,35 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
         # Nothing can be written to it through a view, or nothing can be told of its tangent.
         out = primitive.copy(primal)
     else:
-        out = primitive.as_view(
-            primal, primal._shape, primal._strides, primal._offset, _itself, (), "MakeDual"
-        )
-        # Tangents belong to storages: the primal, which has none, is another of the same memory.
-        before = primal._storage
-        out._storage = Storage(before.share(), before.runtime)
-        alike = mode.forward[: mode.forward.index(level)]
-        level.pair(out._storage, before, alike)
-        for outer in alike:
-            outer.follow(before, out._storage)
+        out = _beside(primal, "MakeDual", level)
     level.set(out, tangent)
     return out
+
+
+def _beside(x: Tensor, name: str, level: Level) -> Tensor:
+    """Return a view of x with another tangent at `level`: tangents belong to storages, so it has its own."""
+    out = primitive.as_view(x, x._shape, x._strides, x._offset, _itself, (), name)
+    if x._inference:
+        out._base = None
+    before = x._storage
+    out._storage = Storage(before.share(), before.runtime)
+    alike = mode.forward[: mode.forward.index(level)]
+    level.pair(out._storage, before, alike)
+    for outer in alike:
+        outer.follow(before, out._storage)
+    return out
+
+
+def primal_of(x: Tensor, level: Level) -> Tensor:
+    """Return a view of x without its tangent at `level`."""
+    levels = mode.forward
+    try:
+        if overlaps(x._shape, x._strides) or x.dtype is not x._storage.dtype:
+            mode.forward = levels[: levels.index(level)]
+            return x.clone()
+        return _beside(x, "FwPrimal", level)
+    finally:
+        mode.forward = levels
 
 
 def _itself(g: Tensor) -> Tensor:

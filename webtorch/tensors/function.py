@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -25,8 +26,9 @@ from webtorch.ops import primitive
 from webtorch.tensors.batching import batch, place_of, unbatch
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import Turn
+from webtorch.tensors.formats import strided
 from webtorch.tensors.forward import fitted, transposed
-from webtorch.tensors.made_by import made_by_function
+from webtorch.tensors.made_by import made_by_function, made_in_mode
 from webtorch.tensors.modes import mode, transforms, unrecorded
 from webtorch.tensors.primitives import fill
 from webtorch.tensors.recorders import sum_to
@@ -199,17 +201,19 @@ class Function:
     @classmethod
     def apply(cls, *args: object, **kwargs: object) -> Any:
         """Run the operation and record it."""
+        separate = "setup_context" in {n for c in cls.__mro__[:-1] for n in vars(c)}
+        if separate:
+            args, kwargs = _with_defaults(cls.forward, args, kwargs), {}
         tensors = [a for a in args if isinstance(a, Tensor)]
         if (
             mode.transforms or not all(v.plain for v in mode.vmaps)
         ) and not cls.__module__.startswith("webtorch."):
-            level = _check_transforms(cls, args, kwargs)
+            level = _check_transforms(cls, args)
             if level is not None:
                 refuse_scripts("a function of the user's is mapped")
                 return _mapped(cls, level, args)
         recorded = mode.grad and any(t.requires_grad for t in tensors)
         ctx = FunctionCtx(tuple(isinstance(a, Tensor) and a.requires_grad for a in args))
-        separate = "setup_context" in {n for c in cls.__mro__[:-1] for n in vars(c)}
         ctx._count = len(args)
         ctx._rule = cls.backward if cls.vjp is Function.vjp else cls.vjp
         ctx._places = tuple([i for i, a in enumerate(args) if isinstance(a, Tensor)])
@@ -229,6 +233,8 @@ class Function:
             if separate:
                 cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
         outputs = result if isinstance(result, tuple) else (result,)
+        if ctx._dirty:
+            _check_marked(ctx, outputs, back, recorded)
         if separate:
             _check_returned(ctx, outputs, back)
         if seen:
@@ -246,7 +252,7 @@ class Function:
             outputs = _stand_in(ctx, outputs, back)
         # What forward returns of its own inputs is a new tensor to the graph.
         outputs = tuple(
-            _alone(o).view_as(o)
+            (_alone(o) if mode.grad else o).view_as(o)
             if isinstance(o, Tensor) and id(o) in back and not any(o is d for d in ctx._dirty)
             else o
             for o in outputs
@@ -266,6 +272,30 @@ class Function:
         # An input that was changed in place is returned as the tensor that it is.
         outputs = tuple(back.get(id(o), o) for o in outputs)
         return outputs if isinstance(result, tuple) else outputs[0]
+
+
+@functools.lru_cache(1024)
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+def _with_defaults(forward: Callable[..., object], args: Args, kwargs: Kwargs) -> Args:
+    """Return all arguments of a call by position."""
+    signature = _signature(forward)
+    if not kwargs and len(args) == len(signature.parameters):
+        return args
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        if mode.vmaps and _tensors_in(bound.kwargs):
+            raise NotImplementedError(
+                "Run vmap on autograd.Function with kwarg-only Tensor args. Please do not pass kwarg-only Tensors to "
+                f"autograd.Function. Got: {bound.kwargs}"
+            )
+        raise TypeError(
+            f"forward() got an unexpected keyword argument '{next(iter(bound.kwargs))}'"
+        )
+    return bound.args
 
 
 def _check_returned(ctx: FunctionCtx, outputs: Sequence[object], back: dict[int, Tensor]) -> None:
@@ -308,6 +338,9 @@ def _stand_in(
     ctx._to_save = tuple([other.get(id(t), t) for t in ctx._to_save])
     for o in outputs:
         if isinstance(o, Tensor) and o._base is not None and id(o) not in back:
+            if not mode.grad:
+                o._made_by = made_in_mode()
+                continue
             o._base = _alone(o._base)
             o._base_history, o._made_by = o._base._history, made_by_function()
     return tuple([other.get(id(o), o) for o in outputs])
@@ -346,20 +379,13 @@ def _tensors_in(value: object) -> list[Tensor]:
     return found
 
 
-def _check_transforms(
-    cls: type[Function], args: tuple[object, ...], kwargs: dict[str, object]
-) -> Any:
+def _check_transforms(cls: type[Function], args: tuple[object, ...]) -> Any:
     """Return the vmap whose rule the user wrote, if it is to be called. Raises where one is missing."""
     if "setup_context" not in {n for c in cls.__mro__[:-1] for n in vars(c) if c is not Function}:
         raise RuntimeError(
             "In order to use an autograd.Function with functorch transforms (vmap, grad, jvp, "
             "jacrev, ...), it must override the setup_context staticmethod. For more details, "
             "please see https://pytorch.org/docs/main/notes/extending.func.html"
-        )
-    if mode.vmaps and _tensors_in(kwargs):
-        raise NotImplementedError(
-            "Run vmap on autograd.Function with kwarg-only Tensor args. Please do not pass kwarg-only Tensors to "
-            f"autograd.Function. Got: {kwargs}"
         )
     batched = {n for t in _tensors_in(args) for n, _, _ in t._levels}
     level = next((v for v in reversed(mode.vmaps) if v.number in batched), None)
@@ -382,7 +408,7 @@ def _check_transforms(
     return level if own else None
 
 
-def _mapped(cls: type[Function], level: Any, args: Sequence[Any]) -> Any:
+def _mapped(cls: type[Function], level: Any, args: Sequence[object]) -> Any:
     """Call the user's rule for one vmap, outside of it."""
 
     def dim_of(x: Any) -> int | None:
@@ -471,14 +497,94 @@ def _move(
                 ]
             if ctx._dirty:
                 # Its tangent may be changed in place as well, and be that of another tensor too.
-                tangents = [None if t is None else t.clone() for t in tangents]
+                tangents = [None if t is None else level.own(t) for t in tangents]
+            versions = [None if t is None else t._version for t in tangents]
             found = cls.jvp(ctx, *tangents)
             found = found if isinstance(found, tuple) else (found,)
-            for o, t in zip(outputs, found, strict=True):
-                if t is not None and isinstance(o, Tensor):
-                    level.set(o, fitted(t, o))
+            for i, (o, t) in enumerate(zip(outputs, found, strict=True)):
+                if t is None or not isinstance(o, Tensor):
+                    continue
+                _check_tangent(ctx, i, o, t, args, tangents, versions, back)
+                level.set(o, fitted(t, o))
         finally:
             mode.forward, ctx._moving = levels, False
+
+
+_NO_VIEW = "A custom Function's forward is returning a view (or an input as-is) but the jvp is not returning a view"
+
+
+def _check_tangent(
+    ctx: FunctionCtx,
+    number: int,
+    out: Tensor,
+    tangent: Tensor,
+    args: Sequence[object],
+    tangents: Sequence[Tensor | None],
+    versions: Sequence[int | None],
+    back: dict[int, Tensor],
+) -> None:
+    """Raise RuntimeError if what `jvp` gave for an output does not lie as the output does."""
+    if any(out is n for n in ctx._not_differentiable) or not out.dtype.has_gradient:
+        raise RuntimeError(
+            f"Function's jvp returned a gradient at position {number}, but the corresponding forward output is not a "
+            "differentiable Tensor. You should return None at that position instead."
+        )
+    changed = back.get(id(out))
+    for a, t, version in zip(args, tangents, versions, strict=True):
+        if not isinstance(a, Tensor) or t is None:
+            continue
+        if a is changed:
+            if t._version == version:
+                raise RuntimeError(
+                    "An inplace custom Function is not modifying the forward mode gradients inplace. If the forward is "
+                    "modifying an input inplace, then the jvp function must modify the corresponding gradient inplace."
+                )
+            if t is not tangent:
+                raise RuntimeError(
+                    "An inplace custom Function is not returning the forward mode gradients as-is. If the forward is "
+                    "modifying an input inplace, then the jvp function must modify the gradient inplace and return it "
+                    "as-is."
+                )
+        elif changed is None and out._base is not None and _is_view_of(out, a):
+            if tangent._base is None:
+                raise RuntimeError(f"{_NO_VIEW}.")
+            if tangent._base is not (t if t._base is None else t._base):
+                raise RuntimeError(f"{_NO_VIEW} of the given grad input.")
+
+
+def _is_view_of(out: Tensor, x: Tensor) -> bool:
+    """Whether a result of `forward` shows the memory of an argument, of which it was given another tensor."""
+    own = {x._storage}
+    for level in mode.forward:
+        for first, second, _ in level.twins:
+            pair = {first(), second()}
+            if x._storage in pair:
+                own |= pair
+    return out._storage in own
+
+
+def _check_marked(
+    ctx: FunctionCtx, outputs: tuple[object, ...], back: dict[int, Tensor], recorded: bool
+) -> None:
+    """Warn, or raise RuntimeError, where what `forward` has marked as changed is no input, or no output."""
+    for x in ctx._dirty:
+        if id(x) not in back:
+            warnings.warn(
+                "Only input Tensors should be given to ctx.mark_dirty(). If a Tensor is not an input, there is no need "
+                "to pass it to mark_dirty().",
+                stacklevel=user_depth(),
+            )
+        if not any(o is x for o in outputs):
+            raise RuntimeError(
+                "Some elements marked as dirty during the forward method were not returned as output. The inputs that "
+                "are modified inplace must all be outputs of the Function."
+            )
+        given = back.get(id(x))
+        if recorded and given is not None and given._base is not None and len(outputs) > 1:
+            raise RuntimeError(
+                "If your Function modifies inplace an input that is a view of another Tensor, your Function cannot "
+                "return more than one Tensor."
+            )
 
 
 def _check_dirty(x: Tensor) -> None:
@@ -502,9 +608,9 @@ def _record(
     ctx._saved = [
         None
         if t is None
-        else SavedTensor(t, output=out_ids[id(t)])
+        else _kept(t, out_ids[id(t)])
         if id(t) in out_ids
-        else SavedTensor(back.get(id(t), t))
+        else _kept(back.get(id(t), t), None)
         for t in to_save
     ]
     left_out = () if ctx._materialize_non_diff_grads else fixed
@@ -534,6 +640,14 @@ def _record(
         if isinstance(o, Tensor) and o.dtype.has_gradient and not any(o is n for n in fixed):
             set_history(o, fn, number)
     fn.metas = [*fn.metas, *[None] * (len(outputs) - len(fn.metas))]
+
+
+def _kept(tensor: Tensor, output: int | None) -> SavedTensor:
+    """Return what keeps a tensor; a sparse one, which has no memory of its own, as it is."""
+    saved = SavedTensor(tensor, output)
+    if tensor.layout is not strided and saved.packed is None:
+        saved.keep(tensor)
+    return saved
 
 
 class _Static(NamedTuple):

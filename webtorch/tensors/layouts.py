@@ -39,7 +39,7 @@ class Layouts:
         """Return the tensor with all of its elements: a dense one itself."""
         return self if dtype is None else self.to(dtype)  # type: ignore[attr-defined, return-value]
 
-    def to_sparse(self, *args: Any, **kwargs: Any) -> Tensor:
+    def to_sparse(self, *args: object, **kwargs: object) -> Tensor:
         """Return the tensor in a sparse layout: to_sparse(sparse_dim), to_sparse(layout=torch.sparse_csr)."""
         found: Tensor = ask("to_sparse")(self, *args, **kwargs)
         return found
@@ -106,11 +106,11 @@ class Layouts:
         """Return the rows of the values of a CSC matrix."""
         _expected("row_indices", _COLUMN)
 
-    def sparse_resize_(self, size: Any, sparse_dim: int, dense_dim: int) -> Tensor:
+    def sparse_resize_(self, size: object, sparse_dim: int, dense_dim: int) -> Tensor:
         """Give a sparse tensor other sizes."""
         _no_kernel("sparse_resize_")
 
-    def sparse_resize_and_clear_(self, size: Any, sparse_dim: int, dense_dim: int) -> Tensor:
+    def sparse_resize_and_clear_(self, size: object, sparse_dim: int, dense_dim: int) -> Tensor:
         """Give a sparse tensor other sizes and no values."""
         _no_kernel("sparse_resize_and_clear_")
 

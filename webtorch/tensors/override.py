@@ -46,7 +46,7 @@ Tensor: Any = None
 Size: Any = None
 
 
-def know(tensor: type[Any], size: type[Any]) -> None:
+def know(tensor: type[object], size: type[object]) -> None:
     """Take the class of tensors, which is asked nothing, and that of sizes."""
     global Tensor, Size
     Tensor, Size = tensor, size
@@ -83,7 +83,7 @@ class Switch:
         state.classes, state.modes_asked = self._before
 
 
-def asks(kind: type[Any]) -> bool:
+def asks(kind: type[object]) -> bool:
     """Whether objects of a class are asked before an operation runs."""
     found = getattr(kind, "__torch_function__", disabled)
     return found is not disabled and kind is not Tensor
@@ -237,7 +237,7 @@ install("override", override)
 
 
 def keep_class(
-    cls: type[Any], func: Callable[..., Any], types: Any, args: Any, kwargs: dict[str, Any]
+    cls: type[object], func: Callable[..., Any], types: Any, args: Any, kwargs: dict[str, Any]
 ) -> Any:
     """Call `func` with no class asked, and make tensors of class `cls` of the tensors it gives.
 
@@ -255,7 +255,7 @@ def nowrap() -> set[Any]:
     return {Tensor.grad.__get__}
 
 
-def _converted(found: object, cls: type[Any]) -> Any:
+def _converted(found: object, cls: type[object]) -> Any:
     if cls is Tensor:
         return found
     if isinstance(found, Tensor):

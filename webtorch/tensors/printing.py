@@ -139,6 +139,7 @@ def format_tensor(
     device: str | None = None,
     requires_grad: bool = False,
     grad_fn: str | None = None,
+    tangent: str | None = None,
     class_name: str = "tensor",
     default_dtype_name: str = "float32",
     options: PrintOptions | None = None,
@@ -152,6 +153,7 @@ def format_tensor(
     dtype_name: such as "float32".
     device: such as "webgpu:0"; "cpu" and None are not shown, as in PyTorch.
     grad_fn: the name of the backward node's class, such as "AddBackward0".
+    tangent: the text of the tangent of forward-mode differentiation.
     class_name: what stands before the parenthesis, for subclasses.
     default_dtype_name: the default float type, which needs no suffix.
     """
@@ -185,6 +187,8 @@ def format_tensor(
         suffixes.append(f"grad_fn=<{grad_fn}>")
     elif requires_grad:
         suffixes.append("requires_grad=True")
+    if tangent is not None:
+        suffixes.append(f"tangent={tangent}")
     return _join_suffixes(f"{class_name}({body}", suffixes, indent, options.linewidth)
 
 

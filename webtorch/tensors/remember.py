@@ -376,7 +376,7 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
     return True
 
 
-def _constant(x: Any, kind: type[Any], parts: list[object]) -> bool:
+def _constant(x: Any, kind: type[object], parts: list[object]) -> bool:
     """Add to `parts` a value that is no tensor; False where it is of no kind that is compared."""
     if kind in _NUMBERS:
         parts += (kind, x if x and kind is not complex else str(x))

@@ -56,6 +56,8 @@ def with_rule(op: Op, inner: Run) -> Run:
         results = out[: op.outputs] if isinstance(out, tuple) else (out,)
         if recorded:
             rule.attach(args, results)
+            if anew and len(results) > 0 and isinstance(out, tuple):
+                rule.save_too(results[0], out[op.outputs :])
         if moves:
             rule.move(args, results)
         return out
@@ -157,6 +159,13 @@ class _Rule:
         fn = GradFn(self.title, tuple(edges), self._run, saved, static)
         for number, result in enumerate(results):
             set_history(result, fn, number)
+
+    def save_too(self, result: Tensor, rest: Sequence[Tensor]) -> None:
+        """Save results that have no gradient, such as places: that one of them is written in place is an error."""
+        fn = result._grad_fn
+        if fn is not None and rest:
+            more = [SavedTensor(r, None, self.op.saves_values) for r in rest]
+            fn.saved = [*(fn.saved or ()), *more]
 
     def _run(self, gs: Cotangents, saved: Sequence[SavedTensor], static: _Static) -> Cotangents:
         """Return the cotangents of the tensors among the arguments, None between those that are needed."""

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
@@ -107,6 +108,15 @@ class _Promised:
 
     def __call__(self) -> _Promised:
         return self
+
+
+# Values that storages had when they were cloned without a copy.
+_lazy: WeakKeyDictionary[Storage, Node] = WeakKeyDictionary()
+
+
+def is_lazily_cloned(storage: Storage) -> bool:
+    """Whether a storage has the value that it had when it was cloned without a copy."""
+    return storage in _lazy and _lazy[storage] is storage.node
 
 
 class Storage:
@@ -256,6 +266,13 @@ class Storage:
             if isinstance(node.shared, list):
                 node.shared.append(_Promised(node))
         return node
+
+    def clone_lazily(self) -> Storage:
+        """Return a storage with the same value, whose memory is shared until one of the two is written."""
+        node = self.realize()
+        clone = Storage(self.share(), self.runtime)
+        _lazy[self] = _lazy[clone] = node
+        return clone
 
     def _copied(self, memo: dict[Any, Any]) -> Storage:
         """Return the copy of a `deepcopy`: what shares this memory shares that of its copies."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from webtorch.ir.dtype import float16, float32, float64
 from webtorch.ir.lines import user_depth
-from webtorch.ops.purity import Said
+from webtorch.ops.purity import Said, looks
 from webtorch.tensors.promotion import set_default_dtype
 
 # What the debug mode is: "default", "warn" or "error".
@@ -30,8 +30,31 @@ def fills_memory() -> bool:
     return _Switches.deterministic > 0 and fill_uninitialized_memory
 
 
+def alert(name: str) -> None:
+    """Raise, or warn, as PyTorch does of what it has no deterministic algorithm for, while the switch is on."""
+    if not _Switches.deterministic:
+        return
+    looks()
+    text = f"{name} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms("
+    if _Switches.deterministic == 2:
+        raise RuntimeError(
+            f"{text}True)'. You can turn off determinism just for this operation, or you can use the 'warn_only=True' "
+            "option, if that's acceptable for your application. With one seed on one device, results of webtorch are "
+            "the same in every run."
+        )
+    warnings.warn(
+        f"{text}True, warn_only=True)'. With one seed on one device, results of webtorch are the same in every run.",
+        stacklevel=user_depth(),
+    )
+
+
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
     """Keep the switch. With one seed on one device, results here are the same in every run."""
+    for where, value in (("'mode' (position 1)", mode), ("'warn_only'", warn_only)):
+        if type(value) is not bool:
+            raise TypeError(
+                f"_set_deterministic_algorithms(): argument {where} must be bool, not {type(value).__name__}"
+            )
     _Switches.deterministic = (1 if warn_only else 2) if mode else 0
 
 

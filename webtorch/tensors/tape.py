@@ -90,17 +90,18 @@ class _Anomaly:
         try:
             result = fn.rule(grads, fn.saved, fn.static)
             for i, g in enumerate(result if self.check_nan else ()):
-                if g is not None and g.dtype.kind == "float" and g.isnan().any().item():
+                if g is not None and g.dtype.kind == "float" and _has_nan(g):
                     raise RuntimeError(
                         f"Function '{fn.title}' returned nan values in its {i}th output."
                         + self._where(fn)
                     )
         except Exception:
-            try:
-                warnings.warn(self._story(fn), stacklevel=user_depth())
-            except Warning as warning:
-                # The error is what is raised.
-                sys.stderr.write(f"{warning}\n")
+            for story in self._stories(fn):
+                try:
+                    warnings.warn(story, stacklevel=user_depth())
+                except Warning as warning:
+                    # The error is what is raised.
+                    sys.stderr.write(f"{warning}\n")
             raise
         finally:
             self.running = before
@@ -112,26 +113,27 @@ class _Anomaly:
         return f" It was called forward at:\n{lines[-1].rstrip()}" if lines else ""
 
     @staticmethod
-    def _story(fn: GradFn) -> str:
+    def _stories(fn: GradFn) -> list[str]:
+        """Return what to say of a function, and of those whose gradients it came from."""
         lines = fn.metadata.get("traceback_")
         if not lines:
-            return (
+            return [
                 f"Error detected in {fn.title}. No forward pass information available. Enable "
                 "detect anomaly during forward pass for more information."
-            )
-        text = (
+            ]
+        found = [
             f"Error detected in {fn.title}. Traceback of forward call that caused the error:\n"
             + "".join(lines)
-        )
+        ]
         parent = fn.metadata.get("parent_")
         while parent is not None:
             lines = parent.metadata.get("traceback_", ["  (not recorded)\n"])
-            text += (
+            found.append(
                 f"\n\nPrevious calculation was induced by {parent.title}. Traceback of forward call "
                 f"that induced the previous calculation:\n{''.join(lines)}"
             )
             parent = parent.metadata.get("parent_")
-        return text
+        return found
 
 
 anomaly = _Anomaly()
@@ -172,6 +174,8 @@ class GradFn:
     # Output number -> the tensor that keeps its gradient; served after the hooks of tensors.
     retained: dict[int, weakref.ref[Tensor]] | None = None
     post_hooks: dict[int, Callable[..., Any]] | None = None
+    # Numbers of the results that were cut off in place.
+    detached: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -275,6 +279,11 @@ class GradFn:
 
 
 _SHOWN: dict[tuple[str, bool], type[GradFn]] = {}
+
+
+def _has_nan(g: Tensor) -> bool:
+    """Whether NaN is in a cotangent, of every example of a vmap."""
+    return bool(primitive.shown(g.isnan()).any().item())
 
 
 def shown(fn: GradFn) -> GradFn:
@@ -546,6 +555,10 @@ class SavedTensor:
             )
         self._pack(self.unpack(), *hooks)
 
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the tensor itself, which is more than a view of a storage."""
+        self._pack(tensor, _unchanged, _unchanged)
+
     def _pack(
         self, tensor: Tensor, pack: Callable[[Any], object], unpack: Callable[[Any], object]
     ) -> None:
@@ -625,12 +638,21 @@ class SavedTensor:
 
     def _with_history(self, tensor: Tensor) -> Tensor:
         if self.edge is not None:
+            if self.edge[0].detached and self.edge[1] in self.edge[0].detached:
+                raise RuntimeError(
+                    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_(). This is not "
+                    "supported, please use out-of-place `.detach()` instead"
+                )
             set_edge(tensor, self.edge)
         elif self.output is not None:
             fn = None if self.owner is None else self.owner()
             if fn is not None:
                 set_edge(tensor, (fn, self.output))
         return tensor
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 class EnoughComputed(Exception):
@@ -752,7 +774,7 @@ def attach(
     inputs: Sequence[Tensor],
     rule: Callable[..., Cotangents],
     saved: Sequence[SavedTensor] = (),
-    args: tuple[Any, ...] = (),
+    args: tuple[object, ...] = (),
 ) -> Tensor:
     """Give a fresh tensor one gradient function: `rule(cotangent of out, *saved, *args)`, with what was saved as
     tensors again, returns one cotangent per input, or None.

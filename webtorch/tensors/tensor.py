@@ -33,7 +33,7 @@ from webtorch.tensors.above import ask, give
 from webtorch.tensors.arrays import as_numpy, nest, see
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
-from webtorch.tensors.engine import TensorHook, backward
+from webtorch.tensors.engine import TensorHook, backward_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
@@ -450,6 +450,8 @@ class Tensor(TensorBase):
             raise RuntimeError("Can't detach views in-place. Use detach() instead.")
         if tracing.active:
             tracing.touch_history(self)
+        if self._grad_fn is not None:
+            self._grad_fn.detached = (*self._grad_fn.detached, self._output_nr)
         self._grad_fn, self._requires_grad, self._output_nr = None, False, 0
         return self
 
@@ -464,7 +466,7 @@ class Tensor(TensorBase):
         """Compute the gradients of this tensor for the leaves of its graph and add them to their
         `.grad`.
         """
-        backward(self, gradient, retain_graph, create_graph, inputs)
+        backward_of(self, gradient, retain_graph, create_graph, inputs)
 
     def retain_grad(self) -> None:
         """Keep `.grad` for this non-leaf tensor too."""
@@ -997,7 +999,7 @@ def _itself(g: Tensor) -> Tensor:
 
 
 def parse_to(
-    args: tuple[Any, ...], kwargs: dict[str, Any]
+    args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[DeviceLike, DType | None, bool]:
     """Return the device, the type and whether to copy, as `Tensor.to` is asked."""
     target: DeviceLike = kwargs.pop("device", None)

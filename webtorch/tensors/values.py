@@ -14,10 +14,15 @@ from webtorch.ir.dtype import DType, bfloat16
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import line_text, user_line
 from webtorch.ir.program import Site
+from webtorch.ops.primitive import IDENTITY
+from webtorch.ops.purity import look
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.tape import needs_grad
 from webtorch.tensors.tensor import Tensor
+
+# What is written in place, and has no more elements, is computed where its values are to be checked.
+_SMALL = 4096
 
 
 def at_hand(x: Tensor) -> Any:
@@ -36,6 +41,42 @@ def at_hand(x: Tensor) -> Any:
         return backend.at_hand(node.buffer)
     # What is looked at says nothing of the call: an offset that a script notes is a number here.
     return backend.at_hand(node.buffer, x._shape, x._strides, int(x._offset))
+
+
+def at_hand_or_written(x: Tensor) -> Any:
+    """Return the same of a small tensor that was written in place and is not computed yet, and of one number that fills
+    a new one.
+    """
+    found = at_hand(x)
+    node = x._storage.node
+    if found is not None or node.kind not in ("update", "map") or x._levels:
+        return found
+    runtime = x._storage.runtime
+    if runtime.kind != "cpu" or runtime.recording is not None or x.dtype.is_complex:
+        return None
+    if node.kind == "map" and not node.srcs:
+        if len(node.scalars) != 1 or node.attrs[0] is not IDENTITY:
+            return None
+        import numpy
+
+        return numpy.array([node.scalars[0]] * min(x.numel(), 1))
+    if x._storage.elements > _SMALL or not _is_simple(node, node.kind == "update"):
+        return None
+    before = look.looked
+    x._storage.realize()
+    look.looked = before
+    return at_hand(x)
+
+
+def _is_simple(node: Node, written: bool, depth: int = 3) -> bool:
+    """Whether a value is made in a few steps of numbers alone, or, if `written`, of what is computed too."""
+    if node.kind == "buffer" or not node.srcs:
+        return written or node.kind == "map"
+    return (
+        depth > 0
+        and node.kind in ("map", "update")
+        and all(_is_simple(source, written, depth - 1) for source in node.srcs)
+    )
 
 
 def waited_for(*tensors: Tensor) -> list[Any] | None:
@@ -88,7 +129,7 @@ def check_places(
 
     `words`: PyTorch's, before what a kernel would report; with "{index}", "{dim}" and "{size}" in them.
     """
-    known = at_hand(places)
+    known = at_hand_or_written(places)
     if known is None or not known.size:
         return
     for value in (known.max(), known.min()):

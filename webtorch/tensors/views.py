@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import DType, int64
@@ -49,7 +48,7 @@ class View:
         offset: int,
         dense: int,
         vjp: Callable[..., Tensor] | None,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         name: str,
         dtype: DType | None = None,
     ) -> None:

@@ -76,6 +76,7 @@ def check_places(x: Tensor) -> None:
         return
     if (
         0 in x._strides
+        and 0 not in x._shape
         and any(stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True))
     ) or (x._levels and any(stride == 0 and size > 1 for _, size, stride in x._levels)):
         raise RuntimeError(

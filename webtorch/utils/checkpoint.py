@@ -206,20 +206,58 @@ def _random_state(args: Sequence[object]) -> list[tuple[Generator, Generator]]:
     return [(g, g.clone_state()) for g in generators.values()]
 
 
-@contextlib.contextmanager
-def _random_from(states: list[tuple[Generator, Generator]]) -> Iterator[None]:
-    """Draw the numbers that followed `states`, and go on where the generators stood afterwards."""
-    now = [(g, g.clone_state()) for g, _ in states]
-    _restore(states)
-    try:
-        yield
-    finally:
-        _restore(now)
+class _Random:
+    """Where random numbers are drawn from when a part begins, so that its second computation draws the same."""
+
+    def __init__(self, values: Sequence[object]) -> None:
+        self.values = values
+        self.states: list[tuple[Generator, Generator]] = []
+        self.now: list[tuple[Generator, Generator]] = []
+
+    def note_state(self) -> None:
+        """Note where they are drawn from."""
+        self.states, self.values = _random_state(self.values), ()
+
+    def set_back(self) -> None:
+        """Draw the numbers again."""
+        self.now = [(g, g.clone_state()) for g, _ in self.states]
+        _restore(self.states)
+
+    def go_on(self) -> None:
+        """Draw those that come after."""
+        _restore(self.now)
 
 
 def _restore(states: list[tuple[Generator, Generator]]) -> None:
     for generator, state in states:
         generator._seed, generator._offset = state._seed, state._offset
+        if active.follower is not None:
+            active.follower.moved(generator)
+
+
+# The call with which a part begins, and those around its second computation.
+BEGIN, SET_BACK, GO_ON = [
+    Callee("checkpoint", lambda args, kwargs, name=name: getattr(args[0], name)(), role="part")  # type: ignore[misc]
+    for name in ("note_state", "set_back", "go_on")
+]
+
+
+def _do(callee: Callee, part: _Random | _Frame) -> None:
+    """Do something about a part's random numbers, in a call that a script may promise."""
+    if active.follower is not None and not watched():
+        call(callee, (part,), {})
+    else:
+        callee.run((part,), {})
+
+
+@contextlib.contextmanager
+def _drawn_again(random: _Random) -> Iterator[None]:
+    """Draw the numbers that a part has drawn, and go on where the generators stood afterwards."""
+    _do(SET_BACK, random)
+    try:
+        yield
+    finally:
+        _do(GO_ON, random)
 
 
 # ---- the second computation -------------------------------------------------------------------------
@@ -237,30 +275,6 @@ def _again(args: Sequence[object]) -> list[Any]:
     ]
 
 
-class _Random:
-    """Where random numbers were drawn from when a part began."""
-
-    def __init__(self, values: Sequence[object]) -> None:
-        self.values = values
-        self.states: list[tuple[Generator, Generator]] = []
-
-    def note_state(self) -> None:
-        """Note where they are drawn from."""
-        self.states, self.values = _random_state(self.values), ()
-
-
-# The call with which a part begins.
-BEGIN = Callee("checkpoint", lambda args, kwargs: args[0].note_state(), role="part")
-
-
-def _begin(part: _Random | _Frame) -> None:
-    """Note where a part's random numbers are drawn from, in a call that a script may promise."""
-    if active.follower is not None and not watched():
-        call(BEGIN, (part,), {})
-    else:
-        part.note_state()
-
-
 class _Reentrant(Function):
     """A part as one operation, whose backward runs the part and a backward pass of its own."""
 
@@ -268,9 +282,9 @@ class _Reentrant(Function):
     def forward(ctx: Any, function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
         """Return the part's result without recording it; keep its inputs and the generators' states."""
         ctx.function = function
-        ctx.state = _Random(args) if preserve else None
+        ctx.random = _Random(args if preserve else ())
         if preserve:
-            _begin(ctx.state)
+            _do(BEGIN, ctx.random)
         ctx.autocast = autocast.snapshot()
         ctx.template = [None if isinstance(a, Tensor) else a for a in args]
         ctx.places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
@@ -293,8 +307,7 @@ class _Reentrant(Function):
         needed = ctx.needs_input_grad[2:]
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             args[place] = tensor.detach().requires_grad_(needed[place])
-        states = [] if ctx.state is None else ctx.state.states
-        with enable_grad(), _random_from(states), autocast.restored(ctx.autocast):
+        with enable_grad(), _drawn_again(ctx.random), autocast.restored(ctx.autocast):
             outputs = ctx.function(*_again(args))
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         pairs = [
@@ -306,11 +319,7 @@ class _Reentrant(Function):
             raise RuntimeError(
                 "none of output has requires_grad=True, this checkpoint() is not necessary"
             )
-        if len(pairs) == 1:
-            # Which a script follows.
-            pairs[0][0].backward(pairs[0][1])
-        else:
-            engine.backward([o for o, _ in pairs], [g for _, g in pairs])
+        engine.backward([o for o, _ in pairs], [g for _, g in pairs])
         return (None, None, *[a.grad if isinstance(a, Tensor) else None for a in args])
 
 
@@ -328,7 +337,11 @@ class _Again(Part):
     def pack(self, tensor: Tensor) -> Tensor:
         """Keep a saved tensor. Raises CheckpointError for one too many."""
         number, handles = len(self.looks), self.frame.handles
-        if number == len(handles):
+        if number >= len(handles):
+            if not self.frame.complete:
+                # A backward pass runs within forward, which saves more after it.
+                self.looks.append(_look(tensor))
+                return tensor
             raise CheckpointError(
                 "torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
                 "forward pass. The function must do the same both times it is called."
@@ -348,7 +361,7 @@ class _Frame(Part):
     def __init__(
         self,
         function: Callable[..., object],
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: dict[str, Any],
         preserve: bool,
         check: str,
@@ -359,7 +372,7 @@ class _Frame(Part):
         self.check, self.early_stop = check == "default", early_stop
         self.first_context, self.second_context = context_fn()
         self.preserve = preserve
-        self.state: list[tuple[Generator, Generator]] = []
+        self.random = _Random((*args, *kwargs.values()))
         self.autocast = autocast.snapshot()
         self.levels = Kept()
         # What forward saved, in order: a handle that lives as long as its gradient function, and shape, dtype, device.
@@ -367,18 +380,24 @@ class _Frame(Part):
         self.looks: list[tuple[object, ...]] = []
         # Saved number -> value, from the second computation until backward has used it.
         self.values: dict[int, Tensor] = {}
+        # Saved number -> the backward pass that used it last.
+        self.served: dict[int, weakref.ref[Any]] = {}
+        # Whether forward has ended.
+        self.complete = False
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
-        _begin(self)
+        _do(BEGIN, self)
         hooks = saved_tensors_hooks(self.pack, self.unpack)
         with hooks, self.levels, self.first_context:
-            return self.function(*self.args, **self.kwargs)
+            found = self.function(*self.args, **self.kwargs)
+        self.complete = True
+        return found
 
     def note_state(self) -> None:
         """Note where random numbers are drawn from."""
         if self.preserve:
-            self.state = _random_state((*self.args, *self.kwargs.values()))
+            self.random.note_state()
 
     def pack(self, tensor: Tensor) -> _Handle:
         """Forget a saved tensor."""
@@ -389,8 +408,18 @@ class _Frame(Part):
 
     def unpack(self, handle: _Handle) -> Tensor:
         """Return a saved tensor."""
+        task = mode.task
         if self.lacks(handle):
+            served = self.served.get(handle.number)
+            if task is not None and served is not None and served() is task:
+                raise CheckpointError(
+                    "torch.utils.checkpoint: Unpack is being triggered for a tensor that was already unpacked once. If "
+                    "you are calling ctx.saved_tensors in backward, make sure to do so only once. Otherwise please "
+                    "open an issue with details on your use case."
+                )
             self.compute()
+        if task is not None:
+            self.served[handle.number] = weakref.ref(task)
         return self.values.pop(handle.number)
 
     def lacks(self, handle: _Handle) -> bool:
@@ -403,7 +432,7 @@ class _Frame(Part):
         args, kwargs = _fresh(self.args), _fresh(list(self.kwargs.values()))
         with (
             enable_grad(),
-            _random_from(self.state),
+            _drawn_again(self.random),
             autocast.restored(self.autocast),
             saved_tensors_hooks(again.pack, again.unpack),
             self.levels,
@@ -411,7 +440,7 @@ class _Frame(Part):
             contextlib.suppress(EnoughComputed),
         ):
             self.function(*args, **dict(zip(self.kwargs, kwargs, strict=True)))
-        if self.check:
+        if self.check and self.complete:
             self._compare(again.looks)
         self.values = again.values
 

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Generator, Iterable
 from typing import Any
 
+from webtorch.as_torch.names.profiler_parts import _profiler_enabled as _profiler_enabled
+from webtorch.as_torch.names.profiler_parts import kineto_available as kineto_available
 from webtorch.autograd.function import Function, UndefinedGrad, results_of
 from webtorch.autograd.grad_mode import (
     _force_original_view_tracking as _force_original_view_tracking,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import enum
 import weakref
+from typing import Any
 
+from webtorch.functions.storages import StorageBase as StorageBase
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from webtorch.tensors.engine import order, will_run
@@ -13,6 +15,7 @@ from webtorch.tensors.modes import is_grad_enabled as is_grad_enabled
 from webtorch.tensors.modes import mode
 from webtorch.tensors.override import disabled as _disabled_torch_function_impl
 from webtorch.tensors.override import state
+from webtorch.tensors.storage import is_lazily_cloned
 from webtorch.tensors.tape import AccumulateGrad, GradFn, shown
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.tensor import Tensor as TensorBase
@@ -134,6 +137,41 @@ def _is_torch_function_enabled() -> bool:
 def _is_torch_function_mode_enabled() -> bool:
     """Whether a mode with `__torch_function__` is on."""
     return bool(state.modes and state.modes_asked)
+
+
+_ConvBackend = enum.Enum(
+    "_ConvBackend",
+    """CudaDepthwise2d CudaDepthwise3d Cudnn CudnnTranspose Empty Miopen MiopenDepthwise MiopenTranspose Mkldnn
+    MkldnnTranspose MkldnnEmpty NnpackSpatial Overrideable Slow2d Slow3d SlowDilated2d SlowDilated3d SlowTranspose2d
+    SlowTranspose3d Winograd3x3Depthwise Xnnpack2d Mps MpsTranspose""",
+)
+
+
+def _select_conv_backend(
+    input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    output_padding: Any, groups: int, *_: object,
+) -> Any:  # fmt: skip
+    """Return which of its kernels PyTorch would take without libraries of others: they compute the same."""
+    if not input.numel() or not weight.numel():
+        return _ConvBackend.Empty
+    rank = 3 if input.dim() == 5 else 2
+    kind = "Transpose" if transposed else "Dilated" if any(d != 1 for d in dilation) else ""
+    return _ConvBackend[f"Slow{kind}{rank}d"]
+
+
+def _storage_address(tensor: Any) -> int:
+    """Return a number that stands for a tensor's storage."""
+    return id(tensor._storage)
+
+
+def _data_address(tensor: Any) -> int:
+    """Return a number that stands for the memory of a tensor's value."""
+    return id(tensor._storage.realize().buffer)
+
+
+def _is_cow_tensor(tensor: Any) -> bool:
+    """Whether a tensor's memory is copied when it is written, as `_lazy_clone` has it."""
+    return is_lazily_cloned(tensor._storage)
 
 
 class DispatchKey(enum.Enum):

@@ -1,18 +1,7 @@
-"""Classes of torch.utils.data.dataloader's iterators, to check for: those here are plain generators."""
+"""Classes of torch.utils.data.dataloader's iterators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-
-class _BaseDataLoaderIter(Iterator[Any]):
-    """What a loader's iterator is a subclass of in PyTorch."""
-
-
-class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
-    """The iterator without workers in PyTorch."""
-
-
-class _MultiProcessingDataLoaderIter(_BaseDataLoaderIter):
-    """The iterator with workers in PyTorch."""
+from webtorch.data.loader import _BaseDataLoaderIter as _BaseDataLoaderIter
+from webtorch.data.loader import _MultiProcessingDataLoaderIter as _MultiProcessingDataLoaderIter
+from webtorch.data.loader import _SingleProcessDataLoaderIter as _SingleProcessDataLoaderIter

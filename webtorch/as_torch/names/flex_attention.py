@@ -39,7 +39,7 @@ def and_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
 def or_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
     """Return the mask function that is true where one of them is."""
 
-    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+    def mask(b: object, h: object, q: object, k: object) -> Any:
         """Return whether a mask lets the query see the key."""
         found = mask_mods[0](b, h, q, k)
         for one in mask_mods[1:]:

@@ -73,6 +73,43 @@ def make_functional(
     return FunctionalModule(made.stateless_model, made.param_names, ()), params
 
 
+def functional_init(
+    model_class: type[Module], ensemble_shape: Sequence[int] = (), device: Any = "cpu"
+) -> Callable[..., Any]:
+    """Return what makes modules of a class: their weights, stacked, a function of weights and arguments, and names."""
+
+    def made(*args: object, **kwargs: object) -> Any:
+        """Make them with the class's arguments."""
+        parts = functional_init_with_buffers(model_class, ensemble_shape, device)(*args, **kwargs)
+        weights, _, function, names, _ = parts
+        return weights, lambda weights, data: function(weights, (), data), names
+
+    return made
+
+
+def functional_init_with_buffers(
+    model_class: type[Module], ensemble_shape: Sequence[int] = (), device: Any = "cpu"
+) -> Callable[..., Any]:
+    """Return what makes modules of a class: weights and buffers, a function of these and arguments, and names."""
+
+    def made(*args: object, **kwargs: object) -> Any:
+        """Make them with the class's arguments."""
+        if len(ensemble_shape) >= 2:
+            raise ValueError("NYI: ensemble_shape with more than 1 element")
+        count = ensemble_shape[0] if ensemble_shape else 1
+        if count <= 0:
+            raise ValueError(f"num_models {count} should be > 0")
+        models = [model_class(*args, **kwargs).to(device) for _ in range(count)]
+        if ensemble_shape:
+            function, weights, buffers = combine_state_for_ensemble(models)
+        else:
+            function, weights, buffers = make_functional_with_buffers(models[0])
+        names = function.param_names, function.buffer_names
+        return weights, buffers, lambda w, b, data: function(w, b, *data), *names
+
+    return made
+
+
 def combine_state_for_ensemble(
     models: Sequence[Module],
 ) -> tuple[FunctionalModuleWithBuffers, tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -8,6 +8,20 @@ from typing import Any
 
 from webtorch.as_torch.names.library import _OPERATORS
 from webtorch.aten.parts import aten
+from webtorch.profiler import record_function
+
+
+def _enter(name: str, args: str | None = None) -> record_function:
+    """Begin a range of a profile, and return it."""
+    return record_function(name, args).__enter__()
+
+
+# torch.ops.profiler: ranges that begin and end by calls.
+_RANGES: dict[str, Any] = {
+    "_record_function_enter": _enter,
+    "_record_function_enter_new": _enter,
+    "_record_function_exit": lambda handle: handle.__exit__(),
+}
 
 
 class _Namespace:
@@ -16,6 +30,8 @@ class _Namespace:
 
     def __getattr__(self, name: str) -> Any:
         found = _OPERATORS.get(f"{self._name}::{name}")
+        if found is None and self._name == "profiler" and name in _RANGES:
+            return _RANGES[name]
         if found is None and self._name == "aten":
             return getattr(aten, name)
         if found is None:

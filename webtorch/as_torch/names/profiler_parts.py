@@ -1,11 +1,23 @@
-"""Classes of torch.autograd.profiler, for annotations and to check for: profiles here are webtorch.profiler's."""
+"""torch.autograd.profiler and torch.autograd.profiler_util: events of operators."""
 
 from __future__ import annotations
 
+from webtorch.profiler.events import EventList as EventList
+from webtorch.profiler.events import FunctionEvent as FunctionEvent
+from webtorch.profiler.events import FunctionEventAvg as FunctionEventAvg
+from webtorch.profiler.events import Interval as Interval
+from webtorch.profiler.events import _format_time as _format_time
+from webtorch.profiler.operators import OperatorProfile as profile
+from webtorch.profiler.operators import profiling
 
-class EventList(list[object]):
-    """What PyTorch's profiler returns its events in."""
+__all__ = ["EventList", "FunctionEvent", "FunctionEventAvg", "Interval", "profile"]
 
 
-class FunctionEvent:
-    """One of them."""
+def kineto_available() -> bool:
+    """Return True: events are always there."""
+    return True
+
+
+def _profiler_enabled() -> bool:
+    """Whether calls of operators are noted in this thread."""
+    return profiling.on

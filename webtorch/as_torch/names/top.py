@@ -92,6 +92,10 @@ class Future:
 
 
 jagged = layout("torch.jagged")
+_mkldnn = layout("torch._mkldnn")
+_tensor_classes = frozenset(
+    kind for name, kind in vars(webtorch).items() if name.endswith("Tensor") and name != "Tensor"
+)
 
 
 def compiled_with_cxx11_abi() -> bool:
@@ -127,6 +131,59 @@ def unique_dim(
     return webtorch.unique(input, sorted, True, True, dim)
 
 
+def _add_relu(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
+    """Return the sum, zero where it is negative."""
+    found = webtorch.add(input, other, alpha=alpha).relu()
+    return found if out is None else out.copy_(found)
+
+
+def _add_relu_(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """Do the same in place."""
+    return input.add_(other, alpha=alpha).relu_()
+
+
+def _debug_has_internal_overlap(tensor: Any) -> int:
+    """Return 0 if no two elements share a place, 1 if some do, 2 where that takes more than a look at the strides."""
+    if tensor.is_contiguous() or not tensor.numel():
+        return 0
+    dims = sorted((st, n) for n, st in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
+    if any(stride == 0 for stride, _ in dims):
+        return 1
+    reach = 0
+    for stride, size in dims:
+        if stride <= reach:
+            return 2
+        reach += stride * (size - 1)
+    return 0
+
+
+def _amp_update_scale_(
+    self: Any,
+    growth_tracker: Any,
+    found_inf: Any,
+    scale_growth_factor: float,
+    scale_backoff_factor: float,
+    growth_interval: int,
+) -> Any:
+    """Step the scale of a gradient scaler: back where an infinity was found, up after so many steps without."""
+    bad = found_inf > 0
+    count = webtorch.where(bad, 0, growth_tracker + 1)
+    grown = self * scale_growth_factor
+    grows = (count == growth_interval) & webtorch.isfinite(grown)
+    scale = webtorch.where(bad, self * scale_backoff_factor, webtorch.where(grows, grown, self))
+    growth_tracker.copy_(webtorch.where(count == growth_interval, 0, count))
+    return self.copy_(scale)
+
+
+def _amp_foreach_non_finite_check_and_unscale_(
+    tensors: Any, found_inf: Any, inv_scale: Any
+) -> None:
+    """Multiply gradients by a number, and note whether one of them is not finite."""
+    for t in tensors:
+        found_inf.copy_(webtorch.where(webtorch.isfinite(t).all(), found_inf, 1.0))
+        t.mul_(inv_scale)
+
+
 def get_device_module(device: Any = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webgpu
@@ -135,8 +192,10 @@ def get_device_module(device: Any = None) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("_foreach_") and name.removeprefix("_foreach_") in NAMES:
         return foreach(name.removeprefix("_foreach_"))
-    if name.startswith("_convert_indices_from_"):
+    if name.startswith(("_convert_indices_from_", "_validate_sparse_")):
         return getattr(_import_module("webtorch.as_torch.names.sparse_parts"), name)
+    if name == "default_generator":
+        return webtorch.default_generator("cpu")
     if name == "export":
         # PyTorch's module; webtorch's own function of this name writes pages (`webtorch.web.export`).
         return _import_module("webtorch.fx.export")

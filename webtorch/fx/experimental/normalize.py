@@ -33,7 +33,7 @@ class NormalizeArgs(Transformer):
             out.node.meta, out.node.type = n.meta, n.type
         return out
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Any, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         """Write a call of a function."""
         by_name = self.normalize_to_only_use_kwargs
         found = normalize_function(target, args, kwargs, normalize_to_only_use_kwargs=by_name)
@@ -41,7 +41,7 @@ class NormalizeArgs(Transformer):
             return super().call_function(target, args, kwargs)
         return self.tracer.create_proxy("call_function", target, found.args, found.kwargs)
 
-    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_module(self, target: Any, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         """Write a call of a module."""
         found = normalize_module(
             self.module, target, args, kwargs, self.normalize_to_only_use_kwargs
@@ -67,7 +67,7 @@ class NormalizeOperators(Transformer):
         torch.ge: operator.ge,
     }
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Any, args: tuple[object, ...], kwargs: dict[str, Any]) -> Any:
         """Write a call of a function."""
         found = self.binary_magic_method_remap.get(target)
         if found is None or len(args) != 2:

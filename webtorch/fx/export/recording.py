@@ -95,7 +95,7 @@ class Recorded:
 
 def run(
     module: Callable[..., Any],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     kwargs: dict[str, Any],
     inputs: Sequence[tuple[str, Any]],
 ) -> Recorded:

@@ -10,7 +10,7 @@ from webtorch.functions.check import demand
 from webtorch.nn.functional.table import table
 from webtorch.ops.purity import warn
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, check_places
+from webtorch.tensors.values import at_hand_or_written, check_places
 
 __all__ = ["embedding_bag"]
 
@@ -72,6 +72,13 @@ def embedding_bag(
             f"'per_sample_weights'; but type {weight.type()} does not equal {per_sample_weights.type()} (while "
             "checking arguments for embedding_bag)"
         )
+    if padding_idx is not None:
+        rows = int(weight.shape[0])
+        if not -rows <= padding_idx < rows:
+            raise RuntimeError(
+                f"padding_idx must be within the number of embeddings, -{rows} through {rows - 1}, but got "
+                f"{padding_idx}"
+            )
     if input.dim() == 2:
         if offsets is not None:
             raise ValueError(
@@ -106,7 +113,7 @@ def _checked(bags: Tensor, offsets: Tensor, length: int) -> Tensor:
     """Return the bags, which are right where the offsets begin with 0 and end within the input."""
     if not int(offsets.shape[0]) or not length:
         return bags
-    known = at_hand(offsets)
+    known = at_hand_or_written(offsets)
     if known is not None and known[0]:
         raise RuntimeError(f"{_BEGINNING}. However, got {known[0]}")
     if known is not None and known[-1] > length:

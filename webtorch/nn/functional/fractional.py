@@ -19,6 +19,10 @@ __all__ = [
 ]
 
 
+_COUNTS = {2: "two", 3: "three"}
+_SIDES = ("time", "height", "width")
+
+
 def _each(value: object, rank: int) -> tuple[Any, ...]:
     """Return one number for each dimension."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,) * rank
@@ -48,12 +52,25 @@ def _pooled(
 ) -> tuple[Tensor, Tensor]:
     """Return the maxima and where they are in the input's last dimensions, counted as one."""
     name = f"fractional_max_pool{rank}d"
+    if samples is not None and samples.dim() != 3:
+        raise RuntimeError(f"Expect _random_samples to have 3 dimensions, got {samples.dim()}")
+    for what, given in (("kernel_size", kernel_size), ("output_size", output_size)):
+        if isinstance(given, (tuple, list)) and len(given) != rank:
+            raise RuntimeError(
+                f"{name}: {what} must either be a single Int or tuple of {_COUNTS[rank]} Ints"
+            )
     if output_size is None and output_ratio is None:
         raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
     if input.dim() not in (rank + 1, rank + 2):
         raise RuntimeError(
             f"{name}: Expected {rank + 1}D or {rank + 2}D tensor, but got: {list(input.shape)}"
         )
+    for dim in range(input.dim() - rank - 1, input.dim()):
+        if not input.shape[dim]:
+            raise RuntimeError(
+                f"{name}(): Expected input to have non-zero size for non-batch dimensions, but "
+                f"got{list(input.shape)} with dimension {dim} being empty."
+            )
     x = input if input.dim() == rank + 2 else input.unsqueeze(0)
     batch, channels, *sizes = x.shape
     window = _each(kernel_size, rank)
@@ -61,14 +78,25 @@ def _pooled(
         outs = tuple(int(s * r) for s, r in zip(sizes, _each(output_ratio, rank), strict=True))
     else:
         outs = _each(output_size, rank)
-    for size, k, out in zip(sizes, window, outs, strict=True):
+    for side, size, k, out in zip(_SIDES[-rank:], sizes, window, outs, strict=True):
         if out + k - 1 > size:
             raise RuntimeError(
-                f"{name}: a window of {k} and an output of {out} do not fit into an input of "
-                f"{size}: output + window - 1 must be at most the input's size"
+                f"{name}(): pool {side} {k} too large relative to input {side} {size}: with an output of "
+                f"{out}, output + window - 1 must be at most the input's size"
             )
     if samples is None:
         samples = webtorch.rand((batch, channels, rank), dtype=x.dtype, device=x.device)
+    if samples.shape[0] < batch:
+        raise RuntimeError("Expect _random_samples.size(0) no less then input batch size.")
+    if samples.shape[1] != channels:
+        raise RuntimeError("Expect _random_samples.size(1) equals to input channel size.")
+    if samples.shape[2] != rank:
+        raise RuntimeError(
+            f"Expect _random_samples.size(2) equals to {rank}; got {samples.shape[2]}."
+        )
+    if not batch or 0 in outs:
+        shape = (*input.shape[:-rank], *outs)
+        return x.new_zeros(shape) + x.sum() * 0, x.new_zeros(shape, dtype=webtorch.int64)
     if samples.shape[0] != batch:
         # PyTorch takes those of the first of several batches.
         samples = samples[:batch]

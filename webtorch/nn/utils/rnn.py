@@ -76,7 +76,7 @@ class PackedSequence(_Packed):
         )
         return type(self)(data, self.batch_sizes, *order)
 
-    def to(self, *args: Any, **kwargs: Any) -> PackedSequence:
+    def to(self, *args: object, **kwargs: object) -> PackedSequence:
         """Return the sequences on another device or in another dtype."""
         return self._mapped(lambda t: t.to(*args, **kwargs))
 

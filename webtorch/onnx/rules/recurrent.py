@@ -18,7 +18,7 @@ _GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}
 
 @rule("recurrence")
 def _recurrence(
-    w: Writer, call: Call, cell: object, args: Sequence[Any], kwargs: dict[str, Any]
+    w: Writer, call: Call, cell: object, args: Sequence[object], kwargs: dict[str, Any]
 ) -> Written:
     packed = "batch_sizes" in kwargs or (
         len(args) > 2 and isinstance(args[1], Value) and not isinstance(args[3], bool)

@@ -268,7 +268,7 @@ class PartBuffer(CpuBuffer):
         self.owner = owner
         self.block, self.address = owner.block, owner.address
 
-    def __del__(self, *_: Any) -> None:
+    def __del__(self, *_: object) -> None:
         """The owner gives the memory back."""
 
 
@@ -292,7 +292,7 @@ class ArrayBuffer(CpuBuffer):
         self.address = flat.__array_interface__["data"][0]
         self.writable = bool(array.flags.writeable)
 
-    def __del__(self, *_: Any) -> None:
+    def __del__(self, *_: object) -> None:
         """The memory is the array's."""
 
     def is_seen(self) -> bool:

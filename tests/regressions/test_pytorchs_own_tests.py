@@ -1,0 +1,258 @@
+"""What PyTorch's own test files found: each call is made with both libraries, and their words and values compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+from webtorch.as_torch.names import core, top
+from webtorch.utils import data, swap_tensors
+
+LIBS = {"torch": torch, "webtorch": webtorch}
+BOTH = pytest.mark.parametrize("lib", LIBS.values(), ids=LIBS)
+
+
+def said(call: Callable[[Any], object], lib: Any) -> tuple[type[BaseException], str]:
+    """Return the error of a call."""
+    with pytest.raises((RuntimeError, TypeError, ValueError, IndexError, AssertionError)) as found:
+        call(lib)
+    return found.type, str(found.value)
+
+
+def adaptive(kind: str, rank: int, shape: tuple[int, ...], out: int) -> Callable[[Any], object]:
+    """Return a backward pass of an adaptive pool."""
+
+    def call(lib: Any) -> object:
+        x = lib.rand(shape).requires_grad_()
+        return getattr(lib.nn.functional, f"adaptive_{kind}_pool{rank}d")(x, out).sum().backward()
+
+    return call
+
+
+def written_places(kind: str, rank: int) -> Callable[[Any], object]:
+    """Return a backward pass of a pool whose indices were written."""
+
+    def call(lib: Any) -> object:
+        x = lib.rand((2, 2) + (4,) * rank).requires_grad_()
+        out, places = getattr(lib.nn, f"{kind}{rank}d")(2, return_indices=True)(x)
+        places.add_(1)
+        return out.sum().backward()
+
+    return call
+
+
+def fractional(rank: int, shape: tuple[int, ...], *args: Any, **options: Any) -> Callable[..., Any]:
+    """Return a fractional pool."""
+
+    def call(lib: Any) -> object:
+        more = {n: lib.rand(v) if n == "_random_samples" else v for n, v in options.items()}
+        pool = getattr(lib.nn.functional, f"fractional_max_pool{rank}d")
+        return pool(lib.rand(shape), *args, **more)
+
+    return call
+
+
+def bag(offsets: list[int], written: bool = False, **options: Any) -> Callable[[Any], object]:
+    """Return a call of embedding_bag."""
+
+    def call(lib: Any) -> object:
+        at = lib.tensor(offsets)
+        if written:
+            at[0] = 1
+        table = lib.rand(10, 4)
+        return lib.nn.functional.embedding_bag(lib.ones(12).long(), table, at, **options)
+
+    return call
+
+
+def written_index(lib: Any) -> object:
+    """Write an index that is out of range, and use it."""
+    index = lib.zeros(3).long()
+    index[1] = 7
+    return lib.zeros(3, 5).index_copy_(1, index, lib.ones(3, 3))
+
+
+ERRORS: dict[str, Callable[[Any], object]] = {
+    "avg 2d of no outputs": adaptive("avg", 2, (1, 4, 5, 5), 0),
+    "avg 1d of no outputs, unbatched": adaptive("avg", 1, (1, 8), 0),
+    "avg 1d without channels": adaptive("avg", 1, (2, 0, 8), 2),
+    "avg 3d without channels": adaptive("avg", 3, (2, 0, 4, 4, 4), 2),
+    "max 2d of no outputs": adaptive("max", 2, (2, 3, 5, 5), 0),
+    "max 1d without channels": adaptive("max", 1, (2, 0, 8), 2),
+    "max 1d written": written_places("MaxPool", 1),
+    "max 2d written": written_places("MaxPool", 2),
+    "adaptive max 2d written": written_places("AdaptiveMaxPool", 2),
+    "fractional without channels": fractional(2, (1, 0, 8, 8), 3, output_ratio=(0.5, 0.5)),
+    "fractional samples": fractional(2, (1, 4, 8, 8), 2, 1, _random_samples=(0, 4, 2)),
+    "fractional samples of channels": fractional(2, (1, 4, 8, 8), 2, 1, _random_samples=(1, 3, 2)),
+    "fractional samples of dims": fractional(3, (1, 4, 8, 8, 8), 2, 1, _random_samples=(1, 4, 2)),
+    "fractional window": fractional(2, (1, 4, 8, 8), 7, 8),
+    "fractional sizes": fractional(3, (1, 4, 8, 8, 8), (2, 2), 2),
+    "bags that begin late": bag([0, 1, 2], written=True),
+    "bags of padding": bag([0, 3], padding_idx=10),
+    "an index that was written": written_index,
+    "an index of one number": lambda lib: lib.zeros(3, 5).index_copy_(
+        1, lib.full((3,), 5), lib.ones(3, 3)
+    ),
+    "a complex number": lambda lib: lib.zeros(3).index_fill_(0, lib.tensor([0]), 1j),
+    "map2_": lambda lib: lib.zeros(3).map2_(
+        lib.ones(3), lib.ones(3).requires_grad_(), lambda a, _b, _c: a
+    ),
+    "out= of cummax": lambda lib: lib.cummax(
+        lib.ones(3), 0, out=(lib.empty(3, dtype=lib.int16), lib.empty(3).long())
+    ),
+    "a mode that is a number": lambda lib: lib.use_deterministic_algorithms(1),
+    "a long kernel": lambda lib: lib.nn.functional.conv1d(lib.ones(1, 1, 4), lib.ones(1, 1, 10)),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_have_pytorchs_words(name: str) -> None:
+    kind, text = said(ERRORS[name], torch)
+    ours, message = said(ERRORS[name], webtorch)
+    assert issubclass(ours, kind)
+    expected = text.split(". ")[0].split("\n")[0].rstrip(".").replace("3d_out()", "3d()")
+    if "modified by an inplace" in expected:
+        # PyTorch's shapes have a dim more where it pools rows as images.
+        expected = expected.split(": [")[0]
+    assert expected in message
+
+
+def test_pools_without_elements() -> None:
+    for lib in (torch, webtorch):
+        assert fractional(2, (0, 4, 8, 8), 3, output_ratio=(0.5, 0.5))(lib).shape == (0, 4, 4, 4)
+        assert fractional(3, (2, 4, 8, 8, 8), (3, 2, 2), (0, 1, 1))(lib).shape == (2, 4, 0, 1, 1)
+        x = lib.rand(0, 3, 4, 4).requires_grad_()
+        lib.nn.functional.adaptive_max_pool2d(x, 2).sum().backward()
+        assert x.grad.shape == (0, 3, 4, 4)
+
+
+@BOTH
+def test_volumes_keep_their_channels_innermost(lib: Any) -> None:
+    x = lib.rand(1, 4, 6, 6, 6).contiguous(memory_format=lib.channels_last_3d)
+    for volumes in (x, x.squeeze(0)):
+        out, places = lib.nn.functional.max_pool3d(volumes, 2, return_indices=True)
+        assert out.stride()[-4:] == places.stride()[-4:] == (1, 36, 12, 4)
+
+
+@BOTH
+def test_algorithms_that_pytorch_has_no_other_of(lib: Any) -> None:
+    pool = lib.nn.MaxUnpool1d(3, 1)
+    words = "max_unpooling2d_forward_out does not have a deterministic implementation"
+    try:
+        lib.use_deterministic_algorithms(True)
+        with pytest.raises(RuntimeError, match=words):
+            pool(lib.ones(1, 1, 7), lib.zeros(1, 1, 7).long())
+        x = lib.zeros(2)
+        x.resize_(4)
+        assert x.isnan().tolist() == [False, False, True, True]
+        lib.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match=words):
+            pool(lib.ones(1, 1, 7), lib.zeros(1, 1, 7).long())
+    finally:
+        lib.use_deterministic_algorithms(False)
+
+
+def test_the_core_answers() -> None:
+    x = webtorch.tensor([[0, 1], [2, 3]])
+    clone = x._lazy_clone()
+    view = x.view(4)
+    assert core._is_cow_tensor(x) and core._is_cow_tensor(clone) and core._is_cow_tensor(view)
+    assert core._storage_address(view) == core._storage_address(x) != core._storage_address(clone)
+    assert core._data_address(clone) == core._data_address(x)
+    before = core._data_address(x)
+    view += 1
+    assert not core._is_cow_tensor(x) and core._is_cow_tensor(clone)
+    assert (x.tolist(), clone.tolist()) == ([[1, 2], [3, 4]], [[0, 1], [2, 3]])
+    assert core._data_address(clone) == before != core._data_address(x)
+    for shape, transposed, dilation in (
+        ((2, 6, 7), False, 1),
+        ((2, 6, 7, 8), True, 1),
+        ((2, 6, 7, 8, 9), False, 2),
+    ):
+        rank = len(shape) - 2
+        rest = (None, (1,) * rank, (0,) * rank, (dilation,) * rank, transposed, (0,) * rank, 1)
+        with torch.backends.mkldnn.flags(enabled=False, allow_tf32=None):
+            args = torch.rand(shape)[..., ::2], torch.rand((6, 6) + (3,) * rank)[..., ::2]
+            expected = torch._C._select_conv_backend(*args, *rest)
+        found = core._select_conv_backend(
+            webtorch.rand(shape)[..., ::2], webtorch.rand((6, 6) + (3,) * rank)[..., ::2], *rest
+        )
+        assert found.name == expected.name
+
+
+def test_names_of_torch_itself() -> None:
+    for lib, names in ((torch, torch), (webtorch, top)):
+        scale, count, bad = lib.full((1,), 4.0), lib.zeros(1, dtype=lib.int32), lib.zeros(1)
+        for _ in range(2):
+            names._amp_update_scale_(scale, count, bad, 2.0, 0.5, 2)
+        assert (scale.item(), count.item()) == (8, 0)
+        names._amp_update_scale_(scale, count, bad.fill_(1), 2.0, 0.5, 2)
+        assert scale.item() == 4
+        assert names._debug_has_internal_overlap(lib.rand(1, 3).expand(4, 3)) == 1
+        assert names._debug_has_internal_overlap(lib.rand(10).as_strided((2, 1, 5), (1, 0, 2))) == 0
+        x = lib.tensor([-2.0, 3])
+        add = torch._VF._add_relu if lib is torch else top._add_relu
+        assert add(x, lib.ones(2)).tolist() == [0, 4]
+
+
+@BOTH
+def test_new_takes_what_pytorchs_takes(lib: Any) -> None:
+    x, y = lib.tensor([]), lib.rand(2, 2)
+    assert x.new(size=(3, 4)).shape == (3, 4)
+    assert x.new(y).data_ptr() == x.new(y.untyped_storage()).data_ptr() == y.data_ptr()
+    with pytest.raises(TypeError):
+        x.new(lib.IntTensor([1]))
+
+
+@BOTH
+def test_a_buffer_of_a_class_from_before_persistent(lib: Any) -> None:
+    class Old(lib.nn.Module):  # type: ignore[misc, name-defined]
+        def register_buffer(self, name: str, value: Any) -> None:
+            """Register one, persistent."""
+            super().register_buffer(name, value, True)
+
+    module = Old()
+    module.bar = lib.nn.Buffer(lib.ones(2))
+    assert list(module.state_dict()) == ["bar"]
+    with pytest.warns(UserWarning, match="Complex modules are a new feature"):
+        lib.nn.Linear(2, 2).to(lib.complex64)
+
+
+class Failing(data.Dataset[int]):
+    """A dataset of which nothing can be read."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        raise NotImplementedError("not this one")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_goes_on_after_an_error(workers: int) -> None:
+    batches, errors = iter(data.DataLoader(Failing(), batch_size=2, num_workers=workers)), 0
+    while True:
+        try:
+            next(batches)
+        except NotImplementedError:
+            errors += 1
+        except StopIteration:
+            break
+    assert errors == 2
+
+
+def test_tensors_change_places() -> None:
+    a, b = webtorch.ones(2), webtorch.nn.Parameter(webtorch.zeros(3))
+    a.note = "a"
+    swap_tensors(a, b)
+    assert (type(a).__name__, a.tolist(), b.tolist(), b.note) == (
+        "Parameter",
+        [0, 0, 0],
+        [1, 1],
+        "a",
+    )
