@@ -155,8 +155,8 @@ _OPTIMIZERS = {
         for name, made in vars(webtorch.optim).items()
         if isinstance(made, type)
         and issubclass(made, webtorch.optim.Optimizer)
-        # LBFGS keeps a history of gradients that grows by design.
-        and name not in ("Optimizer", "LBFGS")
+        # LBFGS keeps a history of gradients that grows by design; SparseAdam takes sparse gradients only.
+        and name not in ("Optimizer", "LBFGS", "SparseAdam")
     },
     "SGD": {"momentum": 0.9, "weight_decay": 0.01},
     "RMSprop": {"momentum": 0.9, "centered": True},
