@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
-from webtorch.aten.table import FUNCTIONS, op
+from webtorch.aten.table import FUNCTIONS, REDUCTIONS, op
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import Number
 from webtorch.ir.graph import Node
@@ -165,6 +167,33 @@ def _range_of(
     out: torch.Tensor = _numbered(*values, dtype)
     return out
 
+
+def _whole(overload: OpOverload, function: Kernel) -> Kernel:
+    """Return the kernel of an operator that PyTorch makes of others below its gradient: one operation, once its kind
+    is known.
+    """
+    composite = torch._C.DispatchKey.CompositeExplicitAutograd
+    return structured(overload, function, functools.partial(overload._op_dk, composite))
+
+
+def _entropy(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    loss: Tensor = op.binary_cross_entropy_with_logits(
+        x, y, weight, reduction=REDUCTIONS[reduction], pos_weight=pos_weight
+    )
+    return loss
+
+
+own("stack")(_whole(torch.ops.aten.stack.default, lambda x, dim=0: op.stack(x, dim)))
+own("repeat")(_whole(torch.ops.aten.repeat.default, lambda x, n: op.repeat(x, repeats=n)))
+own("binary_cross_entropy_with_logits")(
+    _whole(torch.ops.aten.binary_cross_entropy_with_logits.default, _entropy)
+)
 
 _clones = Kinds()
 
