@@ -17,6 +17,7 @@ from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import fill, iota
+from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE
 from webtorch.pytorch import device
 from webtorch.pytorch.copying import copy_from, item, to_copy
@@ -234,6 +235,12 @@ def _arange(
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
     kind = webtorch_dtype(out.dtype)
     result = op.arange(*values, dtype=kind, device=here(kind))
+    if 0 < out.numel() != result.numel():
+        warn(
+            f"The number of elements in the out tensor of shape {list(out.shape)} is {out.numel()} which does not "
+            f"match the computed number of elements {result.numel()}. Note that this may occur as a result of "
+            f"rounding error. The out tensor will be resized to a tensor of shape ({result.numel()},)."
+        )
     return _spaced(out, result)
 
 
@@ -301,6 +308,11 @@ def _randperm(
 ) -> torch.Tensor:
     kind = webtorch_dtype(out.dtype)
     where = here(kind)
+    real = out.dtype.is_floating_point
+    if n > (
+        2 + round(2 / torch.finfo(out.dtype).eps) - 1 if real else torch.iinfo(out.dtype).max + 1
+    ):
+        raise RuntimeError(f"n is too large for result tensor type: '{out.dtype}'")
     result = op.randperm(n, generator=source(generator, where), dtype=kind, device=where)
     device.resize_(out, result._shape)
     store(out, result, fresh=True)
