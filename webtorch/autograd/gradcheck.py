@@ -750,14 +750,12 @@ def gradgradcheck(
         raise AssertionError(
             "Expected at least one of check_fwd_over_rev or check_rev_over_rev to be True"
         )
-    if check_undefined_grad and not check_rev_over_rev:
-        raise AssertionError(
-            "Setting check_undefined_grad=True requires check_rev_over_rev to be True"
-        )
-    if check_batched_grad and not check_rev_over_rev:
-        raise AssertionError(
-            "Setting check_batched_grad=True requires check_rev_over_rev to be True"
-        )
+    for name, on in (
+        ("check_undefined_grad", check_undefined_grad),
+        ("check_batched_grad", check_batched_grad),
+    ):
+        if on and not check_rev_over_rev:
+            raise AssertionError(f"Setting {name}=True requires check_rev_over_rev to be True")
     inputs = _listed(inputs)
     if grad_outputs is None:
         with enable_grad():
@@ -769,11 +767,10 @@ def gradgradcheck(
             )
     else:
         cotangents = _listed(grad_outputs)
-    count = len(cotangents)
 
     def slopes(*args: Any) -> tuple[Tensor, ...]:
         """Return the gradients for these inputs and cotangents."""
-        points, gs = args[:-count], args[-count:]
+        points, gs = args[: len(inputs)], args[len(inputs) :]
         points = tuple(
             x.requires_grad_()
             if isinstance(x, Tensor) and isinstance(own, Tensor) and own.requires_grad and x.is_leaf

@@ -627,6 +627,50 @@ def pass_of(
     return begin_backward(roots, cotangents, keep, create_graph, targets)
 
 
+def _batched(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    given: Sequence[Tensor | None],
+    retain_graph: bool | None,
+    create_graph: bool,
+    allow_unused: bool | None,
+    materialize_grads: bool,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients for each row of the given ones."""
+    for i, (root, g) in enumerate(zip(_listed(outputs), given, strict=False)):
+        shape = root._shape if hasattr(root, "_shape") else meta_of(root[:2])[0]
+        if g is not None and g._shape[1:] != shape:
+            found, wanted = list(g._shape), list(shape)
+            raise RuntimeError(
+                "If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the batch "
+                "dimension. The sizes of the remaining dimensions are expected to match the shape of "
+                f"corresponding output, but a mismatch was detected: grad_output[{i}] has a shape of "
+                f"torch.Size({found}) and output[{i}] has a shape of torch.Size({wanted}). If you only want some "
+                "tensors in `grad_output` to be considered batched, consider using vmap."
+            )
+    size = next(g._shape[0] for g in given if g is not None)
+    options = create_graph, True, allow_unused, False, materialize_grads
+    if any(isinstance(x, TensorBase) and wraps(x) for x in (*_listed(outputs), *given)):
+        # Dimensions that vmap hides are those of data.
+        rows = [
+            grad(
+                outputs,
+                inputs,
+                [None if g is None else g[i] for g in given],
+                retain_graph if i == size - 1 else True,
+                *options,
+            )
+            for i in range(size)
+        ]
+        columns = zip(*rows, strict=True)
+        return tuple([None if c[0] is None else TABLE["stack"](list(c)) for c in columns])
+    batch, unbatch = ask("batch"), ask("unbatch")
+    with ask("Vmap")(size, "error", plain=True) as level:
+        parts = [None if g is None else batch(g, 0, level.number) for g in given]
+        grads = grad(outputs, inputs, parts, retain_graph, *options)
+        return tuple([None if g is None else unbatch(g, 0, level.number, size) for g in grads])
+
+
 @dispatched(role="gradients")
 def grad(
     outputs: Tensor | Sequence[Tensor],
@@ -648,39 +692,15 @@ def grad(
             stacklevel=user_depth(),
         )
     if is_grads_batched:
-        given = _listed(grad_outputs)
-        for i, (root, g) in enumerate(zip(_listed(outputs), given, strict=False)):
-            shape = root._shape if hasattr(root, "_shape") else meta_of(root[:2])[0]
-            if g is not None and g._shape[1:] != shape:
-                found, wanted = list(g._shape), list(shape)
-                raise RuntimeError(
-                    "If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the batch "
-                    "dimension. The sizes of the remaining dimensions are expected to match the shape of "
-                    f"corresponding output, but a mismatch was detected: grad_output[{i}] has a shape of "
-                    f"torch.Size({found}) and output[{i}] has a shape of torch.Size({wanted}). If you only want some "
-                    "tensors in `grad_output` to be considered batched, consider using vmap."
-                )
-        size = next(g._shape[0] for g in given if g is not None)
-        options = create_graph, True, allow_unused, False, materialize_grads
-        if any(isinstance(x, TensorBase) and wraps(x) for x in (*_listed(outputs), *given)):
-            # Dimensions that vmap hides are those of data.
-            rows = [
-                grad(
-                    outputs,
-                    inputs,
-                    [None if g is None else g[i] for g in given],
-                    retain_graph if i == size - 1 else True,
-                    *options,
-                )
-                for i in range(size)
-            ]
-            columns = zip(*rows, strict=True)
-            return tuple([None if c[0] is None else TABLE["stack"](list(c)) for c in columns])
-        batch, unbatch = ask("batch"), ask("unbatch")
-        with ask("Vmap")(size, "error", plain=True) as level:
-            parts = [None if g is None else batch(g, 0, level.number) for g in given]
-            grads = grad(outputs, inputs, parts, retain_graph, *options)
-            return tuple([None if g is None else unbatch(g, 0, level.number, size) for g in grads])
+        return _batched(
+            outputs,
+            inputs,
+            _listed(grad_outputs),
+            retain_graph,
+            create_graph,
+            allow_unused,
+            materialize_grads,
+        )
     if materialize_grads and allow_unused is False:
         raise ValueError(
             "Expected allow_unused to be True or not passed when materialize_grads=True, but got: allow_unused=False."
