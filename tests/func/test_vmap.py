@@ -384,3 +384,30 @@ def test_clones_in_formats_of_images_and_nan_of_examples() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             same_error(program)
+
+
+def test_functions_take_no_arguments_by_name_alone() -> None:
+    def program(lib: Library, mapped: bool) -> Any:
+        class Sum(lib.torch.autograd.Function):  # type: ignore[name-defined, misc]
+            @staticmethod
+            def forward(x: Any, *, y: Any = 2.0) -> Any:
+                return x + y
+
+            @staticmethod
+            def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+                pass
+
+            @staticmethod
+            def vmap(info: Any, in_dims: Any, x: Any, *, y: Any) -> Any:
+                return x + y, 0
+
+        x = lib.tensor(3)
+        return lib.func.vmap(Sum.apply)(x, y=x) if mapped else Sum.apply(x, y=1.0)
+
+    for kind, text in (
+        (NotImplementedError, "kwarg-only Tensor args"),
+        (TypeError, "unexpected keyword"),
+    ):
+        for lib in (Library(torch, "cpu"), Library(webtorch, "cpu")):
+            with pytest.raises(kind, match=text):
+                program(lib, kind is NotImplementedError)

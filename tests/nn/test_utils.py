@@ -86,3 +86,25 @@ def test_parameters_go_to_a_vector_and_back(device: str) -> None:
 def test_total_norm_of_nothing_is_zero() -> None:
     assert utils.get_total_norm([]).item() == 0.0
     assert utils.get_total_norm([webtorch.tensor([3.0, 4.0])]).item() == 5.0
+
+
+@pytest.mark.parametrize("kind", ["type", "dtype", "shape"])
+def test_the_inverse_of_a_further_parametrization_is_checked(kind: str) -> None:
+    def program(lib: Any) -> str:
+        class Same(lib.nn.Module):  # type: ignore[misc,name-defined]
+            def forward(self, x: Any) -> Any:
+                return x
+
+        class Wrong(Same):
+            def right_inverse(self, x: Any) -> Any:
+                return {"type": None, "dtype": x.bool(), "shape": x[:1]}[kind]
+
+        module, parametrize = lib.nn.Linear(2, 2), lib.nn.utils.parametrize
+        parametrize.register_parametrization(module, "weight", Same())
+        with pytest.raises(ValueError, match="right_inverse must") as found:
+            parametrize.register_parametrization(module, "weight", Wrong())
+        return str(found.value).split(",")[0]
+
+    import torch.nn.utils.parametrize
+
+    assert program(webtorch) == program(torch)

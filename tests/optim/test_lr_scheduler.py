@@ -300,3 +300,24 @@ def test_asking_for_the_rate_the_old_way_warns() -> None:
     schedule = lr_scheduler.StepLR(ours, 2)
     with pytest.warns(UserWarning, match="get_last_lr"):
         schedule.get_lr()
+
+
+def test_what_states_of_old_bring_and_what_gives_the_height() -> None:
+    def rates(lib: Any) -> list[float]:
+        optimizer = lib.optim.SGD([lib.nn.Parameter(lib.zeros(1))], 0.1)
+        schedule = lib.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=5)
+        del schedule._anneal_func_type
+        state = schedule.state_dict()
+        state["anneal_func"] = lib.optim.lr_scheduler.OneCycleLR._annealing_cos
+        schedule.load_state_dict(state)
+        found = []
+        for _ in range(4):
+            optimizer.step()
+            schedule.step()
+            found.append(schedule.get_last_lr()[0])
+        return found
+
+    assert rates(webtorch) == pytest.approx(rates(torch))
+    ours, _ = optimizers()
+    cyclic = lr_scheduler.CyclicLR(ours, 0.1, 1.0, mode="triangular2", cycle_momentum=False)
+    assert inspect.isfunction(cyclic._scale_fn_ref) and cyclic._scale_fn_ref(2) == 0.5

@@ -564,3 +564,16 @@ def test_lbfgs_moves_both_parts_of_complex_parameters(search: str | None) -> Non
         return [optimizer.step(closure).item() for _ in range(4)]
 
     assert losses(webtorch) == pytest.approx(losses(torch), rel=1e-3, abs=1e-4)
+
+
+def test_adam_with_amsgrad_is_differentiated() -> None:
+    def program(lib: Any) -> Any:
+        x = lib.tensor([1.0, 2.0], requires_grad=True)
+        p, grad = x.clone(), x * 0.5
+        p.grad = grad
+        optimizer = lib.optim.Adam([p], lr=0.1, amsgrad=True, differentiable=True)
+        optimizer.step()
+        (p * p).sum().backward()
+        return x.grad.tolist()
+
+    assert program(webtorch) == pytest.approx(program(torch), rel=1e-5)

@@ -646,6 +646,10 @@ def test_what_the_tests_of_pytorch_ask_of_single_operators(webgpu: str) -> None:
         both(webgpu, run)
     part = torch.arange(6, dtype=torch.int16, device=webgpu).untyped_storage()[2:6]
     assert part.tolist() == [1, 0, 2, 0]
+    line = torch.zeros(1, 49, device=webgpu)
+    with pytest.warns(UserWarning, match="The out tensor will be resized"):
+        torch.arange(50, out=line)
+    assert line.shape == (50,)
     with pytest.warns(UserWarning, match="to - 1 is out of bounds"):
         torch.ones(2, device=webgpu).random_(0, 2**25 + 2)
 
@@ -663,6 +667,10 @@ def test_what_cannot_be_factored_raises_the_error_of_pytorch(webgpu: str) -> Non
         (lambda x: torch.linalg.matrix_rank(x, out=x.bool()), "result with dtype Bool"),
         (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantised tensors are not"),
         (lambda x: x._lazy_clone(), "are not on the device"),
+        (lambda x: x.uniform_(-3e38, 3e38), "uniform_ expects to-from"),
+        (lambda x: x.int().uniform_(), "uniform_"),
+        (lambda x: torch.randperm(2**11 + 2, out=x.half()), "n is too large"),
+        (lambda x: torch.randint(6, (2,), device=x.device, dtype=torch.complex64), "not impl"),
         (lambda x: torch.all(x, 0, out=x), "all only supports bool tensor for result"),
         (
             lambda x: torch._embedding_bag(x[None], x[0].long(), x[0].long()),

@@ -51,6 +51,12 @@ AGAIN: dict[str, Step] = {
     "batch norm that moves statistics": lambda x, y: F.batch_norm(y, x[0], x[1], training=True),
     "batch norm that moves its own": lambda x, y: _with_statistics(x, y, True),
     "batch norm of what it has": lambda x, y: _with_statistics(x, y, False),
+    "repeat": lambda x, y: x.t().repeat(2, 1, 3),
+    "stack": lambda x, y: torch.stack([x.t(), y.t()], -1),
+    "the entropy of logits": lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()),
+    "the entropy of each logit": lambda x, y: F.binary_cross_entropy_with_logits(
+        x.t(), y.t().sigmoid(), x[0], pos_weight=y[1], reduction="none"
+    ),
     "numbers from 1 on": lambda x, y: torch.arange(1, 4, device=x.device),
     "a tensor of a number": lambda x, y: torch.full((2, 3), 0.5, device=x.device),
     "a tensor of a whole number": lambda x, y: torch.full((2,), 3, device=x.device),

@@ -95,6 +95,9 @@ COMPRESSED: dict[str, Callable[[Any, Any], Any]] = {
     "blocks": lambda s, d: s.to_dense().to_sparse_bsr((3, 2)),
     "blocks as dense": lambda s, d: s.to_dense().to_sparse_bsc((3, 2)).to_dense(),
     "batches": lambda s, d: torch.stack([s.detach().to_dense()] * 2).to_sparse_csr().to_dense(),
+    "batches of blocks": lambda s, d: (
+        torch.stack([s.detach().to_dense()] * 2).to_sparse_bsr((1, 2)).transpose(1, 2).to_dense()
+    ),
     "mm": lambda s, d: s @ d.t(),
     "mm from the left": lambda s, d: d @ s.t(),
     "mm of two": lambda s, d: s @ s.detach().t().to_sparse_csr(),

@@ -95,6 +95,7 @@ class Loop:
         # Whole numbers that change, such as the step's; and parts that are computed again.
         more = [
             "count", "count", "checkpoint-old", "checkpoint-drop", "checkpoint-part", "hook-modules", "hook-inputs",
+            "backward-lists",
         ]  # fmt: skip
         self.events += [
             (rng.choice(more), rng.randrange(STEPS), rng.choice([1, 1, 2, 3]))
@@ -569,12 +570,15 @@ class _Running:
             if self.loop.reads:
                 self.seen += [p.grad.sum().item() for p in self.parameters if p.grad is not None]
         if self.loop.happens("again", step):
-            loss.backward(loss.detach().sin(), retain_graph=True)
+            loss.backward(gradient=loss.detach().sin(), retain_graph=True)
         if self.loop.happens("twice", step):
             loss.backward(retain_graph=True)
             loss.backward()
             return
-        loss.backward()
+        if self.loop.happens("backward-lists", step):
+            self.torch.autograd.backward([loss, loss.sin()], [None, loss.detach().cos() * 0.1])
+        else:
+            loss.backward()
         if self.loop.happens("double", step):
             try:
                 loss.backward()

@@ -1704,3 +1704,24 @@ def test_a_checkpointed_part_draws_the_same_numbers_again(reentrant: bool) -> No
         with scripts(True) as follower:
             assert run(looked) == pytest.approx(plain, rel=1e-4)
             assert follower().counts["followed"] >= 5
+
+
+@pytest.mark.parametrize("form", ["gradient", "function", "lists"])
+def test_backward_passes_are_followed_in_each_form(form: str) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4)
+    ones, found = torch.ones(4, 4), []
+    with scripts(True) as follower:
+        for _ in range(6):
+            y = (x @ weight).tanh()
+            if form == "gradient":
+                y.backward(gradient=ones)
+            elif form == "function":
+                torch.autograd.backward(y, grad_tensors=ones)
+            else:
+                torch.autograd.backward([y * 0.5, y.sum() * 0.5], [ones, None])
+            found.append(weight.grad.sum().item())
+            weight.grad = None
+        assert follower().counts["followed"] >= 3
+    y = (x @ weight).tanh()
+    assert found == pytest.approx([((1 - y * y).T @ x).sum().item()] * 6, rel=1e-4)

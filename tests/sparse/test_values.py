@@ -178,3 +178,49 @@ def test_compressed_matrices_give_what_pytorch_gives(
 @pytest.mark.parametrize("name", CSR)
 def test_rows_compressed_give_what_pytorch_gives(name: str, case: str, device: str) -> None:
     compare(name, CSR[name], case, device, grad=False, layout="csr")
+
+
+WRITTEN: dict[str, Program] = {
+    "out": lambda t, s, d: t.sin(s, out=t.zeros(3, 3).to_sparse()),
+    "out of another type": lambda t, s, d: t.sin(s, out=t.zeros(3, 3).double().to_sparse()),
+    "out of integers": lambda t, s, d: t.sin(s, out=t.zeros(3, 3).int().to_sparse()),
+    "in place of integers": lambda t, s, d: d.int().to_sparse().tan_(),
+    "in place of rows": lambda t, s, d: d.int().to_sparse_csr().asinh_(),
+    "neg in place": lambda t, s, d: d.int().to_sparse_csr().neg_(),
+    "alpha": lambda t, s, d: t.add(d.to_sparse_csr(), d, alpha=2.5),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_sparse_tensors_are_written_to(name: str) -> None:
+    found: list[Any] = []
+    for t in (torch, webtorch):
+        d = t.tensor([[1.0, 0.0, 2.0], [0.0, 0.0, 3.0], [-1.0, 0.0, 0.0]])
+        try:
+            out = WRITTEN[name](t, d.to_sparse(), d).to_dense()
+            found.append(
+                (
+                    str(out.dtype).rpartition(".")[2],
+                    [[round(v, 5) for v in r] for r in out.tolist()],
+                )
+            )
+        except RuntimeError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_parts_of_sparse_tensors_are_checked() -> None:
+    from webtorch.as_torch.names import top
+
+    for lib, t in ((torch, torch), (webtorch, top)):
+        i, v = lib.tensor([[0, 1], [1, 0]]), lib.tensor([1.0, 2.0])
+        t._validate_sparse_coo_tensor_args(i, v, (2, 2))
+        t._validate_sparse_csr_tensor_args(lib.tensor([0, 1, 2]), lib.tensor([1, 0]), v, (2, 2))
+        with pytest.raises(RuntimeError, match="size is inconsistent with"):
+            t._validate_sparse_coo_tensor_args(i, v, (1, 2))
+        with pytest.raises(RuntimeError):
+            t._validate_sparse_compressed_tensor_args(
+                lib.tensor([0, 1, 3]), lib.tensor([1, 0]), v, (2, 2), lib.sparse_csc
+            )

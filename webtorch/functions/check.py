@@ -23,6 +23,15 @@ def demand(result: Tensor, holds: object, message: str) -> Tensor:
     return comparison.logical_and(result, one) if result.dtype is bool_ else result * one
 
 
+def dynamic(operator: str) -> str:
+    """Return what is said of an operator whose result has another size for each example of a vmap."""
+    return (
+        "vmap: We do not support batching operators that can output dynamic shape. Attempted to vmap over "
+        f"aten::{operator}. Please file an issue at https://github.com/pytorch/pytorch/issues if you need this "
+        "feature: each example may have another number of elements"
+    )
+
+
 @dispatched(role="other")
 def _assert(condition: object, message: str) -> None:
     """Assert, so that a symbolic trace sees it."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from webtorch.errors import DTypeError, IndexOutOfRangeError, ShapeError
 from webtorch.functions import creation, joining, movement, pointwise, slicing
+from webtorch.functions.check import dynamic
 from webtorch.functions.indexing import (
     check_index,
-    dynamic,
     expanded_to,
     flattened,
     from_front,

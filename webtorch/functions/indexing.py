@@ -85,15 +85,6 @@ BY_MASK = (
 )
 
 
-def dynamic(operator: str) -> str:
-    """Return what is said of an operator whose result has another size for each example of a vmap."""
-    return (
-        "vmap: We do not support batching operators that can output dynamic shape. Attempted to vmap over "
-        f"aten::{operator}. Please file an issue at https://github.com/pytorch/pytorch/issues if you need this "
-        "feature: each example may have another number of elements"
-    )
-
-
 def true_positions(flags: Any, mapped: str = BY_MASK) -> Tensor:
     """Return the positions of the true elements of a 1-d bool tensor. Reads their count from the device, and raises
     RuntimeError with the text `mapped` where each example of a vmap has its own.

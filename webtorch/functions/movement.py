@@ -642,6 +642,8 @@ def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor
 @composite(family="movement", function_in=METHOD, torch="Tensor.contiguous")
 def contiguous(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """The tensor itself when its elements lie in row-major order, else a copy that is so."""
+    if input._levels and memory_format in (channels_last, channels_last_3d):
+        input.is_contiguous(memory_format=memory_format)
     order = format_order(memory_format, len(input._shape))
     if order is not None:
         there = lies_in(input._shape, input._strides, order)

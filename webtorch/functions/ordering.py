@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from webtorch.errors import ShapeError
 from webtorch.functions import gather_scatter, indexing, joining, movement, pointwise, slicing
+from webtorch.functions.check import dynamic
 from webtorch.functions.reduce import one_of_all
 from webtorch.ir.dtype import bool_, int64
 from webtorch.ir.view import normalize_dim, numel
@@ -337,7 +338,7 @@ def _runs(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     else:
         differ = comparison.ne(slicing.narrow(rows, 0, 1, n - 1), slicing.narrow(rows, 0, 0, n - 1))
         new = joining.cat((one, movement.reshape(reduce_dims(differ, "any", (1,)), (n - 1,))), 0)
-    starts = indexing.true_positions(new, indexing.dynamic("_unique2"))
+    starts = indexing.true_positions(new, dynamic("_unique2"))
     number = _scan(cast_to(new, int64), "sum", 0) - 1
     return starts, number, starts.numel()
 

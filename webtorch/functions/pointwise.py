@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions.check import dynamic
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
@@ -382,6 +383,8 @@ def check_mask(name: str, mask: Tensor) -> None:
 def where(condition: Tensor, input: Operand | None = None, other: Operand | None = None) -> Any:
     """Return input where condition, else other; with condition alone, the indices of its true elements."""
     if input is None and other is None:
+        if condition._levels:
+            raise RuntimeError(dynamic("where"))
         return condition.nonzero(as_tuple=True)
     if is_tensor(condition) and condition.dtype is uint8:
         warn_once(

@@ -111,7 +111,9 @@ class Adam(Optimizer):
         write_result(square, square_average(square, grad, read["beta2"], read["1-beta2"]), "Adam")
         if group["amsgrad"]:
             most = state["max_exp_avg_sq"]
-            square = most.copy_(webtorch.maximum(most, square))
+            # Its gradient needs the values that it overwrites.
+            most = most.clone() if group["differentiable"] else most
+            square = state["max_exp_avg_sq"].copy_(webtorch.maximum(most, square))
         if group["differentiable"]:
             # The next step overwrites them, and this one's gradient needs them.
             average, square = average.clone(), square.clone()

@@ -690,13 +690,14 @@ class CyclicLR(LRScheduler):
         """Return the height of a cycle, or of an iteration."""
         return (self._scale_fn_custom or self._scale_fn_ref)(x)
 
-    def _scale_fn_ref(self, x: float) -> float:
-        """Return the height by the mode."""
+    @property
+    def _scale_fn_ref(self) -> Callable[[float], float]:
+        """What gives the height by the mode."""
         if self.mode == "triangular":
-            return 1.0
+            return lambda _: 1.0
         if self.mode == "triangular2":
-            return 1 / (2.0 ** (x - 1))
-        return self.gamma**x
+            return lambda x: 1 / (2.0 ** (x - 1))
+        return lambda x: self.gamma**x
 
     def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, and set the momenta."""
@@ -823,6 +824,17 @@ class OneCycleLR(LRScheduler):
                 )
         super().__init__(optimizer, last_epoch)
 
+    _annealing_cos = staticmethod(_cosine)
+    _annealing_linear = staticmethod(_line)
+
+    def _anneal_func(self, start: Rate, end: Rate, place: float) -> Rate:
+        """Return the value at `place` (0 to 1). A state that PyTorch wrote long ago brings the function itself."""
+        kind = getattr(self, "_anneal_func_type", None)
+        if kind is None:
+            found: Rate = self.anneal_func(start, end, place)  # type: ignore[attr-defined]
+            return found
+        return _cosine(start, end, place) if kind == "cos" else _line(start, end, place)
+
     def get_lr(self) -> list[Rate]:
         """Return the learning rates at `last_epoch`, and set the momenta."""
         self._warn_unless_asking()
@@ -832,7 +844,7 @@ class OneCycleLR(LRScheduler):
                 f"Tried to step {step} times. The specified number of total steps is "
                 f"{self.total_steps}"
             )
-        anneal = _cosine if self._anneal_func_type == "cos" else _line
+        anneal = self._anneal_func
         start: object = 0.0
         phase = self._schedule_phases[0]
         for phase in self._schedule_phases:

@@ -67,13 +67,21 @@ def _like(x: Any, values: Any) -> Any:
 @_kernel("_to_dense")
 def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
     """Return the dense tensor."""
-    batch = getattr(x, _PARTS[x.layout][0])().dim() - 1
-    if not batch:
-        return sparse.to_dense(_coo(x), dtype)
-    parts = [x]
-    for _ in range(batch):
-        parts = [p.select(0, n) for p in parts for n in range(p.shape[0])]
-    return torch.stack([to_dense(p, dtype) for p in parts]).view(x.shape)
+    compressed, plain = (getattr(x, part)() for part in _PARTS[x.layout])
+    batch = compressed.dim() - 1
+    by_columns = x.layout in (torch.sparse_csc, torch.sparse_bsc)
+    places = aten._convert_indices_from_csr_to_coo(compressed, plain, transpose=by_columns)
+    values = x.values() if dtype is None else x.values().to(dtype)
+    rest, sizes = values.shape[batch + 1 :], x.shape[batch : batch + 2]
+    blocks = rest[:2] if x.layout in (torch.sparse_bsr, torch.sparse_bsc) else (1, 1)
+    grid = [n // block for n, block in zip(sizes, blocks, strict=True)]
+    out = values.new_zeros((*x.shape[:batch], *grid, *rest))
+    out = out.index_put_(tuple(places.unbind(0)), values.reshape(-1, *rest))
+    return (
+        out.transpose(batch + 1, batch + 2).reshape(x.shape)
+        if blocks != (1, 1)
+        else out.view(x.shape)
+    )
 
 
 def _in_layout(x: Any, layout: torch.layout, like: Any) -> Any:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
-from webtorch.aten.table import FUNCTIONS, op
+from webtorch.aten.table import FUNCTIONS, REDUCTIONS, op
 from webtorch.functions.creation import fits
 from webtorch.ir.dtype import Number
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import fill, iota
+from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE
 from webtorch.pytorch import device
 from webtorch.pytorch.copying import copy_from, item, to_copy
@@ -165,6 +168,33 @@ def _range_of(
     return out
 
 
+def _whole(overload: OpOverload, function: Kernel) -> Kernel:
+    """Return the kernel of an operator that PyTorch makes of others below its gradient: one operation, once its kind
+    is known.
+    """
+    composite = torch._C.DispatchKey.CompositeExplicitAutograd
+    return structured(overload, function, functools.partial(overload._op_dk, composite))
+
+
+def _entropy(
+    x: Tensor,
+    y: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    loss: Tensor = op.binary_cross_entropy_with_logits(
+        x, y, weight, reduction=REDUCTIONS[reduction], pos_weight=pos_weight
+    )
+    return loss
+
+
+own("stack")(_whole(torch.ops.aten.stack.default, lambda x, dim=0: op.stack(x, dim)))
+own("repeat")(_whole(torch.ops.aten.repeat.default, lambda x, n: op.repeat(x, repeats=n)))
+own("binary_cross_entropy_with_logits")(
+    _whole(torch.ops.aten.binary_cross_entropy_with_logits.default, _entropy)
+)
+
 _clones = Kinds()
 
 
@@ -205,6 +235,12 @@ def _arange(
     values = [v.item() if isinstance(v, torch.Tensor) else v for v in (start, end, step)]
     kind = webtorch_dtype(out.dtype)
     result = op.arange(*values, dtype=kind, device=here(kind))
+    if 0 < out.numel() != result.numel():
+        warn(
+            f"The number of elements in the out tensor of shape {list(out.shape)} is {out.numel()} which does not "
+            f"match the computed number of elements {result.numel()}. Note that this may occur as a result of "
+            f"rounding error. The out tensor will be resized to a tensor of shape ({result.numel()},)."
+        )
     return _spaced(out, result)
 
 
@@ -272,6 +308,11 @@ def _randperm(
 ) -> torch.Tensor:
     kind = webtorch_dtype(out.dtype)
     where = here(kind)
+    real = out.dtype.is_floating_point
+    if n > (
+        2 + round(2 / torch.finfo(out.dtype).eps) - 1 if real else torch.iinfo(out.dtype).max + 1
+    ):
+        raise RuntimeError(f"n is too large for result tensor type: '{out.dtype}'")
     result = op.randperm(n, generator=source(generator, where), dtype=kind, device=where)
     device.resize_(out, result._shape)
     store(out, result, fresh=True)

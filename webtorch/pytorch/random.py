@@ -92,6 +92,8 @@ def _random_to(x: Tensor, high: int, *, generator: torch.Generator | None = None
 def _random_(
     x: Tensor, low: int = 0, high: int | None = None, *, generator: torch.Generator | None = None
 ) -> Tensor:
+    if x.dtype.is_complex:
+        raise NotImplementedError(f'"random_" not implemented for {x.dtype}')
     new = empty(x._shape, x.dtype, x.device)
     bounds = {"from": low} if high is None else {"from": low, "to": high}
     return op.random_(new, generator=source(generator, x.device), **bounds)

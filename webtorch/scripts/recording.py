@@ -92,11 +92,12 @@ class Note:
         if step.kind == "backward":
             self.turning = turning = args[0]
             if callee is BEGIN:
-                if len(args) > 4 or kwargs.keys() - {"gradient", "retain_graph"}:
+                roots = outputs_of(args[1:], kwargs)
+                if len(args) > 4 or kwargs.keys() - {"gradient", "grad_tensors", "retain_graph"}:
                     raise Refused("backward() is given arguments")
-                if run.slot_of(args[1]) is None:
+                if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                     raise Refused("it is given a tensor from before that has a graph")
-                turning.leaves = _leaves(graph_of([args[1]._grad_fn]), run, hooks=True)
+                turning.leaves = _leaves(graph_of([t._grad_fn for t in roots]), run, hooks=True)
             elif turning.run is None or turning.run() is not run:
                 raise Refused("something was computed within the backward pass")
             self.leaves = turning.leaves

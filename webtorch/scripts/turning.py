@@ -48,7 +48,9 @@ class Turning:
 
     def begin(self, args: Args, kwargs: Kwargs) -> Any:
         """Run up to the first function of the user's, and return what that is given."""
-        self.running = pass_of(*args, **kwargs)
+        # The method and the function have another name for it.
+        given = {"grad_tensors" if n == "gradient" else n: value for n, value in kwargs.items()}
+        self.running = pass_of(*args, **given)
         self.functions = graph_of(self.running.starts)
         self.touched = self.running.touched
         return self.go_on(None)

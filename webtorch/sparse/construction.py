@@ -13,6 +13,7 @@ from webtorch.ir.dtype import DType, int32, int64
 from webtorch.sparse.layouts import coalesce, to_sparse
 from webtorch.sparse.tensor import SparseTensor, keys, uncompressed
 from webtorch.tensors.above import give
+from webtorch.tensors.absent import why_missing
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
@@ -234,7 +235,7 @@ def sparse_compressed_tensor(
     if layout not in _NAMES:
         raise NotImplementedError(
             f"sparse_compressed_tensor: layout {layout} is not available here: use torch.sparse_csr or "
-            "torch.sparse_csc"
+            f"torch.sparse_csc. {why_missing('', 'sparse_bsr_tensor')}"
         )
     place = _place(values, compressed_indices, device)
     values = _tensor(values, None if dtype is None else chosen_dtype(dtype), place)

@@ -13,10 +13,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, Run, alone, install
+from webtorch.ir.dtype import legacy_name
 from webtorch.ops.primitive import fill
 from webtorch.ops.record import TABLE, Elementwise, Op
 from webtorch.sparse.tensor import SparseTensor, alive, no_kernel
 from webtorch.tensors.override import flat
+from webtorch.tensors.promotion import can_cast
+from webtorch.tensors.tensor import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 RULES: dict[str, Callable[..., Any]] = {}
@@ -62,13 +65,33 @@ def rule_of(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def _on_values(op: Op, input: SparseTensor, *args: object, **kwargs: object) -> SparseTensor:
+def _on_values(
+    op: Op, input: Tensor, *args: object, out: Tensor | None = None, **kwargs: object
+) -> SparseTensor:
     """Return an elementwise operation of the values. Raises NotImplementedError where it does not keep zeros."""
+    if not isinstance(input, SparseTensor):
+        raise no_kernel(op.name, cast(SparseTensor, out))
     if op.function(fill((), 0, input.dtype, "cpu"), *args, **kwargs).item():
         raise no_kernel(op.name, input)
     x = input if input.coalesced else RULES["coalesce"](input)
     values = op.function(x.values_of(), *args, **kwargs)
-    return cast(SparseTensor, x.like(values, op.name.title().replace("_", "")))
+    made = cast(SparseTensor, x.like(values, op.name.title().replace("_", "")))
+    return made if out is None else _written(op.name, out, made)
+
+
+def _written(name: str, out: Tensor, made: Any) -> Any:
+    """Return a tensor that takes what was made. Raises RuntimeError where it cannot."""
+    if not isinstance(out, SparseTensor):
+        return out.copy_(made)
+    if not isinstance(made, SparseTensor):
+        raise RuntimeError(
+            f"{name}: the result is dense, and cannot be written to a tensor of layout {out.layout}"
+        )
+    if not can_cast(made.dtype, out.dtype):
+        raise RuntimeError(
+            f"result type {legacy_name(made.dtype)} can't be cast to the desired output type {legacy_name(out.dtype)}"
+        )
+    return out.become(made if made.dtype is out.dtype else RULES["to"](made, out.dtype))
 
 
 class Sparse:
@@ -109,17 +132,7 @@ def _in_place(name: str, first: SparseTensor, args: Args, kwargs: Kwargs) -> Any
     found = rule_of(base)
     if found is None:
         raise no_kernel(name, first)
-    out = found(*args, **kwargs)
-    written = args[0]
-    if not isinstance(written, SparseTensor):
-        return written.copy_(out)
-    if not isinstance(out, SparseTensor):
-        raise RuntimeError(
-            f"{name}: the result is dense, and cannot be written to a tensor of layout {written.layout}"
-        )
-    if out.dtype is not written.dtype:
-        out = RULES["to"](out, written.dtype)
-    return written.become(out)
+    return _written(name, args[0], found(*args, **kwargs))
 
 
 # Names of operators that entries have by others.

@@ -134,7 +134,8 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
             raise RuntimeError(
                 "add(sparse, dense) is not supported. Use add(dense, sparse) instead."
             )
-        return dense.add(to_dense(input), other, alpha=alpha)
+        # PyTorch adds the sparse tensor to the dense one: `alpha` is a factor of that.
+        return add(other, input, alpha=alpha)
     if not isinstance(input, Tensor):
         raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
     pattern, rank = other.pattern(), other.sparse_rank

@@ -17,6 +17,7 @@ from webtorch.sparse.tensor import (
     looked_up,
     no_kernel,
 )
+from webtorch.tensors.absent import why_missing
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr, strided
 from webtorch.tensors.tensor import Tensor
@@ -94,7 +95,8 @@ def to_sparse(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if layout in (sparse_csr, sparse_csc):
         return to_compressed(x, layout, dense_dim)
     raise NotImplementedError(
-        f"to_sparse: layout {layout} is not available here: use torch.sparse_csr"
+        f"to_sparse: layout {layout} is not available here: use torch.sparse_csr. "
+        f"{why_missing('', 'sparse_bsr_tensor')}"
     )
 
 

@@ -564,6 +564,7 @@ def _lie_as(variable: Tensor, grad: Tensor) -> None:
         ask("lay")(grad, strides)
 
 
+@dispatched(role="backward")
 def backward(
     tensors: Tensor | Sequence[Tensor],
     grad_tensors: Tensor | Sequence[Tensor | None] | None = None,
@@ -574,6 +575,17 @@ def backward(
     """Accumulate gradients of `tensors` into the `.grad` of the graph's leaves (or of `inputs`
     only).
     """
+    backward_of(tensors, grad_tensors, retain_graph, create_graph, inputs)
+
+
+def backward_of(
+    tensors: Tensor | Sequence[Tensor],
+    grad_tensors: Tensor | Sequence[Tensor | None] | None,
+    retain_graph: bool | None,
+    create_graph: bool,
+    inputs: Tensor | Sequence[Tensor] | None,
+) -> None:
+    """Do what `backward` does."""
     targets = None if inputs is None else _listed(inputs)
     running = pass_of(tensors, grad_tensors, retain_graph, create_graph, targets)
     running.run()

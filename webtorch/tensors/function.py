@@ -208,7 +208,7 @@ class Function:
         if (
             mode.transforms or not all(v.plain for v in mode.vmaps)
         ) and not cls.__module__.startswith("webtorch."):
-            level = _check_transforms(cls, args, kwargs)
+            level = _check_transforms(cls, args)
             if level is not None:
                 refuse_scripts("a function of the user's is mapped")
                 return _mapped(cls, level, args)
@@ -286,6 +286,15 @@ def _with_defaults(forward: Callable[..., object], args: Args, kwargs: Kwargs) -
         return args
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
+    if bound.kwargs:
+        if mode.vmaps and _tensors_in(bound.kwargs):
+            raise NotImplementedError(
+                "Run vmap on autograd.Function with kwarg-only Tensor args. Please do not pass kwarg-only Tensors to "
+                f"autograd.Function. Got: {bound.kwargs}"
+            )
+        raise TypeError(
+            f"forward() got an unexpected keyword argument '{next(iter(bound.kwargs))}'"
+        )
     return bound.args
 
 
@@ -370,20 +379,13 @@ def _tensors_in(value: object) -> list[Tensor]:
     return found
 
 
-def _check_transforms(
-    cls: type[Function], args: tuple[object, ...], kwargs: dict[str, object]
-) -> Any:
+def _check_transforms(cls: type[Function], args: tuple[object, ...]) -> Any:
     """Return the vmap whose rule the user wrote, if it is to be called. Raises where one is missing."""
     if "setup_context" not in {n for c in cls.__mro__[:-1] for n in vars(c) if c is not Function}:
         raise RuntimeError(
             "In order to use an autograd.Function with functorch transforms (vmap, grad, jvp, "
             "jacrev, ...), it must override the setup_context staticmethod. For more details, "
             "please see https://pytorch.org/docs/main/notes/extending.func.html"
-        )
-    if mode.vmaps and _tensors_in(kwargs):
-        raise NotImplementedError(
-            "Run vmap on autograd.Function with kwarg-only Tensor args. Please do not pass kwarg-only Tensors to "
-            f"autograd.Function. Got: {kwargs}"
         )
     batched = {n for t in _tensors_in(args) for n, _, _ in t._levels}
     level = next((v for v in reversed(mode.vmaps) if v.number in batched), None)

@@ -33,7 +33,7 @@ from webtorch.tensors.above import ask, give
 from webtorch.tensors.arrays import as_numpy, nest, see
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
-from webtorch.tensors.engine import TensorHook, backward
+from webtorch.tensors.engine import TensorHook, backward_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
@@ -466,7 +466,7 @@ class Tensor(TensorBase):
         """Compute the gradients of this tensor for the leaves of its graph and add them to their
         `.grad`.
         """
-        backward(self, gradient, retain_graph, create_graph, inputs)
+        backward_of(self, gradient, retain_graph, create_graph, inputs)
 
     def retain_grad(self) -> None:
         """Keep `.grad` for this non-leaf tensor too."""

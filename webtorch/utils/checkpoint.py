@@ -319,11 +319,7 @@ class _Reentrant(Function):
             raise RuntimeError(
                 "none of output has requires_grad=True, this checkpoint() is not necessary"
             )
-        if len(pairs) == 1:
-            # Which a script follows.
-            pairs[0][0].backward(pairs[0][1])
-        else:
-            engine.backward([o for o, _ in pairs], [g for _, g in pairs])
+        engine.backward([o for o, _ in pairs], [g for _, g in pairs])
         return (None, None, *[a.grad if isinstance(a, Tensor) else None for a in args])
 
 

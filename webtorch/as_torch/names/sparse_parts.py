@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.sparse import construction
 from webtorch.sparse.layouts import compressed
 from webtorch.sparse.tensor import uncompressed
 
@@ -23,3 +24,35 @@ def _convert_indices_from_csr_to_coo(
     pair = [col_indices.long(), rows] if transpose else [rows, col_indices.long()]
     found = webtorch.stack(pair)
     return found.int() if out_int32 else found
+
+
+def _validate_sparse_coo_tensor_args(
+    indices: Any, values: Any, size: Any, is_coalesced: bool = False
+) -> None:
+    """Raise RuntimeError where these are not the parts of a COO tensor."""
+    construction.sparse_coo_tensor(
+        indices, values, size, is_coalesced=is_coalesced, check_invariants=True
+    )
+
+
+def _validate_sparse_compressed_tensor_args(
+    compressed_indices: Any, plain_indices: Any, values: Any, size: Any, layout: Any
+) -> None:
+    """Raise RuntimeError where these are not the parts of a compressed tensor."""
+    construction.sparse_compressed_tensor(
+        compressed_indices, plain_indices, values, size, layout=layout, check_invariants=True
+    )
+
+
+def _validate_sparse_csr_tensor_args(
+    crow_indices: Any, col_indices: Any, values: Any, size: Any
+) -> None:
+    """Raise RuntimeError where these are not the parts of a CSR tensor."""
+    construction.sparse_csr_tensor(crow_indices, col_indices, values, size, check_invariants=True)
+
+
+def _validate_sparse_csc_tensor_args(
+    ccol_indices: Any, row_indices: Any, values: Any, size: Any
+) -> None:
+    """Raise RuntimeError where these are not the parts of a CSC tensor."""
+    construction.sparse_csc_tensor(ccol_indices, row_indices, values, size, check_invariants=True)

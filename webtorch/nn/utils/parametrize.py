@@ -232,6 +232,27 @@ def _inject_property(module: Module, tensor_name: str) -> None:
     setattr(type(module), tensor_name, property(get, put))
 
 
+def _check_inverse(parametrization: Any, value: Tensor, new: Tensor, tensor_name: str) -> None:
+    """Raise ValueError if what `right_inverse` gives of a parametrized tensor is not like the tensor."""
+    if not hasattr(parametrization, "right_inverse"):
+        return
+    try:
+        back = parametrization.right_inverse(new)
+    except NotImplementedError:
+        return
+    if not isinstance(back, Tensor):
+        raise ValueError(
+            f"parametrization.right_inverse must return a tensor. Got: {type(back).__name__}"
+        )
+    for what in ("dtype", "shape"):
+        if getattr(back, what) != getattr(value, what):
+            raise ValueError(
+                f"The tensor returned by parametrization.right_inverse must have the same {what} as "
+                f"module.{tensor_name}, unless the `unsafe` flag is enabled.\nmodule.{tensor_name}.{what}: "
+                f"{getattr(value, what)}\nreturned {what}: {getattr(back, what)}"
+            )
+
+
 def register_parametrization(
     module: Module, tensor_name: str, parametrization: Module, *, unsafe: bool = False
 ) -> Module:
@@ -259,6 +280,7 @@ def register_parametrization(
                         f"{getattr(value, what)}\nparametrization(module.{tensor_name}).{what}: "
                         f"{getattr(new, what)}"
                     )
+            _check_inverse(parametrization, value, new, tensor_name)
         known.append(parametrization)
         known.unsafe |= unsafe
     elif tensor_name in module._buffers or tensor_name in module._parameters:

@@ -9,8 +9,9 @@ and aborts the process when submitted work names a destroyed buffer.
 
 from __future__ import annotations
 
+import heapq
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from webtorch.errors import DTypeError, OutOfMemoryError
@@ -98,6 +99,32 @@ def memory_limit() -> int | None:
     return int(float(text)) if text else None
 
 
+class _Unused:
+    """Unused blocks of one capacity, by number."""
+
+    __slots__ = ("blocks", "numbers")
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, Block] = {}
+        # A heap. Of a block that was taken by its number it may have some more.
+        self.numbers: list[int] = []
+
+    def put(self, block: Block) -> None:
+        """Add one."""
+        self.blocks[block.number] = block
+        heapq.heappush(self.numbers, block.number)
+        if len(self.numbers) > 4 * len(self.blocks) + 64:
+            self.numbers = sorted(self.blocks)
+
+    def first(self) -> Block | None:
+        """Take the one with the lowest number, if there is one."""
+        while self.blocks:
+            block = self.blocks.pop(heapq.heappop(self.numbers), None)
+            if block is not None:
+                return block
+        return None
+
+
 class Pool:
     """The blocks of one device, by size class, and the account of them. The caller holds the device's lock.
 
@@ -118,8 +145,8 @@ class Pool:
         self._max_buffer = max_buffer
         self._on_release = on_release
         self._error = error
-        # By capacity: unused blocks by number, the last given back at the end.
-        self._free: dict[int, dict[int, Block]] = {}
+        # By capacity.
+        self._free: defaultdict[int, _Unused] = defaultdict(_Unused)
         self._blocks: dict[int, Block] = {}
         self._next = 0
         # Unused blocks that one user takes and gives back all together, with their bytes.
@@ -140,10 +167,7 @@ class Pool:
         """Put one block back into the pool."""
         block.in_use = False
         self.allocated -= block.nbytes
-        free = self._free.get(block.capacity)
-        if free is None:
-            free = self._free[block.capacity] = {}
-        free[block.number] = block
+        self._free[block.capacity].put(block)
 
     def park(self, user: object, blocks: list[Block], nbytes: int) -> None:
         """Give back blocks, `nbytes` in all, that `user` takes again together with `parked`, unless
@@ -202,13 +226,12 @@ class Pool:
                 block = self._preferred(preferred)
         if block is None:
             capacity = size_class(nbytes, self._max_buffer)
-            free = self._free.get(capacity)
-            if not free and self._parked:
+            free = self._free[capacity]
+            if not free.blocks and self._parked:
                 self._unpark()
-                free = self._free.get(capacity)
             # The first ones: what a loop finds unused then follows from what it uses, not from the order in which
             # blocks came back, so that its programs meet the same memory again.
-            block = free.pop(min(free)) if free else self._grow(capacity, nbytes, dtype, elements)
+            block = free.first() or self._grow(capacity, nbytes, dtype, elements)
             if preferred is not None:
                 preferred.append(block)
                 if len(preferred) > _PREFERRED:
@@ -225,12 +248,8 @@ class Pool:
 
     def _preferred(self, preferred: list[Block]) -> Block | None:
         """Take one of `preferred` that is unused."""
-        free = self._free.get(preferred[0].capacity)
-        if free:
-            for known in preferred:
-                if known.number in free:
-                    return free.pop(known.number)
-        return None
+        free = self._free[preferred[0].capacity].blocks
+        return next((free.pop(b.number) for b in preferred if b.number in free), None)
 
     def _grow(self, capacity: int, nbytes: int, dtype: DType | None, elements: int) -> Block:
         what = f"{dtype.name}[{elements}], " if dtype is not None else ""
@@ -277,12 +296,12 @@ class Pool:
         """Give the pooled blocks back to the system."""
         self.collect()
         self._unpark()
-        if not any(self._free.values()):
+        if not any(free.blocks for free in self._free.values()):
             return
         # Bind groups keep their buffers alive: forget them first.
         self._on_release()
         for free in self._free.values():
-            for block in free.values():
+            for block in free.blocks.values():
                 del self._blocks[block.number]
                 self.reserved -= block.capacity
                 self._native.release_buffer(block.pointer)
