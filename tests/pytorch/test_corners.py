@@ -668,6 +668,7 @@ def test_what_cannot_be_factored_raises_the_error_of_pytorch(webgpu: str) -> Non
         (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantised tensors are not"),
         (lambda x: x._lazy_clone(), "are not on the device"),
         (lambda x: x.uniform_(-3e38, 3e38), "uniform_ expects to-from"),
+        (lambda x: x.int().uniform_(), "uniform_"),
         (lambda x: torch.randperm(2**11 + 2, out=x.half()), "n is too large"),
         (lambda x: torch.randint(6, (2,), device=x.device, dtype=torch.complex64), "not impl"),
         (lambda x: torch.all(x, 0, out=x), "all only supports bool tensor for result"),

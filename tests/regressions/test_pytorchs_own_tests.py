@@ -106,6 +106,21 @@ ERRORS: dict[str, Callable[[Any], object]] = {
         lib.ones(3), 0, out=(lib.empty(3, dtype=lib.int16), lib.empty(3).long())
     ),
     "a mode that is a number": lambda lib: lib.use_deterministic_algorithms(1),
+    "types of a convolution": lambda lib: lib.nn.functional.conv2d(
+        lib.ones(1, 1, 3, 3).double(), lib.ones(1, 1, 1, 1)
+    ),
+    "a place beyond the volume": lambda lib: lib.nn.functional.max_unpool2d(
+        lib.ones(1, 1, 2, 2), lib.full((1, 1, 2, 2), 30), 3, 2
+    ),
+    "rtol with a gradient": lambda lib: lib.isclose(
+        lib.ones(2), lib.ones(2), lib.tensor(1.5, requires_grad=True)
+    ),
+    "apply_ with a text": lambda lib: lib.ones(2).apply_(lambda _: "text"),
+    "a device below zero": lambda lib: lib.device(-1),
+    "an index into nothing": lambda lib: lib.index_select(lib.ones(0, 2), 0, lib.tensor([1])),
+    "classes of nothing": lambda lib: lib.nn.functional.multi_margin_loss(
+        lib.ones(0), lib.zeros(10).long()
+    ),
     "a long kernel": lambda lib: lib.nn.functional.conv1d(lib.ones(1, 1, 4), lib.ones(1, 1, 10)),
 }
 

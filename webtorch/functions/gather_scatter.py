@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from webtorch.errors import DTypeError, ShapeError
+from webtorch.errors import DTypeError, IndexOutOfRangeError, ShapeError
 from webtorch.functions import creation, joining, movement, pointwise, slicing
 from webtorch.functions.check import dynamic
 from webtorch.functions.indexing import (
@@ -61,14 +61,16 @@ _FAR_IN_COPY = (
 _FAR_IN_FLAT = "out of range: tried to access index {index} on a tensor of {size} elements. "
 
 
-def _along(op: str, words: str = "", wrap: bool = False) -> Callable[..., None]:
-    """Return what checks an index along a dim, for the field `values`."""
+def _along(op: str, words: str = "", wrap: bool = False, empty: str = "") -> Callable[..., None]:
+    """Return what checks an index along a dim, for the field `values`; `empty`: PyTorch's words for a dim of size 0."""
 
     def check(input: Tensor, dim: int, index: Tensor, *_: object, **__: object) -> None:
         """Raise for an index beyond the dim."""
         shape = input._shape
         if -len(shape) <= dim < len(shape):
             size = shape[dim]
+            if empty and not size and index.numel():
+                raise IndexOutOfRangeError(empty)
             check_places(op, index, size, words, -size if wrap else 0, dim % len(shape))
 
     return check
@@ -112,7 +114,11 @@ def _vector(op: str, index: Tensor) -> Tensor:
     overlap="none",
     gradient_name="IndexSelectBackward0",
     aten=("index_select",),
-    values=_along("index_select", _FAR_IN_DATA),
+    values=_along(
+        "index_select",
+        _FAR_IN_DATA,
+        empty="index_select(): self indexing axis dim should be positive",
+    ),
     layout=row_major,
 )
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:

@@ -49,6 +49,9 @@ def _overwrite(name: str, self: Tensor, others: tuple[Tensor, ...], callable: An
             raise TypeError(f"{name}: expected {self.dtype} for all tensors, got {x.dtype}")
     columns = [movement.expand(x, self._shape).reshape(-1).tolist() for x in (self, *others)]
     values = [callable(*row) for row in zip(*columns, strict=True)]
+    for value in values:
+        if isinstance(value, (str, bytes)):
+            raise TypeError(f"must be real number, not {type(value).__name__}")
     found = creation.tensor(values, dtype=self.dtype, device=self.device)
     return write(self, movement.reshape(found, self._shape))
 

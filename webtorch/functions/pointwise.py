@@ -326,6 +326,11 @@ def isclose(
     input: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> Tensor:
     """Whether |input - other| <= atol + rtol * |other|, elementwise; infinities are close to themselves only."""
+    for place, (name, bound) in enumerate((("rtol", rtol), ("atol", atol)), 3):
+        if isinstance(bound, Tensor) and bound.requires_grad:
+            raise TypeError(
+                f"isclose(): argument '{name}' (position {place}) must be float, not Tensor"
+            )
     if input.dtype is not other.dtype:
         raise RuntimeError(
             f"isclose: {input.dtype} and {other.dtype} did not match: both tensors need one type. "

@@ -35,6 +35,7 @@ from webtorch.tensors.modes import no_grad
 from webtorch.tensors.switches import alert
 from webtorch.tensors.tape import SavedTensor, attach, needs_grad, zeros_of
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import check_places
 
 FUNCTIONAL = ("nn.functional",)
 EVERYWHERE = ("torch", "nn.functional")
@@ -529,6 +530,9 @@ def _max_unpool(
                     f'{op}: invalid output_size "{sizes}" (dim {d} must be between '
                     f"{default[d] - stride[d]} and {default[d] + stride[d]})"
                 )
+    volume = "x".join(map(str, sizes))
+    words = f"Found an invalid max index: {{index}} (output volumes are of size {volume}). "
+    check_places(op, indices, numel(sizes), words)
     lead = tuple(input.shape[:-rank])
     planes, count = numel(lead), numel(tuple(input.shape[-rank:]))
     flat = fill((planes, numel(sizes)), 0, input.dtype, input.device)

@@ -792,12 +792,13 @@ def uniform_(
         raise RuntimeError(
             f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}"
         )
-    if high - low > finfo(input.dtype).max:
+    dtype = _floating("uniform_", input.dtype)
+    if high - low > finfo(dtype).max:
         raise RuntimeError(
             f"uniform_ expects to-from <= the largest {c_name(input.dtype)}, but found to={high} and from={low} which "
             "result in to-from to exceed the limit"
         )
-    u = _draw(input._shape, _floating("uniform_", input.dtype), input.device, generator)
+    u = _draw(input._shape, dtype, input.device, generator)
     return _fill_in(input, u * (high - low) + low)
 
 

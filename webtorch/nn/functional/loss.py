@@ -71,6 +71,11 @@ def multi_margin_loss(
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
     unbatched = input.dim() < 2
+    if input.dim() > 2 or (not input.numel() and (unbatched or not input.shape[1])):
+        raise ShapeError(
+            "Expected non-empty vector or matrix with optional 0-dim batch size, but got: "
+            f"{list(input.shape)}"
+        )
     x = input.reshape(1, -1) if unbatched else input
     y = target.reshape(-1)
     if target.dim() > 1 or y.numel() != x.shape[0]:
