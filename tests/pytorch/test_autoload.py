@@ -270,18 +270,12 @@ def test_fallback_runs_on_the_cpu_only_when_allowed(webgpu: str) -> None:
         weights = torch.ones(1, 2, device="webgpu")
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            y = torch._compute_linear_combination(x, weights)
-        assert y.is_webgpu and y.tolist() == [[3.0, 4.0]]
-        print(len([w for w in seen if "combination" in str(w.message)]), torch.webgpu.fallback_counts())
+            y = torch.ops.aten._add_relu(x, weights)
+        assert y.is_webgpu and y.tolist() == [[3.0, 2.0], [2.0, 4.0]]
+        print(len([w for w in seen if "add_relu" in str(w.message)]), torch.webgpu.fallback_counts())
     """
-    assert (
-        forked(program, WEBTORCH_FALLBACK="warn")
-        == "1 {'aten._compute_linear_combination.default': 1}"
-    )
-    assert (
-        forked(program, WEBTORCH_FALLBACK="silent")
-        == "0 {'aten._compute_linear_combination.default': 1}"
-    )
+    assert forked(program, WEBTORCH_FALLBACK="warn") == "1 {'aten._add_relu.Tensor': 1}"
+    assert forked(program, WEBTORCH_FALLBACK="silent") == "0 {'aten._add_relu.Tensor': 1}"
 
 
 @contextlib.contextmanager

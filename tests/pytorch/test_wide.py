@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from webtorch.pytorch import device as bridge
+
 WIDE = torch.float64
 Program = Callable[[Any, Any, str], Any]
 
@@ -46,6 +48,22 @@ PROGRAMS: dict[str, Program] = {
 def given(device: str) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(3, 4, dtype=WIDE, generator=torch.Generator().manual_seed(0))
     return x.to(device), x.float().to(device)
+
+
+@pytest.fixture(autouse=True)
+def _the_cpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBTORCH_FLOAT64", "cpu")
+
+
+def test_webgpu_sends_nothing_to_the_cpu_unasked(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WEBTORCH_FLOAT64")
+    if bridge.runtime().backend.name == "webgpu":
+        with pytest.raises(NotImplementedError, match=r"float64 is not available.*FLOAT64=cpu"):
+            torch.ones(2, device=webgpu).double()
+    else:
+        assert torch.ones(2, device=webgpu).double().dtype is WIDE
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

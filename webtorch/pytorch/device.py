@@ -214,9 +214,10 @@ def on_device(x: torch.Tensor) -> bool:
 def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
     """Return webtorch's type. Raises DTypeError for a type that the device cannot hold.
 
-    float64 and complex128 are computed by the CPU engine, but not in compiled programs. WEBTORCH_FLOAT64=float32 has
-    float32 and complex64 in their place, WEBTORCH_FLOAT64=error raises; then float32 serves in forward mode all the
-    same, as PyTorch's tangent of a 0-d tensor times a Python number has the number's type.
+    float64 and complex128 are computed by the CPU engine, but not in compiled programs, and on WebGPU only with
+    WEBTORCH_FLOAT64=cpu. WEBTORCH_FLOAT64=float32 has float32 and complex64 in their place, WEBTORCH_FLOAT64=error
+    raises; then float32 serves in forward mode all the same, as PyTorch's tangent of a 0-d tensor times a Python
+    number has the number's type.
     """
     found = TO_WEBTORCH.get(dtype)
     if found is None or found in UNSUPPORTED:
@@ -229,7 +230,8 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
             "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"
         )
         hint = "" if found is None else (
-            " Where a library asks for it, WEBTORCH_FLOAT64=float32 gives it float32, with a warning."
+            " Where a library asks for it, WEBTORCH_FLOAT64=float32 gives it float32, with a warning, and"
+            " WEBTORCH_FLOAT64=cpu computes it on the CPU."
         )  # fmt: skip
         raise DTypeError(
             f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
@@ -245,9 +247,12 @@ _warned_of_narrowing: list[bool] = []
 def _wide() -> str:
     """Return what WEBTORCH_FLOAT64 says: "cpu", "error", or "float32", of which the first time warns.
 
-    Raises ValueError for another value of it.
+    Where it says nothing, the CPU engine has float64, and on WebGPU nothing goes to the host unasked. Raises ValueError
+    for another value.
     """
-    wanted = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower() or "cpu"
+    wanted = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower()
+    if not wanted:
+        return "cpu" if host() is runtime() else "error"
     if wanted not in ("cpu", "error", "float32"):
         raise ValueError(
             f"WEBTORCH_FLOAT64={wanted!r}: the values are 'cpu', 'error' and 'float32'"

@@ -1,4 +1,6 @@
-"""Tensors of float64 and complex128 on "webgpu": WebGPU lacks these types, so webtorch's CPU engine has them. Floor 6.
+"""Tensors of float64 and complex128 on "webgpu": WebGPU lacks these types, and webtorch's CPU engine has them. Floor 6.
+
+Where WebGPU is the engine they are refused, unless WEBTORCH_FLOAT64=cpu asks for what follows.
 
 To PyTorch they are tensors on the device like any other. An operator that takes one, or is asked for a result of such a
 type, is computed on the host, which waits for the device where other operands lie there; its results of other types go
