@@ -81,8 +81,10 @@ def python_functions() -> list[tuple[str, str]]:
             item = getattr(theirs, name)
             if inspect.isclass(item) and (issubclass(item, BaseException) or where == ""):
                 continue
-            # What a test before this one registered with PyTorch (`Tensor.webgpu`) is not PyTorch's.
-            if "webgpu" not in name and (inspect.isfunction(item) or inspect.isclass(item)):
+            # What a test before this one registered with PyTorch (`Tensor.webgpu`) or replaced there is not PyTorch's.
+            if "webgpu" in name or str(getattr(item, "__module__", "")).startswith("webtorch"):
+                continue
+            if inspect.isfunction(item) or inspect.isclass(item):
                 found.append((where, name))
     return found
 

@@ -106,14 +106,18 @@ def slots_of(kind: type[object]) -> list[str]:
     return [name for name in copyreg._slotnames(kind) if name not in own]  # type: ignore[attr-defined]
 
 
+def attributes_of(x: Tensor) -> dict[str, Any]:
+    """Return what a user has set on a tensor: how a view was made, for one, is a part of its graph."""
+    return {n: v for n, v in vars(x).items() if n != "_shown_device" and not hasattr(Tensor, n)}
+
+
 def state_of(x: Tensor) -> Any:
     """Return the attributes that a tensor has by itself, as its class gives them to pickle."""
     if "__getstate__" in {
         name for base in type(x).__mro__ for name in vars(base) if base is not object
     }:
         return x.__getstate__()
-    # How a view was made is a part of its graph.
-    attributes = {n: v for n, v in vars(x).items() if n not in ("_made_by", "_shown_device")}
+    attributes = attributes_of(x)
     slots = {name: getattr(x, name) for name in slots_of(type(x)) if hasattr(x, name)}
     return (attributes, slots) if slots else attributes
 

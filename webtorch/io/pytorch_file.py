@@ -673,7 +673,7 @@ class Saver:
         """Write a parameter as PyTorch does, with its attributes if it has some."""
         data = value.detach()
         args: tuple[object, ...] = (data, value.requires_grad, OrderedDict())
-        if state := dict(vars(value)):
+        if state := objects.attributes_of(value):
             self.call(w, "torch._utils", "_rebuild_parameter_with_state", (*args, state))
         else:
             self.call(w, "torch._utils", "_rebuild_parameter", args)

@@ -389,7 +389,9 @@ class Tensor(TensorBase):
             value._offset,
             value._whole,
         )
-        self.dtype, self._levels = value.dtype, value._levels
+        self.dtype = value.dtype
+        if self._levels != value._levels:
+            self._levels = value._levels
 
     def _refuse_write(self, written: str = "is being") -> NoReturn:
         """Raise RuntimeError for a write, with gradients, of a view for which PyTorch has none."""
