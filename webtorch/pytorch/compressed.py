@@ -7,7 +7,7 @@ of the device. Products and sums go by way of COO tensors (`sparse`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,12 +46,12 @@ _PARTS = {
 }  # fmt: skip
 
 
-def _coo(x: Any) -> Any:
+def _coo(x: torch.Tensor) -> torch.Tensor:
     """Return a compressed matrix as a COO tensor, others as they are."""
     return x.to_sparse() if _is_compressed(x) else x
 
 
-def _like(x: Any, values: Any) -> Any:
+def _like(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     compressed, plain = (getattr(x, part)() for part in _PARTS[x.layout])
     return aten._sparse_compressed_tensor_unsafe(
         compressed,
@@ -65,7 +65,9 @@ def _like(x: Any, values: Any) -> Any:
 
 
 @_kernel("_to_dense")
-def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
+def to_dense(
+    x: torch.Tensor, dtype: torch.dtype | None = None, masked_grad: bool | None = None
+) -> torch.Tensor:
     """Return the dense tensor."""
     compressed, plain = (getattr(x, part)() for part in _PARTS[x.layout])
     batch = compressed.dim() - 1
@@ -84,7 +86,7 @@ def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
     )
 
 
-def _in_layout(x: Any, layout: torch.layout, like: Any) -> Any:
+def _in_layout(x: torch.Tensor, layout: torch.layout, like: torch.Tensor) -> torch.Tensor:
     """Return a COO matrix in a compressed layout, in blocks as large as those of another one."""
     if layout in (torch.sparse_csr, torch.sparse_csc):
         return x.to_sparse(layout=layout)
@@ -94,7 +96,7 @@ def _in_layout(x: Any, layout: torch.layout, like: Any) -> Any:
 def _by_coo(function: Kernel) -> Kernel:
     """Return an operator of COO tensors for compressed ones; a sparse result has columns if all of these have."""
 
-    def kernel(*args: Any, **options: Any) -> Any:
+    def kernel(*args: Any, **options: Any) -> torch.Tensor:
         """Run the operator."""
         layouts = {a.layout for a in args if _is_compressed(a)}
         like = next(a for a in args if _is_compressed(a))
@@ -106,7 +108,7 @@ def _by_coo(function: Kernel) -> Kernel:
 
 
 def _into(function: Kernel) -> Kernel:
-    def kernel(*args: object, out: Any, **options: object) -> Any:
+    def kernel(*args: object, out: torch.Tensor, **options: object) -> torch.Tensor:
         """Give `out` the result."""
         found = function(*args, **options)
         if _is_compressed(out):
@@ -117,14 +119,14 @@ def _into(function: Kernel) -> Kernel:
 
 
 def _inplace(function: Kernel) -> Kernel:
-    def kernel(x: Any, *args: object, **options: object) -> Any:
+    def kernel(x: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
         """Overwrite the first operand."""
         return _into(function)(x, *args, out=x, **options)
 
     return kernel
 
 
-def _indexed(found: Any, x: Any) -> Any:
+def _indexed(found: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Return a compressed tensor with indices of the type that those of another one have."""
     kind = getattr(x, _PARTS[x.layout][0])().dtype
     compressed, plain = (getattr(found, part)() for part in _PARTS[found.layout])
@@ -139,7 +141,7 @@ def _indexed(found: Any, x: Any) -> Any:
 def _flipped(layout: torch.layout) -> Kernel:
     own = sparse._operator(f"_to_{str(layout).removeprefix('torch.')}")._handle
 
-    def kernel(x: Any, dense_dim: int | None = None) -> Any:
+    def kernel(x: torch.Tensor, dense_dim: int | None = None) -> torch.Tensor:
         """Return a matrix with rows and columns exchanged in its layout; a batch by way of dense matrices."""
         if x.layout is layout or x.layout not in (torch.sparse_csr, torch.sparse_csc):
             return own.redispatch_boxed(_CPU, x, dense_dim)
@@ -153,7 +155,7 @@ def _flipped(layout: torch.layout) -> Kernel:
 
 
 @_kernel("_to_sparse")
-def to_sparse(x: object, *, layout: object = None, **options: object) -> Any:
+def to_sparse(x: object, *, layout: object = None, **options: object) -> torch.Tensor:
     """Return the matrix in another layout."""
     name = f"_to_{str(layout).removeprefix('torch.')}"
     if name in ("_to_sparse_csr", "_to_sparse_csc"):
@@ -167,7 +169,7 @@ def to_sparse(x: object, *, layout: object = None, **options: object) -> Any:
 def _blocked(layout: torch.layout) -> Kernel:
     own = sparse._operator(f"_to_{str(layout).removeprefix('torch.')}")._handle
 
-    def kernel(x: Any, blocksize: Any, dense_dim: int | None = None) -> Any:
+    def kernel(x: torch.Tensor, blocksize: Any, dense_dim: int | None = None) -> torch.Tensor:
         """Return a matrix in blocks; from the other layout of blocks by way of the dense one."""
         if x.layout is layout or x.layout not in (torch.sparse_bsr, torch.sparse_bsc):
             return own.redispatch_boxed(_CPU, x, blocksize, dense_dim)
@@ -187,7 +189,9 @@ _kernel("add.Tensor")(_by_coo(sparse.add))
 
 
 @_kernel("addmm")
-def addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+def addmm(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> torch.Tensor:
     """Return beta * x + alpha * (a @ b)."""
     product = KERNELS["mm"](a, b) if _is_compressed(a) or _is_compressed(b) else a @ b
     if beta == 0:
@@ -200,14 +204,16 @@ def addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
 
 
 @_kernel("addmv")
-def addmv(x: Any, a: Any, v: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+def addmv(
+    x: torch.Tensor, a: torch.Tensor, v: torch.Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> torch.Tensor:
     """Return beta * x + alpha * (a @ v)."""
     product = KERNELS["mv"](a, v) * alpha
     return product if beta == 0 else x * beta + product
 
 
 @_kernel("mul.Tensor", "mul.Scalar")
-def mul(x: Any, other: Any) -> Any:
+def mul(x: torch.Tensor, other: Any) -> torch.Tensor:
     """Return the product, element by element."""
     if not _is_compressed(x):
         x, other = other, x
@@ -217,7 +223,7 @@ def mul(x: Any, other: Any) -> Any:
 
 
 @_kernel("sparse_mask")
-def sparse_mask(x: Any, mask: Any) -> Any:
+def sparse_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the elements of a tensor at the places of a compressed one."""
     at = _coo(mask).coalesce()
     found = sparse.sparse_mask(_coo(x), at)
@@ -225,7 +231,9 @@ def sparse_mask(x: Any, mask: Any) -> Any:
 
 
 @_kernel("sparse_sampled_addmm")
-def sampled_addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+def sampled_addmm(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> torch.Tensor:
     """Return beta * x + alpha * (a @ b) at the places of x."""
     rows, columns = _coo(x)._indices().unbind(0)
     values = (a[rows] * b.t()[columns]).sum(1) * alpha
@@ -233,7 +241,9 @@ def sampled_addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> A
 
 
 @_kernel("linear_backward")
-def linear_backward(x: Any, g: Any, weight: Any, mask: Any) -> tuple[Any, Any, Any]:
+def linear_backward(
+    x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, mask: Sequence[bool]
+) -> tuple[torch.Tensor | None, ...]:
     """Return the cotangents of a linear layer's input, weight and bias."""
     rows, columns = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
     return (
@@ -255,7 +265,9 @@ for _name, _function in (
 
 
 def _along(name: str) -> Kernel:
-    def kernel(x: Any, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    def kernel(
+        x: torch.Tensor, dim: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Reduce a matrix in one or both dims; what is not there is not counted."""
         if not keepdim:
             raise RuntimeError(
@@ -286,7 +298,9 @@ for _name in ("sum", "prod"):
 _kernel("is_pinned")(lambda x, device=None: False)
 
 
-def _validate(is_rows: bool, compressed: Any, plain: Any, cdim: int, dim: int, nnz: int) -> None:
+def _validate(
+    is_rows: bool, compressed: torch.Tensor, plain: torch.Tensor, cdim: int, dim: int, nnz: int
+) -> None:
     """Check indices, which are read for it."""
     aten._validate_compressed_sparse_indices(is_rows, compressed.cpu(), plain.cpu(), cdim, dim, nnz)
 

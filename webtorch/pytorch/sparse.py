@@ -51,7 +51,9 @@ def _operator(name: str) -> Any:
     return getattr(getattr(aten, base), overload or "default")
 
 
-def _coo(indices: Any, values: Any, size: Sequence[int], coalesced: bool = False) -> Any:
+def _coo(
+    indices: torch.Tensor, values: torch.Tensor, size: Sequence[int], coalesced: bool = False
+) -> torch.Tensor:
     rank = indices.shape[0]
     return aten._sparse_coo_tensor_with_dims_and_tensors(
         rank, len(size) - rank, list(size), indices, values, dtype=values.dtype, layout=torch.sparse_coo,
@@ -59,7 +61,7 @@ def _coo(indices: Any, values: Any, size: Sequence[int], coalesced: bool = False
     )  # fmt: skip
 
 
-def _keys(indices: Any, size: Sequence[int]) -> Any:
+def _keys(indices: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
     """Return a number for each place: its position in a dense tensor of the sparse dims."""
     out = indices.new_zeros(indices.shape[1])
     for d in range(indices.shape[0]):
@@ -68,7 +70,7 @@ def _keys(indices: Any, size: Sequence[int]) -> Any:
 
 
 @_kernel("_coalesce")
-def coalesce(x: Any) -> Any:
+def coalesce(x: torch.Tensor) -> torch.Tensor:
     """Return the tensor with sorted places, each once."""
     indices, values, rank = x._indices(), x._values(), x.sparse_dim()
     places, number = torch.unique(_keys(indices, x.shape), return_inverse=True)
@@ -83,22 +85,22 @@ def coalesce(x: Any) -> Any:
 
 
 @_kernel("clone")
-def clone(x: Any, *, memory_format: object = None) -> Any:
+def clone(x: torch.Tensor, *, memory_format: object = None) -> torch.Tensor:
     """Return a copy."""
     return _coo(x._indices().clone(), x._values().clone(), x.shape, x.is_coalesced())
 
 
-def _set(x: Any, new: Any) -> Any:
+def _set(x: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Give a sparse tensor the parts of another one."""
     aten.copy_sparse_to_sparse_(x, new)
     return x
 
 
-def _like(x: Any, values: Any) -> Any:
+def _like(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return _coo(x._indices(), values, x.shape, x.is_coalesced())
 
 
-def _at(dense: Any, x: Any) -> Any:
+def _at(dense: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """Return the elements of a dense tensor at the places of a sparse one."""
     if not x.sparse_dim():
         return dense.expand(x.shape).expand(x._nnz(), *x.shape)
@@ -106,7 +108,7 @@ def _at(dense: Any, x: Any) -> Any:
 
 
 @_kernel("add.Tensor")
-def add(x: Any, other: Any, *, alpha: Any = 1) -> Any:
+def add(x: torch.Tensor, other: Any, *, alpha: complex = 1) -> torch.Tensor:
     """Return the sum: of two sparse tensors a sparse one, of a dense and a sparse one a dense one."""
     if not x.is_sparse:
         return add_(x.clone(), other, alpha=alpha)
@@ -117,7 +119,7 @@ def add(x: Any, other: Any, *, alpha: Any = 1) -> Any:
 
 
 @_kernel("add_.Tensor")
-def add_(x: Any, other: Any, *, alpha: Any = 1) -> Any:
+def add_(x: torch.Tensor, other: Any, *, alpha: complex = 1) -> torch.Tensor:
     """Add in place."""
     if x.is_sparse:
         return _set(x, add(x, other, alpha=alpha))
@@ -133,7 +135,7 @@ def add_(x: Any, other: Any, *, alpha: Any = 1) -> Any:
 
 
 @_kernel("mul.Tensor", "mul.Scalar")
-def mul(x: Any, other: Any) -> Any:
+def mul(x: torch.Tensor, other: Any) -> torch.Tensor:
     """Return the product with a number or a dense tensor."""
     if not isinstance(other, torch.Tensor):
         return _like(x, x._values() * other)
@@ -147,12 +149,12 @@ def mul(x: Any, other: Any) -> Any:
 
 
 @_kernel("_sparse_broadcast_to")
-def broadcast_to(x: Any, shape: Sequence[int]) -> Any:
+def broadcast_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """Return the tensor in another shape, with more places."""
     return to_sparse(to_dense(x).expand(shape), len(shape) - x.dense_dim())
 
 
-def _common(x: Any, other: Any) -> Any:
+def _common(x: torch.Tensor, other: Any) -> torch.Tensor:
     """Return the product of two sparse tensors: at the places that both have."""
     shape = torch.broadcast_shapes(x.shape, other.shape)
     x, other = (t if t.shape == shape else broadcast_to(t, shape) for t in (x, other))
@@ -169,7 +171,7 @@ def _common(x: Any, other: Any) -> Any:
     return _coo(other._indices()[:, places], values, shape, both)
 
 
-def _found(x: Any, other: Any) -> tuple[Any, Any]:
+def _found(x: torch.Tensor, other: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Return where a coalesced tensor has the places of another one, and whether it has them."""
     if not x._nnz():
         nowhere = other._indices().new_zeros(other._nnz())
@@ -180,7 +182,7 @@ def _found(x: Any, other: Any) -> tuple[Any, Any]:
 
 
 @_kernel("mul_.Tensor", "mul_.Scalar")
-def mul_(x: Any, other: Any) -> Any:
+def mul_(x: torch.Tensor, other: Any) -> torch.Tensor:
     """Multiply in place."""
     if not x.is_sparse:
         return x.copy_(to_dense(mul(x, other)))
@@ -188,7 +190,7 @@ def mul_(x: Any, other: Any) -> Any:
 
 
 @_kernel("div.Tensor", "div.Tensor_mode")
-def div(x: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
+def div(x: torch.Tensor, other: Any, *, rounding_mode: str | None = None) -> torch.Tensor:
     """Return the values divided by a number."""
     if isinstance(other, torch.Tensor) and other.dim():
         raise RuntimeError(
@@ -202,19 +204,19 @@ def div(x: Any, other: Any, *, rounding_mode: str | None = None) -> Any:
 
 
 @_kernel("floor_divide")
-def floor_divide(x: Any, other: Any) -> Any:
+def floor_divide(x: torch.Tensor, other: Any) -> torch.Tensor:
     """Return the values divided by a number, and rounded down."""
     return div(x, other, rounding_mode="floor")
 
 
 @_kernel("div_.Tensor", "div_.Tensor_mode")
-def div_(x: object, other: object, **options: object) -> Any:
+def div_(x: torch.Tensor, other: Any, **options: Any) -> torch.Tensor:
     """Divide in place."""
     return _set(x, div(x, other, **options))
 
 
 @_kernel("mm")
-def mm(a: Any, b: Any) -> Any:
+def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the product of a sparse and a dense matrix."""
     if a.dim() != 2 or b.dim() != 2 or (a.is_sparse and a.sparse_dim() != 2):
         raise RuntimeError(
@@ -234,7 +236,7 @@ def mm(a: Any, b: Any) -> Any:
     return out.index_add(0, rows, b[columns] * a._values().unsqueeze(1))
 
 
-def _expanded(starts: Any, counts: Any) -> tuple[Any, Any]:
+def _expanded(starts: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return, for ranges of places, the number of the range of each place in them, and the place."""
     number = torch.repeat_interleave(torch.arange(counts.shape[0], device=counts.device), counts)
     before = counts.cumsum(0) - counts
@@ -243,7 +245,7 @@ def _expanded(starts: Any, counts: Any) -> tuple[Any, Any]:
 
 
 @_kernel("_sparse_sparse_matmul")
-def sparse_product(a: Any, b: Any) -> Any:
+def sparse_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the product of two sparse matrices."""
     if a.sparse_dim() != 2 or b.sparse_dim() != 2 or a.dense_dim() or b.dense_dim():
         raise RuntimeError("sparse_matmul: expected two matrices of numbers")
@@ -259,7 +261,7 @@ def sparse_product(a: Any, b: Any) -> Any:
 
 
 @_kernel("index_select")
-def index_select(x: Any, dim: int, index: Any) -> Any:
+def index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     """Return the slices of a dim."""
     dim, rank = dim % x.dim(), x.sparse_dim()
     shape = (*x.shape[:dim], index.numel(), *x.shape[dim + 1 :])
@@ -282,7 +284,7 @@ def index_select(x: Any, dim: int, index: Any) -> Any:
 
 
 @_kernel("bmm")
-def bmm(a: Any, b: Any) -> Any:
+def bmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the products of a batch of sparse matrices and dense ones."""
     if not a.is_sparse:
         return bmm(b.transpose(1, 2), a.transpose(1, 2)).transpose(1, 2)
@@ -294,7 +296,7 @@ def bmm(a: Any, b: Any) -> Any:
 
 
 @_kernel("hspmm")
-def hspmm(a: Any, b: Any) -> Any:
+def hspmm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the product of a sparse and a dense matrix, as a tensor of the rows that are not zero."""
     rows, number = torch.unique(a._indices()[0], return_inverse=True)
     places = torch.stack([number, a._indices()[1]])
@@ -303,26 +305,30 @@ def hspmm(a: Any, b: Any) -> Any:
 
 
 @_kernel("mv")
-def mv(a: Any, v: Any) -> Any:
+def mv(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Return the product of a sparse matrix and a vector."""
     return mm(a, v.unsqueeze(1)).squeeze(1)
 
 
 @_kernel("addmm")
-def addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+def addmm(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> torch.Tensor:
     """Return beta * x + alpha * (a @ b)."""
     product = mm(a, b) * alpha
     return product if beta == 0 else x * beta + product
 
 
-def sspaddmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+def sspaddmm(
+    x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: complex = 1, alpha: complex = 1
+) -> torch.Tensor:
     """Return beta * x + alpha * (a @ b), of which only b is dense, as a sparse tensor."""
     product = to_sparse(mm(a, b)) * alpha
     return add(x * beta, product) if beta else product
 
 
 @_kernel("sparse_mask")
-def sparse_mask(x: Any, mask: Any) -> Any:
+def sparse_mask(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the elements of a tensor at the places of a sparse one."""
     if not x.is_sparse:
         return _like(mask, _at(x, mask))
@@ -336,12 +342,14 @@ def sparse_mask(x: Any, mask: Any) -> Any:
 
 
 @_kernel("_sparse_mask_projection")
-def mask_projection(x: Any, mask: Any, accumulate_matches: bool = False) -> Any:
+def mask_projection(
+    x: torch.Tensor, mask: torch.Tensor, accumulate_matches: bool = False
+) -> torch.Tensor:
     """Return a gradient's elements at the places of a sparse tensor."""
     return sparse_mask(x, mask.coalesce())
 
 
-def _pools(x: Any, dim: int) -> tuple[Any, int]:
+def _pools(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, int]:
     """Return the number of the row along `dim` that each place lies in, and how many rows there are."""
     others = [d for d in range(x.sparse_dim()) if d != dim]
     keys = _keys(x._indices()[others], [x.shape[d] for d in others])
@@ -354,7 +362,7 @@ def _pools(x: Any, dim: int) -> tuple[Any, int]:
 def _softmax(logarithm: bool) -> Kernel:
     dense = aten._log_softmax if logarithm else aten._softmax
 
-    def kernel(x: Any, dim: int, half_to_float: bool = False) -> Any:
+    def kernel(x: torch.Tensor, dim: int, half_to_float: bool = False) -> torch.Tensor:
         """Compute it of the elements that are there: the others are taken for -inf."""
         dim, x = dim % x.dim(), x.coalesce()
         values = x._values()
@@ -376,7 +384,7 @@ def _softmax(logarithm: bool) -> Kernel:
 def _softmax_backward(logarithm: bool) -> Kernel:
     dense = aten._log_softmax_backward_data if logarithm else aten._softmax_backward_data
 
-    def kernel(g: Any, out: Any, dim: int, x: Any) -> Any:
+    def kernel(g: torch.Tensor, out: torch.Tensor, dim: int, x: torch.Tensor) -> torch.Tensor:
         """Return the cotangent, at the places of the result."""
         dim, out = dim % x.dim(), out.coalesce()
         values, given = out._values(), sparse_mask(g, out)._values()
@@ -398,7 +406,7 @@ for _logarithm, _name in ((False, "_sparse_softmax"), (True, "_sparse_log_softma
 
 
 @_kernel("_sparse_sum_backward")
-def sum_backward(g: Any, x: Any, dim: Sequence[int]) -> Any:
+def sum_backward(g: torch.Tensor, x: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     """Return the cotangent of a sum over dims, at the places of the operand."""
     x, gone = x.coalesce(), {d % x.dim() for d in dim}
     dense = to_dense(g) if g.is_sparse else g
@@ -408,20 +416,22 @@ def sum_backward(g: Any, x: Any, dim: Sequence[int]) -> Any:
 
 
 @_kernel("sum")
-def sum_(x: Any, dtype: Any = None) -> Any:
+def sum_(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return the sum of all values."""
     return x._values().sum(dtype=dtype)
 
 
 @_kernel("_to_dense")
-def to_dense(x: Any, dtype: Any = None, masked_grad: bool | None = None) -> Any:
+def to_dense(
+    x: torch.Tensor, dtype: torch.dtype | None = None, masked_grad: bool | None = None
+) -> torch.Tensor:
     """Return the dense tensor."""
     values = x._values() if dtype is None else x._values().to(dtype)
     out = values.new_zeros(x.shape)
     return add_(out, x)
 
 
-def to_sparse(x: Any, sparse_dim: int | None = None, **options: object) -> Any:
+def to_sparse(x: torch.Tensor, sparse_dim: int | None = None, **options: object) -> torch.Tensor:
     """Return a dense tensor's elements that are not zero."""
     if options.get("layout") not in (None, torch.sparse_coo):
         return aten._to_sparse.default._handle.redispatch_boxed(_DENSE, x, **options)
@@ -440,14 +450,14 @@ def to_sparse(x: Any, sparse_dim: int | None = None, **options: object) -> Any:
 
 
 @_kernel("zero_")
-def _zero(x: Any) -> Any:
+def _zero(x: torch.Tensor) -> torch.Tensor:
     return _set(x, _coo(x._indices()[:, :0], x._values()[:0], x.shape, True))
 
 
 def _unary(name: str, merges: bool) -> Kernel:
     operator = getattr(torch, name)
 
-    def kernel(x: Any, *args: object) -> Any:
+    def kernel(x: torch.Tensor, *args: object) -> torch.Tensor:
         """Compute it of the values."""
         x = x.coalesce() if merges else x
         return _like(x, operator(x._values(), *args))
@@ -480,7 +490,7 @@ _kernel("pow.Tensor_Scalar")(_unary("pow", True))
 def _into(function: Kernel) -> Kernel:
     """Return the form of an operator with `out`."""
 
-    def kernel(*args: object, out: Any, **options: object) -> Any:
+    def kernel(*args: object, out: torch.Tensor, **options: object) -> torch.Tensor:
         """Give `out` the result."""
         found = function(*args, **options)
         return _set(out, found) if out.is_sparse else out.resize_(found.shape).copy_(found)
@@ -507,7 +517,7 @@ _kernel("floor_divide_.Tensor")(lambda x, other: _set(x, floor_divide(x, other))
 
 
 @_kernel("addmm_")
-def addmm_(x: Any, a: Any, b: Any, **numbers: object) -> Any:
+def addmm_(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **numbers: object) -> torch.Tensor:
     """Write beta * x + alpha * (a @ b) to x."""
     return x.copy_(addmm(x, a, b, **numbers))
 
@@ -517,7 +527,9 @@ for _name in _STRUCTURE:
         _kernel(_name)(functools.partial(_operator(_name)._handle.redispatch_boxed, _CPU))
 
 
-def spdiags(diagonals: Any, offsets: Any, shape: Sequence[int], layout: Any = None) -> Any:
+def spdiags(
+    diagonals: torch.Tensor, offsets: torch.Tensor, shape: Sequence[int], layout: Any = None
+) -> torch.Tensor:
     """Return the sparse matrix that has these diagonals."""
     diagonals = diagonals.reshape(-1, diagonals.shape[-1]) if diagonals.dim() < 2 else diagonals
     offsets = offsets.reshape(-1, 1).to(diagonals.device)
