@@ -232,6 +232,17 @@ def _inject_property(module: Module, tensor_name: str) -> None:
     setattr(type(module), tensor_name, property(get, put))
 
 
+def _check_like(new: Tensor, value: Tensor, place: str, rule: str, shown: str) -> None:
+    """Raise ValueError, in the words of `rule`, if two tensors differ in type or shape."""
+    for what in ("dtype", "shape"):
+        found, wanted = getattr(new, what), getattr(value, what)
+        if found != wanted:
+            raise ValueError(
+                f"{rule.format(what)}, unless the `unsafe` flag is enabled.\n"
+                f"{place}.{what}: {wanted}\n{shown.format(what)}: {found}"
+            )
+
+
 def _check_inverse(parametrization: Any, value: Tensor, new: Tensor, tensor_name: str) -> None:
     """Raise ValueError if what `right_inverse` gives of a parametrized tensor is not like the tensor."""
     if not hasattr(parametrization, "right_inverse"):
@@ -244,13 +255,11 @@ def _check_inverse(parametrization: Any, value: Tensor, new: Tensor, tensor_name
         raise ValueError(
             f"parametrization.right_inverse must return a tensor. Got: {type(back).__name__}"
         )
-    for what in ("dtype", "shape"):
-        if getattr(back, what) != getattr(value, what):
-            raise ValueError(
-                f"The tensor returned by parametrization.right_inverse must have the same {what} as "
-                f"module.{tensor_name}, unless the `unsafe` flag is enabled.\nmodule.{tensor_name}.{what}: "
-                f"{getattr(value, what)}\nreturned {what}: {getattr(back, what)}"
-            )
+    place = f"module.{tensor_name}"
+    rule = (
+        f"The tensor returned by parametrization.right_inverse must have the same {{}} as {place}"
+    )
+    _check_like(back, value, place, rule, "returned {}")
 
 
 def register_parametrization(
@@ -272,14 +281,9 @@ def register_parametrization(
                 raise ValueError(
                     f"A parametrization must return a tensor. Got {type(new).__name__}."
                 )
-            for what in ("dtype", "shape"):
-                if getattr(new, what) != getattr(value, what):
-                    raise ValueError(
-                        f"Registering a parametrization may not change the {what} of the tensor, "
-                        f"unless the `unsafe` flag is enabled.\nmodule.{tensor_name}.{what}: "
-                        f"{getattr(value, what)}\nparametrization(module.{tensor_name}).{what}: "
-                        f"{getattr(new, what)}"
-                    )
+            place = f"module.{tensor_name}"
+            rule = "Registering a parametrization may not change the {} of the tensor"
+            _check_like(new, value, place, rule, f"parametrization({place}).{{}}")
             _check_inverse(parametrization, value, new, tensor_name)
         known.append(parametrization)
         known.unsafe |= unsafe
