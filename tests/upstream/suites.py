@@ -68,7 +68,12 @@ SUITES = {
     ),
     "kornia": Suite(
         "torch",
-        [f"tests/{part}" for part in ("color", "enhance", "filters", "losses", "morphology", "geometry", "augmentation")],
+        [
+            f"tests/{part}"
+            for part in (
+                "color", "enhance", "filters", "losses", "morphology", "geometry", "augmentation",
+            )
+        ],
         every=20,
     ),
     "e3nn": Suite("torch", ["tests"]),
