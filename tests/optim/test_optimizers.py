@@ -549,6 +549,31 @@ def test_lbfgs_goes_the_way_of_pytorch(options: dict[str, Any]) -> None:
     assert_same(ours, list(theirs), rtol=1e-6, atol=1e-8)
 
 
+def test_parts_of_lbfgs_that_derived_classes_use() -> None:
+    def seen(lib: Any) -> Any:
+        params = [lib.nn.Parameter(lib.arange(4.0).view(2, 2)), lib.nn.Parameter(lib.ones(3))]
+        one = lib.optim.LBFGS(params)
+
+        def closure() -> Any:
+            one.zero_grad()
+            loss = sum((p**3).sum() for p in params)
+            loss.backward()
+            return loss
+
+        with lib.no_grad():
+            before = one._clone_param()
+            direction = lib.arange(float(one._numel()))
+            loss, grad = one._directional_evaluate(
+                lib.enable_grad()(closure), before, 0.5, direction
+            )
+            one._add_grad(2.0, direction)
+            moved = [p.tolist() for p in params]
+            one._set_param(before)
+        return loss, grad.tolist(), moved, [p.tolist() for p in params]
+
+    assert seen(webtorch) == seen(torch)
+
+
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_lbfgs_moves_both_parts_of_complex_parameters(search: str | None) -> None:
     def losses(t: Any) -> list[float]:
