@@ -7,7 +7,8 @@ import inspect
 import io
 import pickle
 import weakref
-from copy import deepcopy
+from collections import defaultdict
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 import webtorch
 from tests.nn.oracle import assert_same, to_web
 from webtorch import nn, optim
+from webtorch.utils import _pytree as our_pytree
 
 # What is tested here is nearly the same on all devices.
 pytestmark = pytest.mark.one_in(2, device="webgpu")
@@ -602,3 +604,34 @@ def test_adam_with_amsgrad_is_differentiated() -> None:
         return x.grad.tolist()
 
     assert program(webtorch) == pytest.approx(program(torch), rel=1e-5)
+
+
+def test_states_are_dicts_like_any() -> None:
+    """What an optimizer keeps is used, copied, pickled and shown as PyTorch's."""
+    found = []
+    for library, flatten in (
+        (webtorch, our_pytree.tree_flatten), (torch, torch.utils._pytree.tree_flatten),
+    ):  # fmt: skip
+        weight = library.nn.Parameter(library.ones(2))
+        optimizer = library.optim.SGD([weight], lr=0.5, momentum=0.5)
+        weight.sum().backward()
+        optimizer.step()
+        state = optimizer.state
+        assert isinstance(state, defaultdict) and isinstance(state[weight], dict)
+        other = library.ones(1)
+        assert state[other] == {} and state.get(3) is None and other in state
+        del state[other]
+        state["note"]["a"] = 1
+        state["note"] |= {"b": 2}
+        assert state["note"].setdefault("b", 3) == 2 and state["note"].pop("a") == 1
+        given = {"c": 4}
+        state["given"] = given
+        assert state["given"] is given
+        for made in (deepcopy(state), copy(state), state.copy(), pickle.loads(pickle.dumps(state))):
+            assert list(made.values())[1:] == [{"b": 2}, {"c": 4}] and made["new"] == {}
+        kinds = {type(x) for x in optimizer.state_dict()["state"].values()}
+        assert kinds == {dict} == {type(deepcopy(x)) for x in state.values()}
+        assert type(pickle.loads(pickle.dumps(state))) is defaultdict
+        leaves, _ = flatten([state, state[weight]])
+        found.append((repr(state), repr(state["note"]), len(leaves), list(state)[1:]))
+    assert found[0] == found[1]
