@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -27,7 +25,7 @@ class _Waiting:
 
 
 @pytest.fixture
-def waiting(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Waiting]:
+def waiting(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> _Waiting:
     device.flush()
     runtime = device.runtime()
     runtime.programs.clear()
@@ -36,7 +34,7 @@ def waiting(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[_Waiting]:
     monkeypatch.setattr(realize, "_AHEAD", 8)
     monkeypatch.setattr(realize, "_MUCH", 16)
     monkeypatch.setattr(realize, "_FAR", 512)
-    yield _Waiting(runtime)
+    return _Waiting(runtime)
 
 
 def _net() -> nn.Module:
