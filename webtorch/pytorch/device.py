@@ -39,6 +39,7 @@ from webtorch.ops.layout import channels_last
 from webtorch.ops.purity import looks
 from webtorch.pytorch import hooks, interrupt, profiler
 from webtorch.pytorch.strides import Laid
+from webtorch.runtime.backends.webgpu.adapter import adapters
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device as Device
@@ -95,7 +96,7 @@ def runtime() -> Runtime:
         interrupt.check()
     if opened.runtime is None:
         # For development only: the engine's CPU backend, on which tests of the bridge run many times faster.
-        opened.runtime = resolve(os.environ.get("WEBTORCH_PYTORCH_ENGINE") or "webgpu")
+        opened.runtime = resolve(os.environ.get("WEBTORCH_PYTORCH_ENGINE") or _own_adapter())
         # Memory may die anywhere, in functions that Dynamo traces too.
         buffer = opened.runtime.backend.allocate(dtypes.float32, 1)
         hide(getattr(type(buffer), "__del__", None))
@@ -109,6 +110,18 @@ def runtime() -> Runtime:
         # Dynamo makes of a function lives as long as its compiled graph, which must not hold it in turn.
         pass_over(os.path.dirname(torch.__file__), made="__compiled_fn")
     return opened.runtime
+
+
+def _own_adapter() -> str:
+    """Return the adapter of this process: the best one, and where a launcher has started several processes one for
+    each, of those like the best; more processes than adapters share them.
+    """
+    rank = device_module.local_rank()
+    if not rank:
+        return "webgpu"
+    found = adapters()
+    alike = [a.index for a in found if a.is_hardware and a.backend_type == found[0].backend_type]
+    return f"webgpu:{alike[rank % len(alike)]}" if alike else "webgpu"
 
 
 def host() -> Runtime:
@@ -386,11 +399,9 @@ def memory_of(x: torch.Tensor) -> Memory:
 
 
 def check_device(device: torch.device | None) -> None:
-    """Raise RuntimeError for a device other than webgpu:0."""
-    if device is not None and device.index:
-        raise RuntimeError(
-            f"webgpu: there is no device '{device}': PyTorch sees one WebGPU adapter, 'webgpu:0'"
-        )
+    """Raise RuntimeError for a device other than webgpu:0, and webgpu:n in process n of a launcher's."""
+    if device is not None and device.index and device.index != device_module.local_rank():
+        raise RuntimeError(f"webgpu: there is no device '{device}': {device_module.one_device()}")
 
 
 def untyped_storage(size: int | Iterable[int] = 0, *, device: torch.device) -> torch.UntypedStorage:

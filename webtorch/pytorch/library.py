@@ -197,6 +197,8 @@ def _register() -> None:
     _register_own(library)
     _register_meanings(library)
     foreach.register(library)
+    if torch.distributed.is_available():
+        importlib.import_module("webtorch.pytorch.distributed").register()
     attention.register(kernel_for)
     regions.register(functional)
     grouped.register(functional)

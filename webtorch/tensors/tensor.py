@@ -567,12 +567,14 @@ class Tensor(TensorBase):
         )
 
     async def _contents_async(self) -> bytes | bytearray | memoryview:
+        return await self._arriving() if numel(self._shape) else b""
+
+    def _arriving(self) -> Awaitable[bytes | bytearray | memoryview]:
+        """Begin to read the elements, of which there are some, and return what waits for them."""
         whole = self if self._whole else _materialize(self)
-        if not numel(self._shape):
-            return b""
         if tracing.active:
             self._note_reading()
-        return await whole._storage.runtime.backend.download_async(whole._storage.realize().buffer)
+        return whole._storage.runtime.backend.download_async(whole._storage.realize().buffer)
 
     def _numbers(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
         return self.dtype.from_bytes(memoryview(contents)[: self.numel() * self.dtype.itemsize])

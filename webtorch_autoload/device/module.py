@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import sys
 import time
 from typing import Any
@@ -81,8 +82,19 @@ def is_built() -> bool:
 
 
 def device_count() -> int:
-    """Return 1 where there is an adapter, else 0: PyTorch sees the best adapter of the machine."""
-    return 1 if is_available() else 0
+    """Return 1 where there is an adapter, else 0: PyTorch sees the best adapter of the machine.
+
+    Where a launcher (torchrun) has started several processes, each has a device of its own: as many as processes.
+    """
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) if is_available() else 0
+
+
+def local_rank() -> int:
+    """Return the number of this process among those that a launcher has started on this machine; else 0.
+
+    It names the adapter: "webgpu:1" is the device of process 1, and of no other.
+    """
+    return int(os.environ.get("LOCAL_RANK") or 0)
 
 
 def current_device() -> int:
@@ -91,15 +103,22 @@ def current_device() -> int:
 
 
 def set_device(device: _Device) -> None:
-    """Select a device. Raises RuntimeError for any but device 0."""
+    """Select a device. Raises RuntimeError for any but device 0, and that with the number of this process."""
     _check("set_device", device)
 
 
 def _check(name: str, device: _Device) -> None:
     """Raise RuntimeError for a device other than number 0; None is that one."""
     index = device if device is None or isinstance(device, int) else torch.device(device).index
-    if index not in (None, 0, -1):
-        raise RuntimeError(f"torch.webgpu.{name}({device!r}): there is one WebGPU device, number 0")
+    if index not in (None, 0, -1, local_rank()):
+        raise RuntimeError(f"torch.webgpu.{name}({device!r}): {one_device()}")
+
+
+def one_device() -> str:
+    """Return which devices there are, for errors."""
+    rank = local_rank()
+    own = f", which is also number {rank}, as this is process {rank} of its machine" if rank else ""
+    return f"there is one WebGPU device, number 0{own}"
 
 
 class device:

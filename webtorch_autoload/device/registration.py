@@ -74,6 +74,44 @@ def register(torch: ModuleType) -> None:
     _printing(torch)
     _default_compiler(torch, module)
     _one_device(torch)
+    _process_groups(torch)
+
+
+def _process_groups(torch: ModuleType) -> None:
+    """Let groups of Gloo's have tensors of the device: `webtorch.pytorch.distributed` is what they call for these."""
+    if not torch.distributed.is_available():
+        return
+    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    gloo, backends, config = groups.Backend.GLOO, groups.Backend, groups.BackendConfig
+    backends.default_device_backend_map.setdefault(NAME, gloo)
+    if NAME not in backends.backend_capability[gloo]:
+        backends.backend_capability[gloo].append(NAME)
+    init = config.__init__
+
+    @functools.wraps(init)
+    def with_host(self: Any, backend: Any) -> None:
+        """Let a group of the device's have tensors of the host, too."""
+        init(self, backend)
+        if self.device_backend_map.get(NAME) == gloo:
+            self.device_backend_map.setdefault("cpu", gloo)
+
+    config.__init__ = with_host
+    _communication_hooks(torch)
+
+
+def _communication_hooks(torch: ModuleType) -> None:
+    """Let gradients travel as bfloat16: PyTorch asks for a CUDA that can, whatever the device."""
+    parallel: Any = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
+    check = parallel._check_comm_hook
+
+    @functools.wraps(check)
+    def check_comm_hook(self: Any, hook: Any) -> None:
+        """Check a hook. Raises TypeError or ValueError where it takes or gives something else than hooks do."""
+        if self.device_type == NAME and "bf16" in getattr(hook, "__name__", ""):
+            return
+        check(self, hook)
+
+    parallel._check_comm_hook = check_comm_hook
 
 
 def _allocation(torch: ModuleType) -> None:

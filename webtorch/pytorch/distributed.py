@@ -1,0 +1,372 @@
+"""Collectives of tensors on "webgpu": Gloo moves the bytes, between memory of the hosts. Floor 6.
+
+PyTorch's process groups call an operator (`c10d::allreduce_`) that is chosen by where the tensors are, so a group of
+Gloo's serves the device as soon as its operators are registered: DistributedDataParallel, FSDP2, DTensor and whatever
+else ends there need nothing more. An operator submits what its tensors wait for and begins to read them; a thread of
+the group's sends what has arrived and writes what comes back, in the order of the calls, while the caller goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+from webtorch.pytorch import interrupt
+from webtorch.pytorch.copying import begin_download
+from webtorch_autoload.device import NAME, hide, libraries
+
+# Messages from one process to another, which Gloo tells apart by their tags: they keep no order with collectives.
+_MESSAGES = frozenset(("send", "recv_", "recv_any_source_"))
+# Types that Gloo adds up in another one: those of 16 bits would be rounded at each step.
+_SUMMED_AS = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.bool: torch.uint8,
+    torch.int16: torch.int32,
+}
+# Types that Gloo moves as they are.
+_MOVED = frozenset((
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64,
+))  # fmt: skip
+_REDUCTIONS = {int(getattr(c10d.ReduceOp, name)): name for name in c10d.ReduceOp.RedOpType.__members__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """One collective, as its schema describes it."""
+
+    name: str
+    overload: Any
+    # The names of its arguments, with defaults where there are any.
+    arguments: tuple[str, ...]
+    defaults: Mapping[str, object]
+    # Those whose tensors it reads, and those whose tensors it writes.
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    # Whether it returns tensors beside its work.
+    gives_tensors: bool
+
+    @classmethod
+    def of(cls, schema: Any) -> _Operator | None:
+        """Return the collective of a schema; None where it moves no tensors."""
+        name = schema.name.split("::")[1]
+        tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type) and "Optional" not in str(a.type)]
+        takes_group = any(a.name == "process_group" for a in schema.arguments)
+        if not takes_group or tensors in ([], ["tensor"]):
+            return None
+        # The tensors of a barrier only say where it waits.
+        written = [t for t in tensors if t.startswith("out")] or tensors
+        read = [t for t in tensors if not t.startswith("out")]
+        return cls(
+            name,
+            getattr(torch.ops.c10d, name).default,
+            tuple(a.name for a in schema.arguments),
+            {a.name: a.default_value for a in schema.arguments if a.has_default_value()},
+            () if name.startswith("recv") else tuple(read),
+            () if name == "send" else tuple(written),
+            len(schema.returns) > 1,
+        )
+
+    def bind(self, args: Sequence[object], options: Mapping[str, object]) -> dict[str, Any]:
+        """Return the arguments of a call by their names."""
+        return {**self.defaults, **dict(zip(self.arguments, args)), **options}
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Go through the tensors of an argument."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    else:
+        for each in value:
+            yield from _tensors(each)
+
+
+def _rebuilt(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return an argument with other tensors."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    return [_rebuilt(each, change) for each in value]
+
+
+class _Lane:
+    """What a process group has for its tensors on the device: a connection of their own, since the group's own
+    collectives on the CPU do not wait for them, and threads that keep the order of the calls.
+    """
+
+    def __init__(self, group: c10d.ProcessGroup) -> None:
+        self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
+        self.collectives, self.messages = (
+            ThreadPoolExecutor(1, thread_name_prefix=f"webtorch-{kind}-{self.name}")
+            for kind in ("collectives", "messages")
+        )
+        self._connection: c10d.ProcessGroup | None = None
+
+    def connection(self, group: c10d.ProcessGroup) -> c10d.ProcessGroup:
+        """Return the group for collectives of the device, made at the first one: all ranks take part in that."""
+        if self._connection is None:
+            _, store = distributed_c10d._world.pg_map.get(group, (None, None))
+            if store is None:
+                return group
+            store = c10d.PrefixStore(NAME, store)
+            options = group._get_backend(torch.device("cpu")).options
+            gloo = c10d.ProcessGroupGloo(store, self.rank, self.size, timeout=options._timeout)
+            kind = c10d.ProcessGroup.BackendType.GLOO
+            made = c10d.ProcessGroup(store, self.rank, self.size)
+            made._set_default_backend(kind)
+            made._register_backend(torch.device("cpu"), kind, gloo)
+            self._connection = made
+        return self._connection
+
+    def __del__(self) -> None:
+        """Let the threads end."""
+        self.collectives.shutdown(wait=False)
+        self.messages.shutdown(wait=False)
+
+
+_lanes: weakref.WeakKeyDictionary[c10d.ProcessGroup, _Lane] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def _lane(group: c10d.ProcessGroup) -> _Lane:
+    with _lock:
+        found = _lanes.get(group)
+        if found is None:
+            found = _lanes[group] = _Lane(group)
+        return found
+
+
+class _Call:
+    """One call of a collective by one rank."""
+
+    def __init__(self, operator: _Operator, args: dict[str, Any]) -> None:
+        self.operator, self.args = operator, args
+        self.group = c10d.ProcessGroup.unbox(args["process_group"])
+        self.lane = _lane(self.group)
+        root = args.get("root_rank")
+        is_root = root is None or root == self.lane.rank
+        self.reads, self.writes = operator.reads, operator.writes
+        if operator.name == "broadcast_":
+            self.reads, self.writes = (self.reads, ()) if is_root else ((), self.writes)
+        elif operator.name == "reduce_" and not is_root:
+            self.writes = ()
+        self.reduction = _REDUCTIONS[args["reduce_op"].op()] if "reduce_op" in args else None
+        if self.reduction == "PREMUL_SUM":
+            raise NotImplementedError(
+                f"{self.title()}: Gloo has no PREMUL_SUM, and PyTorch tells only NCCL its factor; multiply the tensor "
+                "first and use ReduceOp.SUM"
+            )
+        # By the tensor on the device: what gives its values here.
+        self.arriving = {
+            id(x): begin_download(x)
+            for name in self.reads
+            for x in _tensors(args[name])
+            if x.device.type == NAME
+        }
+
+    def title(self) -> str:
+        """Return what the call is, for errors."""
+        name = self.operator.name.strip("_")
+        given = [x for arg in {*self.operator.reads, *self.operator.writes} for x in _tensors(self.args[arg])]
+        what = ", ".join([f"{x.dtype} {tuple(x.shape)}" for x in given[:3]])
+        more = f" and {len(given) - 3} more" if len(given) > 3 else ""
+        return f"{name} of {what}{more} on rank {self.lane.rank} of {self.lane.size} (group {self.lane.name!r})"
+
+    def written(self) -> list[torch.Tensor]:
+        """Return the tensors that the call writes."""
+        return [x for name in self.operator.writes for x in _tensors(self.args[name])]
+
+    def to_host(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what stands for a tensor in the host's memory, of a type that Gloo takes."""
+        if x.device.type != NAME:
+            return x
+        read = self.arriving.get(id(x))
+        host = torch.empty(x.shape, dtype=x.dtype) if read is None else read()
+        if self.reduction is not None:
+            host = host.to(_SUMMED_AS.get(x.dtype, x.dtype))
+        elif x.dtype not in _MOVED:
+            # Bytes are moved as bytes; the first dim may be what is split.
+            host = host.reshape(x.shape[0] if x.dim() else 1, -1).view(torch.uint8)
+        return host
+
+    def to_device(self, x: torch.Tensor, host: torch.Tensor) -> None:
+        """Write what has come back."""
+        if x is host:
+            return
+        if self.reduction == "AVG":
+            host = host.div(self.lane.size, rounding_mode=None if host.is_floating_point() else "trunc")
+        if self.reduction is None and host.dtype is not x.dtype:
+            host = host.view(x.dtype)
+        x.copy_(host.reshape(x.shape))
+
+    def issue(self, group: c10d.ProcessGroup) -> tuple[Any, dict[int, torch.Tensor]]:
+        """Give Gloo the call, and return its work and the tensors in the host's memory, by those on the device."""
+        host: dict[int, torch.Tensor] = {}
+
+        def stand_in(x: torch.Tensor) -> torch.Tensor:
+            if id(x) not in host:
+                host[id(x)] = self.to_host(x)
+            return host[id(x)]
+
+        args = {**self.args, "process_group": group.boxed()}
+        for name in {*self.operator.reads, *self.operator.writes}:
+            args[name] = _rebuilt(args[name], stand_in)
+        if self.reduction == "AVG":
+            args["reduce_op"] = torch.classes.c10d.ReduceOp()
+        found = self.operator.overload(*[args[name] for name in self.operator.arguments])
+        return c10d.Work.unbox(found[-1] if type(found) is tuple else found), host
+
+    def settle(self, work: Any, host: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Wait for what Gloo does, write what came, and return what was written."""
+        work.wait()
+        with torch.no_grad():
+            for name in self.writes:
+                for x in _tensors(self.args[name]):
+                    self.to_device(x, host[id(x)])
+        return self.written()
+
+    def run(self) -> list[torch.Tensor]:
+        """Do all of a collective."""
+        return self.settle(*self.issue(self.lane.connection(self.group)))
+
+
+class _Work(c10d.Work):
+    """The work of a call that a thread does. What PyTorch makes of a future would not raise its error."""
+
+    def __init__(self, call: _Call) -> None:
+        super().__init__()
+        self._call: _Call | None = call
+        self._found: list[torch.Tensor] = []
+        self._error: RuntimeError | None = None
+        self._end: torch.futures.Future[None] = torch.futures.Future()
+        # An error that a callback raises is one of C++'s futures too, where one that is set is a value.
+        self._promise = self._end.then(self._answer)
+        # C++ hands it out by its Python object as long as there is one, and asks that for an answer.
+        _open[id(self)] = self
+        if len(_open) > _MOST_OPEN:
+            for key in [key for key, work in _open.items() if work.is_completed()]:
+                _open.pop(key, None)
+
+    def start(self, thread: ThreadPoolExecutor, run: Callable[[], list[torch.Tensor]]) -> None:
+        """Let a thread do it, after those before it."""
+        thread.submit(self._do, run)
+
+    def _do(self, run: Callable[[], list[torch.Tensor]]) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            self._found = run()
+        except Exception as error:
+            self._error = RuntimeError(f"{call.title()}: {error}")
+            self._error.__cause__ = error
+        # What waits for it may call and await other collectives.
+        _followers.submit(self._end.set_result, None)
+
+    def _answer(self, end: object) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+    def wait(self, timeout: object = None) -> bool:
+        """Wait until it is done. Raises RuntimeError with the rank, the collective and its tensors where it failed."""
+        _open.pop(id(self), None)
+        self._promise.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is done, or has failed."""
+        return self._promise.done()
+
+    def is_success(self) -> bool:
+        """Whether it is done."""
+        return self._promise.done() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """Return its error, if there is one by now."""
+        if self._promise.done():
+            try:
+                self._promise.value()
+            except Exception as error:
+                return error
+        return None
+
+    def result(self) -> list[torch.Tensor]:
+        """Return what it has written."""
+        return self._promise.value()
+
+    def synchronize(self) -> None:
+        """Wait until it is done."""
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of what it writes."""
+        _open.pop(id(self), None)
+        return self._promise
+
+
+class _Message(_Work):
+    """The work of a message that arrives. It knows whose it is, once it is there."""
+
+    source = -1
+
+    def start_waiting(self, call: _Call, work: Any, host: dict[int, torch.Tensor]) -> None:
+        """Let a thread wait for it."""
+
+        def run() -> list[torch.Tensor]:
+            found = call.settle(work, host)
+            self.source = int(work._source_rank())
+            return found
+
+        self.start(call.lane.messages, run)
+
+    def _source_rank(self) -> int:
+        self.wait()
+        return self.source
+
+
+# Runs what programs add to futures (`then`), of collectives within that, too.
+_followers = ThreadPoolExecutor(16, thread_name_prefix="webtorch-follower")
+# Works that somebody in C++ may still ask.
+_open: dict[int, _Work] = {}
+_MOST_OPEN = 1024
+
+
+def _kernel(operator: _Operator) -> Callable[..., Any]:
+    """Return the kernel of a collective for tensors on the device."""
+
+    def kernel(*args: Any, **options: Any) -> Any:
+        interrupt.check()
+        call = _Call(operator, operator.bind(args, options))
+        lane = call.lane
+        if operator.name not in _MESSAGES:
+            work: Any = _Work(call)
+            work.start(lane.collectives, call.run)
+        else:
+            work, host = call.issue(call.group)
+            if call.writes:
+                issued, work = work, _Message(call)
+                work.start_waiting(call, issued, host)
+        return (call.args[operator.writes[0]], work.boxed()) if operator.gives_tensors else work.boxed()
+
+    return hide(kernel)
+
+
+def register() -> None:
+    """Register the collectives."""
+    library = torch.library.Library("c10d", "IMPL")
+    libraries.append(library)
+    with warnings.catch_warnings():
+        # PyTorch has kernels there, which hand the tensors to a group of the device's own.
+        warnings.simplefilter("ignore")
+        for schema in torch._C._jit_get_all_schemas():
+            operator = _Operator.of(schema) if schema.name.startswith("c10d::") else None
+            if operator is not None:
+                library.impl(operator.name, _kernel(operator), "PrivateUse1")
