@@ -347,6 +347,21 @@ def test_scatter_reduce(reduce: str, include_self: bool, device: str) -> None:
     )
 
 
+@pytest.mark.parametrize("include_self", [True, False])
+def test_products_of_complex_numbers_that_meet(include_self: bool, device: str) -> None:
+    x, src, index = randn(3, 4, 2), randn(5, 4, 2, seed=1), ints(3, 5, 4)
+    compare(
+        lambda lib, x, i, s: lib.t.view_as_real(
+            lib.t.view_as_complex(x).scatter_reduce(
+                0, i, lib.t.view_as_complex(s), "prod", include_self=include_self
+            )
+        ),
+        [x, index, src],
+        device,
+        gradients=False,
+    )
+
+
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_scatter_reduce_of_integers(reduce: str, dtype: str, device: str) -> None:

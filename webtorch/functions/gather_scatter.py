@@ -39,7 +39,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import comparison, elementwise
 from webtorch.ops.layout import of_first, row_major
-from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota
+from webtorch.ops.primitive import cast_to, conjugate, copy, differentiated, fill, iota, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
@@ -452,8 +452,41 @@ def _scatter_along(
         if n < src._shape[d]:
             src = window(src, d, 0, n)
     base, tensors, want = _coordinates(base, dim, index)
-    out = _scatter(base, tensors, movement.reshape(src, want), combine, op)
+    combined = _scatter_products if combine == "mul" and base.dtype.is_complex else _scatter
+    out = combined(base, tensors, movement.reshape(src, want), combine, op)
     return movement.reshape(out, shape)
+
+
+def _scatter_products(
+    base: Tensor, tensors: list[Any], src: Tensor, combine: str, op: str
+) -> Tensor:
+    """Multiply complex numbers that meet: each by its neighbour in the order of the places, then by that two further,
+    and so on, and the last of each place has the product.
+    """
+    count, here = src.numel(), base.device
+    met = _scatter(
+        fill(base._shape, 0, int32, here), tensors, fill(src._shape, 1, int32, here), "add", op
+    )
+    place: Any = fill((), 0, int64, here)
+    for index, n in zip(tensors, base._shape, strict=True):
+        place = place * n + index
+    place = movement.reshape(place, (count,))
+    order = movement.reshape(
+        sort_places(movement.reshape(place, (1, count)), False, 0, count), (count,)
+    )
+    place = _take(place, [order], op)
+    value: Any = _take(movement.reshape(src, (count,)), [order], op)
+    step = 1
+    while step < count:
+        before, after = value[:-step], value[step:]
+        same = comparison.eq(place[step:], place[:-step])
+        value = joining.cat([value[:step], pointwise.where(same, before * after, after)])
+        step *= 2
+    ends = joining.cat([comparison.ne(place[1:], place[:-1]), fill((1,), True, bool_, here)])
+    flat = fill((base.numel(),), 0, base.dtype, here)
+    product = _scatter(flat, [place], pointwise.where(ends, value, 0), "add", op)
+    product = movement.reshape(product, base._shape)
+    return base * pointwise.where(comparison.eq(met, 0), 1, product)
 
 
 _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
@@ -662,6 +695,7 @@ def _product_rule(
     def others(t: Tensor, product: Any, zeros: Tensor) -> Tensor:
         """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
+        rest = conjugate(rest) if rest.dtype.is_complex else rest
         none_left = comparison.eq(zeros - cast_to(zero(t), g.dtype), 0)
         return pointwise.where(none_left, rest, 0.0)
 

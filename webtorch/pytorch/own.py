@@ -244,7 +244,7 @@ def _arange(
     return _spaced(out, result)
 
 
-@own("range.out")
+@own("range.out", "range.out_")
 def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> torch.Tensor:
     if step == 0:
         raise RuntimeError("range: step must be nonzero")
@@ -390,6 +390,11 @@ def _zero_tensor(
 def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     resize_to(dst, src.shape)
     return copy_from(src, dst)
+
+
+# PyTorch composes these of nothing: they read memory as the CPU's.
+own("_reshape_from_tensor")(lambda x, shape: x.reshape(shape.tolist()))
+own("_saturate_weight_to_fp16")(lambda x: x.clamp_(-65504.0, 65504.0))
 
 
 @own("_sobol_engine_initialize_state_")
