@@ -763,7 +763,7 @@ class Tensor(TensorBase):
     @plays("reader")
     def __format__(self, spec: str) -> str:
         # A 0-d tensor formats as its number, also without a spec; subclasses show their own repr.
-        if not self._shape and type(self) is Tensor:
+        if not self._shape and type(self) is Tensor and not self.is_meta:
             return format(self.item(), spec)
         return object.__format__(self, spec)
 
