@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -12,7 +13,6 @@ from webtorch.tensors.tensor import Tensor
 _IDENTITIES = {"sum": 0, "cumsum": 0, "prod": 1, "cumprod": 1}
 _LOWEST = ("amax", "argmax", "logaddexp", "logsumexp")
 _AMBIGUOUS = ("mean", "var", "std")
-_NORMALISE = ("softmax", "log_softmax", "softmin", "normalize", "cumsum", "cumprod")
 
 
 def _reduction_identity(op_name: str, input: Tensor, *args: Any) -> Tensor | None:
@@ -58,11 +58,10 @@ def _input_mask(input: Tensor, *args: Any, mask: Tensor | None = None, **kwargs:
 
 def _output_mask(op: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return where a masked function gives something: of a reduction, where anything counts."""
-    whole = _input_mask(input, *args, **kwargs)
-    name = op.__name__.strip("_").removeprefix("masked_")
-    if name in _NORMALISE:
+    whole, options = _input_mask(input, *args, **kwargs), inspect.signature(op).parameters
+    if "keepdim" not in options:
         return whole
-    if name == "norm":
+    if "ord" in options:
         args = args[1:]
     dim = args[0] if args else kwargs.get("dim")
     if dim in ((), []):
