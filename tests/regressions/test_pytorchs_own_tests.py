@@ -173,6 +173,14 @@ def reduced(lib: Any, name: str, **more: Any) -> list[Any]:
     return [call(x, dim=d, mask=m, **more).tolist() for d in ((), [0], None) for m in (mask, None)]
 
 
+def picked(lib: Any, index: Any) -> list[Any]:
+    """Read and write by an index."""
+    x = lib.arange(16.0).view(4, 4)
+    found = [tuple(x[index].shape), x[index].tolist()]
+    x[index] = -1
+    return [*found, x.sum().item()]
+
+
 # What a call gives, as plain numbers.
 VALUES: dict[str, Callable[[Any], object]] = {
     "products of complex numbers": lambda lib: lib.tensor([[2j, 1 + 1j, 3]]).scatter_reduce(
@@ -188,11 +196,23 @@ VALUES: dict[str, Callable[[Any], object]] = {
     "a size of a tensor": lambda lib: lib.Size(lib.tensor([3, 2])),
     "a sparse gradient, unscaled": lambda lib: unscaled(lib, 16, 32, 64),
     "one that is too large for its type": lambda lib: unscaled(lib, 64000, 32, 64000),
+    "lists for tuples of indices": lambda lib: [
+        picked(lib, index)
+        for index in (
+            [[1, 3, 1], [0]],
+            [[0, 1], [1, 1]],
+            [[0, 1]],
+            [[0], 1],
+            [None, 1],
+            [range(2), 1],
+            [0, 1],
+        )
+    ],
     **{f"masked {n}": lambda lib, n=n: reduced(lib, n) for n in ("sum", "mean", "amax", "var")},
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Using a non-tuple sequence")
 @pytest.mark.parametrize("name", VALUES)
 def test_values_are_pytorchs(name: str) -> None:
     found, expected = VALUES[name](webtorch), VALUES[name](torch)
