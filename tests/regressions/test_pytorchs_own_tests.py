@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -181,6 +182,54 @@ def picked(lib: Any, index: Any) -> list[Any]:
     return [*found, x.sum().item()]
 
 
+def seen(x: Any, name: str) -> bool:
+    """Whether a tensor has something, or says why it has not."""
+    try:
+        return hasattr(x, name)
+    except RuntimeError:
+        return True
+
+
+def deleted(lib: Any) -> list[str]:
+    """Delete what tensors have, and set what none may."""
+    x, found = lib.ones(2, requires_grad=True), []
+    x.grad, x.note = lib.ones(2), 2
+    calls = [
+        partial(delattr, x, n)
+        for n in ("grad", "data", "requires_grad", "_grad_fn", "_backward_hooks", "note", "none")
+    ]
+    for call in [*calls, partial(setattr, x, "data", None)]:
+        try:
+            call()
+        except Exception as error:
+            found.append(type(error).__name__)
+    return [*found, str(x.grad), hasattr(x, "note")]
+
+
+def of_inference(lib: Any) -> list[Any]:
+    """Views of tensors that were made in inference mode, and what becomes of them in place."""
+    found: list[Any] = []
+    with lib.inference_mode():
+        x = lib.ones(1, 2, 3, requires_grad=True)
+        found += [x.view(-1).requires_grad, x.resize_(1, 2).requires_grad]
+    y = x.view(-1)
+    return [*found, y.requires_grad, y._is_view(), y.is_leaf, y.is_inference()]
+
+
+def turned(lib: Any) -> list[str]:
+    """Turn a tensor in place that has views, one of which gradients cannot follow."""
+    x = lib.ones(1, 2, 3, requires_grad=True).clone()
+    with lib.inference_mode():
+        unrecorded = x.view(-1)
+    view = x[:1]
+    x.transpose_(0, 1)
+    try:
+        name = unrecorded.grad_fn
+    except RuntimeError as error:
+        name = str(error)[:60]
+    return [view.grad_fn.name(), name]
+
+
 # What a call gives, as plain numbers.
 VALUES: dict[str, Callable[[Any], object]] = {
     "products of complex numbers": lambda lib: lib.tensor([[2j, 1 + 1j, 3]]).scatter_reduce(
@@ -196,6 +245,10 @@ VALUES: dict[str, Callable[[Any], object]] = {
     "a size of a tensor": lambda lib: lib.Size(lib.tensor([3, 2])),
     "a sparse gradient, unscaled": lambda lib: unscaled(lib, 16, 32, 64),
     "one that is too large for its type": lambda lib: unscaled(lib, 64000, 32, 64000),
+    "what is deleted": deleted,
+    "tensors of inference mode": of_inference,
+    "turned in place": turned,
+    "names of a tensor": lambda lib: [n for n in dir(lib.eye(2)) if not seen(lib.eye(2), n)],
     "lists for tuples of indices": lambda lib: [
         picked(lib, index)
         for index in (

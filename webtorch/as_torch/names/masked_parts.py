@@ -6,7 +6,7 @@ import inspect
 import math
 from typing import Any
 
-import webtorch
+from webtorch.functions import public as webtorch
 from webtorch.tensors.tensor import Tensor
 
 # What a masked value becomes, where it is the same in all types.
