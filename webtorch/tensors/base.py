@@ -99,12 +99,6 @@ class TensorBase(Layouts, TensorMethods):
         cls, names = type(self), [n for n in object.__dir__(self) if n != "_late"]
         return [n for n in names if type(getattr_static(cls, n, None)) is not Absent]
 
-    def __delattr__(self, name: str) -> None:
-        """Let go of what the user has set. Raises RuntimeError for what belongs to every tensor."""
-        if name in self.__dict__ or getattr(getattr_static(type(self), name, None), "fdel", None):
-            return object.__delattr__(self, name)
-        raise (RuntimeError if hasattr(self, name) else AttributeError)(f"cannot delete {name}")
-
     @property
     @plays("fact")
     def shape(self) -> Size:
@@ -317,10 +311,6 @@ class TensorBase(Layouts, TensorMethods):
 
     def _is_view(self) -> bool:
         return self._base is not None
-
-    @property
-    def _backward_hooks(self) -> dict[int, Callable[..., Any]] | None:
-        return self._hooks
 
     @property
     @plays("fact")

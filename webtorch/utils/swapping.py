@@ -36,4 +36,4 @@ def swap_tensors(t1: Any, t2: Any) -> None:
             if name in values:
                 setattr(t, name, values[name])
             elif hasattr(t, name):
-                object.__delattr__(t, name)
+                delattr(t, name)
