@@ -154,6 +154,8 @@ class Op:
     # as places beyond the end of a dim: PyTorch's error at the call. Of other tensors, and of calls that are
     # remembered, kernels report them, and the next read raises.
     values: Callable[..., object] | None = None
+    # Parameters whose values are looked at: where vmap maps them, each example is computed by itself, as in PyTorch.
+    looks_at: tuple[str, ...] = ()
     # Test inputs are drawn from this interval.
     domain: tuple[float, float] = (-3.0, 3.0)
     # Wider relative tolerance for float32, with the reason written where it is set.
@@ -204,6 +206,8 @@ class Op:
     operator: str = ""
     # What it is with two tensors and nothing else, as the operator is: that is called in its place.
     alone: Elementwise | None = None
+    # Whether `__torch_function__` is given the entries of a list, which stands in the last place, one by one.
+    spread: bool = False
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
     # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's
