@@ -154,7 +154,7 @@ def _check_steps(name: str, steps: object) -> None:
         )
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(family="creation", function_in=TORCH, factory=True, looks_at=("start", "end"))
 def linspace(
     start: Number | Tensor,
     end: Number | Tensor,
@@ -223,7 +223,7 @@ def _power(base: float, exponent: float) -> float:
     return math.nan if isinstance(found, complex) else found
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(family="creation", function_in=TORCH, factory=True, looks_at=("start", "end"))
 def logspace(
     start: Number | Tensor,
     end: Number | Tensor,
