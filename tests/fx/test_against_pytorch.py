@@ -144,6 +144,14 @@ def values(tree: Any) -> Any:
     return [values(x) for x in tree] if isinstance(tree, (tuple, list)) else tree
 
 
+def test_operands_in_a_list_are_arguments_of_einsum() -> None:
+    def args(lib: Any) -> list[str]:
+        graph = lib.fx.symbolic_trace(lambda x, y: lib.einsum("i,i->", [x, y])).graph
+        return [str(node.args) for node in graph.nodes]
+
+    assert args(webtorch) == args(torch)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_trace_prints_as_pytorch_prints_it(name: str) -> None:
     theirs, ours = (traced(lib, name) for lib in LIBS)

@@ -119,6 +119,33 @@ LAZY: list[tuple[str, tuple[Any, ...], tuple[int, ...]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+def test_what_derived_classes_replace() -> None:
+    def seen(lib: Any) -> list[Any]:
+        found: list[Any] = []
+
+        class Own(lib.nn.LazyLinear):  # type: ignore[misc,name-defined]
+            cls_to_become = None
+
+            def _infer_parameters(self, module: Any, args: Any, kwargs: Any = None) -> None:
+                found.append((module is self, len(args), kwargs))
+                super()._infer_parameters(module, args, kwargs)
+
+        layer = Own(2)
+        found += [tuple(layer(lib.ones(3, 4)).shape), len(layer._forward_pre_hooks)]
+        with pytest.raises(RuntimeError, match="can't be used with `DataParallel`"):
+            layer._replicate_for_data_parallel()
+        attention = lib.nn.MultiheadAttention(4, 2)
+        query, padding = lib.ones(2, 3, 4), lib.tensor([[0.0, 0, 1], [0, 1, 1]])
+        for mask in (None, lib.arange(9.0).view(3, 3), lib.arange(36.0).view(4, 3, 3)):
+            for hidden in (None, padding):
+                merged, kind = attention.merge_masks(mask, hidden, query)
+                found.append((kind, merged if merged is None else merged.tolist()))
+        return found
+
+    assert seen(webtorch) == seen(torch)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 @pytest.mark.parametrize(("name", "args", "shape"), LAZY, ids=[one[0] for one in LAZY])
 def test_lazy_layers_take_their_sizes_from_the_first_input(
     name: str, args: tuple[Any, ...], shape: tuple[int, ...], device: str

@@ -171,6 +171,31 @@ def test_fewer_rows_than_devices_and_no_inputs(devices: list[webtorch.device]) -
     assert nn.DataParallel(Constant(), devices)().tolist() == [1.0, 1.0, 1.0]
 
 
+def test_a_derived_class_replaces_the_parts() -> None:
+    seen = []
+
+    class Own(nn.DataParallel):
+        def scatter(self, inputs: Any, kwargs: Any, device_ids: Any) -> Any:
+            seen.append(("scatter", len(inputs), sorted(kwargs), len(device_ids)))
+            return super().scatter(inputs, kwargs, device_ids)
+
+        def replicate(self, module: Any, device_ids: Any) -> Any:
+            seen.append(("replicate", len(device_ids)))
+            return super().replicate(module, device_ids)
+
+        def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> Any:
+            seen.append(("apply", len(replicas), len(inputs)))
+            return super().parallel_apply(replicas, inputs, kwargs)
+
+        def gather(self, outputs: Any, output_device: Any) -> Any:
+            seen.append(("gather", len(outputs), str(output_device)))
+            return super().gather(outputs, output_device)
+
+    layer, x = nn.Linear(2, 2), webtorch.ones(3, 2)
+    assert Own(layer, ["cpu", "cpu"])(x).tolist() == layer(x).tolist()
+    assert seen == [("scatter", 1, [], 2), ("replicate", 2), ("apply", 2, 2), ("gather", 2, "cpu")]
+
+
 def test_cards_are_hardware_and_none_twice() -> None:
     from webtorch.runtime.backends.webgpu import adapters
 

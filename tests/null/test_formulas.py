@@ -50,6 +50,7 @@ ORACLES: dict[str, Callable[..., torch.Tensor]] = {
     "_div_floor": lambda x, y: torch.div(x, y, rounding_mode="floor"),
     "_div_trunc": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
     "_cube": lambda x: x**3,
+    "_fma": lambda x, y, z: x * y + z,
     "_half_power": lambda x: x**0.5,
     "_round": torch.round,
     "_round_fraction": lambda x, s: torch.round(x * s) / s,

@@ -133,3 +133,14 @@ def test_running_log_sums_of_infinities() -> None:
     x.logcumsumexp(0)[1:].sum().backward()
     share = 1 / (1 + math.exp(1.0))
     np.testing.assert_allclose(x.grad.numpy(), [0.0, 2 + share, 0.0, 1 - share], rtol=1e-6)
+
+
+def test_polynomials_are_pytorchs_to_the_last_bit(device: str) -> None:
+    """Their recurrences round a product and a sum at once, which WGSL does not promise."""
+    need_device(device)
+    names = [name for name in dir(torch.special) if "_polynomial_" in name]
+    points = np.random.default_rng(0).uniform(-3, 3, 300).astype(np.float32)
+    x = webtorch.tensor(points, device=device)
+    found = webtorch.stack([getattr(webtorch.special, name)(x, 4) for name in names])
+    wanted = torch.stack([getattr(torch.special, name)(torch.tensor(points), 4) for name in names])
+    np.testing.assert_array_equal(found.cpu().numpy(), wanted.numpy())

@@ -7,7 +7,8 @@ import inspect
 import io
 import pickle
 import weakref
-from copy import deepcopy
+from collections import defaultdict
+from copy import copy, deepcopy
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 import webtorch
 from tests.nn.oracle import assert_same, to_web
 from webtorch import nn, optim
+from webtorch.utils import _pytree as our_pytree
 
 # What is tested here is nearly the same on all devices.
 pytestmark = pytest.mark.one_in(2, device="webgpu")
@@ -547,6 +549,31 @@ def test_lbfgs_goes_the_way_of_pytorch(options: dict[str, Any]) -> None:
     assert_same(ours, list(theirs), rtol=1e-6, atol=1e-8)
 
 
+def test_parts_of_lbfgs_that_derived_classes_use() -> None:
+    def seen(lib: Any) -> Any:
+        params = [lib.nn.Parameter(lib.arange(4.0).view(2, 2)), lib.nn.Parameter(lib.ones(3))]
+        one = lib.optim.LBFGS(params)
+
+        def closure() -> Any:
+            one.zero_grad()
+            loss = sum((p**3).sum() for p in params)
+            loss.backward()
+            return loss
+
+        with lib.no_grad():
+            before = one._clone_param()
+            direction = lib.arange(float(one._numel()))
+            loss, grad = one._directional_evaluate(
+                lib.enable_grad()(closure), before, 0.5, direction
+            )
+            one._add_grad(2.0, direction)
+            moved = [p.tolist() for p in params]
+            one._set_param(before)
+        return loss, grad.tolist(), moved, [p.tolist() for p in params]
+
+    assert seen(webtorch) == seen(torch)
+
+
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_lbfgs_moves_both_parts_of_complex_parameters(search: str | None) -> None:
     def losses(t: Any) -> list[float]:
@@ -577,3 +604,34 @@ def test_adam_with_amsgrad_is_differentiated() -> None:
         return x.grad.tolist()
 
     assert program(webtorch) == pytest.approx(program(torch), rel=1e-5)
+
+
+def test_states_are_dicts_like_any() -> None:
+    """What an optimizer keeps is used, copied, pickled and shown as PyTorch's."""
+    found = []
+    for library, flatten in (
+        (webtorch, our_pytree.tree_flatten), (torch, torch.utils._pytree.tree_flatten),
+    ):  # fmt: skip
+        weight = library.nn.Parameter(library.ones(2))
+        optimizer = library.optim.SGD([weight], lr=0.5, momentum=0.5)
+        weight.sum().backward()
+        optimizer.step()
+        state = optimizer.state
+        assert isinstance(state, defaultdict) and isinstance(state[weight], dict)
+        other = library.ones(1)
+        assert state[other] == {} and state.get(3) is None and other in state
+        del state[other]
+        state["note"]["a"] = 1
+        state["note"] |= {"b": 2}
+        assert state["note"].setdefault("b", 3) == 2 and state["note"].pop("a") == 1
+        given = {"c": 4}
+        state["given"] = given
+        assert state["given"] is given
+        for made in (deepcopy(state), copy(state), state.copy(), pickle.loads(pickle.dumps(state))):
+            assert list(made.values())[1:] == [{"b": 2}, {"c": 4}] and made["new"] == {}
+        kinds = {type(x) for x in optimizer.state_dict()["state"].values()}
+        assert kinds == {dict} == {type(deepcopy(x)) for x in state.values()}
+        assert type(pickle.loads(pickle.dumps(state))) is defaultdict
+        leaves, _ = flatten([state, state[weight]])
+        found.append((repr(state), repr(state["note"]), len(leaves), list(state)[1:]))
+    assert found[0] == found[1]

@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -114,6 +115,29 @@ def _other_data(training: Training) -> None:
     training.weight.data = torch.ones(8, 4)
 
 
+def _another_dict(training: Training) -> None:
+    """Whatever is put among the states is seen, also by what the follower cannot know of."""
+    state = training.optimizer.state
+    plain = state[training.weight] = dict(training.state)
+    assert training.state is plain
+    training.steps(10)
+    plain["exp_avg"] = plain["exp_avg"] + 1
+    training.steps(10)
+    training.optimizer.state = defaultdict(dict, state)
+    training.steps(10)
+
+
+def _moved_state(training: Training) -> None:
+    """A state that two optimizers have is seen to change in both."""
+    other = Training()
+    other.steps(10)
+    training.optimizer.state[training.weight] = other.state
+    training.steps(10)
+    other.state.update(exp_avg=other.state["exp_avg"] * 2)
+    training.steps(1)
+    training.optimizer.state.pop(training.weight)
+
+
 TOUCHES: dict[str, Callable[[Training], object]] = {
     "read": lambda t: t.found.append(t.weight.tolist()),
     "state is read": lambda t: t.found.append(t.state["exp_avg_sq"].tolist()),
@@ -121,6 +145,13 @@ TOUCHES: dict[str, Callable[[Training], object]] = {
     "write": lambda t: t.weight.data.mul_(0.5),
     "state is written": lambda t: t.state["exp_avg"].zero_(),
     "another state": _replace_state,
+    "state begins anew": lambda t: t.optimizer.state.pop(t.weight),
+    "no state": lambda t: t.optimizer.state.clear(),
+    "another dict": _another_dict,
+    "moved state": _moved_state,
+    "order of states": lambda t: t.optimizer.state.update(
+        {t.weight: t.optimizer.state.pop(t.weight)}
+    ),
     "load": _load,
     "share": _share,
     "another thread": _in_thread,

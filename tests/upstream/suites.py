@@ -67,8 +67,19 @@ SUITES = {
         "torch", [f"tests/ignite/{part}" for part in ("base", "engine", "handlers", "metrics")], every=10
     ),
     "kornia": Suite(
-        "torch", [f"tests/{part}" for part in ("color", "enhance", "filters", "losses", "morphology")], every=20
+        "torch",
+        [
+            f"tests/{part}"
+            for part in (
+                "color", "enhance", "filters", "losses", "morphology", "geometry", "augmentation",
+            )
+        ],
+        every=20,
     ),
+    "e3nn": Suite("torch", ["tests"]),
+    "linear_operator": Suite("torch", ["test"], every=10),
+    "gpytorch": Suite("torch", ["test"], every=5),
+    "pyro": Suite("torch", [f"tests/{part}" for part in ("distributions", "nn", "ops", "optim", "poutine")], every=20),
     "transformers": Suite(
         "device",
         [f"tests/models/{family}/test_modeling_{family}.py" for family in TRANSFORMERS],

@@ -19,7 +19,7 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, Literal
 
 from webtorch.ir.dtype import DType
@@ -461,7 +461,9 @@ class Survey:
                 if place.container is own:
                     place.name = f"{name}.{place.key}"
         for slot in getattr(kind, "__slots__", ()):
-            if hasattr(value, slot):
+            # A derived class may compute what its base keeps: there is nothing to put back.
+            kept = isinstance(getattr(kind, slot, None), MemberDescriptorType)
+            if kept and hasattr(value, slot):
                 self._place(value, slot, "attribute", f"{name}.{slot}")
 
     def _module(self, module: Module, name: str) -> None:

@@ -54,7 +54,8 @@ class Callee:
     are those by which its arguments are told apart when it is noted; what has none is noted by the calls that it
     makes. `find` answers calls that are known, while no interpreter is on, and returns None for others. `role` says
     what a script makes of it, and `watch`, given
-    the arguments, returns what an optimizer's step depends on beside them, or None where it does more than that.
+    the arguments, returns what an optimizer's step depends on beside them: a list, and a tuple which is the same one
+    while nothing has changed in it; or None where it does more than that.
     `scalars` says that numbers among the arguments are those of a formula for elements, and nothing else.
     """
 
@@ -73,7 +74,7 @@ class Callee:
         autocast: Any = None,
         writes: bool = False,
         role: Role = "operation",
-        watch: Callable[..., list[object] | None] | None = None,
+        watch: Callable[..., tuple[list[object], tuple[object, ...]] | None] | None = None,
         find: Run | None = None,
         like: Callable[..., object] | None = None,
         scalars: bool = False,

@@ -28,6 +28,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
     function_in=("torch",),
     autocast=LOWER,
     own_view=True,
+    spread=True,
     gradient_name="ViewBackward0",
     example=Example((), ("bij,bjk->ik", Operand(3, 4, 5), Operand(3, 5, 2))),
 )

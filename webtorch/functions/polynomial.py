@@ -7,19 +7,29 @@ Abramowitz and Stegun, "Handbook of Mathematical Functions" (1964), table 22.7.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.functions import creation
 from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, int64
+from webtorch.ops.elementwise import _fma
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import composite
 from webtorch.ops.special import SPECIAL
 from webtorch.tensors.promotion import Operand, get_default_dtype, result_type
 from webtorch.tensors.tensor import Tensor
 
-# (x, p of degree k, p of degree k - 1, k) -> p of degree k + 1.
-Step = Callable[[Any, Any, Any, int], Any]
+
+class Step(NamedTuple):
+    """p of degree k + 1 is (factor * p of degree k - times * p of degree k - 1) / over, k from 1 on."""
+
+    factor: Callable[[Tensor, int], Tensor]
+    times: Callable[[int], int] = lambda k: 1
+    over: Callable[[int], int] = lambda k: 1
+
+    def __call__(self, x: Tensor, p: Tensor, before: Tensor, k: int) -> Tensor:
+        """Return p of degree k + 1 at x; the sum is rounded once, as in PyTorch."""
+        return _fma(self.factor(x, k), p, before * -self.times(k)) / self.over(k)
 
 
 def _evaluate(x: Operand, n: Any, first: Callable[[Tensor], Tensor], step: Step) -> Tensor:
@@ -65,46 +75,39 @@ def _polynomial(name: str, doc: str, first: Callable[[Tensor], Tensor], step: St
     )(function)
 
 
-def _double(x: Tensor, p: Any, before: Any, k: int) -> Tensor:
-    return 2 * x * p - before
-
-
-def _shifted(x: Tensor, p: Any, before: Any, k: int) -> Tensor:
-    return (4 * x - 2) * p - before
-
-
 _WHAT = "The Chebyshev polynomial of the {} kind{}: {}(x) of degree n."
 for _letter, _kind, _first, _first_shifted in (
     ("T", "first", lambda x: x, lambda x: 2 * x - 1),
-    ("U", "second", lambda x: 2 * x, lambda x: 4 * x - 2),
-    ("V", "third", lambda x: 2 * x - 1, lambda x: 4 * x - 3),
-    ("W", "fourth", lambda x: 2 * x + 1, lambda x: 4 * x - 1),
+    ("U", "second", lambda x: 2 * x, lambda x: 2 * (2 * x - 1)),
+    ("V", "third", lambda x: 2 * x - 1, lambda x: 2 * (2 * x - 1) - 1),
+    ("W", "fourth", lambda x: 2 * x + 1, lambda x: 2 * (2 * x - 1) + 1),
 ):
-    _polynomial("chebyshev", _WHAT.format(_kind, "", _letter), _first, _double)
+    _polynomial("chebyshev", _WHAT.format(_kind, "", _letter), _first, Step(lambda x, k: 2 * x))
     _polynomial(
-        "shifted_chebyshev", _WHAT.format(_kind, ", shifted to 0..1", _letter), _first_shifted, _shifted
+        "shifted_chebyshev", _WHAT.format(_kind, ", shifted to 0..1", _letter), _first_shifted,
+        Step(lambda x, k: 2 * (2 * x - 1)),
     )  # fmt: skip
 _polynomial(
     "hermite",
     "The physicists' Hermite polynomial H(x) of degree n.",
     lambda x: 2 * x,
-    lambda x, p, before, k: 2 * x * p - 2 * k * before,
+    Step(lambda x, k: 2 * x, lambda k: 2 * k),
 )
 _polynomial(
     "laguerre",
     "The Laguerre polynomial L(x) of degree n.",
     lambda x: 1 - x,
-    lambda x, p, before, k: ((2 * k + 1 - x) * p - k * before) / (k + 1),
+    Step(lambda x, k: 2 * k + (1 - x), lambda k: k, lambda k: k + 1),
 )
 _polynomial(
     "legendre",
     "The Legendre polynomial P(x) of degree n.",
     lambda x: x,
-    lambda x, p, before, k: ((2 * k + 1) * x * p - k * before) / (k + 1),
+    Step(lambda x, k: (2 * k + 1) * x, lambda k: k, lambda k: k + 1),
 )
 _polynomial(
     "hermite_polynomial_he",
     "The probabilists' Hermite polynomial of degree n.",
     lambda x: x,
-    lambda x, p, before, k: x * p - k * before,
+    Step(lambda x, k: x, lambda k: k),
 )

@@ -14,13 +14,17 @@ from typing import Any, Final, NoReturn, TypeVar
 from webtorch.ir.lines import user_depth
 
 __all__ = [
-    "Attribute", "Final", "ScriptFunction", "ScriptModule", "annotate", "export", "freeze", "ignore",
+    "Attribute", "Error", "Final", "ScriptFunction", "ScriptModule", "annotate", "export", "freeze", "ignore",
     "is_scripting", "is_tracing", "isinstance", "load", "optimize_for_inference", "save", "script",
     "script_if_tracing", "trace", "trace_module", "unused",
 ]  # fmt: skip
 
 T = TypeVar("T")
 _said: set[str] = set()
+
+
+class Error(Exception):
+    """What a compiled function raises in PyTorch; programs catch it."""
 
 
 class TracerWarning(Warning):

@@ -149,3 +149,22 @@ class MultiheadAttention(Module):
             is_causal=is_causal,
         )
         return (out.transpose(1, 0), weights) if turned else (out, weights)
+
+    def merge_masks(
+        self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor
+    ) -> tuple[Tensor | None, int | None]:
+        """Return both masks as one of (N, heads, L, L), or the only one, and its kind.
+
+        Kinds: 1 of paddings alone (N, L), 2 with a mask of positions, None without any.
+        """
+        if attn_mask is None:
+            return key_padding_mask, None if key_padding_mask is None else 1
+        batch, length, _ = query.shape
+        if attn_mask.dim() == 3:
+            merged = attn_mask.view(batch, -1, length, length)
+        else:
+            merged = attn_mask.view(1, 1, length, length).expand(batch, self.num_heads, -1, -1)
+        if key_padding_mask is not None:
+            hidden = key_padding_mask.view(batch, 1, 1, length)
+            merged = merged + hidden.expand(-1, self.num_heads, -1, -1)
+        return merged, 2

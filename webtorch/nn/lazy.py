@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
@@ -67,7 +67,9 @@ class LazyModuleMixin(Module):
         self._load_hook = self._register_load_state_dict_pre_hook(
             _shape_from_checkpoint, with_module=True
         )
-        self._initialize_hook = self.register_forward_pre_hook(_initialize, with_kwargs=True)
+        self._initialize_hook = self.register_forward_pre_hook(
+            self._infer_parameters, with_kwargs=True
+        )
 
     def initialize_parameters(self, *args: Any, **kwargs: Any) -> None:
         """Give the parameters the shapes that the first input asks for."""
@@ -87,6 +89,26 @@ class LazyModuleMixin(Module):
     def _is_sized(self) -> bool:
         """Return whether the sizes of the input are known."""
         raise NotImplementedError
+
+    def _infer_parameters(
+        self, module: Any, args: tuple[object, ...], kwargs: dict[str, object] | None = None
+    ) -> None:
+        """Take the sizes from the first input, and make the layer what it is to become."""
+        module.initialize_parameters(*args, **(kwargs or {}))
+        if module.has_uninitialized_params():
+            raise RuntimeError(f"module {self._get_name()} has not been fully initialized")
+        module._initialize_hook.remove()
+        module._load_hook.remove()
+        del module._initialize_hook
+        del module._load_hook
+        if module.cls_to_become is not None:
+            module.__class__ = module.cls_to_become
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise RuntimeError(
+            "Modules with uninitialized parameters can't be used with `DataParallel`. "
+            "Run a dummy forward pass to correctly initialize the modules"
+        )
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         """Move and cast; buffers without a shape stay without one."""
@@ -131,21 +153,6 @@ def _shape_from_checkpoint(
         if is_lazy(param) and isinstance(given, Tensor) and not is_lazy(given):
             with webtorch.no_grad():
                 param.materialize(tuple(given.shape))  # type: ignore[union-attr]
-
-
-def _initialize(
-    module: LazyModuleMixin, args: tuple[object, ...], kwargs: dict[str, object]
-) -> None:
-    """Take the sizes from the first input, and make the layer what it is to become."""
-    module.initialize_parameters(*args, **kwargs)
-    if module.has_uninitialized_params():
-        raise RuntimeError(f"module {module._get_name()} has not been fully initialized")
-    module._initialize_hook.remove()
-    module._load_hook.remove()
-    del module._initialize_hook
-    del module._load_hook
-    if module.cls_to_become is not None:
-        module.__class__ = module.cls_to_become
 
 
 class LazyLinear(LazyModuleMixin, Linear):

@@ -233,20 +233,9 @@ def data_parallel(
     """
     devices = _devices(device_ids)
     given = inputs if isinstance(inputs, tuple) else () if inputs is None else (inputs,)
-    named = module_kwargs or {}
-    if not devices:
-        return module(*given, **named)
-    _checked(module, devices[0])
-    # A module without inputs runs on the first device.
-    inputs, kwargs = (
-        scatter_kwargs(given, named, devices, dim) if given or named else (((),), ({},))
-    )
-    if len(devices) == 1:
-        return module(*inputs[0], **kwargs[0])
-    devices = devices[: len(inputs)]
-    replicas = replicate(module, devices, not is_grad_enabled())
-    outputs = parallel_apply(replicas, inputs, kwargs, devices)
-    return gather(outputs, devices[0] if output_device is None else output_device, dim)
+    if devices:
+        _checked(module, devices[0])
+    return DataParallel(module, devices, output_device, dim)(*given, **(module_kwargs or {}))
 
 
 class DataParallel(Module):
@@ -278,6 +267,38 @@ class DataParallel(Module):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module on all devices and gather what it returns."""
-        return data_parallel(
-            self.module, inputs, self.device_ids, self.output_device, self.dim, kwargs
-        )
+        devices = self.device_ids
+        if not devices:
+            return self.module(*inputs, **kwargs)
+        _checked(self.module, devices[0])
+        given, named = self.scatter(inputs, kwargs, devices)
+        if not given and not named:
+            # A module without inputs runs on the first device.
+            given, named = ((),), ({},)
+        if len(devices) == 1:
+            return self.module(*given[0], **named[0])
+        replicas = self.replicate(self.module, devices[: len(given)])
+        return self.gather(self.parallel_apply(replicas, given, named), self.output_device)
+
+    def replicate(self, module: _Network, device_ids: Sequence[object]) -> list[_Network]:
+        """Return a copy of the module for each device."""
+        return replicate(module, device_ids, not is_grad_enabled())
+
+    def scatter(
+        self,
+        inputs: tuple[object, ...],
+        kwargs: dict[str, Any] | None,
+        device_ids: Sequence[object],
+    ) -> Any:
+        """Return for each device its positional and its keyword arguments."""
+        return scatter_kwargs(inputs, kwargs, device_ids, self.dim)
+
+    def parallel_apply(
+        self, replicas: Sequence[Callable[..., Any]], inputs: Sequence[object], kwargs: Any
+    ) -> list[Any]:
+        """Return what each copy gives for its part."""
+        return parallel_apply(replicas, inputs, kwargs, self.device_ids[: len(replicas)])
+
+    def gather(self, outputs: Sequence[Any], output_device: object) -> Any:
+        """Return all parts as one."""
+        return gather(outputs, output_device, self.dim)

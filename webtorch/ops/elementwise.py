@@ -414,6 +414,15 @@ addcmul = elementwise(
     doc="input + value * tensor1 * tensor2.",
     autocast=Autocast(gpu="promote"),
 )
+_fma = elementwise(
+    "_fma",
+    lambda x, y, z: ex.fma(x, y, z),
+    tensors=("input", "other", "added"),
+    dtypes=FLOATS,
+    torch="",
+    function_in=(),
+    doc="input * other + added, rounded once where the device can.",
+)
 addcdiv = elementwise(
     "addcdiv",
     lambda x, y, z, value: x + value * y / z,

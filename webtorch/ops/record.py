@@ -204,6 +204,8 @@ class Op:
     operator: str = ""
     # What it is with two tensors and nothing else, as the operator is: that is called in its place.
     alone: Elementwise | None = None
+    # Whether `__torch_function__` is given the entries of a list, which stands in the last place, one by one.
+    spread: bool = False
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
     # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from webtorch.functions import public as webtorch
@@ -63,7 +64,7 @@ class LBFGS(Optimizer):
     def _params(self) -> list[Tensor]:
         return self.param_groups[0]["params"]
 
-    def _flat_gradient(self) -> Tensor:
+    def _gather_flat_grad(self) -> Tensor:
         """Return the gradients of all parameters as one vector, of complex ones both parts; an absent
         one is zeros.
         """
@@ -74,27 +75,36 @@ class LBFGS(Optimizer):
             ]
         )
 
-    def _move(self, t: float, direction: Tensor) -> None:
-        """Add t times the direction to the parameters."""
+    def _numel(self) -> int:
+        """Return how many real numbers all parameters are."""
+        return sum(_real(param).numel() for param in self._params)
+
+    def _add_grad(self, step_size: float, update: Tensor) -> None:
+        """Add step_size times the direction `update` to the parameters."""
         start = 0
         for param in map(_real, self._params):
             count = param.numel()
-            param.add_(direction[start : start + count].reshape(tuple(param.shape)), alpha=t)
+            part = update[start : start + count].reshape(tuple(param.shape))
+            param.add_(part, alpha=step_size)
             start += count
 
-    def _line(self, closure: Callable[[], float], direction: Tensor) -> Line:
-        """Return the function of the step length that a line search looks at."""
-        start = [param.detach().clone() for param in self._params]
+    def _clone_param(self) -> list[Tensor]:
+        """Return copies of the parameters."""
+        return [param.detach().clone() for param in self._params]
 
-        def at(t: float) -> tuple[float, Tensor]:
-            """Return loss and gradient at `t` along the direction; the parameters are put back."""
-            self._move(t, direction)
-            loss, grad = closure(), self._flat_gradient()
-            for param, before in zip(self._params, start, strict=True):
-                param.copy_(before)
-            return loss, grad
+    def _set_param(self, params_data: list[Tensor]) -> None:
+        """Put the parameters back."""
+        for param, before in zip(self._params, params_data, strict=True):
+            param.copy_(before)
 
-        return at
+    def _directional_evaluate(
+        self, closure: Callable[[], object], x: list[Tensor], t: float, d: Tensor
+    ) -> tuple[float, Tensor]:
+        """Return loss and gradient at `t` along the direction `d`; the parameters are put back to `x`."""
+        self._add_grad(t, d)
+        loss, grad = _number(closure()), self._gather_flat_grad()
+        self._set_param(x)
+        return loss, grad
 
     def step(self, closure: Callable[[], object] | None = None) -> Any:
         """Take up to `max_iter` steps; return the loss at the first point."""
@@ -113,7 +123,7 @@ class LBFGS(Optimizer):
         first = evaluate()
         loss, evaluations = _number(first), 1
         state["func_evals"] += 1
-        grad = self._flat_gradient()
+        grad = self._gather_flat_grad()
         if _largest(grad) <= group["tolerance_grad"]:
             return first
         lr = float(group["lr"])
@@ -134,19 +144,20 @@ class LBFGS(Optimizer):
             if group["line_search_fn"] is not None:
                 if group["line_search_fn"] != "strong_wolfe":
                     raise RuntimeError("only 'strong_wolfe' is supported")
-                line = self._line(lambda: _number(evaluate()), direction)
+                start = self._clone_param()
+                line = partial(self._directional_evaluate, evaluate, start, d=direction)
                 found, count = _strong_wolfe(
                     line, t, _largest(direction), _Point(0.0, loss, grad, slope), direction,
                     group["max_eval"] - evaluations,
                 )  # fmt: skip
                 loss, grad, t = found.loss, found.grad, found.t
                 state["t"] = t
-                self._move(t, direction)
+                self._add_grad(t, direction)
             else:
-                self._move(t, direction)
+                self._add_grad(t, direction)
                 if iteration != group["max_iter"]:
                     # Behind the last step nobody needs the gradient.
-                    loss, grad, count = _number(evaluate()), self._flat_gradient(), 1
+                    loss, grad, count = _number(evaluate()), self._gather_flat_grad(), 1
             evaluations += count
             state["func_evals"] += count
             if (

@@ -15,7 +15,7 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -25,6 +25,7 @@ from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import Hook, RemovableHandle
 from webtorch.nn.module import typename
+from webtorch.optim.states import StateDict, States, plain_of, values_of
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.formats import strided
@@ -42,7 +43,6 @@ __all__ = [
     "required",
 ]
 
-StateDict = dict[str, Any]
 # Parameters, and their options by name.
 Group = dict[str, Any]
 
@@ -59,7 +59,7 @@ class _Required:
 
 required = _Required()
 
-_GRADIENT, _VALUES = attrgetter("_grad"), methodcaller("values")
+_GRADIENT = attrgetter("_grad")
 
 _global_pre_hooks: OrderedDict[int, Hook] = OrderedDict()
 _global_post_hooks: OrderedDict[int, Hook] = OrderedDict()
@@ -252,7 +252,7 @@ class Optimizer:
                 "params argument given to the optimizer should be an iterable of Tensors or "
                 f"dicts, but got {typename(params)}"
             )
-        self.state: defaultdict[Any, StateDict] = defaultdict(dict)
+        self.state: defaultdict[Any, StateDict] = States()
         self.param_groups: list[Group] = []
         groups = list(params)
         if not groups:
@@ -287,6 +287,8 @@ class Optimizer:
         """Take back what `__getstate__` returned, or part of it."""
         before = self.__dict__.get("param_groups", [])
         self.__dict__.update(state)
+        if "state" in state:
+            self.state = States.of(self.state)
         self._make_hook_tables()
         known = [self._hypers.pop(id(group), None) for group in before]
         self._hypers.clear()
@@ -386,8 +388,10 @@ class Optimizer:
             self._update_all(group)
         return loss
 
-    def _watched(self, *args: object, **kwargs: object) -> list[Any] | None:
-        """Return what a step depends on, in order; None where it does more than changing parameters and state."""
+    def _watched(self, *args: object, **kwargs: object) -> tuple[list[Any], tuple[Any, ...]] | None:
+        """Return what a step depends on, in order: parameters and options, and the state; None where it does more than
+        changing these.
+        """
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
             return None
@@ -403,10 +407,7 @@ class Optimizer:
         params = [param for group in self.param_groups for param in group["params"]]
         found += params
         found += map(_GRADIENT, params)
-        # A look at the state of each would compute its hash.
-        found += self.state
-        found += chain.from_iterable(map(_VALUES, self.state.values()))
-        return found
+        return found, values_of(self.state)
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
@@ -464,9 +465,13 @@ class Optimizer:
         """After a captured step: states are plain dicts again; those that did not begin go."""
         for param, state in list(self.state.items()):
             if isinstance(state, _Begun):
-                self.state[param] = dict(state)
+                states = self.state
                 if not state:
-                    del self.state[param]
+                    del states[param]
+                elif isinstance(states, States):
+                    states.begin(param, state)
+                else:
+                    states[param] = dict(state)
 
     def _hyper(self, group: Group) -> Hyper:
         """Return the group's options as host scalars; one object for the life of the group."""
@@ -644,7 +649,7 @@ class Optimizer:
                     value = {**value, "step": step.detach().clone()}
                     _count_of[value["step"]._storage] = step
                 given.add(id(step))
-            state[numbers[id(key)] if isinstance(key, Tensor) else key] = value
+            state[numbers[id(key)] if isinstance(key, Tensor) else key] = plain_of(value)
         result: StateDict = {"state": state, "param_groups": groups}
         for hook in self._optimizer_state_dict_post_hooks.values():
             changed = hook(self, result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import weakref
 from collections import Counter
 from operator import is_
@@ -236,16 +237,14 @@ def _arguments(run: Run, program: Program) -> list[Any]:
     for generator, before, _ in program.draws:
         # Counters are relative to the beginning of the run.
         generator._offset = (generator._offset - before) % 2**64
-    values: list[Any] = []
-    for a, _ in program.dynamic:
-        if hasattr(a, "external"):
-            values.append(int(run.externals[a.external]._offset) + a.more)
-        elif isinstance(a, Number):
+    values: list[Any] = [read() for read in program.reads]
+    for a, _ in program.dynamic[len(values) :]:
+        if isinstance(a, Number):
             values.append(a.among(run.given))
         else:
-            values.append(a.read())
+            values.append(int(run.externals[a.external]._offset) + a.more)
     # Zeros differ by their sign.
-    key = repr(values)
+    key = marshal.dumps(values, 2)
     if program.filled[0] != key:
         args: list[Any] = program.args.copy()
         for value, (_, places) in zip(values, program.dynamic, strict=True):
@@ -279,6 +278,8 @@ def _settle(
     kept = all(map(is_, given(buffers), own(inputs)))
     apart = (kept and program.apart) or len({*map(id, buffers)}) == len(buffers)
     kept = program.apart = kept and apart
+    if not kept:
+        run.add_resting()
     late = program.late or []
     if apart:
         hold(run, late, buffers)

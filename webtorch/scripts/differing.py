@@ -70,7 +70,8 @@ def _of_step(run: Run, s: Step, name: str, args: Args, kwargs: Kwargs) -> list[s
         if values is None:
             found.append("the optimizer's step does more than changing parameters")
         else:
-            found += _of_others(run, s, values, "a parameter, gradient, state or option")
+            what = "a parameter, gradient, state or option"
+            found += _of_others(run, s, [*values[0], *values[1]], what)
     return found
 
 

@@ -841,6 +841,7 @@ class Follower:
 
     def leave(self, run: Run) -> None:
         """Make the calls that matched in the usual way, and go on recording."""
+        run.add_resting()
         run.number_externals()
         if run is self.run:
             begin(run)

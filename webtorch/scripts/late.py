@@ -42,12 +42,11 @@ def hold(run: Run, late: Iterable[tuple[int, int, Known]], buffers: Sequence[obj
     """Let results of a run wait for their storages and their functions."""
     slots, externals = run.slots, run.externals
     for place, slot, known in late:
-        reference = slots[slot]
-        t = reference()
+        t = slots[slot]()
         if t is not None:
             leaves = known.leaves(externals) if known.title else ()
             t._late = give_storage, buffers[place], known, leaves
-            _waiting.append(reference)
+    _waiting.extend([slots[slot] for _, slot, _ in late])
 
 
 def forget_dead() -> None:

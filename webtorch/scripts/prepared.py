@@ -196,7 +196,7 @@ def prepare(step: Step) -> Matcher:
     )
     step.plain = step.kind == "operation" and not step.writes
     step.matches = made = matcher(step.args, step.names, step.kwargs)
-    step.watches = _Watch(step.watched) if step.kind == "step" else matcher(step.watched)
+    step.watches = Watch(step.watched) if step.kind == "step" else matcher(step.watched)
     # A backward pass gives gradients, beside what a hook gets.
     promised = ("parts", (tuple, tuple(forms))) if step.kind == "backward" else step.results
     step.gives = giver(promised)
@@ -254,13 +254,54 @@ def _compare_all(
         text.compare(p, f"k{i}")
 
 
-class _Watch:
+class Watch:
     """The comparison of what an optimizer's step depends on, most of which are tensors: it is enough that these are the
-    ones of the last time, if that was so for each.
+    ones of the last time, if that was so for each. Of a state that rests nothing is looked at.
     """
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self.each = matcher(patterns)
+        self.patterns = patterns
+        self.all = _Same(patterns)
+        # The changes there had been the last time, and how many of those that came again had been found elsewhere.
+        self.stamp = self.elsewhere = -1
+        # The storages that rest, as (group, all of the state, what picks the tensors seen first in it), and the
+        # comparison of the rest.
+        self.resting: Callable[[], Any] = nothing
+        self.others = self.all
+
+    def rest(self, resting: Callable[[], Any], count: int) -> None:
+        """Compare the first `count` values alone, while the others rest."""
+        self.resting, self.others = resting, _Same(self.patterns[:count])
+        self.others.keep()
+
+    def __call__(self, run: Any, values: list[Any], state: tuple[Any, ...]) -> bool:
+        """Whether the values are what the patterns say."""
+        if (
+            self.stamp == changes.count
+            and self.elsewhere == regular.again_elsewhere
+            and not run.careful
+        ):
+            count = len(run.externals)
+            resting = self.resting()
+            if resting is not None and resting.state is state:
+                if self.others(run, values):
+                    run.resting = resting, state, resting.new
+                    return True
+            elif self.all(run, [*values, *state]):
+                return True
+            run.forget_externals(count)
+        if not self.each(run, (*values, *state), {}):
+            return False
+        if self.all.keep():
+            self.stamp, self.elsewhere = changes.count, regular.again_elsewhere
+        return True
+
+
+class _Same:
+    """Whether values are those of the last time."""
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
         self.count = len(patterns)
         places: dict[int, list[int]] = {form: [] for form in (NEW, KNOWN, SLOT, -1)}
         for i, p in enumerate(patterns):
@@ -273,34 +314,22 @@ class _Watch:
         self.rest = matcher([patterns[i] for i in others])
         # Tensors get their numbers in order.
         self.in_order = all(p.form != NEW for i in others for p in patterns_in([patterns[i]]))
-        # The tensors of the last time, and how many changes there had been then.
+        # The tensors of the last time, and which of them had been found elsewhere as well.
         self.last: list[Callable[[], Any]] = []
-        self.stamp = -1
-        # How many of those that came again had been found elsewhere then, and which of these are.
-        self.elsewhere = -1
         self.twice: list[tuple[Pattern, int]] = []
 
-    def __call__(self, run: Any, values: Any, named: dict[str, Any]) -> bool:
-        """Whether the values are what the patterns say."""
-        if (
-            self.stamp == changes.count
-            and self.elsewhere == regular.again_elsewhere
-            and not run.careful
-            and len(values) == self.count
-        ):
-            count = len(run.externals)
-            if self._are_same(run, values):
-                return True
-            run.forget_externals(count)
-        if not self.each(run, values, named):
+    def keep(self) -> bool:
+        """Keep the tensors that there are now, if each comes again and again; return whether that is so."""
+        if not (self.in_order and all(p.regular == changes.count for p in self.patterns)):
             return False
-        if self.in_order and all(p.regular == changes.count for p in self.patterns):
-            self.last, self.stamp = [p.last for p in self.patterns], changes.count
-            self.elsewhere = regular.again_elsewhere
-            self.twice = [(p, i) for i, p in enumerate(self.patterns) if p.also]
+        self.last = [p.last for p in self.patterns]
+        self.twice = [(p, i) for i, p in enumerate(self.patterns) if p.also]
         return True
 
-    def _are_same(self, run: Any, values: Sequence[object]) -> bool:
+    def __call__(self, run: Any, values: Sequence[object]) -> bool:
+        """Whether they are; external tensors that are seen first get their numbers."""
+        if len(values) != self.count:
+            return False
         externals, new = run.externals, self.new(values)
         if not _are(self.last, new):
             return False

@@ -116,10 +116,10 @@ class Note:
             self.functions = graph_of([root._grad_fn for root in roots])
             _leaves(self.functions, run, hooks=False)
         elif step.kind == "step":
-            values = None if callee.watch is None else callee.watch(*args, **kwargs)
-            if values is None:
+            found = None if callee.watch is None else callee.watch(*args, **kwargs)
+            if found is None:
                 raise Refused("the optimizer's step does more than changing parameters")
-            step.watched = [pattern_of(v, run) for v in values]
+            step.watched = [pattern_of(v, run) for part in found for v in part]
         # Only an argument can be written, or what it is a view of, or what a step looks at beside them.
         self.read = sorted({j for p in step.patterns() if (j := _external(p, run)) is not None})
         for j in self.read:

@@ -15,7 +15,7 @@ from typing import Any
 from webtorch.ir.graph import Node
 from webtorch.scripts.changes import changes
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import Program, Step, Writes, nothing
+from webtorch.scripts.script import KNOWN, NEW, STATIC, Program, Step, Writes, nothing, picker
 from webtorch.tensors.storage import Storage
 
 # For how many steps at most storages do not rest where somebody looks at each: twice as many each time.
@@ -39,13 +39,18 @@ class Group:
     """Storages that rest. Their optimizer holds it, so that it goes with it."""
 
     __slots__ = (
-        "__weakref__", "buffers", "numbers", "others", "stamp", "tally", "tensors", "writes",
+        "__weakref__", "buffers", "early", "new", "numbers", "others", "stamp", "state", "tally", "tensors", "writes",
     )  # fmt: skip
 
     def __init__(self) -> None:
         # The tensors that lie there, and their numbers among the external ones.
         self.tensors: list[Any] = []
         self.numbers: list[int] = []
+        # All of the optimizer's state, if it rests: what is the same tuple while nothing has changed in it, and what
+        # picks the tensors that are seen first there. And how many tensors were seen before.
+        self.state: Any = None
+        self.new = picker(())
+        self.early = 0
         # The memory that the program is given, None where another storage has it: these places. None once it is over.
         self.buffers: list[Any] | None = None
         self.others: list[int] = []
@@ -57,15 +62,17 @@ class Group:
 
     def holds(self, run: Run) -> bool:
         """Whether a run was given the tensors, and nobody has looked."""
+        # Those of the state are not among them where all of it has been compared as one.
+        count = self.early if run.resting is not None else len(self.numbers)
         return (
             self.buffers is not None
             and self.stamp == changes.count
-            and all(map(is_, map(run.externals.__getitem__, self.numbers), self.tensors))
+            and all(map(is_, map(run.externals.__getitem__, self.numbers[:count]), self.tensors))
         )
 
     def end(self) -> None:
         """Hold nothing any more. Those that still rest stay as they are until somebody looks."""
-        self.buffers = None
+        self.buffers = self.state = None
         self.tensors = []
 
 
@@ -77,10 +84,13 @@ _tallies: weakref.WeakSet[Tally] = weakref.WeakSet()
 def group_for(run: Run, program: Program) -> Group | None:
     """Return the storages of a program that rest, if they do."""
     found = program.resting()
+    if run.resting is not None and run.resting[0] is not found:
+        run.add_resting()
     if found is None:
         return None
     if found.holds(run):
         return found
+    run.add_resting()
     if found.tally.count > 1:
         program.busy = program.most_busy = 1
     else:
@@ -135,7 +145,26 @@ def let_rest(run: Run, step: Step, program: Program, inputs: Sequence[object]) -
         group.others = [i for i, buffer in enumerate(buffers) if buffer is None]
     _tallies.add(group.tally)
     _of_optimizer[optimizer] = group
+    _take_state(group, step, optimizer)
     program.resting = weakref.ref(group)
+
+
+def _take_state(group: Group, step: Step, optimizer: object) -> None:
+    """Let all of an optimizer's state rest as one, if each part does."""
+    values = step.callee.watch(optimizer) if step.callee is not None and step.callee.watch else None
+    if values is None:
+        return
+    count, resting = len(values[0]), set(group.numbers)
+    patterns = step.watched[count:]
+    new = [i for i, p in enumerate(patterns) if p.form == NEW]
+    if new and all(
+        p.number in resting and not p.also if p.form in (NEW, KNOWN) else p.form == STATIC
+        for p in patterns
+    ):
+        first = patterns[new[0]].number
+        group.state, group.new = values[1], picker(new)
+        group.early = sum(number < first for number in group.numbers)
+        step.watches.rest(weakref.ref(group), count)  # type: ignore[union-attr]
 
 
 def value_of(storage: Storage) -> Node:

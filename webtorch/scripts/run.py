@@ -22,6 +22,7 @@ from webtorch.scripts.script import (
     Given,
     Offset,
     Pattern,
+    Picker,
     Program,
     Step,
     Writes,
@@ -157,6 +158,9 @@ class Run:
         # share memory with one that does, or be the same: then it is not enough that those are the tensors of before.
         self.others: list[int] = []
         self.careful = False
+        # The storages that rest and were not compared one by one, with the state that they are of, and what picks the
+        # tensors in it that are not among the external ones for it.
+        self.resting: tuple[Any, tuple[Any, ...], Picker] | None = None
         # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
         # gradients were recorded, type.
         self.casts: list[Casts] = []
@@ -357,6 +361,7 @@ class Run:
 
     def forget_externals(self, count: int) -> None:
         """Take back all but the first `count`."""
+        self.resting = None
         if len(self.externals) <= count:
             return
         for t in self.externals[count:]:
@@ -371,8 +376,15 @@ class Run:
                 t._offset = int(t._offset)
         self.noted = [(t, p) for t, p in self.noted if p.number < count]
 
+    def add_resting(self) -> None:
+        """Put the tensors among the external ones that were left out because their storages rest."""
+        found, self.resting = self.resting, None
+        if found is not None:
+            self.externals += found[2](found[1])
+
     def go_on(self, step: Step, program: Program, saved: list[Node]) -> None:
         """Go on after something was computed: what there is now comes from outside, but for its graph."""
+        self.add_resting()
         if self.taken:
             self.taken.append(step)
         step.until = self.at.until
@@ -411,6 +423,7 @@ class Run:
 
     def stand_aside(self) -> None:
         """End, with values and without a graph: it is made of the calls when somebody looks."""
+        self.add_resting()
         if self.at.kind != "computed":
             assert self.program is not None
             step = Step(self.at)
@@ -587,9 +600,7 @@ class Run:
         else:
             watch = step.callee.watch if step.callee is not None else None
             values = None if watch is None else watch(*args)
-            if values is None:
-                return False
-            found = values
+            return values is not None and step.watches(self, *values)  # type: ignore[misc]
         return step.watches is not None and step.watches(self, found, {})
 
     def watched_of(self, step: Step) -> list[Any]:

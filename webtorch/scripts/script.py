@@ -102,7 +102,7 @@ class Step:
         # arguments and of what is watched, what promises its results, whether it does nothing else, and how many slots
         # and external tensors there are then.
         self.matches: Callable[[Any, Args, Kwargs], bool] | None = None
-        self.watches: Callable[[Any, Any, Kwargs], bool] | None = None
+        self.watches: Callable[[Any, Any, Any], bool] | None = None
         self.gives: Callable[[Any], Any] | None = None
         # Both at once, of a call that is `plain`: what it gives, or OTHER.
         self.answers: Callable[[Any, Args, Kwargs], Any] | None = None
@@ -292,8 +292,9 @@ class Program:
     slots: list[int] = field(init=False, default_factory=list)
     # How often in a row it could not run. What it reads may be gone: it is recorded anew then.
     failures: int = field(init=False, default=0)
-    # What was read for the arguments of the last time, and these.
-    filled: tuple[str, list[Any]] = field(init=False, default=("", []))
+    # What reads those arguments that come first; and what was read for the arguments of the last time, and these.
+    reads: list[Callable[[], float]] = field(init=False)
+    filled: tuple[bytes, list[Any]] = field(init=False, default=(b"", []))
     # The storages that it writes and that rest (`resting.Group`); how many times it runs before they may, and did last.
     resting: Callable[[], Any] = field(init=False, default=nothing)
     busy: int = field(init=False, default=0)
@@ -308,6 +309,8 @@ class Program:
         }
         self.kept = picker(list(kept)), picker(list(kept.values()))
         self.others = [k for k in range(len(self.outputs)) if k not in kept]
+        self.dynamic.sort(key=lambda found: isinstance(found[0], (Number, Offset)))
+        self.reads = [a.read for a, _ in self.dynamic if not isinstance(a, (Number, Offset))]
 
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""

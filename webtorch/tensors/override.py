@@ -219,6 +219,8 @@ class Override:
         if state.classes and not public.only_modes and any(type(x) not in plain for x in given):
             relevant = [o for o in flat(given) if type(o) not in plain and asks(type(o))]
         if relevant or modes:
+            if callee.op is not None and callee.op.spread and type(args[-1]) in (list, tuple):
+                args = (*args[:-1], *args[-1])
             try:
                 return ask(public.func, relevant, args, kwargs)
             except Refused:

@@ -313,9 +313,10 @@ BUILTIN_TYPES = frozenset((tuple, list, dict, namedtuple, OrderedDict, defaultdi
 def _get_node_type(tree: PyTree) -> PyTree:
     """Return the class under which a container is known: `collections.namedtuple` for all named tuples."""
     kind = type(tree)
-    if kind not in SUPPORTED_NODES and is_namedtuple_class(kind):
-        return namedtuple
-    return kind
+    if kind in SUPPORTED_NODES:
+        return kind
+    # A dict that says when it changes is one to who takes it apart.
+    return namedtuple if is_namedtuple_class(kind) else getattr(kind, "stands_for", kind)
 
 
 def tree_is_leaf(tree: PyTree, is_leaf: IsLeaf = None) -> bool:

@@ -23,9 +23,6 @@ REASONS = {
     "hash_tensor": "its result is uint64, which WebGPU lacks",
     "narrow": "compiled with a start that is a tensor on the device, PyTorch's tracer raises "
     "`PendingUnbackedSymbolNotFound` before a backend is asked",
-    "special.hermite_polynomial_he": "one number of 250, where terms cancel: PyTorch's CPU rounds a product and a "
-    "sum at once, WGSL may round each; over random numbers of degrees 3, 5 and 8 the mean error is 1.2 to 1.4 times "
-    "PyTorch's",
 }
 # What a message says to be not available -> the reason.
 LACKING = {

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 
-from webtorch.ir.dtype import bool_
+from webtorch.ir.dtype import bool_, float32, uint32
 from webtorch.ir.expr.node import (
     Expr,
     Operand,
     binary,
     binary_function,
+    bitcast,
     const,
     make,
     unary,
@@ -188,9 +189,34 @@ declare(
     pairs=lambda x, y: x / y, cost=2, cost_cpu=5, wgsl={"f32": "({0} / {1})"}, numpy="divide",
     onnx="Div",
 )  # fmt: skip
+
+
+def head_of(x: Expr, kept: int = 0xFFFFF000) -> Expr:
+    """Return a float32 with the other bits cleared; 12 significant bits remain by default, and x - head is exact."""
+    return bitcast(bitcast(x, uint32) & kept, float32)
+
+
+def fma_f32(x: Expr, y: Expr, z: Expr) -> Expr:
+    """Return x * y + z, rounded once: WGSL's own may round the product as well.
+
+    Dekker, "A floating-point technique for extending the available precision" (1971).
+    """
+    short = 0xFFFFFFFE
+    product = head_of(x * y, short)
+    x0, y0 = head_of(x), head_of(y)
+    x1, y1 = x - x0, y - y0
+    lost = (((x0 * y0 - product) + x0 * y1) + x1 * y0) + x1 * y1
+    larger = gt(abs(product), abs(z))
+    big, small = where(larger, product, z), where(larger, z, product)
+    total = head_of(big + small, short)
+    exact = total + ((small - (total - big)) + lost)
+    plain = x * y + z
+    return where(unbounded(plain), plain, exact)
+
+
 declare(
     "fma", 3, slopes=(lambda x, y, z, out: y, lambda x, y, z, out: x, _one),
-    pairs=lambda x, y, z: x * y + z, wgsl={"f32": "fma({0}, {1}, {2})"},
+    pairs=lambda x, y, z: x * y + z, expansion=fma_f32,
     python=lambda x, y, z: x * y + z, onnx=lambda x, y, z: x * y + z,
 )  # fmt: skip
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from webtorch.ir.dtype import int32
-from webtorch.ir.expr.arithmetic import copysign, fma, isnan, lt, minimum, round_
+from webtorch.ir.expr.arithmetic import copysign, fma, head_of, isnan, lt, minimum, round_
 from webtorch.ir.expr.exponential import exp, exp_parts, expm1_f32
-from webtorch.ir.expr.float32 import head_of, poly, power_of_two, scaled
+from webtorch.ir.expr.float32 import poly, power_of_two, scaled
 from webtorch.ir.expr.float64 import exp2_between, exp64, fused, through64, with_sign_of
 from webtorch.ir.expr.node import Expr, cast, unary_function, where
 

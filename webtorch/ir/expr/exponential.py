@@ -12,6 +12,7 @@ from webtorch.ir.expr.arithmetic import (
     fma,
     ge,
     gt,
+    head_of,
     isinf,
     isnan,
     le,
@@ -25,7 +26,7 @@ from webtorch.ir.expr.arithmetic import (
     trunc,
     unbounded,
 )
-from webtorch.ir.expr.float32 import bits_of, f32, head_of, poly, power_of_two, scaled
+from webtorch.ir.expr.float32 import bits_of, f32, poly, power_of_two, scaled
 from webtorch.ir.expr.float64 import (
     LOG2E,
     ROUND32,

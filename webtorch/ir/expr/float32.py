@@ -51,12 +51,6 @@ def bits_of(x: Expr) -> Expr:
     return bitcast(x, uint32)
 
 
-def head_of(x: Expr) -> Expr:
-    """Return `x` with its last 12 bits cleared: 12 significant bits remain, and x - head is
-    exact."""
-    return bitcast(bits_of(x) & 0xFFFFF000, float32)
-
-
 def power_of_two(n: Expr) -> Expr:
     """Return 2^n for an int32 `n` from -126 to 127."""
     return bitcast(shl(n + 127, 23), float32)

@@ -144,8 +144,9 @@ def rsqrt(x: Array) -> Array:
 
 
 def fma(x: Array, y: Array, z: Array) -> Array:
-    """Return x * y + z, rounded twice."""
-    return np.add(np.multiply(x, y), z)
+    """Return x * y + z; a float32 is rounded once, but for sums that a float64 must round as well."""
+    kind = np.asarray(x).dtype
+    return np.add(np.multiply(x, y, dtype=np.float64), z).astype(kind, copy=False)
 
 
 def _by_number(function: ScalarFunction) -> object:

@@ -1,0 +1,116 @@
+"""What an optimizer keeps of each parameter: dicts that say when they change.
+
+A script compares all of it at each step, and most of it is in no cache by then: while nothing has changed it is one
+tuple. May import floors 0 to 4.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from itertools import chain
+from operator import methodcaller
+from typing import Any
+
+StateDict = dict[str, Any]
+# All keys and values, while they are what they were.
+Cell = list[tuple[Any, ...] | None]
+
+_VALUES = methodcaller("values")
+
+
+def _telling(cls: type[dict[Any, Any]], name: str) -> Callable[..., Any]:
+    """Return a method of dicts that says that it changes one."""
+    method = getattr(cls, name)
+
+    def tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self.cell[0] = None
+        return method(self, *args, **kwargs)
+
+    tell.__name__ = name
+    return tell
+
+
+def _tell(cls: Any) -> Any:
+    """Have the methods that change a dict say so. Copies, pickles and files have the class that it is one of."""
+    for name in (
+        "__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update",
+    ):  # fmt: skip
+        setattr(cls, name, _telling(cls.__base__, name))
+    return cls
+
+
+@_tell
+class State(dict[str, Any]):
+    """The state of a parameter."""
+
+    __slots__ = ("cell",)
+    stands_for = dict
+
+    def __init__(self, cell: Cell, given: Mapping[str, Any]) -> None:
+        """Take what is given; `cell` is that of the optimizer."""
+        super().__init__(given)
+        self.cell = cell
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what makes a plain dict of the same."""
+        return dict, (), None, None, iter(self.items())
+
+
+@_tell
+class States(defaultdict[Any, StateDict]):
+    """The states of an optimizer's parameters; one that is asked for is there."""
+
+    stands_for = defaultdict
+
+    def __init__(self, *given: Any) -> None:
+        """Be as a `defaultdict` of dicts is."""
+        self.cell: Cell = [None]
+        super().__init__(*(given or (dict,)))
+
+    def begin(self, key: Any, given: Mapping[str, Any]) -> StateDict:
+        """Let the state of a parameter be what is given, and return it."""
+        self[key] = found = State(self.cell, given)
+        return found
+
+    def __missing__(self, key: Any) -> StateDict:
+        """Begin the state of a parameter."""
+        return self.begin(key, {})
+
+    def __repr__(self) -> str:
+        """Return what a `defaultdict` says."""
+        return f"defaultdict({self.default_factory!r}, {dict(self)!r})"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what makes a plain `defaultdict` of the same."""
+        return defaultdict, (dict,), None, None, iter(self.items())
+
+    @classmethod
+    def of(cls, given: Mapping[Any, Any]) -> States:
+        """Return the states of a checkpoint, or of an optimizer that was copied."""
+        if isinstance(given, cls):
+            return given
+        found = cls()
+        for key, value in given.items():
+            if type(value) is dict:
+                found.begin(key, value)
+            else:
+                found[key] = value
+        return found
+
+
+def values_of(states: Mapping[Any, Mapping[str, Any]]) -> tuple[Any, ...]:
+    """Return the keys of states, and what these hold, in order: the same tuple while nothing has changed."""
+    cell: Cell = states.cell if isinstance(states, States) else [None]
+    found = cell[0]
+    if found is None:
+        # A look at the state of each would compute its hash.
+        found = (*states, *chain.from_iterable(map(_VALUES, states.values())))
+        if all(type(s) is State and s.cell is cell for s in states.values()):
+            cell[0] = found
+    return found
+
+
+def plain_of(state: Any) -> Any:
+    """Return the plain dict of a state; anything else as it is."""
+    return dict(state) if type(state) is State else state
