@@ -688,7 +688,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     return _take(flattened(input), [index], "take", wrap=True)
 
 
-@composite(family="index", gradient_name="GatherBackward0", once=True)
+@composite(family="index", gradient_name="GatherBackward0", once=True, overlap="none")
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     if indices.dtype is not int64:
