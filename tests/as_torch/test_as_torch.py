@@ -233,7 +233,7 @@ def test_imports_and_idioms_of_pytorch_programs(tmp_path: Path) -> None:
     ("line", "kind", "text"),
     [
         ("import torch.mtia", "ModuleNotFoundError", "No module named 'torch.mtia', asked for in {file}:1"),
-        ("from torch._C import _nn", "ImportError", "C++ core"),
+        ("from torch._C import _lazy", "ImportError", "C++ core"),
         ("from torch import frobnicate", "ImportError", "torch.frobnicate, asked for in {file}:1: webtorch has no"),
         ("from torch.nn import Linearr", "ImportError", "The nearest that exists is torch.nn.Linear."),
         ("import torch; torch.sparse_bsr_tensor", "AttributeError", "{file}:1: PyTorch has it, webtorch does not"),

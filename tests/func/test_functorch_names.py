@@ -115,3 +115,128 @@ def test_classes_as_functions(shape: tuple[int, ...]) -> None:
         found.append((tuple(out.shape), len(weights), len(buffers), names, single[2],
                       [tuple(w.shape) for w in single[0]]))  # fmt: skip
     assert found[0] == found[1]
+
+
+def _texts(lib: Any) -> list[str]:
+    """Return what tensors print within transforms."""
+    seen: list[str] = []
+
+    def f(x: Any) -> Any:
+        seen.append(repr(x))
+        return (x * x).sum()
+
+    x = lib.tensor([1.5, -2.0])
+    lib.func.grad(f)(x)
+    lib.func.grad(lambda y: lib.func.grad(f)(y).sum())(x)
+    lib.vmap(lib.func.grad(f))(x.reshape(2, 1))
+    lib.func.grad(lambda y: lib.vmap(f)(y).sum())(x.reshape(2, 1))
+    return [" ".join(text.split()) for text in seen]
+
+
+def test_what_transforms_see_is_printed() -> None:
+    assert _texts(webtorch) == _texts(torch)
+
+
+@pytest.mark.parametrize("transform", ["functionalize", "grad"])
+def test_transforms_ask_functions_for_their_contexts(transform: str) -> None:
+    def refused(lib: Any) -> str:
+        class Double(lib.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                assert not lib.autograd.forward_ad._is_fwd_grad_enabled()
+                return x * 2
+
+        assert Double.apply(lib.ones(1)).item() == 2
+        assert lib.autograd.forward_ad._is_fwd_grad_enabled()
+        with pytest.raises(RuntimeError) as error:
+            getattr(lib.func, transform)(Double.apply)(lib.ones(2))
+        return " ".join(str(error.value).split())[:90]
+
+    assert refused(webtorch) == refused(torch)
+
+
+def _mapped_by_forward_mode(lib: Any) -> str:
+    def f(x: Any) -> Any:
+        return lib.autograd.functional.jacobian(lib.sin, x, strategy="forward-mode", vectorize=True)
+
+    with warnings.catch_warnings():
+        # PyTorch tells of a slow way before.
+        warnings.simplefilter("ignore")
+        with pytest.raises(RuntimeError) as error:
+            lib.vmap(f)(lib.ones(2, 3))
+    return str(error.value)
+
+
+def test_jacobians_of_forward_mode_are_not_mapped() -> None:
+    words = "Batching rule not implemented for aten::"
+    assert words in _mapped_by_forward_mode(torch)
+    assert words in _mapped_by_forward_mode(webtorch)
+
+
+FUNCTIONS = [
+    (torch, importlib.import_module("torch._functorch.autograd_function")),
+    (webtorch, importlib.import_module("webtorch.as_torch.names.function_parts")),
+]
+
+
+def test_contexts_with_other_saved_tensors() -> None:
+    def gradient(lib: Any, parts: Any) -> list[Any]:
+        seen: list[Any] = []
+
+        class Named(lib.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.save_for_backward(x)
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                inner = parts.CtxWithSavedTensors(ctx, (1,))
+                outer = parts.CtxWithSavedTensors(inner, (2, 3))
+                outer.word = "kept"
+                seen.extend([inner.saved_tensors, outer.saved_tensors, ctx.word])
+                seen.append(outer.needs_input_grad)
+                ctx._pt_inner_ctx = 1
+                with pytest.raises(RuntimeError, match="name collision"):
+                    parts.CtxWithSavedTensors(ctx, ())
+                return g
+
+        x = lib.ones(1, requires_grad=True)
+        Named.apply(x).backward()
+        return [*seen, x.grad.item()]
+
+    assert gradient(*FUNCTIONS[0]) == gradient(*FUNCTIONS[1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "wanted", "sizes"),
+    [((2, 3), 0, None, None), ((3, 2), 1, None, (3,)), ((3, 4), None, 1, None),
+     ((3, 4), None, 1, (4,)), ((2, 3), 0, 1, None), ((3, 4, 2), 2, 0, (4,)), ((3,), None, None, None)],
+)  # fmt: skip
+def test_gradients_of_mapped_inputs(shape: Any, given: Any, wanted: Any, sizes: Any) -> None:
+    out = []
+    for lib, parts in FUNCTIONS:
+        count = int(torch.Size(shape).numel())
+        x = lib.arange(float(count)).reshape(shape)
+        found = parts.reductify_leaf(x, given, wanted, 2, sizes)
+        out.append((tuple(found.shape), found.tolist()))
+    assert out[0] == out[1]
+    assert all(parts.reductify_leaf(None, None, 0, 2) is None for _, parts in FUNCTIONS)
+
+
+def test_operators_of_higher_order_are_mapped_and_differentiated() -> None:
+    from webtorch.as_torch.names.core import DispatchKey
+    from webtorch.as_torch.names.operator_parts import HigherOrderOperator
+
+    class Total(HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("total")
+
+    total, x = Total(), webtorch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    with pytest.raises(NotImplementedError, match="no fallback found for the higher order"):
+        total(x)
+    total.py_impl(DispatchKey.AutogradCPU)(lambda x: (x * x).sum())
+    assert webtorch.func.grad(total)(x).tolist() == [[2, 4], [6, 8]]
+    assert webtorch.vmap(total)(x).tolist() == [5, 25]
+    with pytest.raises(RuntimeError, match="Direct instantiation"):
+        HigherOrderOperator("mine")

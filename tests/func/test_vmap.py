@@ -151,6 +151,68 @@ def test_random_numbers_are_the_same_or_differ(randomness: str, device: str) -> 
         assert abs(out[0].float().mean().item() - out[1].float().mean().item()) < 60
 
 
+COUNTS = [[0, 1, 1, 2], [2, 2, 0, 1]]
+# What looks at values: each example by itself.
+LOOKING: dict[str, Any] = {
+    "bincount": lambda t, x: t.vmap(t.bincount)(x),
+    "bincount weights": lambda t, x: t.vmap(t.bincount)(x, x * 0.5),
+    "bincount same places": lambda t, x: t.vmap(lambda w: t.bincount(x[0], w))(x.float()),
+    "bincount twice": lambda t, x: t.vmap(t.vmap(t.bincount))(t.stack([x, x])),
+    "histc": lambda t, x: t.vmap(lambda v: t.histc(v, 3))(x.float()),
+    "linspace": lambda t, x: t.vmap(lambda a: t.linspace(a, 4, 3))(x[0].float()),
+    "linspace both": lambda t, x: t.vmap(lambda a, b: t.linspace(a, b, 3))(x[0].float(), x[1].float()),
+    "logspace": lambda t, x: t.vmap(lambda b: t.logspace(0, b, 3))(x[1].float()),
+    "repeats": lambda t, x: t.vmap(lambda v, r: t.repeat_interleave(v, r))(x, t.tensor([[1, 2, 0, 1], [0, 1, 1, 2]])),
+    "repeats alone": lambda t, x: t.vmap(t.repeat_interleave)(x[:, 1:] - x[:, 1:]),
+    "same repeats": lambda t, x: t.vmap(lambda v: t.repeat_interleave(v, t.tensor([1, 0, 2, 1])))(x),
+    "gradient": lambda t, x: t.func.grad(
+        lambda v: (t.vmap(lambda a, r: t.repeat_interleave(a, r))(v, x[:, :2] * 0 + 1) ** 2).sum()
+    )(x[:, :2].float()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOKING)
+def test_each_example_is_looked_at(name: str) -> None:
+    found = []
+    with warnings.catch_warnings():
+        # PyTorch tells that this is slow.
+        warnings.simplefilter("ignore")
+        for lib in (torch, webtorch):
+            out = LOOKING[name](lib, lib.tensor(COUNTS))
+            found.append((str(out.dtype), out.tolist()))
+    assert found[0] == found[1]
+
+
+ORDERS: dict[str, Any] = {
+    "one": lambda t, x: x.t().square(),
+    "number": lambda t, x: x.t() + 1,
+    "two": lambda t, x: x.t() * x.t(),
+    "another order": lambda t, x: x.t() + t.ones(2, 4),
+    "cast": lambda t, x: x.t().double(),
+    "nested": lambda t, x: t.vmap(lambda y: y.abs(), in_dims=1, out_dims=1)(x),
+    "unfolded": lambda t, x: -x.unfold(0, 2, 2),
+}
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("name", ORDERS)
+def test_results_keep_the_order_of_dims(name: str, dim: int) -> None:
+    def strides(lib: Any) -> Any:
+        shape = [4, 2]
+        shape.insert(dim, 3)
+        x = lib.arange(24.0).reshape(shape)
+        seen = []
+
+        def f(y: Any) -> Any:
+            out = ORDERS[name](lib, y)
+            seen.append((tuple(out.shape), out.stride()))
+            return out
+
+        return seen, lib.vmap(f, in_dims=dim)(x).tolist()
+
+    assert strides(webtorch) == strides(torch)
+
+
 def test_chunks_of_same_randomness_draw_the_same_numbers() -> None:
     x = webtorch.zeros(4, 3)
     out = webtorch.vmap(lambda r: r + webtorch.rand(3), randomness="same", chunk_size=1)(x)

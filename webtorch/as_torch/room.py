@@ -158,7 +158,8 @@ def missing(room: ModuleType, name: str, frame: FrameType | None) -> str:
     if room.__name__ in ABSENT:
         words: str | None = ABSENT[room.__name__][0]
     else:
-        words = CORE if room.__name__ == "torch._C" else WORDS.get(room.__name__, {}).get(name)
+        core = room.__name__.startswith("torch._C")
+        words = CORE if core else WORDS.get(room.__name__, {}).get(name)
     text = f"{room.__name__}.{name}, asked for in {caller(frame)}: "
     if why := words or why_missing(where, name):
         return f"{text}{why}."

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from webtorch.functions.creation import ones_like, zeros, zeros_like
 from webtorch.functions.joining import stack
 from webtorch.tensors.engine import grad
-from webtorch.tensors.modes import enable_grad
+from webtorch.tensors.modes import enable_grad, mode
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
@@ -276,6 +276,8 @@ def _check_strategy(
             'outputs than inputs, "forward-mode" tends to be more performant. Otherwise, prefer to use '
             '"reverse-mode".'
         )
+    if strategy == "forward-mode" and mode.vmaps:
+        raise RuntimeError("Batching rule not implemented for aten::_make_dual")
     if strategy == "forward-mode" and create_graph:
         raise NotImplementedError(
             f'torch.autograd.functional.{name}: `create_graph=True` and `strategy="forward-mode"` are not supported '

@@ -37,6 +37,7 @@ class _Transform:
     def __init__(self) -> None:
         self.sources: set[GradFn] = set()
         self.outside = mode.grad
+        self.number = next(mode.numbers)
 
     def __enter__(self) -> _Transform:
         self.before = mode.grad, mode.inference, mode.transforms, mode.hooks_disabled
@@ -70,6 +71,11 @@ class _Transform:
         set_history(out, source)
         return out
 
+    def tracks(self, x: Tensor) -> bool:
+        """Whether this differentiation follows what became of a tensor."""
+        edge = gradient_edge(x)
+        return edge is not None and not self.sources.isdisjoint(_before(edge[0]))
+
     def reaches_outside(self, tensors: Iterable[Any]) -> bool:
         """Whether gradients of the tensors go on to anything but this transform's own starts."""
         pending = [e[0] for t in tensors if (e := gradient_edge(t)) is not None]
@@ -94,8 +100,26 @@ class _Transform:
         return tree_map(lambda x: cut(x) if isinstance(x, Tensor) and x.requires_grad else x, tree)
 
 
-class _Running:
-    """A forward-mode differentiation runs."""
+def _before(fn: GradFn) -> set[GradFn]:
+    """Return the function and all that come before it."""
+    pending, seen = [fn], set[GradFn]()
+    while pending:
+        one = pending.pop()
+        if one not in seen:
+            seen.add(one)
+            pending.extend(e[0] for e in one.edges if e is not None)
+    return seen
+
+
+class Running:
+    """A transform runs that starts no gradients: forward mode, or one that changes nothing here."""
+
+    def __init__(self) -> None:
+        self.number = next(mode.numbers)
+
+    def tracks(self, x: Tensor) -> bool:
+        """Return False: nothing starts here."""
+        return False
 
     def __enter__(self) -> None:
         self.before = mode.transforms
@@ -370,7 +394,7 @@ def _jvp(
                 raise RuntimeError(
                     f"{_JVP}: Expected {name} to only contain Tensors, got {type(x)}"
                 )
-    with Level() as level, _Running():
+    with Level() as level, Running():
         duals = [dual(p, t, level) for p, t in zip(leaves, directions, strict=True)]
         result = func(*_replaced(args, numbers, tree_unflatten(duals, spec)))
         result, aux = _parts(result, has_aux, _JVP)

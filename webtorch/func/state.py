@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from webtorch.func.derivatives import Running
 from webtorch.nn.module import Module
 from webtorch.nn.utils import stateless
 from webtorch.ops.record import TABLE
@@ -79,7 +80,8 @@ def functionalize(func: Callable[..., object], *, remove: str = "mutations") -> 
     @functools.wraps(func)
     def same(*args: object, **kwargs: object) -> Any:
         """Call the function: recorded graphs are functional already."""
-        return func(*args, **kwargs)
+        with Running():
+            return func(*args, **kwargs)
 
     return same
 

@@ -13,12 +13,12 @@ from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
 
 
-class _Typed(type):
+class Typed(type):
     """A class whose calls make tensors of one dtype and whose instances are all such tensors."""
 
     dtype: DType
 
-    def __new__(cls, name: str, bases: tuple[type[Any], ...], names: dict[str, Any]) -> _Typed:
+    def __new__(cls, name: str, bases: tuple[type[Any], ...], names: dict[str, Any]) -> Typed:
         """Make the class of one dtype. Raises TypeError for classes that inherit from one."""
         if bases:
             raise TypeError(
@@ -47,7 +47,7 @@ class _Typed(type):
 
 
 CONSTRUCTORS: dict[str, Any] = {
-    f"{name}Tensor": _Typed(f"{name}Tensor", (), {"dtype": found, "__module__": "webtorch"})
+    f"{name}Tensor": Typed(f"{name}Tensor", (), {"dtype": found, "__module__": "webtorch"})
     for found, name in TYPE_NAMES.items()
 }
 

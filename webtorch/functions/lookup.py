@@ -212,7 +212,7 @@ def counted(
     )
 
 
-@composite(family="index", example=Example(("i5",)), aten=("bincount",))
+@composite(family="index", example=Example(("i5",)), aten=("bincount",), looks_at=("input",))
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each value 0, 1, ... occurs, or the sum of its weights. Reads the largest value from the device."""
     if input.dtype.kind not in ("int", "uint"):

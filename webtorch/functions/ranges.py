@@ -152,7 +152,7 @@ def _check_steps(name: str, steps: object) -> None:
         )
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(family="creation", function_in=TORCH, factory=True, looks_at=("start", "end"))
 def linspace(
     start: Number | Tensor,
     end: Number | Tensor,
@@ -221,7 +221,7 @@ def _power(base: float, exponent: float) -> float:
     return math.nan if isinstance(found, complex) else found
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(family="creation", function_in=TORCH, factory=True, looks_at=("start", "end"))
 def logspace(
     start: Number | Tensor,
     end: Number | Tensor,

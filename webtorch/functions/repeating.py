@@ -77,7 +77,7 @@ def tile(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Ten
     return _repeat(input, (1,) * (len(input._shape) - len(counts)) + counts)
 
 
-@composite(family="movement", own_view=True)
+@composite(family="movement", own_view=True, looks_at=("repeats",))
 def repeat_interleave(
     input: Tensor,
     repeats: int | Tensor | None = None,
@@ -93,7 +93,7 @@ def repeat_interleave(
         # repeat_interleave(repeats): the positions 0, 0, 1, ... themselves.
         counts = input
         input = iota(counts.numel(), 0, 1, int64, counts.device)
-        return _repeat_each(input, counts, 0, output_size)
+        return TABLE["repeat_interleave"](input, counts, 0, output_size=output_size)
     if dim is None:
         input, dim = ravel(input), 0
     dim = normalize_dim(dim, len(input._shape))

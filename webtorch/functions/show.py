@@ -18,8 +18,10 @@ def show_tensor(x: Tensor, contents: Any = None) -> str:
     """Return PyTorch's text of a tensor. Reads from the device only the elements that are printed; `contents`: what
     is printed for them.
     """
-    if x._levels:
-        return _show_batched(x)
+    if x._levels or (mode.transforms and x._requires_grad):
+        tracking = [t.number for t in mode.transforms if t.tracks(x)]
+        if tracking or x._levels:
+            return _show_wrapped(x, tracking)
     fn = x.grad_fn
     name = None if fn is None else fn.title.removeprefix("torch::autograd::")
     kind = type(x).__name__
@@ -55,16 +57,23 @@ def fetcher(x: Tensor) -> Fetch | None:
     return None if x._storage.runtime.kind == "meta" else fetch
 
 
-def _show_batched(x: Tensor) -> str:
-    """Return what vmap maps over, level by level, with all examples inside."""
-    number, size, _ = x._levels[-1]
-    running = [v.number for v in mode.vmaps]
+def _show_wrapped(x: Tensor, tracking: list[int]) -> str:
+    """Return what transforms see, the innermost first: what is differentiated, and what vmap maps over with all
+    examples inside.
+    """
+    number = max([*tracking, *(n for n, _, _ in x._levels)])
+    running = sorted(t.number for t in (*mode.vmaps, *mode.transforms))
     depth = running.index(number) + 1 if number in running else -1
-    dim = place_of(x, number)
-    with no_grad():
-        inner = show_tensor(unbatch(x, dim, number, size))
-    text = "\n".join("    " + line for line in inner.split("\n"))
-    return f"BatchedTensor(lvl={depth}, bdim={dim}, value=\n{text}\n)"
+    rest = [n for n in tracking if n != number]
+    title, inner = f"GradTrackingTensor(lvl={depth}, ", x
+    if len(rest) == len(tracking):
+        dim = place_of(x, number)
+        title = f"BatchedTensor(lvl={depth}, bdim={dim}, "
+        with no_grad():
+            inner = unbatch(x, dim, number, next(size for n, size, _ in x._levels if n == number))
+    shown = _show_wrapped(inner, rest) if rest or inner._levels else show_tensor(inner.detach())
+    text = "\n".join("    " + line for line in shown.split("\n"))
+    return f"{title}value=\n{text}\n)"
 
 
 def _ends(x: Tensor, dim: int, count: int) -> Tensor:

@@ -154,6 +154,8 @@ class Op:
     # as places beyond the end of a dim: PyTorch's error at the call. Of other tensors, and of calls that are
     # remembered, kernels report them, and the next read raises.
     values: Callable[..., object] | None = None
+    # Parameters whose values are looked at: where vmap maps them, each example is computed by itself, as in PyTorch.
+    looks_at: tuple[str, ...] = ()
     # Test inputs are drawn from this interval.
     domain: tuple[float, float] = (-3.0, 3.0)
     # Wider relative tolerance for float32, with the reason written where it is set.

@@ -12,6 +12,8 @@ the same dimension. What a checkpoint computes again has the numbers that it had
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
@@ -183,6 +185,36 @@ def summed_over(g: Tensor, kept: Iterable[int]) -> Tensor:
         if number not in staying:
             g = TABLE["sum"](unbatch(g, 0, number, size), 0)
     return g
+
+
+def one_by_one(names: Sequence[str], function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is called for each example where a tensor of these parameters is mapped over."""
+    parameters = [*inspect.signature(function).parameters]
+    places = [(parameters.index(name), name) for name in names]
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        """Call, once or for each example."""
+        if not transforms.count:
+            return function(*args, **kwargs)
+        levels = levels_of([args[i] if i < len(args) else kwargs.get(n) for i, n in places])
+        if not levels:
+            return function(*args, **kwargs)
+        number, size = levels[-1]
+
+        def example(value: Any, i: int) -> Any:
+            """Return what one example has of an argument."""
+            if not isinstance(value, Tensor) or all(n != number for n, _, _ in value._levels):
+                return value
+            return unbatch(value, 0, number, size).select(0, i)
+
+        parts = [
+            called(*[example(a, i) for a in args], **{n: example(v, i) for n, v in kwargs.items()})
+            for i in range(size)
+        ]
+        return batch(TABLE["stack"](parts), 0, number)
+
+    return called
 
 
 # ---- the rules of the nodes

@@ -34,6 +34,7 @@ from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap
 from webtorch.tensors import override
+from webtorch.tensors.batching import one_by_one
 from webtorch.tensors.binding import as_meant
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.primitives import lay
@@ -289,6 +290,8 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     written = op.function
     if op.layout is not None and op.layout is not of_operands:
         written = _laid(op, op.layout, written)
+    if op.looks_at:
+        written = one_by_one(op.looks_at, written)
     if op.values is not None:
         written = asking(op.values, written)
     if not (op.function_in or op.vjp or op.refuses or op.gradient_name or op.autocast):

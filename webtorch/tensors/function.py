@@ -227,11 +227,14 @@ class Function:
         with unrecorded():
             inputs = [a.detach() if apart and isinstance(a, Tensor) else a for a in args]
             back = {id(i): a for i, a in zip(inputs, args, strict=True) if isinstance(a, Tensor)}
-            result = (
-                cls.forward(*inputs, **kwargs) if separate else cls.forward(ctx, *inputs, **kwargs)
-            )
-            if separate:
-                cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
+            paused, mode.forward_paused = mode.forward_paused, ()
+            try:
+                given = inputs if separate else (ctx, *inputs)
+                result = cls.forward(*given, **kwargs)
+                if separate:
+                    cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
+            finally:
+                mode.forward_paused = paused
         outputs = result if isinstance(result, tuple) else (result,)
         if ctx._dirty:
             _check_marked(ctx, outputs, back, recorded)

@@ -356,13 +356,13 @@ def _identity(x: Tensor, dtype: DType) -> Tensor:
         out = object.__new__(Tensor)
         out._adopt(Storage(node, storage.runtime, storage.elements), shape, x._strides, 0, True)
         return out
+    if x._levels:
+        levels = levels_of((x,))
+        return logical(_identity(physical(x, levels), dtype), levels)
     strides = strides_like(x._shape, x._strides)
-    order = None if x._levels else out_of_order(x._shape, strides)
+    order = out_of_order(x._shape, strides)
     if order is None:
-        out = record("map", (x,), attrs, (), x._shape, dtype)
-        if x._levels:
-            return out
-        whole = True
+        out, whole = record("map", (x,), attrs, (), x._shape, dtype), True
     else:
         source = ordered_node(x, x._shape, x._strides, order)
         shape = tuple([x._shape[d] for d in order])

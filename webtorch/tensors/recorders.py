@@ -420,14 +420,18 @@ def _of_another_kind(
 
 
 def _batched(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar]) -> Tensor:
-    """Record a call on tensors with dimensions that vmap hides: the result has them first."""
+    """Record a call on tensors with dimensions that vmap hides, which stand before all others where the operands' order
+    of dims is kept.
+    """
     recorder = _prepare(op, operands, numbers)
     if recorder is None:
         return _of_another_kind(op, operands, numbers)
     levels, rank = levels_of(operands), len(recorder.shape)
-    recorder.lie((*sizes_of(levels), *recorder.shape), None)
     # Behind the dimensions that vmap hides, all operands have the dims of the result.
     full = [physical(o, levels, rank) if isinstance(o, Tensor) else o for o in operands]
+    lying = tuple([(o._shape, o._strides) for o in full if isinstance(o, Tensor)])
+    shape = (*sizes_of(levels), *recorder.shape)
+    recorder.lie(shape, result_strides(shape, lying, len(lying) == len(full)))
     out = logical(recorder.record(full, numbers), levels)
     if recorder.differentiable:
         _follow(recorder, out, operands, numbers)

@@ -20,6 +20,13 @@ def get_proxy_mode() -> None:
     """Return None: nothing is traced by proxies."""
 
 
+def make_fx(*args: object, **kwargs: object) -> Any:
+    """Raise."""
+    raise RuntimeError(
+        "make_fx: it belongs to PyTorch's own compiler; torch.export.export gives the operators of a module as a graph"
+    )
+
+
 class FakeTensor:
     """A class that no object is an instance of."""
 
@@ -30,7 +37,8 @@ class FakeTensorMode:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Raise."""
         raise RuntimeError(
-            'torch._subclasses.FakeTensorMode: webtorch has no fake tensors; use device="meta" for shapes without data'
+            'torch._subclasses.FakeTensorMode: it belongs to PyTorch\'s own compiler; use device="meta" for shapes '
+            "without data"
         )
 
 

@@ -195,6 +195,8 @@ class DispatchKey(enum.Enum):
     AutogradMPS = 16
     PrivateUse1 = 17
     AutogradPrivateUse1 = 18
+    Functionalize = 19
+    FuncTorchBatched = 20
 
 
 class DispatchKeySet:
