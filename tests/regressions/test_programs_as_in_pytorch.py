@@ -378,8 +378,6 @@ def results_that_overlap_operands(torch: Any, device: str) -> Any:
             lambda x, out: torch.take_along_dim(x, vector.long(), 0, out=out),
             (3,),
         ),
-        "zeta": (lambda x, out: torch.special.zeta(x, 2.0, out=out), (3,)),
-        "polynomial": (lambda x, out: torch.special.legendre_polynomial_p(x, 2, out=out), (3,)),
     }
     return {name: moved(call, shape) for name, (call, shape) in calls.items()}
 
