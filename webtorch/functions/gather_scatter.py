@@ -125,6 +125,10 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     index = _vector("index_select", index)
     if not input._shape:
         normalize_dim(dim, 0)
+        if index.numel() != 1:
+            raise ShapeError(
+                f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)"
+            )
         return movement.reshape(_take(movement.reshape(input, (1,)), [index], "index_select"), ())
     dim = normalize_dim(dim, len(input._shape))
     if not index.numel():
@@ -450,9 +454,20 @@ def _scatter_along(
     for d, n in enumerate(index._shape):
         if n < src._shape[d]:
             src = window(src, d, 0, n)
+    if combine == "mul" and base.dtype.is_complex:
+        return movement.reshape(_complex_products(op, base, dim, index, src), shape)
     base, tensors, want = _coordinates(base, dim, index)
     out = _scatter(base, tensors, movement.reshape(src, want), combine, op)
     return movement.reshape(out, shape)
+
+
+def _complex_products(op: str, base: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """Return base multiplied by the elements of src at `index`: slice by slice, in each of which places differ."""
+    for k in range(index._shape[dim]):
+        at = window(index, dim, k, 1)
+        product = gather_along(base, dim, at, op) * window(src, dim, k, 1)
+        base = _scatter_along(op, base, dim, at, product, "set")
+    return base
 
 
 _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}

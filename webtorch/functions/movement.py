@@ -528,6 +528,8 @@ def become(x: Tensor, seen: Any) -> Tensor:
     )
     if seen._grad_fn is not None:
         tape.set_history(x, seen._grad_fn)
+        # Views of x lie elsewhere in it now.
+        x._history += x._base is None
     return x
 
 

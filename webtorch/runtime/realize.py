@@ -272,6 +272,8 @@ class Runtime:
         self.settled: dict[int, weakref.ref[Owner]] = {}
         self.most_settled = 1024
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
+        # Those that have run since they were the oldest, by id, while there is little room: they stay once more.
+        self.used: set[int] = set()
         # Some of them once more, by the keys of `signature`.
         self.single: dict[tuple[object, ...], weakref.ref[Executable]] = {}
         # What is known of graphs that are looked at with their calls not taken apart. Where who records follows
@@ -463,9 +465,7 @@ class Runtime:
                 if owner is not None and found is not owner:
                     return self._launch_results()
                 owner, wanted = found, reference
-        # While there is little room somebody must ask which program was used last.
-        full = len(self.programs) > _MAX_PROGRAMS // 2
-        if owner is None or full or self.debug or watch.before is not None:
+        if owner is None or self.debug or watch.before is not None:
             return False
         # Whoever gives the owner another value from here on sees that it must be computed, too.
         self.running += 1
@@ -516,15 +516,14 @@ class Runtime:
                 raise
         finally:
             self.running -= 1
-        self._launched(known)
+        self._launched(known, executable)
         return True
 
     def _launch_results(self) -> bool:
         """Do the same where what is wanted are results of one call on data."""
         waiting = self.pending[:]
         owners = [owner for r in waiting if (owner := r()) is not None]
-        full = len(self.programs) > _MAX_PROGRAMS // 2
-        if full or self.debug or watch.before is not None or len(owners) < 2:
+        if self.debug or watch.before is not None or len(owners) < 2:
             return False
         self.running += 1
         try:
@@ -561,12 +560,14 @@ class Runtime:
                 raise
         finally:
             self.running -= 1
-        self._launched(known)
+        self._launched(known, executable)
         return True
 
-    def _launched(self, known: _Known) -> None:
+    def _launched(self, known: _Known, executable: Executable) -> None:
         """Count a run of a program that was known."""
         counters, family = self.counters, known.family
+        if len(self.programs) > _MAX_PROGRAMS // 2:
+            self.used.add(id(executable))
         counters.realized += 1
         counters.hits += 1
         self.churn.hits += 1
@@ -639,8 +640,7 @@ class Runtime:
         glance = None
         if self.apart:
             self.apart = False
-            # While there is little room somebody must ask which program was used last.
-            if not self.debug and len(self.programs) <= _MAX_PROGRAMS // 2:
+            if not self.debug:
                 glance = Glance(owners)
                 if self._run_known(owners, glance):
                     return
@@ -670,8 +670,7 @@ class Runtime:
         executable = known.executable() if known is not None else None
         if known is None or executable is None:
             return False
-        self.counters.hits += 1
-        self.churn.found(known.family)
+        self._count(executable, known.family)
         inputs = glance.inputs
         buffers = [inputs[i].buffer for i in known.order]
         self._write_run(owners, executable, buffers, known.args(glance.args))
@@ -781,9 +780,6 @@ class Runtime:
         first = owners[0]
         node, donor = first.node, first.donor
         form, given = node.form, node.srcs
-        # While there is little room somebody must ask which program was used last.
-        if len(self.programs) > _MAX_PROGRAMS // 2:
-            return False
         called = node.kind == "call"
         if len(owners) > 1 and not called:
             return False
@@ -807,8 +803,7 @@ class Runtime:
             known, executable = self._program_of_call(owners, given, called)
             form.programs[key] = known
         else:
-            self.counters.hits += 1
-            self.churn.found(known.family)
+            self._count(executable, known.family)
         if known.order is None:
             buffers = [s.buffer for s in given]
         else:
@@ -849,8 +844,7 @@ class Runtime:
             executable = self.program(frozen.key, frozen)
             self.single[key] = weakref.ref(executable)
         else:
-            self.counters.hits += 1
-            self.churn.found(self.families.get(id(executable)))
+            self._count(executable, self.families.get(id(executable)))
         buffers = [n.buffer for n in inputs]
         if owner.donor is None:
             owner.node.become_buffer(executable.run(buffers, args)[0])
@@ -912,12 +906,26 @@ class Runtime:
         """Return the program that `key` names in the cache."""
         executable = self.programs.get(key)
         if executable is not None:
-            self.counters.hits += 1
-            self.churn.found(self.families.get(id(executable)))
-            # While there is much room nobody asks which was used last, and a key is long.
-            if len(self.programs) > _MAX_PROGRAMS // 2:
-                self.programs.move_to_end(key)
+            self._count(executable, self.families.get(id(executable)))
         return executable
+
+    def _count(self, executable: Executable, family: Family | None) -> None:
+        """Count that a program was found."""
+        self.counters.hits += 1
+        self.churn.found(family)
+        if len(self.programs) > _MAX_PROGRAMS // 2:
+            self.used.add(id(executable))
+
+    def _drop(self) -> None:
+        """Drop the oldest program that has not run since it came to be that."""
+        while True:
+            key, old = self.programs.popitem(last=False)
+            if id(old) not in self.used:
+                break
+            self.used.remove(id(old))
+            self.programs[key] = old
+        self.families.pop(id(old), None)
+        self.churn.dropped(key)
 
     def _compiled(self, key: Any, graph: Frozen | Graph, varying: bool) -> Executable:
         """Compile the program of a graph and keep it."""
@@ -934,9 +942,8 @@ class Runtime:
         self.programs[key] = executable
         if len(self.programs) > _MAX_PROGRAMS:
             self.single.clear()
-            old_key, old = self.programs.popitem(last=False)
-            self.families.pop(id(old), None)
-            self.churn.dropped(old_key)
+            self.used.add(id(executable))
+            self._drop()
         return executable
 
     def foresee(self, graph: Graph) -> None:

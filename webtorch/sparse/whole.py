@@ -286,6 +286,8 @@ def zeros_like(
     x: SparseTensor, *, dtype: DType | None = None, device: Any = None, **options: object
 ) -> Tensor:
     """Return a tensor of this shape without values."""
+    if options.get("memory_format") is not None:
+        raise RuntimeError("memory format option is only supported by strided tensors")
     rank = x.sparse_rank
     out = empty_coo(x._shape, dtype or x.dtype, device or x.device, rank)
     made: Tensor = out if x.layout is sparse_coo else layouts.to_compressed(out, x.layout)

@@ -370,6 +370,8 @@ class Tensor(TensorBase):
     @plays("alias")
     def data(self, value: Tensor) -> None:
         """Let this tensor share the memory, shape and strides of another. Its writes are counted as before."""
+        if not isinstance(value, Tensor):
+            raise TypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
         if [n for n, _, _ in self._levels] != [n for n, _, _ in value._levels]:
             raise RuntimeError(
                 "mutating directly with `.data` under vmap transform is not allowed: use copy_"
@@ -763,7 +765,7 @@ class Tensor(TensorBase):
     @plays("reader")
     def __format__(self, spec: str) -> str:
         # A 0-d tensor formats as its number, also without a spec; subclasses show their own repr.
-        if not self._shape and type(self) is Tensor:
+        if not self._shape and type(self) is Tensor and not self.is_meta:
             return format(self.item(), spec)
         return object.__format__(self, spec)
 

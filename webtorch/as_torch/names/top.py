@@ -148,11 +148,11 @@ def _debug_has_internal_overlap(tensor: Any) -> int:
     dims = sorted((st, n) for n, st in zip(tensor.shape, tensor.stride(), strict=True) if n > 1)
     if any(stride == 0 for stride, _ in dims):
         return 1
-    reach = 0
+    dense = 1
     for stride, size in dims:
-        if stride <= reach:
+        if stride != dense:
             return 2
-        reach += stride * (size - 1)
+        dense *= size
     return 0
 
 
