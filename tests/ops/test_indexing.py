@@ -348,17 +348,12 @@ def test_scatter_reduce(reduce: str, include_self: bool, device: str) -> None:
 
 
 @pytest.mark.parametrize("include_self", [True, False])
-def test_products_of_complex_numbers_that_meet(include_self: bool, device: str) -> None:
-    x, src, index = randn(3, 4, 2), randn(5, 4, 2, seed=1), ints(3, 5, 4)
-    compare(
-        lambda lib, x, i, s: lib.t.view_as_real(
-            lib.t.view_as_complex(x).scatter_reduce(
-                0, i, lib.t.view_as_complex(s), "prod", include_self=include_self
-            )
-        ),
-        [x, index, src],
-        device,
-        gradients=False,
+def test_the_gradient_of_products_of_complex_numbers(include_self: bool) -> None:
+    """PyTorch has none."""
+    x, src = (webtorch.randn(3, 2, dtype=webtorch.complex128, requires_grad=True) for _ in range(2))
+    index = webtorch.tensor([[0, 1], [0, 0], [2, 1]])
+    assert webtorch.autograd.gradcheck(
+        lambda a, b: a.scatter_reduce(0, index, b, "prod", include_self=include_self), (x, src)
     )
 
 
