@@ -84,8 +84,8 @@ def placed(function: Callable[..., Any]) -> Callable[..., Any]:
         looks()
         if not wide and not has_wide():
             return _mapped(function(*values, **options), _refused)
-        given = [v for v in given if isinstance(v, Tensor)]
-        kinds = {v.dtype for v in given if v.ndim and v.dtype.kind == "float"}
+        tensors = [v for v in given if isinstance(v, Tensor)]
+        kinds = {v.dtype for v in tensors if v.ndim and v.dtype.kind == "float"}
         if len(kinds) == 1 and all(
             isinstance(v, Tensor) and not v.ndim and not v.dtype.is_complex for v in wide
         ):
