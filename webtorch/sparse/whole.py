@@ -9,7 +9,7 @@ from typing import Any
 from webtorch.functions import public as dense
 from webtorch.functions.assign import CONVERTED
 from webtorch.functions.show import fetcher
-from webtorch.ir.dtype import DType, legacy_name
+from webtorch.ir.dtype import DType
 from webtorch.sparse import layouts
 from webtorch.sparse.construction import empty_coo
 from webtorch.sparse.dispatch import rule
@@ -261,7 +261,7 @@ def type_of(x: SparseTensor, dtype: object = None, non_blocking: bool = False) -
         return to(x, dtype)
     if x.layout is not sparse_coo:
         raise RuntimeError("Unimplemented backend SparseCsrCPU")
-    return f"torch.sparse.{legacy_name(x.dtype)}Tensor"
+    return f"torch.sparse.{x.dtype.legacy}Tensor"
 
 
 @rule("type_as")
@@ -286,6 +286,8 @@ def zeros_like(
     x: SparseTensor, *, dtype: DType | None = None, device: Any = None, **options: object
 ) -> Tensor:
     """Return a tensor of this shape without values."""
+    if options.get("memory_format") is not None:
+        raise RuntimeError("memory format option is only supported by strided tensors")
     rank = x.sparse_rank
     out = empty_coo(x._shape, dtype or x.dtype, device or x.device, rank)
     made: Tensor = out if x.layout is sparse_coo else layouts.to_compressed(out, x.layout)
