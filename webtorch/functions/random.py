@@ -31,7 +31,6 @@ from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
-    c_name,
     float32,
     float64,
     int32,
@@ -459,12 +458,12 @@ def _integers(
     for name, number in (("from", low), ("to - 1", high - 1)):
         if not least <= number <= most:
             raise RuntimeError(
-                f"{name} is out of bounds for {c_name(dtype)}: got from={low} and to={high}, of {least} to {most}"
+                f"{name} is out of bounds for {dtype.c_name}: got from={low} and to={high}, of {least} to {most}"
             )
         if dtype.kind == "float" and abs(number) > 2 ** _MANTISSA[dtype.name]:
             digits = _MANTISSA[dtype.name]
             warn(
-                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {c_name(dtype)} "
+                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {dtype.c_name} "
                 "can support discrete uniform distribution only within this range. This warning will become an error "
                 "in version 1.7 release, please fix the code in advance"
             )
@@ -824,7 +823,7 @@ def uniform_(
     dtype = _floating("uniform_", input.dtype)
     if high - low > finfo(dtype).max:
         raise RuntimeError(
-            f"uniform_ expects to-from <= the largest {c_name(input.dtype)}, but found to={high} and from={low} which "
+            f"uniform_ expects to-from <= the largest {input.dtype.c_name}, but found to={high} and from={low} which "
             "result in to-from to exceed the limit"
         )
     u = _draw(input._shape, dtype, input.device, generator)
