@@ -31,6 +31,7 @@ _LN2 = (6.93147180369123816490e-01, 1.90821492927058770002e-10)
 _QUARTER = (1.57079632673412561417e00, 6.07710050630396597660e-11, 2.02226624879595063154e-21)
 _EXP = [1 / math.factorial(n) for n in range(14, -1, -1)]
 _EXPM1 = [1 / math.factorial(n + 1) for n in range(15, -1, -1)]
+_ATAN = [(-1) ** n / (2 * n + 1) for n in range(13, -1, -1)]
 _LOG = [1 / (2 * n + 1) for n in range(12, -1, -1)]
 _SIN = [(-1) ** n / math.factorial(2 * n + 1) for n in range(8, -1, -1)]
 _COS = [(-1) ** n / math.factorial(2 * n) for n in range(9, -1, -1)]
@@ -544,14 +545,16 @@ fn wt_f64_pow(a: wt_f64, b: wt_f64) -> wt_f64 {{
   if (whole && wt_f64_lt(wt_f64_abs(b), {literal(1024.0)})) {{
     var left = wt_f64_to_u32(wt_f64_abs(b));
     var square = size;
-    if (b.y >= 0x80000000u) {{ square = wt_f64_div({_ONE}, size); }}
     while (left != 0u) {{
       if ((left & 1u) == 1u) {{ y = wt_f64_mul(y, square); }}
       square = wt_f64_mul(square, square);
       left = left >> 1u;
     }}
-  }} else if (!wt_f64_eq(size, {_ONE})) {{
-    y = wt_f64_exp(wt_f64_mul(b, wt_f64_log(size)));
+    if (b.y >= 0x80000000u) {{ y = wt_f64_div({_ONE}, y); }}
+  }}
+  // What lies beyond the largest number on the way may have a reciprocal, a small one.
+  if (!whole || !wt_f64_lt(wt_f64_abs(b), {literal(1024.0)}) || wt_f64_iszero(y)) {{
+    if (!wt_f64_eq(size, {_ONE})) {{ y = wt_f64_exp(wt_f64_mul(b, wt_f64_log(size))); }}
   }}
   return wt_f64(y.x, y.y ^ select(0u, 0x80000000u, negative && odd));
 }}
@@ -580,5 +583,88 @@ fn wt_f64_mod(a: wt_f64, b: wt_f64) -> wt_f64 {
   if (wt_f64_isnan(r) || wt_f64_iszero(r) || ((r.y ^ b.y) & 0x80000000u) == 0u) { return r; }
   return wt_f64_add(r, b);
 }
+""",
+    # Halved twice, the argument is below 0.2.
+    "wt_f64_atan_series": _series("atan_series", _ATAN),
+    "wt_f64_atan": f"""
+fn wt_f64_atan(x: wt_f64) -> wt_f64 {{
+  if (wt_f64_isnan(x)) {{ return x; }}
+  var t = wt_f64_abs(x);
+  let beyond = wt_f64_lt({_ONE}, t);
+  if (beyond) {{ t = wt_f64_div({_ONE}, t); }}
+  for (var i = 0; i < 2; i = i + 1) {{
+    let root = wt_f64_sqrt(wt_f64_add({_ONE}, wt_f64_mul(t, t)));
+    t = wt_f64_div(t, wt_f64_add({_ONE}, root));
+  }}
+  var y = wt_f64_mul({literal(4.0)}, wt_f64_mul(t, wt_f64_atan_series(wt_f64_mul(t, t))));
+  if (beyond) {{ y = wt_f64_sub({literal(math.pi / 2)}, y); }}
+  return wt_f64_copysign(y, x);
+}}
+""",
+    # exp(-x * x) times a series of positive terms: nothing cancels.
+    "wt_f64_erf": f"""
+fn wt_f64_erf(x: wt_f64) -> wt_f64 {{
+  if (wt_f64_isnan(x)) {{ return x; }}
+  if (wt_f64_lt({literal(6.0)}, wt_f64_abs(x))) {{ return wt_f64_copysign({_ONE}, x); }}
+  let square = wt_f64_mul(x, x);
+  let twice = wt_f64_add(square, square);
+  var term = {_ONE};
+  var y = {_ONE};
+  for (var n = 3u; n < 400u; n = n + 2u) {{
+    term = wt_f64_div(wt_f64_mul(term, twice), wt_f64_from_u32(n));
+    let more = wt_f64_add(y, term);
+    if (all(more == y)) {{ break; }}
+    y = more;
+  }}
+  let factor = wt_f64_mul(wt_f64_exp(wt_f64_neg(square)), {literal(2 / math.sqrt(math.pi))});
+  return wt_f64_mul(x, wt_f64_mul(factor, y));
+}}
+""",
+    "wt_f64_asin": f"""
+fn wt_f64_asin(x: wt_f64) -> wt_f64 {{
+  let rest = wt_f64_mul(wt_f64_sub({_ONE}, x), wt_f64_add({_ONE}, x));
+  return wt_f64_atan(wt_f64_div(x, wt_f64_sqrt(rest)));
+}}
+""",
+    "wt_f64_acos": f"""
+fn wt_f64_acos(x: wt_f64) -> wt_f64 {{
+  let ratio = wt_f64_div(wt_f64_sub({_ONE}, x), wt_f64_add({_ONE}, x));
+  let y = wt_f64_atan(wt_f64_sqrt(ratio));
+  return wt_f64_add(y, y);
+}}
+""",
+    # Of large arguments in two halves, so that nothing overflows before the result does.
+    "wt_f64_half_exp": f"""
+fn wt_f64_half_exp(x: wt_f64) -> wt_f64 {{
+  let root = wt_f64_exp(wt_f64_mul(x, {_HALF}));
+  return wt_f64_mul(root, wt_f64_mul(root, {_HALF}));
+}}
+""",
+    "wt_f64_sinh": f"""
+fn wt_f64_sinh(x: wt_f64) -> wt_f64 {{
+  let size = wt_f64_abs(x);
+  if (wt_f64_lt({literal(40.0)}, size)) {{ return wt_f64_copysign(wt_f64_half_exp(size), x); }}
+  let t = wt_f64_expm1(size);
+  let y = wt_f64_add(t, wt_f64_div(t, wt_f64_add(t, {_ONE})));
+  return wt_f64_copysign(wt_f64_mul(y, {_HALF}), x);
+}}
+""",
+    "wt_f64_cosh": f"""
+fn wt_f64_cosh(x: wt_f64) -> wt_f64 {{
+  let size = wt_f64_abs(x);
+  if (wt_f64_lt({literal(40.0)}, size)) {{ return wt_f64_half_exp(size); }}
+  let t = wt_f64_exp(size);
+  return wt_f64_mul(wt_f64_add(t, wt_f64_div({_ONE}, t)), {_HALF});
+}}
+""",
+    "wt_f64_exp2": f"""
+fn wt_f64_exp2(x: wt_f64) -> wt_f64 {{
+  if (!wt_f64_lt(wt_f64_abs(x), {literal(1100.0)})) {{ return wt_f64_exp(x); }}
+  let count = wt_f64_round(x);
+  let y = wt_f64_exp(wt_f64_mul(wt_f64_sub(x, count), {literal(math.log(2))}));
+  let n = wt_f64_to_i32(count);
+  let half = n / 2;
+  return wt_f64_mul(wt_f64_mul(y, wt_f64_power_of_two(half)), wt_f64_power_of_two(n - half));
+}}
 """,
 }

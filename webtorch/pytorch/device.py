@@ -235,7 +235,7 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
         )
         hint = "" if found is None else (
             " Where a library asks for it, WEBTORCH_FLOAT64=float32 gives it float32, with a warning, and"
-            " WEBTORCH_FLOAT64=cpu computes it on the CPU."
+            " WEBTORCH_FLOAT64=cpu computes it on the CPU, WEBTORCH_FLOAT64=words on the device, from its bits."
         )  # fmt: skip
         raise DTypeError(
             f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
