@@ -10,7 +10,15 @@ from webtorch.functions import public as dense
 from webtorch.functions.factory import chosen_dtype
 from webtorch.ir.dtype import DType, c_name, int32, int64
 from webtorch.sparse.layouts import coalesce, to_sparse
-from webtorch.sparse.tensor import BLOCKS, BY_COLUMN, TITLES, TURNED, SparseTensor, keys, uncompressed
+from webtorch.sparse.tensor import (
+    BLOCKS,
+    BY_COLUMN,
+    TITLES,
+    TURNED,
+    SparseTensor,
+    keys,
+    uncompressed,
+)
 from webtorch.tensors.above import give
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
@@ -207,7 +215,10 @@ def empty_coo(
 
 
 # What the parts of a compressed layout are called, and its rows (columns).
-_BY_ROW, _BY_COLUMN = ("crow_indices", "col_indices", "row"), ("ccol_indices", "row_indices", "column")
+_BY_ROW, _BY_COLUMN = (
+    ("crow_indices", "col_indices", "row"),
+    ("ccol_indices", "row_indices", "column"),
+)
 
 
 def sparse_compressed_tensor(
@@ -360,9 +371,9 @@ def _check_places(
 ) -> None:
     """Raise RuntimeError, in PyTorch's words, where places are not those of a matrix."""
     first, second, _ = _names(layout)
-    most = "nrows" if layout in BY_COLUMN else "ncols"
+    most, lines = ("nrows", "ncols") if layout in BY_COLUMN else ("ncols", "nrows")
     count = inner._shape[-1]
-    rows, columns = _lines(layout, size, outer.dim() - 1, inside)
+    columns = _lines(layout, size, outer.dim() - 1, inside)[1]
     if not outer.numel():
         return
     lengths = outer[..., 1:] - outer[..., :-1]
@@ -383,7 +394,7 @@ def _check_places(
         later = (own[..., 1:] > own[..., :-1]) | (inner[..., 1:] > inner[..., :-1])
         if not later.all().item():
             raise RuntimeError(
-                f"`{second}[..., {first}[..., i - 1]:{first}[..., i]] for all i = 1, ..., {rows} are sorted and "
+                f"`{second}[..., {first}[..., i - 1]:{first}[..., i]] for all i = 1, ..., {lines} are sorted and "
                 "distinct along the last dimension values` is not satisfied."
             )
 
@@ -461,7 +472,7 @@ def sparse_bsr_tensor(
     check_invariants: bool | None = None,
     layout: Layout | None = None,
 ) -> Tensor:
-    """Return a BSR matrix: the blocks of row i of blocks are those from crow_indices[i] up to crow_indices[i + 1]."""
+    """Return a BSR matrix: row i of blocks has those from crow_indices[i] up to crow_indices[i + 1]."""
     return sparse_compressed_tensor(
         crow_indices, col_indices, values, size, dtype=dtype, layout=sparse_bsr, device=device,
         requires_grad=requires_grad, check_invariants=check_invariants,
@@ -481,7 +492,7 @@ def sparse_bsc_tensor(
     check_invariants: bool | None = None,
     layout: Layout | None = None,
 ) -> Tensor:
-    """Return a BSC matrix: the blocks of column i of blocks are those from ccol_indices[i] up to ccol_indices[i + 1]."""
+    """Return a BSC matrix: column i of blocks has those from ccol_indices[i] up to ccol_indices[i + 1]."""
     return sparse_compressed_tensor(
         ccol_indices, row_indices, values, size, dtype=dtype, layout=sparse_bsc, device=device,
         requires_grad=requires_grad, check_invariants=check_invariants,

@@ -114,9 +114,7 @@ def _to_coo(x: Tensor, sparse_dim: int | None) -> SparseTensor:
         if x.layout is sparse_coo:
             return x
         indices, values = x.pattern().coordinates(), x.elements()
-        if x.layout is sparse_csr:
-            return coo(indices, values, x._shape, True, "ToSparse")
-        return coalesce(coo(indices, values, x._shape, False, "ToSparse"))
+        return coo(indices, values, x._shape, x.layout is sparse_csr, "ToSparse")
     rank = x.dim()
     if sparse_dim is None:
         sparse_dim = rank
@@ -143,7 +141,10 @@ def to_compressed(
     conversion.
     """
     source, target = TITLES.get(x.layout, "Strided"), TITLES[layout]
-    name, between = f"{_source(x)}_to_sparse_{target[-3:].lower()}", f"conversion from {source} to {target}"
+    name, between = (
+        f"{_source(x)}_to_sparse_{target[-3:].lower()}",
+        f"conversion from {source} to {target}",
+    )
     if layout not in BLOCKS:
         if blocksize is not None:
             raise RuntimeError(f"{name}: {between} with blocksize argument given is not supported")
@@ -202,6 +203,7 @@ def _checked_blocks(blocksize: Any, name: str) -> tuple[int, int]:
 
 def _compressed_of(x: SparseTensor, layout: Layout, size: tuple[int, int]) -> SparseTensor:
     """Return a sparse tensor in a compressed layout: of a batch, where it has more than two sparse dims."""
+    x = coalesce(x) if x.layout is sparse_coo else x
     source = x.pattern()
     *batch, rows, columns = source.coordinates().unbind(0)
     rank, shape = source.rank, x._shape
@@ -217,10 +219,14 @@ def _compressed_of(x: SparseTensor, layout: Layout, size: tuple[int, int]) -> Sp
     if layout in BLOCKS:
         blocks, which = dense.unique(each, return_inverse=True)
         area = size[0] * size[1]
-        spot = which * area + (rows - block_row * size[0]) * size[1] + columns - block_column * size[1]
-        kept = dense.zeros((blocks._shape[0] * area, *tail), dtype=values.dtype, device=values.device)
+        spot = (
+            which * area + (rows - block_row * size[0]) * size[1] + columns - block_column * size[1]
+        )
+        kept = dense.zeros(
+            (blocks._shape[0] * area, *tail), dtype=values.dtype, device=values.device
+        )
         values = added(kept, spot, values)
-    elif layout is sparse_csr and x.layout is sparse_coo and x.coalesced:
+    elif layout is sparse_csr and x.layout is sparse_coo:
         blocks = each
     else:
         blocks, order = dense.sort(each, stable=True)

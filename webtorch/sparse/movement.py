@@ -173,9 +173,7 @@ def _cat_values(parts: Sequence[SparseTensor], d: int) -> SparseTensor:
     for x, start in zip(parts, starts, strict=False):
         zeros = list(x.kept._shape), list(x.kept._shape)
         zeros[0][at], zeros[1][at] = start, starts[-1] - start - x._shape[d]
-        before, after = (
-            dense.zeros(z, dtype=x.dtype, device=first.device) for z in zeros
-        )
+        before, after = (dense.zeros(z, dtype=x.dtype, device=first.device) for z in zeros)
         values.append(dense.cat([before, x.values_of(), after], at))
     indices = dense.cat([x.places[0] for x in parts], 1)
     return coo(indices, dense.cat(values), shape, False, "Cat")

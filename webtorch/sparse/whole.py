@@ -10,6 +10,7 @@ from webtorch.functions import public as dense
 from webtorch.functions.assign import CONVERTED
 from webtorch.functions.show import fetcher
 from webtorch.ir.dtype import DType, legacy_name
+from webtorch.ops.record import TABLE
 from webtorch.sparse import layouts
 from webtorch.sparse.construction import empty_compressed, empty_coo
 from webtorch.sparse.dispatch import rule
@@ -26,8 +27,6 @@ rule("coalesce")(layouts.coalesce)
 rule("to_dense")(layouts.to_dense)
 rule("to_sparse", "to_sparse_coo")(layouts.to_sparse)
 rule("sparse_mask")(layouts.sparse_mask)
-
-
 
 
 def _compressing(name: str, layout: Any) -> None:
@@ -329,8 +328,9 @@ def _like(name: str) -> None:
         return pattern.filled(make(x.kept, *args, **options)).requires_grad_(train)
 
 
-for _name in ("empty_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"):
-    _like(_name)
+for _op in TABLE.values():
+    if _op.name.endswith("_like") and _op.name != "zeros_like":
+        _like(_op.name)
 
 
 @rule("zero_")
@@ -380,7 +380,7 @@ def clear(x: SparseTensor, size: Any, sparse_dim: int, dense_dim: int = 0) -> Sp
 def show(x: SparseTensor, *, tensor_contents: object = None) -> str:
     """Return PyTorch's text of a sparse tensor."""
     rows, columns = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
-    names = columns if x.layout in BY_COLUMN else rows
+    names: tuple[str, ...] = columns if x.layout in BY_COLUMN else rows
     if x.layout is sparse_coo:
         names = ("indices",)
     parts = [
