@@ -16,9 +16,9 @@ def test_list_and_page_are_what_pytorch_and_webtorch_say() -> None:
 
 
 def test_a_missing_name_says_whether_pytorch_has_it_and_what_is_near() -> None:
-    assert hasattr(torch, "hsmm")
+    assert hasattr(torch, "saddmm")
     with pytest.raises(AttributeError) as caught:
-        webtorch.hsmm  # type: ignore[attr-defined]
+        webtorch.saddmm  # type: ignore[attr-defined]
     assert "PyTorch has it, webtorch does not. Sparse tensors have no jagged layouts" in str(
         caught.value
     )
@@ -27,7 +27,8 @@ def test_a_missing_name_says_whether_pytorch_has_it_and_what_is_near() -> None:
         webtorch.softmaxx  # type: ignore[attr-defined]
     assert "PyTorch has it" not in str(caught.value)
     with pytest.raises(
-        AttributeError, match=r"'Tensor' object has no attribute 'resize_as_sparse_'.*PyTorch has it"
+        AttributeError,
+        match=r"'Tensor' object has no attribute 'resize_as_sparse_'.*PyTorch has it",
     ):
         webtorch.ones(2).resize_as_sparse_()
     with pytest.raises(AttributeError, match=r"module 'webtorch.special' has no attribute 'gamma'"):

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: F401  (PyTor
 
 import webtorch
 import webtorch.overrides
-from webtorch.dispatch.call import Callee
+from webtorch.dispatch.call import Callee, active
 
 
 def name(func: Any) -> str:
@@ -309,6 +309,26 @@ def test_the_first_object_that_is_met_is_asked() -> None:
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     expected = [f"{name} {meet(torch, name)}" for name in FIRST_MEETINGS]
     assert told.stdout.splitlines() == expected, told.stderr
+
+
+def test_an_object_is_asked_that_is_met_while_a_script_is_followed() -> None:
+    class Seen:
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> str:
+            return str(func.__name__)
+
+    if webtorch.tensors.override.override.armed:
+        webtorch.tensors.override.override.armed = False
+        active.add(-1)
+    weight = webtorch.ones(3, requires_grad=True)
+    optimizer = webtorch.optim.SGD([weight], lr=0.1)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (weight * weight).sum().backward()
+        optimizer.step()
+    assert webtorch.clone(Seen()) == "clone"
 
 
 def test_whatever_may_be_asked_goes_the_one_way_in() -> None:

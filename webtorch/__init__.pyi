@@ -111,8 +111,11 @@ from webtorch.nn.recurrence import rnn_tanh_cell as rnn_tanh_cell
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
 from webtorch.profiler import profile as profile
+from webtorch.sparse.algebra import dsmm as dsmm
+from webtorch.sparse.algebra import hsmm as hsmm
 from webtorch.sparse.algebra import hspmm as hspmm
 from webtorch.sparse.algebra import smm as smm
+from webtorch.sparse.algebra import spmm as spmm
 from webtorch.sparse.construction import sparse_bsc_tensor as sparse_bsc_tensor
 from webtorch.sparse.construction import sparse_bsr_tensor as sparse_bsr_tensor
 from webtorch.sparse.construction import sparse_compressed_tensor as sparse_compressed_tensor

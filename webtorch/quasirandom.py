@@ -25,16 +25,30 @@ def _directions(dimension: int, bits: int) -> Tensor:
     return torch.tensor(qmc.Sobol(dimension, scramble=False, bits=bits)._sv.tolist())
 
 
-def _scrambled(directions: Tensor, matrices: Tensor, powers: Tensor) -> Tensor:
+def scrambled(directions: Tensor, matrices: Tensor) -> Tensor:
     """Return directions whose bits, the largest first, are multiplied by lower triangular matrices with a diagonal of
-    ones; `powers` are those of two.
+    ones.
     """
-    bits = len(powers)
-    ones = torch.eye(bits, dtype=torch.int64)
+    here, bits = directions.device, directions.shape[1]
+    ones = torch.eye(bits, dtype=torch.int64, device=here)
     matrices = torch.where(ones == 1, ones, matrices)
-    set_bits = (directions.unsqueeze(-1) >> torch.arange(bits - 1, -1, -1)) & 1
+    places = torch.arange(bits - 1, -1, -1, device=here)
+    set_bits = (directions.unsqueeze(-1) >> places) & 1
     product = (matrices.unsqueeze(1) * set_bits.unsqueeze(2)).sum(-1) % 2
-    return (product * powers.flip(0)).sum(-1)
+    return (product << places).sum(-1)
+
+
+def points(start: Tensor, directions: Tensor, begun: int, first: int, count: int) -> Tensor:
+    """Return points as integers of so many bits, from the one of number `first` on, (count, dimension), where that of
+    number `begun` is `start`: what lies between two is the sum, bit by bit, of the directions of the bits in which
+    their Gray codes differ.
+    """
+    number = torch.arange(first, first + count, device=start.device)
+    gray = ((number ^ (number >> 1)) ^ (begun ^ (begun >> 1))).unsqueeze(1)
+    found = start.expand(count, len(start))
+    for bit in range(max(begun, first + count).bit_length()):
+        found = found ^ (((gray >> bit) & 1) * directions[:, bit])
+    return found
 
 
 class SobolEngine:
@@ -60,12 +74,12 @@ class SobolEngine:
 
     def draw(self, n: int = 1, out: Tensor | None = None, dtype: DType | None = None) -> Tensor:
         """Return the next n points, (n, dimension)."""
-        points = self._points(self.num_generated, n).to(dtype or torch.get_default_dtype())
+        whole = points(self.shift, self.sobolstate, 0, self.num_generated, n)
         self.num_generated += n
-        points = points * 2.0**-self.MAXBIT
+        found = whole.to(dtype or torch.get_default_dtype()) * 2.0**-self.MAXBIT
         if out is None:
-            return points
-        return out.resize_(points.shape).copy_(points)
+            return found
+        return out.resize_(found.shape).copy_(found)
 
     def draw_base2(self, m: int, out: Tensor | None = None, dtype: DType | None = None) -> Tensor:
         """Return the next 2 ** m points; all points so far must then be a power of two, for their balance."""
@@ -90,17 +104,6 @@ class SobolEngine:
         self.num_generated += n
         return self
 
-    def _points(self, first: int, count: int) -> Tensor:
-        """Return points as integers of so many bits: the point of a number is the sum, bit by bit, of the directions of
-        the bits that are set in its Gray code.
-        """
-        number = torch.arange(first, first + count)
-        gray = (number ^ (number >> 1)).unsqueeze(1)
-        found = self.shift.expand(count, self.dimension)
-        for bit in range((first + count).bit_length()):
-            found = found ^ (((gray >> bit) & 1) * self.sobolstate[:, bit])
-        return found
-
     def _scramble(self) -> None:
         generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         bits, size = self.MAXBIT, self.dimension
@@ -108,7 +111,7 @@ class SobolEngine:
         drawn = torch.randint(2, (size, bits), generator=generator)
         self.shift = (drawn * powers).sum(1)
         matrices = torch.randint(2, (size, bits, bits), generator=generator).tril()
-        self.sobolstate = _scrambled(self.sobolstate, matrices, powers)
+        self.sobolstate = scrambled(self.sobolstate, matrices)
 
     def __repr__(self) -> str:
         parts = [f"dimension={self.dimension}"]

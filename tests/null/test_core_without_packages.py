@@ -72,6 +72,7 @@ class NullBackend:
     unsupported = frozenset(d for d in ALL if not d.webgpu)
     programs = []
     reads_parts = False
+    waited = 0
 
     def description(self):
         return "nothing"

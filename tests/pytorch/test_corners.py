@@ -684,3 +684,22 @@ def test_what_is_refused_is_refused_as_by_pytorch(
 ) -> None:
     with pytest.raises((RuntimeError, NotImplementedError), match=words):
         run(torch.eye(2, device=webgpu))
+
+
+@pytest.mark.parametrize("scramble", [False, True])
+def test_points_of_sobol(webgpu: str, scramble: bool) -> None:
+    """PyTorch's own operators of these read memory as the CPU's."""
+    ours, theirs = (torch.quasirandom.SobolEngine(3, scramble, seed=1) for _ in range(2))
+    for name in ("sobolstate", "shift", "quasi", "_first_point"):
+        setattr(ours, name, getattr(ours, name).to(webgpu))
+    for n in (2, 5):
+        assert torch.equal(ours.draw(n).cpu(), theirs.draw(n))
+    for engine in (ours, theirs):
+        engine.fast_forward(1000)
+    assert ours.quasi.is_webgpu and torch.equal(ours.quasi.cpu(), theirs.quasi)
+    matrices = torch.randint(2, (3, 30, 30)).tril()
+    turned = torch._sobol_engine_scramble_(ours.sobolstate, matrices.to(webgpu), 3)
+    torch._sobol_engine_scramble_(theirs.sobolstate, matrices, 3)
+    assert torch.equal(turned.cpu(), theirs.sobolstate)
+    first = torch._sobol_engine_initialize_state_(torch.zeros_like(turned), 3)
+    assert torch.equal(first.cpu(), torch.quasirandom.SobolEngine(3).sobolstate)

@@ -224,3 +224,24 @@ def test_parts_of_sparse_tensors_are_checked() -> None:
             t._validate_sparse_compressed_tensor_args(
                 lib.tensor([0, 1, 3]), lib.tensor([1, 0]), v, (2, 2), lib.sparse_csc
             )
+
+
+@pytest.mark.filterwarnings("ignore:torch.sparse.SparseTensor")
+def test_old_names() -> None:
+    def seen(lib: Any) -> list[Any]:
+        places, values = lib.tensor([[0, 1], [1, 2]]), lib.tensor([1.0, 2.0])
+        a = lib.sparse.FloatTensor(places, values, lib.Size([3, 3]))
+        b = lib.arange(9.0).view(3, 3)
+        kinds = lib.sparse.FloatTensor, lib.sparse.DoubleTensor, lib.FloatTensor
+        return [
+            a.to_dense().tolist(),
+            a.type(),
+            [isinstance(x, kind) for kind in kinds for x in (a, b)][:-2],
+            tuple(lib.sparse.LongTensor(places, values.long()).shape),
+            [tuple(lib.sparse.IntTensor(*size).shape) for size in ((), (2, 3))],
+            lib.dsmm(a, b).tolist(),
+            lib.spmm(a, b).tolist(),
+            lib.hsmm(a, b).to_dense().tolist(),
+        ]
+
+    assert seen(webtorch) == seen(torch)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -114,6 +115,8 @@ def main() -> None:
     # Looking for the smallest example of a failure would take most of the time; profiles of suites inherit this.
     settings.register_profile("found", phases=(Phase.explicit, Phase.generate), deadline=None)
     settings.load_profile("found")
+    # Some suites draw the names of their tests.
+    random.seed(0)
     with open(results, "a") as file:
         code = pytest.main(arguments, plugins=[Recorder(json.loads(Path(task).read_text()), file)])
     if code in (

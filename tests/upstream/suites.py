@@ -79,7 +79,13 @@ SUITES = {
     "e3nn": Suite("torch", ["tests"]),
     "linear_operator": Suite("torch", ["test"], every=10),
     "gpytorch": Suite("torch", ["test"], every=5),
-    "pyro": Suite("torch", [f"tests/{part}" for part in ("distributions", "nn", "ops", "optim", "poutine")], every=20),
+    "pyro": Suite(
+        "torch",
+        [f"tests/{part}" for part in ("distributions", "nn", "ops", "optim", "poutine")],
+        # Warnings are errors there, also those of this worker's own imports.
+        arguments=["-W", "ignore"],
+        every=20,
+    ),
     "transformers": Suite(
         "device",
         [f"tests/models/{family}/test_modeling_{family}.py" for family in TRANSFORMERS],

@@ -79,6 +79,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._VF": ("webtorch", "webtorch.as_torch.names.top"),
     "torch.torch_version": ("webtorch.version",),
     "torch.__config__": ("webtorch.as_torch.names.config",),
+    "torch.masked": ("webtorch.masked", "webtorch.as_torch.names.masked_parts"),
     "torch._custom_ops": ("webtorch.as_torch.names.library",),
     "torch._dynamo.eval_frame": ("webtorch.capture",),
     "torch._dynamo.utils": ("webtorch.as_torch.names.compiler_parts",),

@@ -1,4 +1,4 @@
-"""Complex numbers, Fourier transforms and linear algebra of aten. Floor 6; imports the engine, not PyTorch.
+"""Complex numbers, Fourier transforms, linear algebra and Sobol's points of aten. Floor 6; imports no PyTorch.
 
 Eigenvalues of matrices that are not symmetric have no kernel on WebGPU: entries name the operators (`lapack`) that
 PyTorch's LAPACK computes. That is a decision for each of them, not a fallback: `torch.webgpu.host_kernel_counts()`
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 from webtorch.aten.table import aten, op
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
-from webtorch.ir.dtype import int32
+from webtorch.ir.dtype import DType, float32, int32
 from webtorch.ops.layout import matrix_columns, of_operands
 from webtorch.ops.primitive import cast_to, conjugate, fill
+from webtorch.quasirandom import points, scrambled
 from webtorch.tensors.tensor import Tensor
 
 # ---- complex numbers ----------------------------------------------------------------------------
@@ -189,3 +190,26 @@ def _svd(
         return tuple(op.linalg_svd(a, full_matrices))
     empty = fill((0,), 0, a.dtype, a.device)
     return empty, op.linalg_svdvals(a), fill((0,), 0, a.dtype, a.device)
+
+
+# ---- Sobol's points -----------------------------------------------------------------------------
+
+# PyTorch composes these of nothing: they read memory as the CPU's.
+
+
+@aten("_sobol_engine_draw", direct=("_sobol_engine_draw",))
+def _draw(
+    quasi: Tensor, n: int, directions: Tensor, dimension: int, begun: int, dtype: DType | None
+) -> tuple[Tensor, Tensor]:
+    found = points(quasi, directions, begun, begun + 1, n)
+    return cast_to(found, dtype or float32) * 2.0**-30, found[-1] if n else quasi
+
+
+@aten("_sobol_engine_ff_", direct=("_sobol_engine_ff_",))
+def _fast_forward(quasi: Tensor, n: int, directions: Tensor, dimension: int, begun: int) -> Tensor:
+    return points(quasi, directions, begun, begun + n, 1)[0]
+
+
+@aten("_sobol_engine_scramble_", direct=("_sobol_engine_scramble_",))
+def _scramble(directions: Tensor, matrices: Tensor, dimension: int) -> Tensor:
+    return scrambled(directions, matrices)

@@ -220,7 +220,9 @@ def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         if follower is not None:
             return follower.call(callee, args, kwargs)
         return interpreted(callee, args, kwargs)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, Foreign) and not _interpreters["override"].armed:  # type: ignore[attr-defined]
+            return meet(callee, args, kwargs)
         meant = _meant(callee, args, kwargs)
     return call(callee, *meant)
 

@@ -13,12 +13,13 @@ from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
 
 
-class _Typed(type):
+class Typed(type):
     """A class whose calls make tensors of one dtype and whose instances are all such tensors."""
 
     dtype: DType
+    is_cuda = is_xpu = is_sparse = False
 
-    def __new__(cls, name: str, bases: tuple[type[Any], ...], names: dict[str, Any]) -> _Typed:
+    def __new__(cls, name: str, bases: tuple[type[Any], ...], names: dict[str, Any]) -> Typed:
         """Make the class of one dtype. Raises TypeError for classes that inherit from one."""
         if bases:
             raise TypeError(
@@ -40,6 +41,12 @@ class _Typed(type):
                 # On the memory of a storage.
                 return creation.empty(0, dtype=cls.dtype, device=data.device).set_(data)
             return creation.tensor(data, dtype=cls.dtype, device=device)
+        if args and not isinstance(args[0], int) and len(args) > 1:
+            kinds = ", ".join(type(a).__name__ for a in args)
+            raise TypeError(
+                f"new() received an invalid combination of arguments - got ({kinds}), but expected one of: sizes, a "
+                "tensor, a storage, a sequence"
+            )
         return creation.empty(*(args or (0,)), dtype=cls.dtype, device=device)
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -47,7 +54,7 @@ class _Typed(type):
 
 
 CONSTRUCTORS: dict[str, Any] = {
-    f"{name}Tensor": _Typed(f"{name}Tensor", (), {"dtype": found, "__module__": "webtorch"})
+    f"{name}Tensor": Typed(f"{name}Tensor", (), {"dtype": found, "__module__": "webtorch"})
     for found, name in TYPE_NAMES.items()
 }
 

@@ -274,7 +274,7 @@ class _Near:
 class Kinds:
     """The kinds of calls that an operator knows. `free`: it records one elementwise operation, whatever its numbers."""
 
-    __slots__ = ("__weakref__", "failures", "found", "free", "near")
+    __slots__ = ("__weakref__", "failures", "found", "free", "heavy", "near")
 
     def __init__(self, free: bool = False) -> None:
         # By kind of call: False where it was seen once, None where it cannot be known.
@@ -283,6 +283,8 @@ class Kinds:
         self.near: dict[Key, list[_Near]] = {}
         self.failures = 0
         self.free = free
+        # Whether programs begin with it rather than with another: what comes before it is seldom fused with it.
+        self.heavy = False
         depending.append(self.forget)
 
     def forget(self) -> None:
@@ -315,6 +317,8 @@ class Kinds:
             or self.failures >= _MOST_FAILURES
         ):
             return None
+        if len(home.pending) >= home.ahead.most << (not self.heavy):
+            home.flush()
         home.apart = True
         parts: list[Any] = [*begun]
         tensors: list[torch.Tensor] = []
@@ -413,6 +417,7 @@ class Kinds:
             _, result = watched(run, values, options, nodes, home)
             if result is not None and all(map(_is_all, result.places, lying)):
                 plan = Plan(result, lying, marks, len(nodes))
+                self.heavy = any(step[0] in ("matmul", "conv", "attention") for step in plan.steps)
         finally:
             self.found[key] = plan
             self.failures += 1 if plan is None else -(1 << 30)

@@ -392,6 +392,12 @@ def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     return copy_from(src, dst)
 
 
+@own("_sobol_engine_initialize_state_")
+def _sobol_directions(x: torch.Tensor, dimension: int) -> torch.Tensor:
+    # PyTorch's table of direction numbers is in its CPU code alone.
+    return x.copy_(torch._sobol_engine_initialize_state_(x.cpu(), dimension))
+
+
 def to_layout(
     x: torch.Tensor,
     *,

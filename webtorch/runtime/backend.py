@@ -54,6 +54,8 @@ class Backend(Protocol):
     unsupported: frozenset[DType]
     # Whether `download` takes the first element and the count of a part.
     reads_parts: bool
+    # How often a thread has waited for work that the device does by itself.
+    waited: int
 
     def description(self) -> str:
         """Return the device's name for people, such as "NVIDIA H200 (Vulkan)"."""

@@ -51,6 +51,7 @@ class _Nothing:
 class _MetaBackend:
     name = "meta"
     reads_parts = False
+    waited = 0
     index = 0
     limits = COMMON_GPU
     unsupported: frozenset[object] = frozenset()

@@ -9,6 +9,7 @@ from webtorch.sparse.algebra import addmm as _addmm
 from webtorch.sparse.algebra import mm as _mm
 from webtorch.sparse.algebra import sampled_addmm
 from webtorch.sparse.construction import check_sparse_tensor_invariants, spdiags
+from webtorch.sparse.legacy import CONSTRUCTORS as _CONSTRUCTORS
 from webtorch.sparse.reductions import log_softmax, softmax, sum
 from webtorch.sparse.tensor import SparseTensor as _SparseTensor
 from webtorch.tensors.tensor import Tensor as _Tensor
@@ -18,6 +19,8 @@ assert all((_dispatch, _elementwise, _movement, _whole))
 __all__ = [
     "addmm", "check_sparse_tensor_invariants", "log_softmax", "mm", "sampled_addmm", "softmax", "spdiags", "sum",
 ]  # fmt: skip
+
+globals().update(_CONSTRUCTORS)
 
 
 def mm(mat1: _Tensor, mat2: _Tensor, reduce: str | None = None) -> _Tensor:

@@ -177,6 +177,11 @@ def hspmm(mat1: Tensor, mat2: Tensor) -> Tensor:
     return coo(rows.reshape(1, -1).to(int64), mm(small, mat2), (x._shape[0], mat2._shape[1]), True)
 
 
+# Old names of PyTorch.
+hsmm = hspmm
+dsmm = spmm = dense.mm
+
+
 def sampled_addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1.0, alpha: Any = 1.0
 ) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from webtorch.functions import public as dense
 from webtorch.functions.factory import chosen_dtype
-from webtorch.ir.dtype import DType, c_name, int32, int64
+from webtorch.ir.dtype import DType, int32, int64
 from webtorch.sparse.layouts import coalesce, to_sparse
 from webtorch.sparse.tensor import (
     BLOCKS,
@@ -349,7 +349,7 @@ def _check_compressed(
             f"values.shape[{batch + 1 + block}:] must be equal to the dense dimensions of the tensor "
             f"(={list(size[batch + 2 :])}), but got {list(values._shape[batch + 1 + block :])}"
         )
-    kinds = [c_name(p.dtype) for p in (outer, inner)]
+    kinds = [p.dtype.c_name for p in (outer, inner)]
     if kinds[0] != kinds[1]:
         raise RuntimeError(
             f"{first} and {second} must have the same dtype, bot got {kinds[0]} and {kinds[1]}, respectively"

@@ -9,7 +9,7 @@ from typing import Any
 from webtorch.functions import public as dense
 from webtorch.functions.assign import CONVERTED
 from webtorch.functions.show import fetcher
-from webtorch.ir.dtype import DType, legacy_name
+from webtorch.ir.dtype import DType
 from webtorch.ops.record import TABLE
 from webtorch.sparse import layouts
 from webtorch.sparse.construction import empty_compressed, empty_coo
@@ -260,7 +260,7 @@ def type_of(x: SparseTensor, dtype: object = None, non_blocking: bool = False) -
         return to(x, dtype)
     if x.layout is not sparse_coo:
         raise RuntimeError("Unimplemented backend SparseCsrCPU")
-    return f"torch.sparse.{legacy_name(x.dtype)}Tensor"
+    return f"torch.sparse.{x.dtype.legacy}Tensor"
 
 
 @rule("type_as")
@@ -294,6 +294,8 @@ def zeros_like(
     **options: object,
 ) -> Tensor:
     """Return a tensor of this shape without values."""
+    if options.get("memory_format") is not None:
+        raise RuntimeError("memory format option is only supported by strided tensors")
     kind, dtype, device = layout or x.layout, dtype or x.dtype, device or x.device
     made: Tensor
     if kind is sparse_coo:

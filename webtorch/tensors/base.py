@@ -96,8 +96,8 @@ class TensorBase(Layouts, TensorMethods):
 
     def __dir__(self) -> list[str]:
         """Return the names of what there is."""
-        cls = type(self)
-        return [n for n in object.__dir__(self) if type(getattr_static(cls, n, None)) is not Absent]
+        cls, names = type(self), [n for n in object.__dir__(self) if n != "_late"]
+        return [n for n in names if type(getattr_static(cls, n, None)) is not Absent]
 
     @property
     @plays("fact")

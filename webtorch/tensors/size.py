@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import operator
+from collections.abc import Iterable
+from typing import Any, Self
 
 from webtorch.ir.view import numel
 
@@ -11,6 +13,19 @@ class Size(tuple[int, ...]):
     """A shape, as PyTorch has it: a tuple that prints as torch.Size([...])."""
 
     __slots__ = ()
+
+    def __new__(cls, sizes: Iterable[Any] = ()) -> Self:
+        """Take sizes. Raises TypeError for what is no integer."""
+        found = tuple(sizes)
+        for i, n in enumerate(found):
+            if type(n) is not int:
+                try:
+                    operator.index(n)
+                except TypeError:
+                    raise TypeError(
+                        f"torch.Size() takes an iterable of 'int' (item {i} is '{type(n).__name__}')"
+                    ) from None
+        return tuple.__new__(cls, [n if type(n) is int else operator.index(n) for n in found])
 
     def numel(self) -> int:
         """Return the number of elements."""

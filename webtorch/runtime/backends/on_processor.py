@@ -43,6 +43,7 @@ class ProcessorBackend:
     unsupported: frozenset[DType] = frozenset()
     limits = LIMITS
     reads_parts = True
+    waited = 0
 
     def __init__(self, index: int, memory: Count) -> None:
         self.index = index

@@ -173,6 +173,7 @@ class WebGPUBackend:
         # Programs that ran since the last read and may have reported a bad index, in the order of their runs.
         self.checks: dict[WebGPUExecutable, None] = {}
         self.submits = 0
+        self.waited = 0
         self._rendered: OrderedDict[Routine, Sequence[WgslPass]] = OrderedDict()
         # Kernels that were measured on this adapter (tuner.py); the limits show them to the renderer.
         self.tuned: dict[str, tuple[int, ...]] = {}
@@ -412,6 +413,7 @@ class WebGPUBackend:
         """
         mine = self._own(buffer)
         self.native.may_wait("read a tensor")
+        self.waited += self.limits.is_gpu
         with self.lock:
             self.settle()
             read = _Read(mine.dtype, mine.elements, mine.nbytes)
@@ -592,6 +594,7 @@ class WebGPUBackend:
 
     def synchronize(self) -> None:
         """Wait until all enqueued work is done. Raises IndexOutOfRangeError, DeviceLostError."""
+        self.waited += self.limits.is_gpu
         with self.lock:
             self.settle()
             read = _Read(uint32, 0, 0)
