@@ -21,8 +21,6 @@ _ROOMS = {
     "sparse_rows": "webtorch.sparse",
     "storage_type": "webtorch.functions.storages",
     "to_sparse": "webtorch.sparse",
-    "to_sparse_csc": "webtorch.sparse",
-    "to_sparse_csr": "webtorch.sparse",
     "typed": "webtorch.functions.storages",
     "untyped": "webtorch.functions.storages",
 }
