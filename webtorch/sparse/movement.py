@@ -215,7 +215,7 @@ def index_select(input: SparseTensor, dim: int, index: Tensor) -> SparseTensor:
     return coo(dense.stack(rows), values, shape, x.coalesced and d == 0, "IndexSelect")
 
 
-@rule("select")
+@rule("select", "select_copy")
 def select(input: SparseTensor, dim: int, index: int) -> Tensor:
     """Return the slice at one position of a dim."""
     d, batch = _wrapped(dim, input.dim()), input.batch_rank

@@ -344,6 +344,15 @@ def zero_(x: SparseTensor) -> SparseTensor:
 @rule("copy_")
 def copy_(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Take the parts of another one."""
+    if x.layout is not src.layout and (x.layout in TURNED or src.layout in TURNED):
+        if x.layout is strided:
+            raise RuntimeError(
+                "copy_sparse_compressed_ expected sparse compressed tensor layout but got Strided"
+            )
+        raise RuntimeError(
+            "torch.copy_: copy of sparse compressed tensors having different layouts is not supported. self layout is "
+            f"{TITLES[x.layout]} and src layout is {TITLES.get(src.layout, 'Strided')}"
+        )
     if not (isinstance(x, SparseTensor) and isinstance(src, SparseTensor)):
         raise RuntimeError(
             "copy_() between dense and sparse Tensors is not implemented! Found self type = "
@@ -351,6 +360,10 @@ def copy_(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
         )
     if x._shape != src._shape:
         raise RuntimeError("copy_: only same size tensors are supported for sparse tensors")
+    if x.layout in TURNED and x.nnz != src.nnz:
+        raise RuntimeError(
+            "torch.copy_: only sparse compressed tensors with the same number of specified elements are supported."
+        )
     return x.become(clone(to(layouts.matching(src, x.layout), x.device, x.dtype)))
 
 
