@@ -28,6 +28,7 @@ from webtorch.pytorch.device import (
 from webtorch.tensors.device import device_of
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
+from webtorch.utils._pytree import tree_map_only
 
 
 def _each(values: Iterable[object]) -> Iterable[Any]:
@@ -52,17 +53,6 @@ def _is_whole(value: object) -> bool:
     return isinstance(kind, DType) and kind.kind in ("bool", "int", "uint")
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {k: _mapped(v, change) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        found = [_mapped(v, change) for v in value]
-        return tuple(found) if isinstance(value, tuple) else found
-    return value
-
-
 def _refused(x: Tensor) -> Tensor:
     """Return a result of integers; raise DTypeError where it would have the default type, which is not available."""
     return x if _is_whole(x) else cast(x, webtorch_dtype(TO_TORCH[get_default_dtype()]))
@@ -83,7 +73,7 @@ def placed(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*values, **options)
         looks()
         if not wide and not has_wide():
-            return _mapped(function(*values, **options), _refused)
+            return tree_map_only(Tensor, _refused, function(*values, **options))
         tensors = [v for v in given if isinstance(v, Tensor)]
         kinds = {v.dtype for v in tensors if v.ndim and v.dtype.kind == "float"}
         if len(kinds) == 1 and all(
@@ -91,13 +81,13 @@ def placed(function: Callable[..., Any]) -> Callable[..., Any]:
         ):
             (kind,) = kinds
             there = [
-                _mapped(v, lambda x: cast(x, kind) if _is_wide(x) else x) for v in (values, options)
+                tree_map_only(Tensor, lambda x: cast(x, kind) if _is_wide(x) else x, v)
+                for v in (values, options)
             ]
             return function(*there[0], **there[1])
         where = device_of(host())
-        there = [_mapped(v, lambda x: x.to(where)) for v in (values, options)]
-        return _mapped(
-            function(*there[0], **there[1]), lambda x: x if _is_wide(x) else x.to(here())
-        )
+        there = [tree_map_only(Tensor, lambda x: x.to(where), v) for v in (values, options)]
+        found = function(*there[0], **there[1])
+        return tree_map_only(Tensor, lambda x: x if _is_wide(x) else x.to(here()), found)
 
     return run
