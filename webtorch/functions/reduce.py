@@ -214,7 +214,7 @@ def accumulated(x: Tensor, dtype: DType | None) -> Tensor:
 def _to_every(g: Any, shape: tuple[int, ...], dim: Dims) -> Any:
     """Return the cotangent of a sum over `dim`, for every element of `shape`."""
     dims = wrap_dims("sum", dim, len(shape))
-    return g.reshape(reduced_shape(shape, dims, True)).expand(shape)
+    return (g.reshape(reduced_shape(shape, dims, True)) if g._shape else g).expand(shape)
 
 
 @composite(
