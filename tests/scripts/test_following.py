@@ -1403,6 +1403,20 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
     assert not follower().on
 
 
+@pytest.mark.parametrize("name", ["cholesky", "eigh", "solve"])
+def test_few_calls_around_one_that_waits_are_not_followed_for_long(
+    follower: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each is computed within a call: a run by itself takes longer than its calls."""
+    monkeypatch.setattr(following, "_PATIENCE", 2)
+    w, x = torch.eye(4) + 0.5, torch.ones(4)
+    function = getattr(torch.linalg, name)
+    for _ in range(60):
+        found = function(w @ w.mT + 2 * w, *[x] * (name == "solve"))
+        (found[0] if isinstance(found, tuple) else found).tolist()
+    assert not follower().on
+
+
 def test_an_episode_of_steps_that_are_read_is_learned_at_once(follower: Any) -> None:
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -62,6 +62,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.utils.data._utils.collate": ("webtorch.data.collate",),
     "torch.utils.hooks": ("webtorch.utils.hooks",),
     "torch.utils._pytree": ("webtorch.utils._pytree",),
+    "torch.utils.tensorboard": ("webtorch.utils.tensorboard",),
+    "torch.utils.tensorboard.writer": ("webtorch.utils.tensorboard",),
     "torch.autograd": ("webtorch.autograd", "webtorch.as_torch.names.autograd_parts"),
     "torch.autograd._functions": ("webtorch.as_torch.names.autograd_parts",),
     "torch.autograd.variable": ("webtorch.autograd",),

@@ -34,7 +34,6 @@ from webtorch.ir.dtype import (
     int32,
     int64,
     integer_limits,
-    legacy_name,
 )
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import comparison, elementwise
@@ -168,7 +167,7 @@ def _rows_to(
 def _same_type(op: str, x: Tensor, source: Tensor) -> None:
     if x.dtype is not source.dtype:
         raise DTypeError(
-            f"{op}(): self ({legacy_name(x.dtype)}) and source ({legacy_name(source.dtype)}) must have the same "
+            f"{op}(): self ({x.dtype.legacy}) and source ({source.dtype.legacy}) must have the same "
             f"scalar type. Use source.to({x.dtype})."
         )
 
@@ -220,7 +219,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     if input.dtype is not source.dtype:
         raise DTypeError(
             "index_copy_(): self and source expected to have the same dtype, but got (self) "
-            f"{legacy_name(input.dtype)} and (source) {legacy_name(source.dtype)}"
+            f"{input.dtype.legacy} and (source) {source.dtype.legacy}"
         )
     dim, base, index, rows = _rows_to("index_copy_", input, dim, index, source)
     if not index.numel() or 0 in base._shape:
@@ -697,14 +696,14 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     """The elements at flat positions `index`, in index's shape; negative positions count from the end."""
     if index.dtype is not int64:
         raise DTypeError(
-            f"take(): Expected a long tensor for index, but got {legacy_name(index.dtype)}: use index.long()."
+            f"take(): Expected a long tensor for index, but got {index.dtype.legacy}: use index.long()."
         )
     if not index.numel():
         return no_elements(input, index._shape)
     return _take(flattened(input), [index], "take", wrap=True)
 
 
-@composite(family="index", gradient_name="GatherBackward0", once=True)
+@composite(family="index", gradient_name="GatherBackward0", once=True, overlap="none")
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     if indices.dtype is not int64:
@@ -777,7 +776,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if source.dtype is not input.dtype:
         raise DTypeError(
             "masked_scatter: expected self and source to have same dtypes but got "
-            f"{legacy_name(input.dtype)} and {legacy_name(source.dtype)}"
+            f"{input.dtype.legacy} and {source.dtype.legacy}"
         )
     shape = broadcast_shapes(input._shape, mask._shape)
     input, mask = expanded_to(input, shape), expanded_to(mask, shape)

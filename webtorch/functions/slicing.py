@@ -27,7 +27,6 @@ from webtorch.functions.movement import (
 from webtorch.ir.dtype import (
     Scalar,
     int64,
-    legacy_name,
 )
 from webtorch.ir.view import (
     Shape,
@@ -294,7 +293,7 @@ def tensor_split(
         given = indices_or_sections
         expected = "tensor_split expected tensor_indices_or_sections to"
         if given.dtype is not int64:
-            raise DTypeError(f"{expected} have dtype of long, but got {legacy_name(given.dtype)}")
+            raise DTypeError(f"{expected} have dtype of long, but got {given.dtype.legacy}")
         if given.ndim > 1:
             raise RuntimeError(
                 f"{expected} be a zero-dimensional or one-dimensional tensor, but got a tensor with "

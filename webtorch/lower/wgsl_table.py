@@ -21,20 +21,32 @@ from webtorch.ir.dtype import (
     int16,
     int32,
     uint8,
+    uint16,
     uint32,
 )
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.ir.reducer import REDUCERS
 
 # Elements per 32-bit word of the types that WGSL cannot address on their own.
-PER_WORD: dict[DType, int] = {bool_: 4, int8: 4, uint8: 4, int16: 2, float16: 2, bfloat16: 2}
+PER_WORD: dict[DType, int] = {
+    bool_: 4,
+    int8: 4,
+    uint8: 4,
+    int16: 2,
+    uint16: 2,
+    float16: 2,
+    bfloat16: 2,
+}
+# What is left of a value that may have left its type.
+_NARROW_UNSIGNED: dict[DType, str] = {uint8: "0xffu", uint16: "0xffffu"}
 
 
 def wgsl_type(dtype: DType) -> str:
     """Return the WGSL type in which values of `dtype` are computed."""
-    if dtype.name == "float64":
+    if not dtype.webgpu:
+        narrow = "float32" if dtype.kind == "float" else "int32"
         raise DTypeError(
-            "float64 does not exist on WebGPU: WGSL has no 64-bit floats. Use float32, or device='cpu'"
+            f"{dtype.name} does not exist on WebGPU: WGSL has no 64-bit types. Use {narrow}, or device='cpu'"
         )
     match dtype.kind:
         case "bool":
@@ -114,8 +126,8 @@ def wrap(dtype: DType, text: str) -> str:
         return f"(({text} << 24u) >> 24u)"
     if dtype is int16:
         return f"(({text} << 16u) >> 16u)"
-    if dtype is uint8:
-        return f"({text} & 0xffu)"
+    if dtype in _NARROW_UNSIGNED:
+        return f"({text} & {_NARROW_UNSIGNED[dtype]})"
     return text
 
 
@@ -144,8 +156,8 @@ def convert(text: str, source: DType, target: DType) -> str:
     if a == "f32":
         if target in (int8, int16):
             return wrap(target, f"wt_f32_to_i32({text})")
-        if target is uint8:
-            return f"(bitcast<u32>(wt_f32_to_i32({text})) & 0xffu)"
+        if target in _NARROW_UNSIGNED:
+            return wrap(target, f"bitcast<u32>(wt_f32_to_i32({text}))")
         return f"wt_f32_to_{b}({text})"
     return wrap(target, text if a == b else f"bitcast<{b}>({text})")
 
@@ -158,8 +170,8 @@ def encode(value: str, dtype: DType) -> str:
         return f"wt_to_f16({value})"
     if dtype is bfloat16:
         return f"wt_to_bf16({value})"
-    if dtype is uint8:
-        return f"({value} & 0xffu)"
+    if dtype in _NARROW_UNSIGNED:
+        return wrap(dtype, value)
     return f"(bitcast<u32>({value}) & {'0xffff' if dtype is int16 else '0xff'}u)"
 
 
@@ -171,7 +183,7 @@ def decode(bits: str, dtype: DType) -> str:
         return f"wt_from_f16({bits})"
     if dtype is bfloat16:
         return f"bitcast<f32>({bits} << 16u)"
-    return bits if dtype is uint8 else wrap(dtype, f"bitcast<i32>({bits})")
+    return bits if dtype in _NARROW_UNSIGNED else wrap(dtype, f"bitcast<i32>({bits})")
 
 
 def extract(word: str, position: str | int, dtype: DType) -> str:

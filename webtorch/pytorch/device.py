@@ -59,7 +59,9 @@ TO_WEBTORCH: dict[torch.dtype, DType] = {
     torch.int16: dtypes.int16,
     torch.int8: dtypes.int8,
     torch.uint8: dtypes.uint8,
+    torch.uint16: dtypes.uint16,
     torch.uint32: dtypes.uint32,
+    torch.uint64: dtypes.uint64,
     torch.bool: dtypes.bool_,
     torch.float64: dtypes.float64,
     torch.complex64: dtypes.complex64,
@@ -224,7 +226,8 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
         how = "error" if found is None else _wide()
         if how == "cpu" and found is not None and not compiled:
             return found
-        if how == "float32" or (found is not None and forward_ad._current_level >= 0):
+        narrowed = how == "float32" or forward_ad._current_level >= 0
+        if found is not None and found.has_gradient and narrowed:
             return dtypes.complex64 if dtype.is_complex else dtypes.float32
         instead = (
             "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"
@@ -235,7 +238,7 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
         )  # fmt: skip
         raise DTypeError(
             f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
-            "bits of it), int32, int16, int8, uint8, uint32 and bool. Convert first, as in "
+            "bits of it), int32, int16, int8, uint8, uint16, uint32 and bool. Convert first, as in "
             f"x.to(torch.{instead}).{hint}"
         )
     return found

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from webtorch.aten.table import FUNCTIONS, OPERATORS, Operator
-from webtorch.ir.dtype import DType, c_name
+from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import Form, Forms, Layout
@@ -319,7 +319,7 @@ def _check_out(
         return
     if rule == "mask" and out.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(
-            f"{name.partition('.')[0]} only supports bool tensor for result, got: {c_name(TO_WEBTORCH[out.dtype])}"
+            f"{name.partition('.')[0]} only supports bool tensor for result, got: {TO_WEBTORCH[out.dtype].c_name}"
         )
     if rule == "exact":
         raise RuntimeError(

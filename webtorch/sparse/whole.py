@@ -9,7 +9,7 @@ from typing import Any
 from webtorch.functions import public as dense
 from webtorch.functions.assign import CONVERTED
 from webtorch.functions.show import fetcher
-from webtorch.ir.dtype import DType, legacy_name
+from webtorch.ir.dtype import DType
 from webtorch.sparse import layouts
 from webtorch.sparse.construction import empty_coo
 from webtorch.sparse.dispatch import rule
@@ -261,7 +261,7 @@ def type_of(x: SparseTensor, dtype: object = None, non_blocking: bool = False) -
         return to(x, dtype)
     if x.layout is not sparse_coo:
         raise RuntimeError("Unimplemented backend SparseCsrCPU")
-    return f"torch.sparse.{legacy_name(x.dtype)}Tensor"
+    return f"torch.sparse.{x.dtype.legacy}Tensor"
 
 
 @rule("type_as")

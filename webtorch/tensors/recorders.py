@@ -21,7 +21,6 @@ from webtorch.ir.dtype import (
     float64,
     int64,
     integer_limits,
-    legacy_name,
 )
 from webtorch.ir.graph import Form, Node, window
 from webtorch.ir.lines import user_line
@@ -449,16 +448,14 @@ def _prepare(
         return None
     first = tensors[0]
     if op.refuses and first is operands[0] and first.dtype in op.refuses:
-        raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(first.dtype)}'"
-        )
+        raise DTypeError(f"\"{op.name.strip('_')}\" not implemented for '{first.dtype.legacy}'")
     if any(type(o) is complex for o in others):
         return None
     runtime = first._storage.runtime
     if any(t._storage.runtime is not runtime for t in tensors):
         return None
     _check_operands(op, operands)
-    dtype = result_type(*operands)
+    dtype = result_type(*operands[op.chooses :])
     if dtype.is_complex:
         return None
     if op.promotion == "float" and dtype.kind != "float":
@@ -466,7 +463,7 @@ def _prepare(
         dtype = float32 if wide else get_default_dtype()
     if dtype not in op.dtypes:
         raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes "
+            f"\"{op.name.strip('_')}\" not implemented for '{dtype.legacy}': it takes "
             f"{', '.join(d.name for d in op.dtypes)}"
         )
     alike = all(t._shape == first._shape for t in tensors)

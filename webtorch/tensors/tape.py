@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from webtorch.dispatch.call import Args, Kwargs, Run, looking
 from webtorch.errors import CaptureError
-from webtorch.ir.dtype import DType, legacy_name
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.above import ask
@@ -710,7 +710,7 @@ class Nothing(SavedTensor):
 
 def _type_text(dtype: Any, storage: Storage) -> str:
     place = "" if storage.runtime.kind == "cpu" else f"{storage.runtime.kind}."
-    return f"torch.{place}{legacy_name(dtype)}Tensor"
+    return f"torch.{place}{dtype.legacy}Tensor"
 
 
 class GradientEdge(NamedTuple):
