@@ -323,6 +323,25 @@ VALUES: dict[str, Callable[[Any], object]] = {
     "data that is none": lambda lib: data_of(lib.ones(2)),
     "tensors of inference mode": of_inference,
     "turned in place": turned,
+    "numbers among inputs": lambda lib: [
+        [fn is None for fn, _ in f(lib.ones(2, requires_grad=True)).grad_fn.next_functions]
+        for f in (
+            lambda x: x + 5,
+            lambda x: 5 + x,
+            lambda x: x - 1,
+            lambda x: 2 * x,
+            lambda x: x / 2,
+            lambda x: x**2,
+            lambda x: x + x,
+            lambda x: x * lib.ones(2),
+            lambda x: x.clamp(1.0),
+            lambda x: (x + 1).sum(),
+        )
+    ],
+    "an expanded Wishart": lambda lib: [
+        lib.distributions.Wishart(lib.tensor([4.0]), m).expand((2, 1)).log_prob(m).tolist()
+        for m in (lib.eye(2) * 2, lib.eye(2).expand(1, 2, 2))
+    ],
     "functions of gradients": twice_differentiated,
     "words of old backward hooks": old_hooks,
     "names of a tensor": lambda lib: [n for n in dir(lib.eye(2)) if not seen(lib.eye(2), n)],
@@ -358,6 +377,8 @@ def test_what_is_refused(lib: Any) -> None:
         stepped(lib, "AdamW", device="meta", fused=True)
     with pytest.raises(RuntimeError, match="because you passed `debug=True` to checkpoint"):
         other_shapes(lib)
+    with pytest.raises((RuntimeError, TypeError), match="not implemented"):
+        lib.aminmax(lib.tensor(1j), dim=0)
     with pytest.raises(RuntimeError, match="run a forward pass"):
         lib.jit.script(lib.nn.LazyLinear(2))
 

@@ -41,7 +41,7 @@ def once_differentiable(fn: Callable[..., object]) -> Callable[..., Any]:
             found = fn(ctx, *grads)
         if not mode.grad or not any(isinstance(g, Tensor) and g.requires_grad for g in grads):
             return found
-        results = list(found) if isinstance(found, tuple) else [found]
+        results: list[Any] = list(found) if isinstance(found, tuple) else [found]
         # A leaf stands before each of them, as in PyTorch.
         ends = [g.detach().requires_grad_() if isinstance(g, Tensor) else None for g in results]
         end = GradFn(

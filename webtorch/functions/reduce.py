@@ -426,6 +426,8 @@ def all(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 def _extreme(name: str, x: Tensor, combine: str, dim: Dims, keepdim: bool, error: type) -> Tensor:
     dims = wrap_dims(name, dim, x.ndim)
     _check_not_empty(name, x, dim, dims, error)
+    if x.dtype.is_complex:
+        raise DTypeError(f"\"{name}\" not implemented for '{x.dtype.legacy}'")
     if x.dtype is bool_:
         combine = "any" if combine == "max" else "all"
     return combine_dims(x, combine, dims, keepdim)
