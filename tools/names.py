@@ -34,7 +34,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         r"sparse|_csr|_csc|_bsr|_bsc|_coo|coalesce|crow_|ccol_|col_indices|row_indices|^indices|^values"
         r"|hspmm|hsmm|dsmm|smm$|spmm|saddmm|sspaddmm|to_dense|dense_dim"
         r"|jagged|nested|padded",
-        "Sparse tensors are COO, CSR and CSC: there are no blocks and no jagged layouts.",
+        "Sparse tensors have no jagged layouts.",
     ),
     (
         r"quant|qint|quint|^q_|qscheme|per_tensor|per_channel|fbgemm|fake_|int_repr|choose_q|fused_moving|mkldnn"

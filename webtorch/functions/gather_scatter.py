@@ -44,6 +44,7 @@ from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
+from webtorch.tensors.above import ask
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.switches import alert
 from webtorch.tensors.tensor import Tensor
@@ -419,8 +420,21 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     values=_along("gather"),
 )
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
-    return gather_along(input, dim, index)
+    """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`.
+
+    With sparse_grad the gradient of the input is a sparse tensor.
+    """
+    if not (sparse_grad and tape.needs_grad((input,)) and not index._levels):
+        return gather_along(input, dim, index)
+    with no_grad():
+        out = gather_along(input, dim, index)
+    at = normalize_dim(dim, max(input.ndim, 1))
+    args = (input._shape, at)
+    return tape.attach(out, "Gather", (input,), _sparse_places, (tape.SavedTensor(index),), args)
+
+
+def _sparse_places(g: Tensor, index: Tensor, shape: tuple[int, ...], dim: int) -> Any:
+    return ask("sparse_places")(g, index, shape, dim)
 
 
 def _scatter_along(

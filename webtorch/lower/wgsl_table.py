@@ -17,15 +17,18 @@ from webtorch.ir.dtype import (
     bool_,
     float16,
     float32,
+    float64,
     int8,
     int16,
     int32,
     uint8,
     uint16,
     uint32,
+    uint64,
 )
-from webtorch.ir.expr import FUNCTIONS
+from webtorch.ir.expr import FUNCTIONS, ScalarFunction
 from webtorch.ir.reducer import REDUCERS
+from webtorch.lower import wide
 
 # Elements per 32-bit word of the types that WGSL cannot address on their own.
 PER_WORD: dict[DType, int] = {
@@ -43,11 +46,12 @@ _NARROW_UNSIGNED: dict[DType, str] = {uint8: "0xffu", uint16: "0xffffu"}
 
 def wgsl_type(dtype: DType) -> str:
     """Return the WGSL type in which values of `dtype` are computed."""
-    if not dtype.webgpu:
-        narrow = "float32" if dtype.kind == "float" else "int32"
+    if dtype is uint64:
         raise DTypeError(
-            f"{dtype.name} does not exist on WebGPU: WGSL has no 64-bit types. Use {narrow}, or device='cpu'"
+            "uint64 does not exist on WebGPU: WGSL has no 64-bit types. Use int32, or device='cpu'"
         )
+    if dtype is float64:
+        return wide.KIND
     match dtype.kind:
         case "bool":
             return "bool"
@@ -90,6 +94,8 @@ def literal(value: object, dtype: DType) -> str:
             return "true" if value else "false"
         case "f32":
             return float_literal(float(cast(float, value)))
+        case wide.KIND:
+            return wide.literal(float(cast(float, value)))
         case "u32":
             return f"{int(cast(int, value)) & 0xFFFFFFFF}u"
         case _:
@@ -104,7 +110,7 @@ def literal(value: object, dtype: DType) -> str:
             return f"({number})" if number < 0 else f"{number}"
 
 
-_OF_KIND = {"f32": float32, "i32": int32, "u32": uint32, "bool": bool_}
+_OF_KIND = {"f32": float32, wide.KIND: float64, "i32": int32, "u32": uint32, "bool": bool_}
 
 
 def identity(op: str, kind: str) -> str:
@@ -117,7 +123,16 @@ def combine(op: str, kind: str, a: str, b: str) -> str:
     """Return the text that combines `a` and `b` under a reduction or the scalar function `op`."""
     reducer = REDUCERS.get(op)
     function = FUNCTIONS[op] if reducer is None else reducer.function(_OF_KIND[kind])
-    return function.wgsl[kind].format(a, b)
+    return form(function, kind).format(a, b)
+
+
+def form(function: ScalarFunction, kind: str) -> str:
+    """Return the text of a function for a WGSL type, "" where it has none."""
+    if kind != wide.KIND:
+        return function.wgsl.get(kind, "")
+    name = f"{kind}_{function.name}"
+    places = ", ".join(f"{{{i}}}" for i in range(function.arity))
+    return f"{name}({places})" if name in wide.HELPERS else ""
 
 
 def wrap(dtype: DType, text: str) -> str:
@@ -136,6 +151,13 @@ def convert(text: str, source: DType, target: DType) -> str:
     if source is target:
         return text
     a, b = wgsl_type(source), wgsl_type(target)
+    if b == wide.KIND:
+        x = text if a in ("f32", "i32") else convert(text, source, uint32)
+        return f"wt_f64_from_{a if a in ('f32', 'i32') else 'u32'}({x})"
+    if a == wide.KIND:
+        if b == "bool":
+            return f"!wt_f64_iszero({text})"
+        return convert(f"wt_f64_to_{b}({text})", _OF_KIND[b], target)
     if target in (float16, bfloat16):
         # Through the bits: the value itself must be rounded, not only its stored form.
         return decode(encode(convert(text, source, float32), target), target)

@@ -39,6 +39,7 @@ from webtorch.ops.layout import channels_last
 from webtorch.ops.purity import looks
 from webtorch.pytorch import hooks, interrupt, profiler
 from webtorch.pytorch.strides import Laid
+from webtorch.runtime.backend import webgpu_lacks
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device as Device
@@ -71,7 +72,7 @@ TO_TORCH: dict[DType, torch.dtype] = {v: k for k, v in TO_WEBTORCH.items()}
 # What the storages of tensors of a type hold: of complex numbers, their parts.
 HELD: dict[torch.dtype, DType] = {k: v.to_real() for k, v in TO_WEBTORCH.items()}
 # Types that WebGPU lacks.
-UNSUPPORTED = frozenset(d for d in TO_TORCH if not d.webgpu)
+UNSUPPORTED = webgpu_lacks()
 
 
 # A tensor's offset in its storage. PyTorch's type allows for a symbol, which tensors that are traced have.
@@ -234,7 +235,7 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
         )
         hint = "" if found is None else (
             " Where a library asks for it, WEBTORCH_FLOAT64=float32 gives it float32, with a warning, and"
-            " WEBTORCH_FLOAT64=cpu computes it on the CPU."
+            " WEBTORCH_FLOAT64=cpu computes it on the CPU, WEBTORCH_FLOAT64=words on the device, from its bits."
         )  # fmt: skip
         raise DTypeError(
             f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
@@ -256,9 +257,11 @@ def _wide() -> str:
     wanted = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower()
     if not wanted:
         return "cpu" if host() is runtime() else "error"
+    if wanted == "words":
+        return "error"
     if wanted not in ("cpu", "error", "float32"):
         raise ValueError(
-            f"WEBTORCH_FLOAT64={wanted!r}: the values are 'cpu', 'error' and 'float32'"
+            f"WEBTORCH_FLOAT64={wanted!r}: the values are 'words', 'cpu', 'error' and 'float32'"
         )
     if wanted == "float32" and not _warned_of_narrowing:
         _warned_of_narrowing.append(True)

@@ -16,6 +16,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ops.purity import looks
 from webtorch.pytorch.device import UNSUPPORTED, cast, here, host, runtime
 from webtorch.tensors.tensor import Tensor
+from webtorch.utils._pytree import tree_map_only
 
 
 def _each(values: Iterable[object]) -> Iterable[Any]:
@@ -29,17 +30,6 @@ def _each(values: Iterable[object]) -> Iterable[Any]:
 def _is_wide(value: object) -> bool:
     kind = value.dtype if isinstance(value, Tensor) else value
     return isinstance(kind, DType) and kind in UNSUPPORTED
-
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {k: _mapped(v, change) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        found = [_mapped(v, change) for v in value]
-        return tuple(found) if isinstance(value, tuple) else found
-    return value
 
 
 def placed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,13 +50,13 @@ def placed(function: Callable[..., Any]) -> Callable[..., Any]:
         ):
             (kind,) = kinds
             there = [
-                _mapped(v, lambda x: cast(x, kind) if _is_wide(x) else x) for v in (values, options)
+                tree_map_only(Tensor, lambda x: cast(x, kind) if _is_wide(x) else x, v)
+                for v in (values, options)
             ]
             return function(*there[0], **there[1])
         where = here(wide[0].dtype if isinstance(wide[0], Tensor) else wide[0])
-        there = [_mapped(v, lambda x: x.to(where)) for v in (values, options)]
-        return _mapped(
-            function(*there[0], **there[1]), lambda x: x if _is_wide(x) else x.to(here())
-        )
+        there = [tree_map_only(Tensor, lambda x: x.to(where), v) for v in (values, options)]
+        found = function(*there[0], **there[1])
+        return tree_map_only(Tensor, lambda x: x if _is_wide(x) else x.to(here()), found)
 
     return run

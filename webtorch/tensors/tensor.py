@@ -950,6 +950,11 @@ def unsupported_text(dtype: DType, runtime: Runtime) -> str:
         "and packed smaller types. Use "
         f".to({'torch.float32' if dtype.is_floating_point else 'torch.int32'}) first, or keep the "
         "tensor on the CPU."
+        + (
+            " WEBTORCH_FLOAT64=words has it computed from its bits."
+            if dtype.is_floating_point
+            else ""
+        )
     )
 
 
