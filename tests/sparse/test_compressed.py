@@ -253,6 +253,12 @@ def test_a_gradient_of_other_sparse_dims_is_taken() -> None:
     assert found[0] == found[1]
 
 
+def test_a_gradient_check_of_no_values_passes() -> None:
+    x = webtorch.zeros(2, 3, dtype=webtorch.float64).to_sparse().requires_grad_()
+    f = lambda a: webtorch.sparse.softmax(a, 0).to_dense()  # noqa: E731
+    assert webtorch.autograd.gradcheck(f, (x,), masked=True)
+
+
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("layout", ["coo", "csr", "bsc"])
 def test_gradient_checks_of_sparse_tensors(layout: str, masked: bool) -> None:
