@@ -38,7 +38,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import comparison, elementwise
 from webtorch.ops.layout import of_first, row_major
-from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota
+from webtorch.ops.primitive import cast_to, conjugate, copy, differentiated, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
@@ -690,6 +690,7 @@ def _product_rule(
     def others(t: Tensor, product: Any, zeros: Tensor) -> Tensor:
         """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
+        rest = conjugate(rest) if rest.dtype.is_complex else rest
         none_left = comparison.eq(zeros - cast_to(zero(t), g.dtype), 0)
         return pointwise.where(none_left, rest, 0.0)
 
