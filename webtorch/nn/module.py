@@ -374,8 +374,7 @@ class Module:
         `to(dtype)`, `to(tensor)`. Integer parameters and buffers keep their dtype. `memory_format` is for
         those of 4 and 5 dims.
         """
-        memory_format = kwargs.get("memory_format")
-        device, dtype, non_blocking = _parse_to(*args, **kwargs)
+        device, dtype, non_blocking, memory_format = _parse_to(*args, **kwargs)
         if dtype is not None and not dtype.has_gradient:
             raise TypeError(
                 "nn.Module.to only accepts floating point or complex dtypes, but got desired "
@@ -990,8 +989,8 @@ def _call_traced(args: Args, kwargs: Kwargs) -> Any:
 CALL_OF_MODULE = Callee("module", _call_traced)
 
 
-def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-    """Return (device, dtype, non_blocking) of any call form of `to`; absent ones are None."""
+def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
+    """Return (device, dtype, non_blocking, memory_format) of any call form of `to`; absent ones are None."""
     known = {"device", "dtype", "non_blocking", "memory_format", "tensor", "copy"}
     unknown = set(kwargs) - known
     if unknown:
@@ -1014,4 +1013,5 @@ def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
                 f"to() received an invalid argument {value!r} at position {position}: expected "
                 "to(device, dtype), to(dtype) or to(tensor)."
             )
-    return device, dtype, non_blocking
+    device = device if device is None else webtorch.device(device)
+    return device, dtype, non_blocking, kwargs.get("memory_format")
