@@ -206,6 +206,8 @@ WRITTEN: dict[str, Program] = {
     "copy to dense": lambda t, x, b: x.clone().copy_(x.to_sparse_csr()),
     "copy of dense": lambda t, x, b: x.to_sparse_csr().copy_(x),
     "copy of more": lambda t, x, b: x.to_sparse_csr().copy_((x + 1).to_sparse_csr()),
+    "copy of other sizes": lambda t, x, b: x.to_sparse_csr().copy_(x[:2].to_sparse_csr()),
+    "column": lambda t, x, b: x.to_sparse_csc().select(1, 3).values(),
     "select_copy": lambda t, x, b: t.select_copy(x.to_sparse_bsr((2, 2)), 0, 2),
     "offsets": lambda t, x, b: t.sparse.spdiags(x[:2], t.tensor([[0, 1]]), (4, 4)),
 }
@@ -251,6 +253,12 @@ def test_a_gradient_of_other_sparse_dims_is_taken() -> None:
         y.to_dense().sum().backward()
         found.append(x.grad.to_dense().tolist())
     assert found[0] == found[1]
+
+
+def test_a_gradient_check_of_no_values_passes() -> None:
+    x = webtorch.zeros(2, 3, dtype=webtorch.float64).to_sparse().requires_grad_()
+    f = lambda a: webtorch.sparse.softmax(a, 0).to_dense()  # noqa: E731
+    assert webtorch.autograd.gradcheck(f, (x,), masked=True)
 
 
 @pytest.mark.parametrize("masked", [True, False])
