@@ -195,3 +195,80 @@ def test_what_is_no_matrix_is_refused_in_the_same_words(name: str) -> None:
             make(*(lib.tensor(p) for p in parts), size, check_invariants=True)
         words.append(str(error.value))
     assert words[0] == words[1]
+
+
+WRITTEN: dict[str, Program] = {
+    "sspaddmm": lambda t, x, b: t.sspaddmm(x.to_sparse(), x.t().to_sparse(), b[1], beta=2, alpha=3),
+    "method": lambda t, x, b: x.to_sparse().sspaddmm(x.t().to_sparse(), b[1]),
+    "smm": lambda t, x, b: x.to_sparse().smm(b[1]),
+    "copy": lambda t, x, b: x.to_sparse_csr().copy_((x * 2).to_sparse_csr()),
+    "copy of another layout": lambda t, x, b: x.to_sparse_csr().copy_(x.to_sparse_csc()),
+    "copy to dense": lambda t, x, b: x.clone().copy_(x.to_sparse_csr()),
+    "copy of dense": lambda t, x, b: x.to_sparse_csr().copy_(x),
+    "copy of more": lambda t, x, b: x.to_sparse_csr().copy_((x + 1).to_sparse_csr()),
+    "copy of other sizes": lambda t, x, b: x.to_sparse_csr().copy_(x[:2].to_sparse_csr()),
+    "column": lambda t, x, b: x.to_sparse_csc().select(1, 3).values(),
+    "select_copy": lambda t, x, b: t.select_copy(x.to_sparse_bsr((2, 2)), 0, 2),
+    "offsets": lambda t, x, b: t.sparse.spdiags(x[:2], t.tensor([[0, 1]]), (4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_is_written_and_joined(name: str) -> None:
+    texts = []
+    for lib in (torch, webtorch):
+        try:
+            texts.append(_shown(WRITTEN[name](lib, *_made(lib, "cpu")), "cpu"))
+        except RuntimeError as error:
+            texts.append(str(error))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(("dim", "index"), [(0, [[1, 0], [2, 2]]), (1, [[3, 3], [1, 0]])])
+def test_gather_has_a_sparse_gradient(dim: int, index: Any) -> None:
+    found = []
+    for lib in (torch, webtorch):
+        x = lib.tensor(MATRIX, requires_grad=True)
+        out = lib.gather(x, dim, lib.tensor(index), sparse_grad=True)
+        (out**2 + out).sum().backward()
+        found.append((str(x.grad.layout), _shown(x.grad, "cpu"), out.tolist()))
+    assert found[0] == found[1]
+
+
+def test_sums_of_rows_compressed_have_dense_gradients() -> None:
+    found = []
+    for lib in (torch, webtorch):
+        x = lib.tensor(MATRIX).to_sparse_csr().requires_grad_()
+        (x.sum() * 2).backward()
+        found.append((str(x.grad.layout), x.grad.tolist()))
+    assert found[0] == found[1]
+
+
+def test_a_gradient_of_other_sparse_dims_is_taken() -> None:
+    found = []
+    for lib in (torch, webtorch):
+        x = lib.tensor(MATRIX).to_sparse().requires_grad_()
+        y = x * 2
+        y.register_hook(lambda g: (g * 3).to_dense().to_sparse(1))
+        y.to_dense().sum().backward()
+        found.append(x.grad.to_dense().tolist())
+    assert found[0] == found[1]
+
+
+def test_a_gradient_check_of_no_values_passes() -> None:
+    x = webtorch.zeros(2, 3, dtype=webtorch.float64).to_sparse().requires_grad_()
+    f = lambda a: webtorch.sparse.softmax(a, 0).to_dense()  # noqa: E731
+    assert webtorch.autograd.gradcheck(f, (x,), masked=True)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("layout", ["coo", "csr", "bsc"])
+def test_gradient_checks_of_sparse_tensors(layout: str, masked: bool) -> None:
+    x = webtorch.tensor(MATRIX, dtype=webtorch.float64)
+    x = getattr(x, f"to_sparse_{layout}")(*[(2, 2)] * (layout == "bsc")).requires_grad_()
+    gradcheck = webtorch.sparse.as_sparse_gradcheck(webtorch.autograd.gradcheck)
+    y = webtorch.eye(4, dtype=webtorch.float64)[:, :2].requires_grad_()
+    assert gradcheck(lambda a: a * 2, x, masked=masked, fast_mode=True)
+    assert gradcheck(lambda a, b: a @ b, (x, y), masked=masked, fast_mode=True)
+    with pytest.raises(RuntimeError, match="Jacobian mismatch"):
+        gradcheck(lambda a: a.to_dense() * a.to_dense().detach(), x, masked=masked)

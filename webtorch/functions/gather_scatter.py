@@ -38,12 +38,13 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import comparison, elementwise
 from webtorch.ops.layout import of_first, row_major
-from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota
+from webtorch.ops.primitive import cast_to, conjugate, copy, differentiated, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
+from webtorch.tensors.above import ask
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.switches import alert
 from webtorch.tensors.tensor import Tensor
@@ -419,8 +420,21 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     values=_along("gather"),
 )
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
-    return gather_along(input, dim, index)
+    """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`.
+
+    With sparse_grad the gradient of the input is a sparse tensor.
+    """
+    if not (sparse_grad and tape.needs_grad((input,)) and not index._levels):
+        return gather_along(input, dim, index)
+    with no_grad():
+        out = gather_along(input, dim, index)
+    at = normalize_dim(dim, max(input.ndim, 1))
+    args = (input._shape, at)
+    return tape.attach(out, "Gather", (input,), _sparse_places, (tape.SavedTensor(index),), args)
+
+
+def _sparse_places(g: Tensor, index: Tensor, shape: tuple[int, ...], dim: int) -> Any:
+    return ask("sparse_places")(g, index, shape, dim)
 
 
 def _scatter_along(
@@ -676,6 +690,7 @@ def _product_rule(
     def others(t: Tensor, product: Any, zeros: Tensor) -> Tensor:
         """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
+        rest = conjugate(rest) if rest.dtype.is_complex else rest
         none_left = comparison.eq(zeros - cast_to(zero(t), g.dtype), 0)
         return pointwise.where(none_left, rest, 0.0)
 

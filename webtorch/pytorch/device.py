@@ -248,8 +248,18 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
 _warned_of_narrowing: list[bool] = []
 
 
-def _wide() -> str:
-    """Return what WEBTORCH_FLOAT64 says: "cpu", "error", or "float32", of which the first time warns.
+def has_wide() -> bool:
+    """Whether float64 and complex128 are available, as the CPU engine's."""
+    return _wanted() == "cpu"
+
+
+def is_narrowed() -> bool:
+    """Whether float32 and complex64 are there in the place of float64 and complex128."""
+    return _wanted() == "float32"
+
+
+def _wanted() -> str:
+    """Return what WEBTORCH_FLOAT64 says: "cpu", "error" or "float32".
 
     Where it says nothing, the CPU engine has float64, and on WebGPU nothing goes to the host unasked. Raises ValueError
     for another value.
@@ -263,6 +273,12 @@ def _wide() -> str:
         raise ValueError(
             f"WEBTORCH_FLOAT64={wanted!r}: the values are 'words', 'cpu', 'error' and 'float32'"
         )
+    return wanted
+
+
+def _wide() -> str:
+    """Return the same; the first "float32" warns."""
+    wanted = _wanted()
     if wanted == "float32" and not _warned_of_narrowing:
         _warned_of_narrowing.append(True)
         warnings.warn(

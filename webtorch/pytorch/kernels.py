@@ -479,6 +479,36 @@ def is_plain() -> bool:
     )
 
 
+def whole(overload: OpOverload, function: Kernel) -> Kernel:
+    """Return the kernel of an operator that PyTorch makes of others above its gradient: one operation where no
+    gradient is recorded and nobody sees what it is made of.
+    """
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    compose = functools.partial(overload._op_dk, composite)
+    one = structured(overload, function, compose)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator."""
+        if not is_plain():
+            return compose(*args, **kwargs)
+        recorded = torch.is_grad_enabled()
+        for x in tensors_of(args):
+            if (
+                type(x) not in _PLAIN
+                or (recorded and x.requires_grad)
+                or x.layout is not torch.strided
+                or x.is_complex()
+                or x.is_neg()
+            ):
+                return compose(*args, **kwargs)
+        return one(*args, **kwargs)
+
+    return kernel
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
 def first_of(name: str, caller: Callable[..., Any]) -> Kernel:
     """Return the kernel of an operator whose further results are for its gradient: where none is recorded and a
     function of PyTorch's calls, which hands on the first alone, there are no others.

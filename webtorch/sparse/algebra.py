@@ -14,6 +14,7 @@ from webtorch.sparse.dispatch import rule
 from webtorch.sparse.layouts import coalesce, compressed, coo, matching, matching_as, to_dense
 from webtorch.sparse.movement import transpose
 from webtorch.sparse.tensor import BLOCKS, BY_COLUMN, Pattern, SparseTensor, added, no_kernel
+from webtorch.tensors.above import give
 from webtorch.tensors.formats import sparse_coo, sparse_csr
 from webtorch.tensors.tensor import Tensor
 
@@ -163,7 +164,29 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @dispatched()
 def smm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the product of a sparse matrix and a dense one as a sparse tensor."""
-    return coalesce(mm(input, mat2).to_sparse())
+    places = dense.zeros((2, 0), dtype=int64, device=mat2.device)
+    shape = (input._shape[0], mat2._shape[1])
+    return sspaddmm(coo(places, mat2.detach().reshape(-1)[:0], shape), input, mat2)
+
+
+@dispatched()
+def sspaddmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Return beta * input + alpha * (mat1 @ mat2) as a sparse tensor, of sparse tensors and a dense one."""
+    if not isinstance(input, SparseTensor):
+        raise RuntimeError("sspaddmm: Argument #1: Expected sparse 'self'")
+    if not isinstance(mat1, SparseTensor):
+        raise RuntimeError("sspaddmm: Argument #2: Expected sparse 'mat1'")
+    product, width = mm(mat1, mat2), mat2._shape[1]
+    # Each row that has a value becomes a whole one.
+    rows = dense.unique(mat1.pattern().coordinates()[0])
+    columns = dense.arange(width, device=rows.device).repeat(rows._shape[0])
+    places = dense.stack([dense.repeat_interleave(rows, width), columns])
+    both = dense.cat([input.places[0], places], 1)
+    values = dense.cat([input.values_of() * beta, product[rows].reshape(-1) * alpha])
+    return coo(both, values, input._shape)
+
+
+give(smm=smm, sspaddmm=sspaddmm)
 
 
 @dispatched()

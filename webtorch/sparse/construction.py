@@ -505,6 +505,8 @@ def spdiags(
     """Return a matrix with the rows of `diagonals` on the diagonals `offsets`."""
     if diagonals.dim() < 2:
         diagonals = diagonals.reshape(1, -1)
+    if offsets.dim() > 1:
+        raise RuntimeError("Offsets must be scalar or vector")
     offsets = offsets.reshape(-1)
     if diagonals._shape[0] != offsets._shape[0]:
         raise RuntimeError(
@@ -540,4 +542,18 @@ def rows_of(indices: Tensor, values: Tensor, shape: Sequence[int]) -> SparseTens
     return SparseTensor.of(sparse_coo, (indices.reshape(1, -1).to(int64),), values, shape)
 
 
-give(sparse_rows=rows_of)
+def places_of(g: Tensor, index: Tensor, shape: Sequence[int], dim: int) -> tuple[SparseTensor]:
+    """The sparse cotangent of what `gather` reads: a value for each element of `index`."""
+    lines = [
+        dense.arange(n, device=index.device).reshape(-1, *(1,) * (index.dim() - d - 1))
+        for d, n in enumerate(index._shape)
+    ]
+    if lines:
+        lines[dim] = index.to(int64)
+    rows = [r.reshape(-1) for r in dense.broadcast_tensors(*lines)] if lines else []
+    empty = dense.zeros((0, index.numel()), dtype=int64, device=index.device)
+    places = dense.stack(rows) if rows else empty
+    return (SparseTensor.of(sparse_coo, (places,), g.reshape(-1), shape),)
+
+
+give(sparse_rows=rows_of, sparse_places=places_of)

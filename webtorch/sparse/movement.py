@@ -9,7 +9,7 @@ from webtorch.functions import public as dense
 from webtorch.functions.movement import sizes_of
 from webtorch.ir.dtype import int64
 from webtorch.sparse.dispatch import rule
-from webtorch.sparse.layouts import compressed, coo, matching
+from webtorch.sparse.layouts import coalesce, compressed, coo, matching
 from webtorch.sparse.tensor import BLOCKS, TURNED, SparseTensor, no_kernel
 from webtorch.tensors.formats import sparse_coo
 from webtorch.tensors.tensor import Tensor
@@ -215,7 +215,7 @@ def index_select(input: SparseTensor, dim: int, index: Tensor) -> SparseTensor:
     return coo(dense.stack(rows), values, shape, x.coalesced and d == 0, "IndexSelect")
 
 
-@rule("select")
+@rule("select", "select_copy")
 def select(input: SparseTensor, dim: int, index: int) -> Tensor:
     """Return the slice at one position of a dim."""
     d, batch = _wrapped(dim, input.dim()), input.batch_rank
@@ -229,7 +229,7 @@ def select(input: SparseTensor, dim: int, index: int) -> Tensor:
         raise RuntimeError(
             "select(): selecting sparse dimensions is not supported for batched sparse compressed tensors."
         )
-    x = matching(input, sparse_coo)
+    x = coalesce(matching(input, sparse_coo)) if input.layout in TURNED else input
     sparse = x.sparse_rank
     size, index = x._shape[d], int(index)
     if not -size <= index < size:

@@ -344,11 +344,31 @@ def zero_(x: SparseTensor) -> SparseTensor:
 @rule("copy_")
 def copy_(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Take the parts of another one."""
+    if x.layout is not src.layout and (x.layout in TURNED or src.layout in TURNED):
+        if x.layout is strided:
+            raise RuntimeError(
+                "copy_sparse_compressed_ expected sparse compressed tensor layout but got Strided"
+            )
+        raise RuntimeError(
+            "torch.copy_: copy of sparse compressed tensors having different layouts is not supported. self layout is "
+            f"{TITLES[x.layout]} and src layout is {TITLES.get(src.layout, 'Strided')}"
+        )
     if not (isinstance(x, SparseTensor) and isinstance(src, SparseTensor)):
         raise RuntimeError(
             "copy_() between dense and sparse Tensors is not implemented! Found self type = "
             f"{x.type()} and src type = {src.type()}"
         )
+    if x.layout in TURNED and x.nnz != src.nnz:
+        raise RuntimeError(
+            "torch.copy_: only sparse compressed tensors with the same number of specified elements are supported."
+        )
+    pairs = enumerate(zip(x._shape, src._shape, strict=False)) if x.layout in TURNED else ()
+    for d, (own, other) in pairs:
+        if own != other:
+            raise RuntimeError(
+                f"torch.copy_: expected shapes of self and src to match along dimension {d} for {TITLES[x.layout]} "
+                f"layout but the corresponding dimensions of self and src are {own} and {other}, respectively."
+            )
     if x._shape != src._shape:
         raise RuntimeError("copy_: only same size tensors are supported for sparse tensors")
     return x.become(clone(to(layouts.matching(src, x.layout), x.device, x.dtype)))

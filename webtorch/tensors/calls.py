@@ -149,7 +149,10 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
                     if not isinstance(x, Tensor):
                         break
                 else:
-                    return apply(op, args[:count], args[count:] + defaults[given - count :])
+                    numbers = args[count:] + defaults[given - count :]
+                    if count == 1:
+                        return apply_one(op, args[0], numbers)
+                    return apply(op, args[:count], numbers)
                 if given == 2 == count and isinstance(args[0], Tensor) and not defaults:
                     x, y = args
                     if isinstance(y, other_too):

@@ -75,6 +75,20 @@ class Layouts:
         )
         return found
 
+    @plays("function")
+    def smm(self, mat2: Tensor) -> Tensor:
+        """Return the product of a sparse matrix and a dense one as a sparse tensor."""
+        found: Tensor = ask("smm")(self, mat2)
+        return found
+
+    @plays("function")
+    def sspaddmm(
+        self, mat1: Tensor, mat2: Tensor, *, beta: complex = 1, alpha: complex = 1
+    ) -> Tensor:
+        """Return beta * self + alpha * (mat1 @ mat2) as a sparse tensor."""
+        found: Tensor = ask("sspaddmm")(self, mat1, mat2, beta=beta, alpha=alpha)
+        return found
+
     def sparse_mask(self, mask: Tensor) -> Tensor:
         """Return the elements at the places of a sparse tensor."""
         found: Tensor = ask("sparse_mask")(self, mask)

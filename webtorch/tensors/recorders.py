@@ -151,6 +151,12 @@ class _Gradient:
         known = {op.tensors[i]: o for i, o in zip(self.others, others, strict=True)}
         return Called(saved, known | dict(zip(op.numbers, numbers, strict=False)))
 
+    def numbers_of(self, title: str) -> int:
+        """Return how many numbers PyTorch makes tensors of, which its function of a name shows as inputs."""
+        op = self.op
+        shows = op.numbers_as_tensors and title == op.gradient_name
+        return self.count - len(self.shapes) if shows else 0
+
     def _values(
         self, saved: Sequence[SavedTensor], others: Sequence[Scalar | complex]
     ) -> list[Any]:
@@ -336,12 +342,16 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     return out
 
 
-def apply_one(op: Elementwise, x: Tensor) -> Tensor:
+def apply_one(op: Elementwise, x: Tensor, numbers: tuple[Scalar, ...] = ()) -> Tensor:
     """Record an elementwise op of one operand: `apply`, written out for a tensor in order."""
     if x._whole:
         storage = x._storage
-        recorder = _recorders.get((op, x._shape, x.dtype, storage.runtime))
-        if recorder is not None:
+        if numbers:
+            key = (op, x._shape, x.dtype, storage.runtime, *map(type, numbers))
+            recorder = _recorders.get(key)
+        else:
+            recorder = _recorders.get((op, x._shape, x.dtype, storage.runtime))
+        if recorder is not None and not recorder.converts:
             node, shape = storage.node, recorder.shape
             if node.shape != shape:
                 node = x._node()
@@ -349,7 +359,7 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
                 "map",
                 (node,),
                 recorder.attrs,
-                (),
+                numbers,
                 shape,
                 recorder.dtype,
                 user_line(3),
@@ -362,9 +372,9 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
             if recorder.differentiable and (
                 x._requires_grad or x._base is not None or transforms.count
             ):
-                _follow(recorder, out, (x,), ())
+                _follow(recorder, out, (x,), numbers)
             return out
-    return apply(op, (x,))
+    return apply(op, (x,), numbers)
 
 
 def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
