@@ -158,6 +158,8 @@ WORDS: dict[str, dict[str, str]] = {
         "_prims_common": COMPILER,
         "_decomp": COMPILER,
         "_test_parallel_materialize": CORE,
+        "_test_autograd_multiple_dispatch": CORE,
+        "_test_autograd_multiple_dispatch_view": CORE,
         "_test_check_tensor": CORE,
         "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",
     },
