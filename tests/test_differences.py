@@ -16,10 +16,10 @@ def test_list_and_page_are_what_pytorch_and_webtorch_say() -> None:
 
 
 def test_a_missing_name_says_whether_pytorch_has_it_and_what_is_near() -> None:
-    assert hasattr(torch, "sparse_bsr_tensor")
+    assert hasattr(torch, "saddmm")
     with pytest.raises(AttributeError) as caught:
-        webtorch.sparse_bsr_tensor  # type: ignore[attr-defined]
-    assert "PyTorch has it, webtorch does not. Sparse tensors are COO, CSR and CSC" in str(
+        webtorch.saddmm  # type: ignore[attr-defined]
+    assert "PyTorch has it, webtorch does not. Sparse tensors have no jagged layouts" in str(
         caught.value
     )
     assert "nearest" not in str(caught.value)
@@ -27,9 +27,10 @@ def test_a_missing_name_says_whether_pytorch_has_it_and_what_is_near() -> None:
         webtorch.softmaxx  # type: ignore[attr-defined]
     assert "PyTorch has it" not in str(caught.value)
     with pytest.raises(
-        AttributeError, match=r"'Tensor' object has no attribute 'to_sparse_bsr'.*PyTorch has it"
+        AttributeError,
+        match=r"'Tensor' object has no attribute 'resize_as_sparse_'.*PyTorch has it",
     ):
-        webtorch.ones(2).to_sparse_bsr()
+        webtorch.ones(2).resize_as_sparse_()
     with pytest.raises(AttributeError, match=r"module 'webtorch.special' has no attribute 'gamma'"):
         webtorch.special.gamma  # type: ignore[attr-defined]
-    assert not hasattr(webtorch.ones(2), "to_sparse_bsr")
+    assert not hasattr(webtorch.ones(2), "resize_as_sparse_")

@@ -37,6 +37,15 @@ def test_scrambling_is_pytorchs_of_the_same_matrices() -> None:
     assert scrambled(mine, webtorch.tensor(matrices.tolist())).tolist() == theirs.tolist()
 
 
+def test_scrambled_points_of_a_seed_are_pytorchs() -> None:
+    for seed in (0, 7, 2**33 + 5):
+        mine, theirs = (
+            lib.quasirandom.SobolEngine(3, scramble=True, seed=seed) for lib in (webtorch, torch)
+        )
+        assert mine.draw(20).tolist() == theirs.draw(20).tolist()
+        assert mine.shift.tolist() == theirs.shift.tolist()
+
+
 def test_scrambled_points_are_balanced_and_follow_their_seed() -> None:
     points = SobolEngine(3, scramble=True, seed=1).draw(64)
     for d in range(3):

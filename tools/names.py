@@ -34,7 +34,7 @@ REASONS: tuple[tuple[str, str], ...] = (
         r"sparse|_csr|_csc|_bsr|_bsc|_coo|coalesce|crow_|ccol_|col_indices|row_indices|^indices|^values"
         r"|hspmm|hsmm|dsmm|smm$|spmm|saddmm|sspaddmm|to_dense|dense_dim"
         r"|jagged|nested|padded",
-        "Sparse tensors are COO, CSR and CSC: there are no blocks and no jagged layouts.",
+        "Sparse tensors have no jagged layouts.",
     ),
     (
         r"quant|qint|quint|^q_|qscheme|per_tensor|per_channel|fbgemm|fake_|int_repr|choose_q|fused_moving|mkldnn"
@@ -90,7 +90,7 @@ REASONS = (
         "DataPipes are deprecated in PyTorch: use `Dataset` and `IterableDataset`.",
     ),
     (
-        r"^uint16$|^uint64$|hash_tensor",
+        r"hash_tensor",
         "WebGPU has no such type (of the result): use `int32`, `uint32` or `int64`.",
     ),
     (
@@ -144,7 +144,11 @@ BEHAVIOUR = """
 - Functions take `out=` wherever their result is a tensor; PyTorch has it for some.
 - `logsumexp` of integers over no dimension and average pooling of complex numbers: taken here, refused by PyTorch.
 - `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`.
+- Nothing is written where several elements share one place (`out=` and in-place forms of expanded memory); PyTorch
+  writes one over the other in some (`bmm`, `cummax`, `tril`, sums, norms, `index_fill_`), some with a warning.
 - `heaviside` promotes its two types; PyTorch wants one.
+- uint16, uint32 and uint64 are taken wherever integers are; PyTorch's CPU lacks half of the operations (`+`, `<`).
+  As there, they meet floats and numbers alone. WebGPU refuses uint64.
 - `x.view(dtype)` is refused on WebGPU from and to int64, which has 32 bits there. Memory made as bool
   holds 0 or 1, whatever is written to a view of another type.
 - The first object with `__torch_function__` that is no tensor is asked by functions, operators, indexing and in-place

@@ -47,9 +47,9 @@ _BY_ROOM = {
         native_dropout norm_except_dim""",
     "webtorch.nn.recurrence": "gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell",
     "webtorch.profiler": "profile",
-    "webtorch.sparse.algebra": "dsmm hsmm hspmm smm spmm",
-    "webtorch.sparse.construction": """sparse_compressed_tensor sparse_coo_tensor sparse_csc_tensor
-        sparse_csr_tensor""",
+    "webtorch.sparse.algebra": "dsmm hsmm hspmm smm spmm sspaddmm",
+    "webtorch.sparse.construction": """sparse_bsc_tensor sparse_bsr_tensor sparse_compressed_tensor sparse_coo_tensor
+        sparse_csc_tensor sparse_csr_tensor""",
 }
 # The same, of names that `import *` leaves out.
 _UNLISTED = {

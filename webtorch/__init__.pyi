@@ -116,6 +116,9 @@ from webtorch.sparse.algebra import hsmm as hsmm
 from webtorch.sparse.algebra import hspmm as hspmm
 from webtorch.sparse.algebra import smm as smm
 from webtorch.sparse.algebra import spmm as spmm
+from webtorch.sparse.algebra import sspaddmm as sspaddmm
+from webtorch.sparse.construction import sparse_bsc_tensor as sparse_bsc_tensor
+from webtorch.sparse.construction import sparse_bsr_tensor as sparse_bsr_tensor
 from webtorch.sparse.construction import sparse_compressed_tensor as sparse_compressed_tensor
 from webtorch.sparse.construction import sparse_coo_tensor as sparse_coo_tensor
 from webtorch.sparse.construction import sparse_csc_tensor as sparse_csc_tensor

@@ -25,6 +25,12 @@ def _directions(dimension: int, bits: int) -> Tensor:
     return torch.tensor(qmc.Sobol(dimension, scramble=False, bits=bits)._sv.tolist())
 
 
+def _pytorch_bits(seed: int, shape: tuple[int, ...]) -> Tensor:
+    """Return the bits that PyTorch's CPU generator, a Mersenne Twister as NumPy's, gives for a seed."""
+    state = importlib.import_module("numpy.random").RandomState(seed % 2**32)
+    return torch.as_tensor(state.randint(0, 2**32, shape, dtype="uint32").astype("int64") % 2)
+
+
 def scrambled(directions: Tensor, matrices: Tensor) -> Tensor:
     """Return directions whose bits, the largest first, are multiplied by lower triangular matrices with a diagonal of
     ones.
@@ -105,12 +111,13 @@ class SobolEngine:
         return self
 
     def _scramble(self) -> None:
-        generator = None if self.seed is None else torch.Generator().manual_seed(self.seed)
         bits, size = self.MAXBIT, self.dimension
+        shape = size, bits + 1, bits
+        drawn = torch.randint(2, shape) if self.seed is None else _pytorch_bits(self.seed, shape)
+        flat = drawn.reshape(-1)
         powers = torch.tensor([2**i for i in range(bits)])
-        drawn = torch.randint(2, (size, bits), generator=generator)
-        self.shift = (drawn * powers).sum(1)
-        matrices = torch.randint(2, (size, bits, bits), generator=generator).tril()
+        self.shift = (flat[: size * bits].reshape(size, bits) * powers).sum(1)
+        matrices = flat[size * bits :].reshape(size, bits, bits).tril()
         self.sobolstate = scrambled(self.sobolstate, matrices)
 
     def __repr__(self) -> str:

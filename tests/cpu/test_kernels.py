@@ -23,7 +23,9 @@ from webtorch.ir.dtype import (
     int32,
     int64,
     uint8,
+    uint16,
     uint32,
+    uint64,
 )
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.lower.pysource import python_source
@@ -127,7 +129,7 @@ SPECIAL = [
     88.0,
     -104.0,
 ]
-INTEGERS: tuple[DType, ...] = (int8, int16, int32, int64, uint8, uint32)
+INTEGERS: tuple[DType, ...] = (int8, int16, int32, int64, uint8, uint16, uint32)
 
 
 def elementwise(
@@ -204,7 +206,7 @@ def integers(dtype: DType, count: int = 60) -> np.ndarray:
 def test_unary_integer_op_wraps(op: str, dtype: DType, execution: str) -> None:
     x = integers(dtype)
     (actual,) = harness.run(elementwise(op, dtype, x.size, 1), [x, None], execution=execution)
-    if dtype is uint32:
+    if dtype.alone:
         expected = {"neg": -x, "abs": x, "sign": np.sign(x), "bitnot": ~x}[op]
     else:
         expected = INT_UNARY[op](torch.tensor(x)).numpy()
@@ -226,7 +228,7 @@ def test_binary_integer_op_wraps(op: str, dtype: DType, execution: str) -> None:
         keep = np.abs(b.astype("int64")) < 40
         a, b = a[keep], b[keep]
     (actual,) = harness.run(elementwise(op, dtype, a.size, 2), [a, b, None], execution=execution)
-    if dtype is uint32:
+    if dtype.alone:
         wide = INT_BINARY[op](
             torch.tensor(a.astype("int64")), torch.tensor(b.astype("int64"))
         ).numpy()
@@ -248,7 +250,7 @@ def test_integer_division_by_zero_does_not_crash(op: str, dtype: DType, executio
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("dtype", [int32, int64, uint32, int8], ids=str)
+@pytest.mark.parametrize("dtype", [int32, int64, uint32, uint64, int8], ids=str)
 @pytest.mark.parametrize("op", ["shl", "shr"])
 def test_shift(op: str, dtype: DType, execution: str) -> None:
     a = np.repeat(integers(dtype, 5), 4)
@@ -279,8 +281,12 @@ def test_bool_op(op: str, execution: str) -> None:
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
-@pytest.mark.parametrize("target", [float32, float64, float16, bfloat16, *INTEGERS, bool_], ids=str)
-@pytest.mark.parametrize("source", [float32, float64, float16, bfloat16, *INTEGERS, bool_], ids=str)
+@pytest.mark.parametrize(
+    "target", [float32, float64, float16, bfloat16, *INTEGERS, uint64, bool_], ids=str
+)
+@pytest.mark.parametrize(
+    "source", [float32, float64, float16, bfloat16, *INTEGERS, uint64, bool_], ids=str
+)
 def test_cast_matches_pytorch(source: DType, target: DType, execution: str) -> None:
     if source is target:
         return  # ex.cast leaves nothing to do

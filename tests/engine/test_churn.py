@@ -87,6 +87,26 @@ def test_a_loop_that_needs_more_programs_than_are_kept_is_named(
     assert runtime.churn.made_again > 100
 
 
+def test_where_there_is_little_room_what_runs_stays_and_is_launched_as_ever(
+    runtime: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webtorch.runtime.realize._MAX_PROGRAMS", 4)
+    launched = []
+    launch = type(runtime)._launch
+    monkeypatch.setattr(
+        type(runtime), "_launch", lambda r: launched.append(launch(r)) or launched[-1]
+    )
+    x = webtorch.ones(11, device=device)
+    x.exp().tolist()
+    for number in range(12):
+        # Another program each, and one that comes again.
+        (x.sin() ** number).tolist()
+        x.exp().tolist()
+        assert launched[-1] or number < 2
+        assert len(runtime.programs) <= 4
+    assert runtime.churn.made_again == 0
+
+
 def test_kernels_that_are_dropped_and_compiled_again_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

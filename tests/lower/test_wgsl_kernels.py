@@ -810,12 +810,12 @@ def test_a_constant_that_needs_64_bits_is_refused() -> None:
         render(kernel, open_device().limits, "naga")
 
 
-def test_float64_is_refused_with_what_to_do() -> None:
+def test_uint64_is_refused_with_what_to_do() -> None:
     from webtorch.errors import DTypeError
-    from webtorch.ir.dtype import float64
+    from webtorch.ir.dtype import uint64
 
-    with pytest.raises(DTypeError, match="Use float32"):
-        render(unary_kernel(float64, float64, 4, lambda x: x + 1.0), open_device().limits, "naga")
+    with pytest.raises(DTypeError, match="Use int32"):
+        render(unary_kernel(uint64, uint64, 4, lambda x: x + 1), open_device().limits, "naga")
 
 
 @pytest.mark.parametrize("name", [f.name for f in FUNCTIONS.values() if f.expansion is not None])

@@ -52,8 +52,8 @@ NAMED_FROM_BELOW = ("tensors.tensor", "tensors.device", "tensors.promotion")
 # Where other packages than the standard library may be imported at the top of a file.
 OUTSIDE = (
     "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli",
-    # Entered by whoever has the onnx package.
-    "onnx.exporter", "onnx.importer", "onnx.model", "onnx.operators",
+    # Entered by whoever has the packages onnx and tensorboard.
+    "onnx.exporter", "onnx.importer", "onnx.model", "onnx.operators", "utils.tensorboard",
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.
@@ -62,6 +62,7 @@ TALKING = (
     "__main__",
     "utils.benchmark.compare",
     "utils.flop_counter",
+    "utils.tensorboard",
     "fx.graph",
     "fx.graph_module",
 )

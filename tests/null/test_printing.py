@@ -14,7 +14,7 @@ from webtorch.tensors import printing
 from webtorch.tensors.printing import format_tensor
 
 FLOATS = ("float32", "float64", "float16", "bfloat16")
-INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "uint32")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64")
 SHAPES = (
     (), (0,), (0, 3), (2, 0, 3), (1,), (2,), (7,), (30,), (1, 1), (2, 3), (3, 40), (2, 2, 3),
     (2, 1, 2, 4), (1001,), (1000,), (40, 40), (7, 200), (6, 200), (3, 2, 500), (8, 9, 10, 11),

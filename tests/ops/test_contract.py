@@ -241,6 +241,17 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]], device: str) -> No
     compare(lambda lib, *xs: lib.t.einsum(equation, *xs), inputs, device, layout=False)
 
 
+def test_einsum_without_a_sum_promotes(device: str) -> None:
+    small, wide = (
+        torch.tensor([[1], [2]], dtype=torch.uint8),
+        torch.tensor([[5]], dtype=torch.int16),
+    )
+    for equation in ("ab,bc->ac", "ab,cb->ac", "ab,cb->"):
+        found = webtorch.einsum(equation, *(tensor(x, device) for x in (small, wide)))
+        expected = torch.einsum(equation, small, wide)
+        assert (str(found.dtype), found.tolist()) == (str(expected.dtype), expected.tolist())
+
+
 def test_einsum_with_lists_of_subscripts(device: str) -> None:
     compare(
         lambda lib, a, b: lib.t.einsum(a, [0, 1], b, [1, 2], [2, 0]),

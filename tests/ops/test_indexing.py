@@ -347,6 +347,22 @@ def test_scatter_reduce(reduce: str, include_self: bool, device: str) -> None:
     )
 
 
+def test_the_gradient_of_products_of_complex_numbers() -> None:
+    """PyTorch has none by `scatter_reduce`."""
+    x, src = randn(1, 2), randn(3, 2, seed=1)
+    found = []
+    for lib in (webtorch, torch):
+        a, b = (lib.tensor(t.tolist()).requires_grad_() for t in (x, src))
+        one, more = lib.view_as_complex(a), lib.view_as_complex(b)
+        if lib is torch:
+            product = torch.cat([one, more]).prod()
+        else:
+            product = one.scatter_reduce(0, webtorch.zeros(3).long(), more, "prod").sum()
+        (product * (1 + 2j)).real.backward()
+        found.append(torch.tensor(a.grad.tolist() + b.grad.tolist()))
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
 @pytest.mark.parametrize("dtype", ["int64", "int32"])
 def test_scatter_reduce_of_integers(reduce: str, dtype: str, device: str) -> None:

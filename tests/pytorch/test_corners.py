@@ -668,6 +668,8 @@ def test_what_cannot_be_factored_raises_the_error_of_pytorch(webgpu: str) -> Non
         (lambda x: torch.linalg.matrix_rank(x, out=x.bool()), "result with dtype Bool"),
         (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantised tensors are not"),
         (lambda x: x._lazy_clone(), "are not on the device"),
+        (torch.fbgemm_pack_gemm_matrix_fp16, "are not on the device"),
+        (lambda x: torch.choose_qparams_optimized(x, 4, 200, 0.16, 8), "are not on the device"),
         (lambda x: x.uniform_(-3e38, 3e38), "uniform_ expects to-from"),
         (lambda x: x.int().uniform_(), "uniform_"),
         (lambda x: torch.randperm(2**11 + 2, out=x.half()), "n is too large"),
@@ -687,8 +689,8 @@ def test_what_is_refused_is_refused_as_by_pytorch(
 
 
 @pytest.mark.parametrize("scramble", [False, True])
-def test_points_of_sobol(webgpu: str, scramble: bool) -> None:
-    """PyTorch's own operators of these read memory as the CPU's."""
+def test_operators_that_pytorch_composes_of_nothing(webgpu: str, scramble: bool) -> None:
+    """PyTorch's own of these read memory as the CPU's, and end the process."""
     ours, theirs = (torch.quasirandom.SobolEngine(3, scramble, seed=1) for _ in range(2))
     for name in ("sobolstate", "shift", "quasi", "_first_point"):
         setattr(ours, name, getattr(ours, name).to(webgpu))
@@ -701,5 +703,9 @@ def test_points_of_sobol(webgpu: str, scramble: bool) -> None:
     turned = torch._sobol_engine_scramble_(ours.sobolstate, matrices.to(webgpu), 3)
     torch._sobol_engine_scramble_(theirs.sobolstate, matrices, 3)
     assert torch.equal(turned.cpu(), theirs.sobolstate)
+    ranged = torch.ops.aten.range.out_(1, 4, out=torch.zeros(4, device=webgpu))
+    shape = torch.tensor([2, 2], device=webgpu)
+    assert torch._reshape_from_tensor(ranged, shape).tolist() == [[1, 2], [3, 4]]
+    assert torch._saturate_weight_to_fp16(ranged * 3e4).tolist() == [3e4, 6e4, 65504, 65504]
     first = torch._sobol_engine_initialize_state_(torch.zeros_like(turned), 3)
     assert torch.equal(first.cpu(), torch.quasirandom.SobolEngine(3).sobolstate)

@@ -66,6 +66,13 @@ AGAIN: dict[str, Step] = {
     "layer norm with its statistics": lambda x, y: torch.native_layer_norm(
         x, (3,), None, y[1], 1e-5
     ),
+    "a product of heads": lambda x, y: x.expand(2, 2, 3, 3) @ y[None],
+    "a product of a turned matrix": lambda x, y: y.t() @ x[None].transpose(1, 2),
+    "einsum": lambda x, y: torch.einsum("ij,kj->ki", x, y),
+    "classes": lambda x, y: F.one_hot((x[:, 0] > 0).long(), 4),
+    "a number or a tensor": lambda x, y: torch.where(x > 0, y.t(), -torch.inf),
+    "an integer or a tensor": lambda x, y: torch.where(x > 0, 2, (y > 0).int()),
+    "a wide number or integers": lambda x, y: torch.where(x > 0, (y > 0).int(), 2.5),
     "attention": lambda x, y: F.scaled_dot_product_attention(x, y, x, is_causal=True),
     "attention of heads": lambda x, y: _heads(x, y),
     "attention with a mask": lambda x, y: F.scaled_dot_product_attention(x, y, y, x > 0),
@@ -109,6 +116,33 @@ def test_the_same_comes_of_later_calls(webgpu: str, name: str) -> None:
         for a, b in zip(_tensors(found), _tensors(wanted), strict=True):
             assert a.stride() == b.stride()
             torch.testing.assert_close(a.cpu(), b)
+
+
+def test_what_pytorch_makes_of_others_has_its_gradients(webgpu: str) -> None:
+    for name in ("a product of heads", "einsum", "a number or a tensor"):
+        for _ in range(3):
+            x, y = torch.randn(3, 3), torch.randn(3, 3)
+            grads = []
+            for device in ("cpu", webgpu):
+                a, b = (t.detach().to(device).requires_grad_() for t in (x, y))
+                AGAIN[name](a, b).clamp(-9, 9).square().sum().backward()
+                grads.append(b.grad.cpu())
+            torch.testing.assert_close(*grads)
+    x = torch.eye(3, device=webgpu)
+    mapped = torch.vmap(lambda row: torch.where(row > 0, row, 2.0) @ x)(x)
+    assert mapped.tolist() == torch.where(x > 0, x, 2.0).tolist()
+    _, tangent = torch.func.jvp(lambda t: t @ t[None], (x,), (x,))
+    assert tangent[0].tolist() == (2 * x).tolist()
+
+
+def test_new_numbers_are_those_of_memory_that_is_overwritten(webgpu: str) -> None:
+    for new, written in ((torch.rand, "uniform_"), (torch.randn, "normal_")):
+        for options in ({}, {"dtype": torch.float16}):
+            torch.manual_seed(5)
+            found = new(2, 3, device=webgpu, **options)
+            torch.manual_seed(5)
+            wanted = getattr(torch.empty(2, 3, device=webgpu, **options), written)()
+            assert torch.equal(found, wanted)
 
 
 def test_new_tensors_have_the_default_type_of_the_call(webgpu: str) -> None:

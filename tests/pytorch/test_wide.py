@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from webtorch.errors import DTypeError
 from webtorch.pytorch import device as bridge
 
 WIDE = torch.float64
@@ -98,3 +99,25 @@ def test_a_model_of_float64_trains(name: str, webgpu: str) -> None:
             optimizer.step()
         found.append(torch.cat([p.detach().cpu().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*found)
+
+
+def test_integers_follow_the_default_type(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBTORCH_FLOAT64", "cpu")
+    x = torch.arange(1, 4, device=webgpu)
+    runs = (lambda y: y / y, lambda y: y * 1.5, lambda y: y + y)
+    try:
+        for kind in (torch.float32, WIDE, torch.float32):
+            torch.set_default_dtype(kind)
+            for run in runs:
+                for _ in range(3):
+                    ours, theirs = run(x), run(x.cpu())
+                    assert ours.dtype is theirs.dtype
+                    torch.testing.assert_close(ours.cpu(), theirs)
+        monkeypatch.setenv("WEBTORCH_FLOAT64", "error")
+        if bridge.host() is not bridge.runtime():
+            torch.set_default_dtype(WIDE)
+            for run in runs[:2]:
+                with pytest.raises(DTypeError, match="float64 is not available"):
+                    run(x)
+    finally:
+        torch.set_default_dtype(torch.float32)

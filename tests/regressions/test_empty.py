@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+
 import webtorch
 
 
@@ -20,3 +24,18 @@ def test_what_is_computed_by_numpy_takes_empty_views_with_gaps() -> None:
     x = webtorch.ones(5, 4)[:, 4:][::2]
     for call in (webtorch.argwhere, webtorch.nonzero, webtorch.unique, lambda t: t[t > 0]):
         assert call(x).numel() == 0
+
+
+def test_a_border_around_nothing(device: str) -> None:
+    def seen(lib: Any, where: str) -> list[Any]:
+        x = lib.arange(8.0, device=where).view(2, 2, 2).requires_grad_()
+        pad = lib.nn.functional.pad
+        found = [
+            pad(x[..., 2:, 2:], (0, 2, 0, 2)) + x,
+            pad((x * 2)[..., 2:, :1], (0, 1, 0, 2), value=3.0),
+            pad(lib.zeros(2, 0, 2, device=where), (1, 0, 1, 0)),
+        ]
+        (found[0] + found[1]).sum().backward()
+        return [y.tolist() for y in (*found, x.grad)]
+
+    assert seen(webtorch, device) == seen(torch, "cpu")

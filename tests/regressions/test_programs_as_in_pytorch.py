@@ -371,6 +371,13 @@ def results_that_overlap_operands(torch: Any, device: str) -> Any:
         "minimum": (lambda x, out: torch.min(x, vector, out=out), (3,)),
         "conj": (lambda x, out: torch.conj_physical(x, out=out), (3,)),
         "add": (lambda x, out: torch.add(x, 1, out=out), (3,)),
+        "square": (lambda x, out: torch.square(x, out=out), (3,)),
+        "sgn": (lambda x, out: torch.sgn(x, out=out), (3,)),
+        "msort": (lambda x, out: torch.msort(x, out=out), (3,)),
+        "take along dim": (
+            lambda x, out: torch.take_along_dim(x, vector.long(), 0, out=out),
+            (3,),
+        ),
     }
     return {name: moved(call, shape) for name, (call, shape) in calls.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import webtorch
-from webtorch.as_torch.names import core, top
+from webtorch.as_torch.names import core, masked_parts, top
 from webtorch.utils import data, swap_tensors
 
 LIBS = {"torch": torch, "webtorch": webtorch}
@@ -76,6 +77,34 @@ def written_index(lib: Any) -> object:
     return lib.zeros(3, 5).index_copy_(1, index, lib.ones(3, 3))
 
 
+def stepped(lib: Any, kind: str, fused: bool | None = None, **made: Any) -> object:
+    """Return a step of an optimizer."""
+    p = lib.ones(2, 2, **made).requires_grad_()
+    p.grad = lib.ones(2, 2, **made)
+    options = {} if fused is None else {"fused": fused}
+    return getattr(lib.optim, kind)([p], **options).step()
+
+
+def other_shapes(lib: Any) -> object:
+    """Checkpoint what computes other shapes the second time."""
+    calls: list[int] = []
+
+    def part(x: Any) -> Any:
+        calls.append(1)
+        return x.sin() * lib.ones(len(calls))
+
+    x = lib.ones(1, requires_grad=True)
+    out = lib.utils.checkpoint.checkpoint(part, x, use_reentrant=False, debug=True)
+    return out.sum().backward()
+
+
+def both_hooks(lib: Any) -> object:
+    """Register hooks of both kinds."""
+    layer = lib.nn.Linear(1, 1)
+    layer.register_backward_hook(print)
+    return layer.register_full_backward_hook(print)
+
+
 ERRORS: dict[str, Callable[[Any], object]] = {
     "avg 2d of no outputs": adaptive("avg", 2, (1, 4, 5, 5), 0),
     "avg 1d of no outputs, unbatched": adaptive("avg", 1, (1, 8), 0),
@@ -122,6 +151,15 @@ ERRORS: dict[str, Callable[[Any], object]] = {
         lib.ones(0), lib.zeros(10).long()
     ),
     "a long kernel": lambda lib: lib.nn.functional.conv1d(lib.ones(1, 1, 4), lib.ones(1, 1, 10)),
+    "a complex parameter of Adafactor": lambda lib: stepped(lib, "Adafactor", dtype=lib.complex64),
+    "two kinds of backward hooks": both_hooks,
+    "a size of floats": lambda lib: lib.Size(lib.ones(3)),
+    "an old type of much": lambda lib: lib.LongTensor((6, 0), 1, 1, 0),
+    "two of a scalar": lambda lib: lib.tensor(1.0).index_select(0, lib.tensor([0, 0])),
+    "dims of no one order": lambda lib: lib.empty(1, 2, 3).dim_order(ambiguity_check=True),
+    "a format of no layout": lambda lib: lib.empty_like(
+        lib.eye(2).to_sparse(), memory_format=lib.preserve_format
+    ),
 }
 
 
@@ -130,11 +168,237 @@ def test_errors_have_pytorchs_words(name: str) -> None:
     kind, text = said(ERRORS[name], torch)
     ours, message = said(ERRORS[name], webtorch)
     assert issubclass(ours, kind)
-    expected = text.split(". ")[0].split("\n")[0].rstrip(".").replace("3d_out()", "3d()")
+    expected = text.split(". ")[0].split("\n")[0].rstrip(".:").replace("3d_out()", "3d()")
     if "modified by an inplace" in expected:
         # PyTorch's shapes have a dim more where it pools rows as images.
         expected = expected.split(": [")[0]
     assert expected in message
+
+
+def switched(lib: Any) -> list[Any]:
+    """Set the switch of deterministic algorithms in all ways."""
+    found = []
+    for mode, warns in ((False, True), (True, True), (True, False), (False, False)):
+        lib.use_deterministic_algorithms(mode, warn_only=warns)
+        found += [
+            lib.is_deterministic_algorithms_warn_only_enabled(), lib.get_deterministic_debug_mode()
+        ]  # fmt: skip
+    return found
+
+
+def unscaled(lib: Any, *values: float) -> list[Any]:
+    """Unscale a sparse gradient in which two values lie at one place."""
+    p = lib.zeros(3, dtype=lib.float16)
+    p.grad = lib.sparse_coo_tensor(lib.tensor([[0, 2, 0]]), lib.tensor(values).half(), (3,))
+    optimizer = lib.optim.SGD([p], lr=1.0)
+    scaler = lib.amp.GradScaler("cpu")
+    args = optimizer, lib.tensor([0.25]), lib.zeros(1), True
+    found = scaler._unscale_grads_(*args)
+    return [list(map(float, found.values())), p.grad.to_dense().tolist()]
+
+
+def reduced(lib: Any, name: str, **more: Any) -> list[Any]:
+    """Reduce what a mask leaves over all dims, as () has it."""
+    x, mask = lib.arange(6.0).reshape(2, 3), lib.tensor([[True, False, True]] * 2)
+    call = getattr(lib.masked, name)
+    return [call(x, dim=d, mask=m, **more).tolist() for d in ((), [0], None) for m in (mask, None)]
+
+
+def picked(lib: Any, index: Any) -> list[Any]:
+    """Read and write by an index."""
+    x = lib.arange(16.0).view(4, 4)
+    found = [tuple(x[index].shape), x[index].tolist()]
+    x[index] = -1
+    return [*found, x.sum().item()]
+
+
+def seen(x: Any, name: str) -> bool:
+    """Whether a tensor has something, or says why it has not."""
+    try:
+        return hasattr(x, name)
+    except RuntimeError:
+        return True
+
+
+def data_of(x: Any) -> str:
+    """Give a tensor no data."""
+    with pytest.raises(TypeError, match="Variable data has to be a tensor") as found:
+        x.data = None
+    return str(found.value)
+
+
+def of_inference(lib: Any) -> list[Any]:
+    """Views of tensors that were made in inference mode, and what becomes of them in place."""
+    found: list[Any] = []
+    with lib.inference_mode():
+        x = lib.ones(1, 2, 3, requires_grad=True)
+        found += [x.view(-1).requires_grad, x.resize_(1, 2).requires_grad]
+    y = x.view(-1)
+    return [*found, y.requires_grad, y._is_view(), y.is_leaf, y.is_inference()]
+
+
+def turned(lib: Any) -> list[str]:
+    """Turn a tensor in place that has views, one of which gradients cannot follow."""
+    x = lib.ones(1, 2, 3, requires_grad=True).clone()
+    with lib.inference_mode():
+        unrecorded = x.view(-1)
+    view = x[:1]
+    x.transpose_(0, 1)
+    try:
+        name = unrecorded.grad_fn
+    except RuntimeError as error:
+        name = str(error)[:60]
+    return [view.grad_fn.name(), name]
+
+
+def names_of(fn: Any) -> object:
+    """Return the names of a gradient function and of those that it leads to."""
+    name = fn and fn.name().removeprefix("torch::autograd::")
+    return fn and [name, *(names_of(one) for one, _ in fn.next_functions)]
+
+
+def twice_differentiated(lib: Any) -> list[Any]:
+    """Keep the graph of gradients, of which one may be differentiated once only."""
+
+    class Once(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any, n: Any, y: Any) -> Any:
+            return x + n * y
+
+        @staticmethod
+        @lib.autograd.function.once_differentiable
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 2, None, g
+
+    x, y = lib.ones(2, requires_grad=True), lib.ones(2, requires_grad=True)
+    start = lib.ones((), requires_grad=True)
+    Once.apply(x, 2, y).sum().backward(start, create_graph=True)
+    return [x.grad.tolist(), names_of(x.grad.grad_fn), names_of(y.grad.grad_fn)]
+
+
+def old_hooks(lib: Any) -> list[str]:
+    """Return what is said of old backward hooks, which see a part of the gradients."""
+
+    class Calls(lib.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, *args: Any) -> Any:
+            """Call the function."""
+            return self.function(*args)
+
+    a, b, found = lib.ones(2, requires_grad=True) * 1, lib.ones(2, requires_grad=True) * 2, []
+    for function, args in (
+        (lambda pair: (pair[0].clone(), pair[1].clone()), ([a, b],)),
+        (lambda a, b: [a.clone(), b.clone()], (a, b)),
+        (lambda a, b: (a.clone(), b.clone()), (a, b)),
+        (lambda a: a.clone().clone(), (a,)),
+        (lambda a: a.clone(), (a,)),
+    ):
+        module = Calls(function)
+        module.register_backward_hook(lambda *_: None)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            module(*args)
+        found.append([str(w.message) for w in said if w.category is FutureWarning])
+    return found
+
+
+# What a call gives, as plain numbers.
+VALUES: dict[str, Callable[[Any], object]] = {
+    "products of complex numbers": lambda lib: lib.tensor([[2j, 1 + 1j, 3]]).scatter_reduce(
+        1, lib.tensor([[0, 0, 2, 0]]), lib.tensor([[1j, 2.0, 1 - 1j, 3.0]]), "prod"
+    ),
+    "switches of deterministic algorithms": switched,
+    "an order of dims by formats": lambda lib: (
+        lib.empty(1, 2, 2, 2)
+        .to(memory_format=lib.channels_last)
+        .dim_order(ambiguity_check=[lib.contiguous_format, lib.channels_last])
+    ),
+    "a meta tensor in a text": lambda lib: format(lib.empty((), device="meta")),
+    "a size of a tensor": lambda lib: lib.Size(lib.tensor([3, 2])),
+    "a sparse gradient, unscaled": lambda lib: unscaled(lib, 16, 32, 64),
+    "one that is too large for its type": lambda lib: unscaled(lib, 64000, 32, 64000),
+    "data that is none": lambda lib: data_of(lib.ones(2)),
+    "tensors of inference mode": of_inference,
+    "turned in place": turned,
+    "numbers among inputs": lambda lib: [
+        [fn is None for fn, _ in f(lib.ones(2, requires_grad=True)).grad_fn.next_functions]
+        for f in (
+            lambda x: x + 5,
+            lambda x: 5 + x,
+            lambda x: x - 1,
+            lambda x: 2 * x,
+            lambda x: x / 2,
+            lambda x: x**2,
+            lambda x: x + x,
+            lambda x: x * lib.ones(2),
+            lambda x: x.clamp(1.0),
+            lambda x: (x + 1).sum(),
+        )
+    ],
+    "an expanded Wishart": lambda lib: [
+        lib.distributions.Wishart(lib.tensor([4.0]), m).expand((2, 1)).log_prob(m).tolist()
+        for m in (lib.eye(2) * 2, lib.eye(2).expand(1, 2, 2))
+    ],
+    "functions of gradients": twice_differentiated,
+    "words of old backward hooks": old_hooks,
+    "names of a tensor": lambda lib: [n for n in dir(lib.eye(2)) if not seen(lib.eye(2), n)],
+    "lists for tuples of indices": lambda lib: [
+        picked(lib, index)
+        for index in (
+            [[1, 3, 1], [0]],
+            [[0, 1], [1, 1]],
+            [[0, 1]],
+            [[0], 1],
+            [None, 1],
+            [range(2), 1],
+            [0, 1],
+        )
+    ],
+    **{f"masked {n}": lambda lib, n=n: reduced(lib, n) for n in ("sum", "mean", "amax", "var")},
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Sparse invariant", "ignore:Using a non-tuple", "ignore:Using backward"
+)
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_pytorchs(name: str) -> None:
+    found, expected = VALUES[name](webtorch), VALUES[name](torch)
+    assert str(found) == str(expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch.jit.script", "ignore:`torch.jit.script` is")
+@BOTH
+def test_what_is_refused(lib: Any) -> None:
+    with pytest.raises(RuntimeError, match="`fused=True` requires all the params to be floating"):
+        stepped(lib, "AdamW", device="meta", fused=True)
+    with pytest.raises(RuntimeError, match="because you passed `debug=True` to checkpoint"):
+        other_shapes(lib)
+    with pytest.raises((RuntimeError, TypeError), match="not implemented"):
+        lib.aminmax(lib.tensor(1j), dim=0)
+    with pytest.raises(RuntimeError, match="run a forward pass"):
+        lib.jit.script(lib.nn.LazyLinear(2))
+
+
+def test_parts_of_masked() -> None:
+    x, mask = [[1.0, 2], [3, 4]], [[True, False], [False, False]]
+    for name in ("amax", "amin", "sum", "prod", "mean", "norm", "median", "logsumexp"):
+        args = (-float("inf"),) if name == "norm" else ()
+        expected = torch.masked._ops._reduction_identity(name, torch.tensor(x), *args)
+        found = masked_parts._reduction_identity(name, webtorch.tensor(x), *args)
+        assert str(found) == str(expected)
+    for op in ("sum", "cumsum"):
+        for dim in (0, None):
+            expected, found = (
+                parts._output_mask(
+                    getattr(lib.masked, op), lib.tensor(x), dim, mask=lib.tensor(mask)
+                )
+                for lib, parts in ((torch, torch.masked._ops), (webtorch, masked_parts))
+            )
+            assert found.tolist() == expected.tolist()
 
 
 def test_pools_without_elements() -> None:
@@ -210,6 +474,7 @@ def test_names_of_torch_itself() -> None:
         assert scale.item() == 4
         assert names._debug_has_internal_overlap(lib.rand(1, 3).expand(4, 3)) == 1
         assert names._debug_has_internal_overlap(lib.rand(10).as_strided((2, 1, 5), (1, 0, 2))) == 0
+        assert names._debug_has_internal_overlap(lib.rand(20).as_strided((3, 3), (5, 1))) == 2
         x = lib.tensor([-2.0, 3])
         add = torch._VF._add_relu if lib is torch else top._add_relu
         assert add(x, lib.ones(2)).tolist() == [0, 4]
@@ -271,3 +536,8 @@ def test_tensors_change_places() -> None:
         [1, 1],
         "a",
     )
+    x = webtorch.ones(2, requires_grad=True)
+    out = (x * 2).sum()
+    swap_tensors(x, webtorch.zeros(2))
+    with pytest.raises(RuntimeError, match="poisoned by swap_tensors"):
+        out.backward()

@@ -1403,6 +1403,61 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
     assert not follower().on
 
 
+def test_steps_follow_beside_a_compiled_function(follower: Any) -> None:
+    """Its calls are in no script, and those around it are."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scale = torch.ones(3, requires_grad=True)
+
+    @torch.compile
+    def decay(x: Any) -> Any:
+        with torch.no_grad():
+            model.weight.mul_(0.5)
+        return (x * scale).sum()
+
+    found, expected = [], []
+    weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
+    x = torch.ones(2, 4)
+    for _ in range(12):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss = loss.item()
+        given = torch.ones(3)
+        penalty = decay(given)
+        penalty.backward()
+        found.append((loss, model.weight.sum().item(), scale.grad.tolist()))
+    assert follower().counts["followed"] > 5
+    with scripts(False):
+        for i in range(12):
+            out = x @ weight.t() + bias
+            loss, g = out.square().mean().item(), out * (2 / out.numel())
+            weight, bias = (weight - 0.1 * (g.t() @ x)) * 0.5, bias - 0.1 * g.sum(0)
+            expected.append((loss, weight.sum().item(), [i + 1.0] * 3))
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(_numbers(a), _numbers(b), rtol=1e-5, atol=1e-5)
+
+
+def _numbers(found: tuple[float, float, list[float]]) -> list[float]:
+    return [found[0], found[1], *found[2]]
+
+
+@pytest.mark.parametrize("name", ["cholesky", "eigh", "solve"])
+def test_few_calls_around_one_that_waits_are_not_followed_for_long(
+    follower: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Each is computed within a call: a run by itself takes longer than its calls."""
+    monkeypatch.setattr(following, "_PATIENCE", 2)
+    w, x = torch.eye(4) + 0.5, torch.ones(4)
+    function = getattr(torch.linalg, name)
+    for _ in range(60):
+        found = function(w @ w.mT + 2 * w, *[x] * (name == "solve"))
+        (found[0] if isinstance(found, tuple) else found).tolist()
+    assert not follower().on
+
+
 def test_an_episode_of_steps_that_are_read_is_learned_at_once(follower: Any) -> None:
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))

@@ -96,7 +96,8 @@ SUITES = {
         every=10,
     ),
     "pytorch-image-models": Suite(
-        "device", ["tests"], device={"TORCH_DEVICE": "webgpu"}, every=10
+        # No weights can be had.
+        "device", ["tests"], arguments=["-k", "not pretrained"], device={"TORCH_DEVICE": "webgpu"}, every=10
     ),
     "accelerate": Suite("device", ["tests"], ["src"]),
     "diffusers": Suite(

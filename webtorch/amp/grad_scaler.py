@@ -32,13 +32,11 @@ class OptState(Enum):
     STEPPED = 2
 
 
-class _PerOptimizer:
-    """What is known of one optimizer since the last `update`."""
-
-    def __init__(self) -> None:
-        self.stage = OptState.READY
-        # Device -> a 0-d float tensor, 1 where a gradient was infinite or NaN.
-        self.found_inf: dict[Any, Tensor] = {}
+def _refresh_per_optimizer_state() -> dict[str, Any]:
+    """Return what is known of one optimizer since the last `update`: of each device a 0-d float tensor, 1 where a
+    gradient was infinite or NaN.
+    """
+    return {"stage": OptState.READY, "found_inf_per_device": {}}
 
 
 class GradScaler:
@@ -79,7 +77,9 @@ class GradScaler:
         self._growth_interval = growth_interval
         self._init_growth_tracker = 0
         self._growth_tracker: Tensor | None = None
-        self._per_optimizer_states: defaultdict[int, _PerOptimizer] = defaultdict(_PerOptimizer)
+        self._per_optimizer_states: defaultdict[int, dict[str, Any]] = defaultdict(
+            _refresh_per_optimizer_state
+        )
 
     # -- scaling --------------------------------------------------------------------------------
 
@@ -127,19 +127,23 @@ class GradScaler:
             return
         scale, _ = self._started("unscale_")
         state = self._per_optimizer_states[id(optimizer)]
-        if state.stage is OptState.UNSCALED:
+        if state["stage"] is OptState.UNSCALED:
             raise RuntimeError(
                 "unscale_() has already been called on this optimizer since the last update()."
             )
-        if state.stage is OptState.STEPPED:
+        if state["stage"] is OptState.STEPPED:
             raise RuntimeError("unscale_() is being called after step().")
-        state.found_inf = self._unscaled(optimizer, scale.reciprocal(), allow_float16=False)
-        state.stage = OptState.UNSCALED
+        state["found_inf_per_device"] = self._unscale_grads_(
+            optimizer, scale.reciprocal(), None, False
+        )
+        state["stage"] = OptState.UNSCALED
 
-    def _unscaled(
-        self, optimizer: Any, inverse: Tensor | None, *, allow_float16: bool
+    def _unscale_grads_(
+        self, optimizer: Any, inv_scale: Tensor | None, found_inf: Tensor | None, allow_fp16: bool
     ) -> dict[Any, Tensor]:
-        """Multiply gradients by `inverse`, if given; return for each device whether one is not finite."""
+        """Multiply gradients by `inv_scale`, if given; return for each device whether one is not finite. What PyTorch
+        writes to `found_inf` is new here.
+        """
         finite: dict[Any, list[Tensor]] = {}
         with webtorch.no_grad(), _without_autocast():
             for group in optimizer.param_groups:
@@ -147,11 +151,15 @@ class GradScaler:
                     grad = param.grad
                     if grad is None:
                         continue
-                    if grad.dtype is webtorch.float16 and not allow_float16:
+                    if grad.dtype is webtorch.float16 and not allow_fp16:
                         raise ValueError("Attempting to unscale FP16 gradients.")
+                    if grad.layout is webtorch.sparse_coo:
+                        # Sums at one place may be too large for the type, where none of the values is.
+                        grad = param.grad = grad.coalesce()
+                        grad = grad._values()
                     finite.setdefault(grad.device, []).append(grad.isfinite().all())
-                    if inverse is not None:
-                        grad.mul_(inverse.to(grad.device))
+                    if inv_scale is not None:
+                        grad.mul_(inv_scale.to(grad.device))
             return {
                 device: 1.0 - webtorch.stack(each).all().to(webtorch.float32)
                 for device, each in finite.items()
@@ -171,7 +179,7 @@ class GradScaler:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
         scale, _ = self._started("step")
         state = self._per_optimizer_states[id(optimizer)]
-        if state.stage is OptState.STEPPED:
+        if state["stage"] is OptState.STEPPED:
             raise RuntimeError("step() has already been called since the last update().")
         takes_back = hasattr(optimizer, "_can_take_back") and optimizer._can_take_back()
         fused = not takes_back and getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -184,17 +192,19 @@ class GradScaler:
                 stacklevel=user_depth(),
             )
             result = optimizer.step(*args, **kwargs, grad_scaler=self)
-            state.stage = OptState.STEPPED
+            state["stage"] = OptState.STEPPED
             return result
-        unscaled = state.stage is OptState.UNSCALED
+        unscaled = state["stage"] is OptState.UNSCALED
         if fused and not unscaled:
-            state.found_inf = self._unscaled(optimizer, None, allow_float16=True)
+            state["found_inf_per_device"] = self._unscale_grads_(optimizer, None, None, True)
         elif not unscaled:
             self.unscale_(optimizer)
-        assert state.found_inf, "No inf checks were recorded for this optimizer."
+        assert state["found_inf_per_device"], "No inf checks were recorded for this optimizer."
         if takes_back or fused:
             optimizer.grad_scale = None if takes_back or unscaled else scale
-            optimizer.found_inf = self._together(state.found_inf.values(), scale.device)
+            optimizer.found_inf = self._together(
+                state["found_inf_per_device"].values(), scale.device
+            )
             try:
                 result = optimizer.step(*args, **kwargs)
             finally:
@@ -204,9 +214,9 @@ class GradScaler:
                 # The call begins anew.
                 self._per_optimizer_states.clear()
                 raise RunAsUsual
-            found = sum(f.item() for f in state.found_inf.values())
+            found = sum(f.item() for f in state["found_inf_per_device"].values())
             result = None if found else optimizer.step(*args, **kwargs)
-        state.stage = OptState.STEPPED
+        state["stage"] = OptState.STEPPED
         return result
 
     @staticmethod
@@ -234,7 +244,7 @@ class GradScaler:
                 found = [
                     f
                     for state in self._per_optimizer_states.values()
-                    for f in state.found_inf.values()
+                    for f in state["found_inf_per_device"].values()
                 ]
                 assert found, "No inf checks were recorded prior to update."
                 self._follow(scale, tracker, self._together(found, scale.device) > 0)

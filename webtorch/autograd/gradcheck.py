@@ -222,10 +222,14 @@ def _numerical(
             _same_kind(a, b, eps, i)
             d = ((a.double() - b.double()) / (2 * eps)).reshape(-1)
             rows[-1].append(_along(d, vs[i] if vs else None))
-    count = len(rows[0]) if rows else len(vs)
+    if rows:
+        tables = [stack([row[o] for row in rows]) for o in range(len(rows[0]))]
+    else:
+        # Nothing moves, and every output has its elements.
+        outs = _evaluate(func, given)
+        tables = [zeros((0, y.numel()), dtype=float64) for y in outs]
     found = []
-    for o in range(count):
-        table = stack([row[o] for row in rows]) if rows else zeros((0, 0), dtype=float64)
+    for table in tables:
         if point.places is not None and u is None:
             # What is not kept does not move.
             whole = zeros((point.size, *table.shape[1:]), dtype=float64)

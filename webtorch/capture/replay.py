@@ -8,7 +8,7 @@ from typing import Any
 
 from webtorch.capture.captured import ANY, KEPT, Capture, Gradient, Returned
 from webtorch.capture.outside import rebuilt
-from webtorch.dispatch.call import refuse_scripts
+from webtorch.dispatch.call import settle_scripts
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
@@ -27,7 +27,7 @@ def replay(
     `given` are the caller's own tensors, where `tensors` are copies or parts of them. Return what
     the call returns, and its named intermediate results.
     """
-    refuse_scripts("a compiled function is called")
+    settle_scripts("a compiled function is called")
     runtime = captured.runtime
     given = tensors if given is None else given
     # What is pending may read memory that the program overwrites.

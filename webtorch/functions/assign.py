@@ -179,7 +179,7 @@ def resize_(
         raise ShapeError(f"resize_: requested resize to {list(shape)}: sizes must not be negative")
     if str(memory_format).endswith("preserve_format"):
         raise RuntimeError(f"resize_: unsupported memory format {memory_format}")
-    if self.requires_grad:
+    if self.requires_grad and not self._inference:
         raise RuntimeError("cannot resize variables that require grad")
     if shape == self._shape and memory_format is None:
         return self

@@ -15,7 +15,7 @@ from webtorch.functions import movement
 from webtorch.functions.composite import dropout
 from webtorch.functions.contract import matmul
 from webtorch.functions.random import default_generator
-from webtorch.ir.dtype import bool_, c_name, float32, int64
+from webtorch.ir.dtype import bool_, float32, int64
 from webtorch.ir.view import Shape
 from webtorch.ops.comparison import _where, clamp_min
 from webtorch.ops.elementwise import exp
@@ -57,9 +57,9 @@ def _check(query: Tensor, key: Tensor, value: Any, mask: Tensor | None, dropout_
         raise DTypeError(
             "scaled_dot_product_attention: Expected query, key, and value to have the same "
             "dtype, but "
-            f"got query.dtype: {c_name(query.dtype)} key.dtype: {c_name(key.dtype)} and "
+            f"got query.dtype: {query.dtype.c_name} key.dtype: {key.dtype.c_name} and "
             f"value.dtype: "
-            f"{c_name(value.dtype)} instead. Convert them, as in key.to({query.dtype})."
+            f"{value.dtype.c_name} instead. Convert them, as in key.to({query.dtype})."
         )
     if not query.dtype.is_floating_point:
         raise DTypeError(
@@ -92,8 +92,8 @@ def _check(query: Tensor, key: Tensor, value: Any, mask: Tensor | None, dropout_
         raise DTypeError(
             "scaled_dot_product_attention: Expected attn_mask dtype to be bool or float or to "
             "match "
-            f"query dtype, but got attn_mask.dtype: {c_name(mask.dtype)} and query.dtype: "
-            f"{c_name(query.dtype)} instead."
+            f"query dtype, but got attn_mask.dtype: {mask.dtype.c_name} and query.dtype: "
+            f"{query.dtype.c_name} instead."
         )
     if not 0.0 <= dropout_p <= 1.0:
         raise ShapeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")

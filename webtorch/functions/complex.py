@@ -142,7 +142,14 @@ def resolve_neg(input: Tensor) -> Tensor:
     return input
 
 
-@composite(inplace=True, gradient_name="SgnBackward0", once=True, on_values=True, aten=("sgn",))
+@composite(
+    inplace=True,
+    gradient_name="SgnBackward0",
+    once=True,
+    on_values=True,
+    overlap="whole",
+    aten=("sgn",),
+)
 def sgn(input: Tensor) -> Tensor:
     """The number of absolute value 1 and the same angle, 0 for 0; the sign of real numbers."""
     if not input.dtype.is_complex:

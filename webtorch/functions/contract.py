@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.ir.dtype import Number, bool_, c_name, promote_types
+from webtorch.ir.dtype import Number, bool_, promote_types
 from webtorch.ir.view import (
     Shape,
     broadcast_shapes,
@@ -45,8 +45,8 @@ def check_types(op: str, a: Tensor, b: Tensor) -> None:
     """Raise unless `a` and `b` have one type that products exist for."""
     if a.dtype is not b.dtype:
         raise DTypeError(
-            f"{op}: expected m1 and m2 to have the same dtype, but got: {c_name(a.dtype)} != "
-            f"{c_name(b.dtype)}. Convert one of them, as in other.to({a.dtype})."
+            f"{op}: expected m1 and m2 to have the same dtype, but got: {a.dtype.c_name} != "
+            f"{b.dtype.c_name}. Convert one of them, as in other.to({a.dtype})."
         )
     if a.dtype is bool_:
         raise NotImplementedError(

@@ -13,7 +13,7 @@ from typing import Any
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.contract import check_tensor
 from webtorch.functions.slicing import pick, window
-from webtorch.ir.dtype import bool_, c_name, legacy_name
+from webtorch.ir.dtype import bool_
 from webtorch.ir.view import Shape
 from webtorch.ops.layout import channels_last_as
 from webtorch.ops.precision import to_type
@@ -77,8 +77,8 @@ def _check(op: str, input: Tensor, weight: Tensor, bias: Tensor | None, rank: in
     for name, given in (("weight", weight), ("bias", bias)):
         if given is not None and given.dtype is not input.dtype:
             raise DTypeError(
-                f"expected scalar type {legacy_name(input.dtype)} but found {legacy_name(given.dtype)}. "
-                f"{op}: Input type ({c_name(input.dtype)}) and {name} type ({c_name(given.dtype)}) "
+                f"expected scalar type {input.dtype.legacy} but found {given.dtype.legacy}. "
+                f"{op}: Input type ({input.dtype.c_name}) and {name} type ({given.dtype.c_name}) "
                 f"should "
                 f"be the same: convert one of them, as in input.to({given.dtype})."
             )

@@ -78,16 +78,6 @@ def dtype_of_number(value: Number) -> DType:
     return int64 if isinstance(value, int) else get_default_dtype()
 
 
-_C_NAMES = {
-    "uint8": "uint8_t",
-    "int8": "int8_t",
-    "int16": "int16_t",
-    "int32": "int",
-    "int64": "int64_t",
-    "uint32": "uint32_t",
-}
-
-
 def fits(value: Any, dtype: DType) -> Any:
     """Return `value` as `dtype` holds it. Raises RuntimeError where PyTorch does."""
     if dtype.kind == "bool":
@@ -96,8 +86,9 @@ def fits(value: Any, dtype: DType) -> Any:
         return complex(value)
     if isinstance(value, complex):
         if value.imag:
-            name = _C_NAMES.get(dtype.name, "double" if dtype is float64 else "float")
-            raise RuntimeError(f"value cannot be converted to type {name} without overflow")
+            raise RuntimeError(
+                f"value cannot be converted to type {dtype.c_number} without overflow"
+            )
         value = value.real
     if dtype.kind == "float":
         value = value if isinstance(value, float) else float(value)
@@ -108,9 +99,7 @@ def fits(value: Any, dtype: DType) -> Any:
     if not math.isfinite(value) or not low <= int(value) <= high:
         if dtype.kind == "uint" and isinstance(value, int) and -high <= value < 0:
             return value + high + 1
-        raise RuntimeError(
-            f"value cannot be converted to type {_C_NAMES[dtype.name]} without overflow"
-        )
+        raise RuntimeError(f"value cannot be converted to type {dtype.c_number} without overflow")
     return int(value)
 
 
@@ -161,7 +150,8 @@ def _array_dtype(value: Any) -> DType:
     except KeyError:
         raise TypeError(
             f"can't convert np.ndarray of type {value.dtype}. The only supported types are: float64, "
-            "float32, float16, complex64, complex128, int64, int32, int16, int8, uint32, uint8, and bool."
+            "float32, float16, complex64, complex128, int64, int32, int16, int8, uint64, uint32, uint16, "
+            "uint8, and bool."
         ) from None
 
 
@@ -517,7 +507,7 @@ def frombuffer(
             "buffer to protect its data or make it writable before converting it to a tensor. This type of "
             "warning will be suppressed for the rest of this program."
         )
-    held = numpy.dtype("uint16" if wanted.name == "bfloat16" else wanted.name)
+    held = numpy.dtype(wanted.numpy or wanted.name)
     return finish(_on_array(numpy.frombuffer(data[offset:end], held), wanted), requires_grad)
 
 

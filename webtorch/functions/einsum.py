@@ -214,24 +214,23 @@ def _sum_out(x: Tensor, labels: list[Tensor], needed: set[object]) -> Term:
     return x.sum(dims), [label for label in labels if label in needed]
 
 
+def _without(x: Tensor, labels: list[Tensor], label: Tensor) -> Term:
+    """Return the operand summed over a subscript; where its size is 1 the type stays."""
+    dim = labels.index(label)
+    x = x.squeeze(dim) if x.shape[dim] == 1 else x.sum(dim)
+    return x, [*labels[:dim], *labels[dim + 1 :]]
+
+
 def _contract_pair(first: Term, second: Term, needed: set[object]) -> Term:
     """Return the product of two operands, summed over the subscripts that nothing after them has."""
     a, labels_a = _sum_out(*first, needed | set(second[1]))
     b, labels_b = _sum_out(*second, needed | set(first[1]))
-    both = [n for n in labels_a if n in labels_b]
-
-    def size(x: Tensor, labels: list[Tensor], n: Any) -> int:
-        """Return the size of a subscript."""
-        return int(x.shape[labels.index(n)])
-
     # Where one operand has size 1 it broadcasts: a sum over the subscript is then the other's own sum.
-    for n in both:
-        if n in needed:
-            continue
-        if size(b, labels_b, n) == 1 != size(a, labels_a, n):
-            a = a.sum(labels_a.index(n), keepdim=True)
-        elif size(a, labels_a, n) == 1 != size(b, labels_b, n):
-            b = b.sum(labels_b.index(n), keepdim=True)
+    for n in [n for n in labels_a if n in labels_b and n not in needed]:
+        if 1 in (a.shape[labels_a.index(n)], b.shape[labels_b.index(n)]):
+            a, labels_a = _without(a, labels_a, n)
+            b, labels_b = _without(b, labels_b, n)
+    both = [n for n in labels_a if n in labels_b]
     batch = [n for n in both if n in needed]
     summed = [n for n in both if n not in needed]
     free_a = [n for n in labels_a if n not in both]

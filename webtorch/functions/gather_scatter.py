@@ -34,17 +34,17 @@ from webtorch.ir.dtype import (
     int32,
     int64,
     integer_limits,
-    legacy_name,
 )
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import comparison, elementwise
 from webtorch.ops.layout import of_first, row_major
-from webtorch.ops.primitive import cast_to, copy, differentiated, fill, iota
+from webtorch.ops.primitive import cast_to, conjugate, copy, differentiated, fill, iota
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
+from webtorch.tensors.above import ask
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.switches import alert
 from webtorch.tensors.tensor import Tensor
@@ -126,6 +126,10 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     index = _vector("index_select", index)
     if not input._shape:
         normalize_dim(dim, 0)
+        if index.numel() != 1:
+            raise ShapeError(
+                f"index_select(): Index to scalar can have only 1 value, got {index.numel()} value(s)"
+            )
         return movement.reshape(_take(movement.reshape(input, (1,)), [index], "index_select"), ())
     dim = normalize_dim(dim, len(input._shape))
     if not index.numel():
@@ -164,7 +168,7 @@ def _rows_to(
 def _same_type(op: str, x: Tensor, source: Tensor) -> None:
     if x.dtype is not source.dtype:
         raise DTypeError(
-            f"{op}(): self ({legacy_name(x.dtype)}) and source ({legacy_name(source.dtype)}) must have the same "
+            f"{op}(): self ({x.dtype.legacy}) and source ({source.dtype.legacy}) must have the same "
             f"scalar type. Use source.to({x.dtype})."
         )
 
@@ -216,7 +220,7 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
     if input.dtype is not source.dtype:
         raise DTypeError(
             "index_copy_(): self and source expected to have the same dtype, but got (self) "
-            f"{legacy_name(input.dtype)} and (source) {legacy_name(source.dtype)}"
+            f"{input.dtype.legacy} and (source) {source.dtype.legacy}"
         )
     dim, base, index, rows = _rows_to("index_copy_", input, dim, index, source)
     if not index.numel() or 0 in base._shape:
@@ -416,8 +420,21 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     values=_along("gather"),
 )
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`."""
-    return gather_along(input, dim, index)
+    """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`.
+
+    With sparse_grad the gradient of the input is a sparse tensor.
+    """
+    if not (sparse_grad and tape.needs_grad((input,)) and not index._levels):
+        return gather_along(input, dim, index)
+    with no_grad():
+        out = gather_along(input, dim, index)
+    at = normalize_dim(dim, max(input.ndim, 1))
+    args = (input._shape, at)
+    return tape.attach(out, "Gather", (input,), _sparse_places, (tape.SavedTensor(index),), args)
+
+
+def _sparse_places(g: Tensor, index: Tensor, shape: tuple[int, ...], dim: int) -> Any:
+    return ask("sparse_places")(g, index, shape, dim)
 
 
 def _scatter_along(
@@ -451,9 +468,20 @@ def _scatter_along(
     for d, n in enumerate(index._shape):
         if n < src._shape[d]:
             src = window(src, d, 0, n)
+    if combine == "mul" and base.dtype.is_complex:
+        return movement.reshape(_complex_products(op, base, dim, index, src), shape)
     base, tensors, want = _coordinates(base, dim, index)
     out = _scatter(base, tensors, movement.reshape(src, want), combine, op)
     return movement.reshape(out, shape)
+
+
+def _complex_products(op: str, base: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    """Return base multiplied by the elements of src at `index`: slice by slice, in each of which places differ."""
+    for k in range(index._shape[dim]):
+        at = window(index, dim, k, 1)
+        product = gather_along(base, dim, at, op) * window(src, dim, k, 1)
+        base = _scatter_along(op, base, dim, at, product, "set")
+    return base
 
 
 _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
@@ -662,6 +690,7 @@ def _product_rule(
     def others(t: Tensor, product: Any, zeros: Tensor) -> Tensor:
         """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
+        rest = conjugate(rest) if rest.dtype.is_complex else rest
         none_left = comparison.eq(zeros - cast_to(zero(t), g.dtype), 0)
         return pointwise.where(none_left, rest, 0.0)
 
@@ -682,14 +711,14 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     """The elements at flat positions `index`, in index's shape; negative positions count from the end."""
     if index.dtype is not int64:
         raise DTypeError(
-            f"take(): Expected a long tensor for index, but got {legacy_name(index.dtype)}: use index.long()."
+            f"take(): Expected a long tensor for index, but got {index.dtype.legacy}: use index.long()."
         )
     if not index.numel():
         return no_elements(input, index._shape)
     return _take(flattened(input), [index], "take", wrap=True)
 
 
-@composite(family="index", gradient_name="GatherBackward0", once=True)
+@composite(family="index", gradient_name="GatherBackward0", once=True, overlap="none")
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     if indices.dtype is not int64:
@@ -762,7 +791,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if source.dtype is not input.dtype:
         raise DTypeError(
             "masked_scatter: expected self and source to have same dtypes but got "
-            f"{legacy_name(input.dtype)} and {legacy_name(source.dtype)}"
+            f"{input.dtype.legacy} and {source.dtype.legacy}"
         )
     shape = broadcast_shapes(input._shape, mask._shape)
     input, mask = expanded_to(input, shape), expanded_to(mask, shape)

@@ -17,6 +17,7 @@ class Typed(type):
     """A class whose calls make tensors of one dtype and whose instances are all such tensors."""
 
     dtype: DType
+    is_cuda = is_xpu = is_sparse = False
 
     def __new__(cls, name: str, bases: tuple[type[Any], ...], names: dict[str, Any]) -> Typed:
         """Make the class of one dtype. Raises TypeError for classes that inherit from one."""
@@ -40,6 +41,12 @@ class Typed(type):
                 # On the memory of a storage.
                 return creation.empty(0, dtype=cls.dtype, device=data.device).set_(data)
             return creation.tensor(data, dtype=cls.dtype, device=device)
+        if args and not isinstance(args[0], int) and len(args) > 1:
+            kinds = ", ".join(type(a).__name__ for a in args)
+            raise TypeError(
+                f"new() received an invalid combination of arguments - got ({kinds}), but expected one of: sizes, a "
+                "tensor, a storage, a sequence"
+            )
         return creation.empty(*(args or (0,)), dtype=cls.dtype, device=device)
 
     def __instancecheck__(cls, instance: object) -> bool:

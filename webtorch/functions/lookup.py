@@ -20,7 +20,6 @@ from webtorch.ir.dtype import (
     float64,
     int32,
     int64,
-    legacy_name,
 )
 from webtorch.ir.view import numel
 from webtorch.ops import comparison, elementwise
@@ -135,7 +134,7 @@ def embedding(
     if input.dtype not in (int64, int32):
         raise DTypeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
-            f"torch.{legacy_name(input.dtype)}Tensor instead (while checking arguments for embedding)"
+            f"torch.{input.dtype.legacy}Tensor instead (while checking arguments for embedding)"
         )
     if len(weight._shape) != 2:
         raise ShapeError(f"'weight' must be 2-D, got {list(weight._shape)}")
@@ -217,7 +216,7 @@ def counted(
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each value 0, 1, ... occurs, or the sum of its weights. Reads the largest value from the device."""
     if input.dtype.kind not in ("int", "uint"):
-        raise NotImplementedError(f"\"bincount\" not implemented for '{legacy_name(input.dtype)}'")
+        raise NotImplementedError(f"\"bincount\" not implemented for '{input.dtype.legacy}'")
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
     if len(input._shape) != 1:

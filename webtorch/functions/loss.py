@@ -15,7 +15,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import gather_scatter
 from webtorch.functions.composite import log_softmax, pairwise_distance
 from webtorch.functions.reduce import mean, positions, sum
-from webtorch.ir.dtype import FLOATS, int64, legacy_name
+from webtorch.ir.dtype import FLOATS, int64
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.comparison import _where, clamp_min, eq, ne
@@ -262,7 +262,7 @@ def binary_cross_entropy(
         )
     if target.dtype is not input.dtype:
         raise RuntimeError(
-            f"Found dtype {legacy_name(target.dtype)} but expected {legacy_name(input.dtype)}: binary_cross_entropy "
+            f"Found dtype {target.dtype.legacy} but expected {input.dtype.legacy}: binary_cross_entropy "
             "takes a target of its input's type"
         )
     _check_pair("binary_cross_entropy", input, target, both=True)

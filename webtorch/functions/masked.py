@@ -61,8 +61,8 @@ def _typed(x: Tensor, dtype: DType | None, widen: bool = False) -> Tensor:
 
 
 def _dims(dim: Dims, rank: int) -> Dims:
-    """Return what torch.masked means by dim: () are no dims."""
-    return None if dim is None else dim if isinstance(dim, int) else tuple(dim)
+    """Return what torch.masked means by dim: () are all dims."""
+    return dim if dim is None or isinstance(dim, int) else tuple(dim) or None
 
 
 def _masked(function: Callable[P, R]) -> Composite[P, R]:
@@ -83,8 +83,6 @@ def sum_(
 ) -> Tensor:
     """The sum of the elements that count."""
     x = _filled(_typed(input, dtype, True), mask, 0)
-    if isinstance(dim, (tuple, list)) and not dim:
-        return x.clone()
     return reduce.sum(x, _dims(dim, x.ndim), keepdim, dtype=x.dtype)
 
 
@@ -99,7 +97,8 @@ def prod_(
 ) -> Tensor:
     """The product of the elements that count."""
     x = _filled(_typed(input, dtype, True), mask, 1)
-    dims = range(x.ndim) if dim is None else (dim,) if isinstance(dim, int) else dim
+    # Of no dims, () are all and [] are none.
+    dims = range(x.ndim) if dim in (None, ()) else (dim,) if isinstance(dim, int) else dim
     for d in sorted((d % max(x.ndim, 1) for d in dims), reverse=True):
         x = reduce.prod(x, d, keepdim, dtype=x.dtype)
     return x
@@ -117,8 +116,6 @@ def amax_(
     """The largest of the elements that count."""
     x = _numbers("amax", _typed(input, dtype), mask is not None)
     x = _filled(x, mask, _extreme(x, False))
-    if isinstance(dim, (tuple, list)) and not dim:
-        return x.clone()
     return reduce.amax(x, () if dim is None else dim, keepdim)
 
 
@@ -134,8 +131,6 @@ def amin_(
     """The smallest of the elements that count."""
     x = _numbers("amin", _typed(input, dtype), mask is not None)
     x = _filled(x, mask, _extreme(x, True))
-    if isinstance(dim, (tuple, list)) and not dim:
-        return x.clone()
     return reduce.amin(x, () if dim is None else dim, keepdim)
 
 
@@ -173,8 +168,6 @@ def _counted(x: Tensor, mask: Tensor | None, dim: Any, keepdim: bool, dtype: DTy
         ones = fill(x._shape, 1, dtype, x.device)
     else:
         ones = cast_to(mask.expand(x._shape) if mask._shape != x._shape else mask, dtype)
-    if isinstance(dim, (tuple, list)) and not dim:
-        return ones
     return reduce.sum(ones, _dims(dim, x.ndim), keepdim, dtype=dtype)
 
 

@@ -17,7 +17,6 @@ from webtorch.ir.dtype import (
     int32,
     int64,
     integer_limits,
-    legacy_name,
 )
 from webtorch.ir.view import (
     Shape,
@@ -163,7 +162,7 @@ def _bits_as(x: Tensor, dtype: DType) -> Tensor:
     shape, strides, offset = x._shape, x._strides, x._offset
     if dtype.itemsize == old.itemsize:
         return seen_as(x, shape, strides, offset, dtype)
-    how = f"to view {legacy_name(old)} as {legacy_name(dtype)} (different element sizes)"
+    how = f"to view {old.legacy} as {dtype.legacy} (different element sizes)"
     if not shape:
         raise ShapeError(f"self.dim() cannot be 0 {how}")
     if dtype.itemsize < old.itemsize:
@@ -529,6 +528,8 @@ def become(x: Tensor, seen: Any) -> Tensor:
     )
     if seen._grad_fn is not None:
         tape.set_history(x, seen._grad_fn)
+        # Views of x lie elsewhere in it now.
+        x._history += x._base is None
     return x
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -150,11 +151,18 @@ def dim_order(
     self: Tensor, *, ambiguity_check: bool | Sequence[MemoryFormat] = False
 ) -> tuple[int, ...]:
     """The dims from the widest stride to the narrowest: (0, 1, 2, 3) for contiguous pictures."""
-    order = sorted(range_(len(self._shape)), key=lambda d: -self._strides[d])
-    if ambiguity_check:
-        steps = [(self._strides[d], self._shape[d]) for d in order]
-        if len({stride for stride, size in steps if size != 1}) < len(steps):
-            raise RuntimeError("The tensor does not have unique dim order.")
+    formats = [] if isinstance(ambiguity_check, bool) else ambiguity_check
+    if not isinstance(formats, list) or not all(isinstance(f, MemoryFormat) for f in formats):
+        raise TypeError("The ambiguity_check argument must be a bool or a list of memory formats.")
+    strides = self._strides
+    unclear = 1 in self._shape or any(a == b for a, b in itertools.pairwise(strides))
+    if ambiguity_check is not False and unclear:
+        fitting = [f for f in formats if self.is_contiguous(memory_format=f)]
+        if len(fitting) != 1:
+            raise RuntimeError(
+                "The tensor does not have unique dim order, or cannot map to exact one of the given memory formats."
+            )
+    order = sorted(range_(len(self._shape)), key=lambda d: -strides[d])
     return tuple(order)
 
 
@@ -275,7 +283,7 @@ def torch_detach_(input: Tensor) -> Tensor:
 )
 def detach_copy(input: Tensor) -> Tensor:
     """A copy without gradient."""
-    return movement.clone(input.detach())
+    return movement.clone(input.detach(), memory_format=contiguous_format)
 
 
 def _slice(

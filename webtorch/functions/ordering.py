@@ -105,7 +105,7 @@ def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool
     return _sorted(input, dim, bool(descending))[1]
 
 
-@composite(family="index", ties=True)
+@composite(family="index", ties=True, overlap="whole")
 def msort(input: Tensor) -> Tensor:
     """The elements in order along dimension 0."""
     return _sorted(input, 0, False)[0]

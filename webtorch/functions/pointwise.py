@@ -287,6 +287,7 @@ def positive(input: Tensor) -> Tensor:
     inplace=True,
     dtypes=NUMERIC,
     out="cast",
+    overlap="whole",
     inplace_functions=("torch.square_",),
     on_values=True,
     gradient_name="PowBackward0",
@@ -644,6 +645,7 @@ def undifferentiable(x: Tensor, what: str) -> Tensor:
     dtypes=FLOATS,
     domain=(1.1, 6.0),
     out="cast",
+    overlap="whole",
     gradient_name="SpecialZetaBackward0",
     aten=("special_zeta",),
 )

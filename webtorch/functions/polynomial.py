@@ -71,6 +71,7 @@ def _polynomial(name: str, doc: str, first: Callable[[Tensor], Tensor], step: St
         torch=f"special.{full}",
         differentiable=False,
         out="cast",
+        overlap="whole",
         aten=(f"special_{full}",),
     )(function)
 

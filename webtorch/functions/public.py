@@ -26,7 +26,9 @@ from webtorch.ir.dtype import (
     int64,
     promote_types,
     uint8,
+    uint16,
     uint32,
+    uint64,
 )
 from webtorch.ir.dtype import bool_ as bool
 from webtorch.tensors.device import device, get_default_device, set_default_device

@@ -54,7 +54,9 @@ from webtorch.ir.dtype import int32 as int32
 from webtorch.ir.dtype import int64 as int64
 from webtorch.ir.dtype import promote_types as promote_types
 from webtorch.ir.dtype import uint8 as uint8
+from webtorch.ir.dtype import uint16 as uint16
 from webtorch.ir.dtype import uint32 as uint32
+from webtorch.ir.dtype import uint64 as uint64
 from webtorch.tensors.device import DeviceLike as _DeviceLike
 from webtorch.tensors.device import device as device
 from webtorch.tensors.device import get_default_device as get_default_device

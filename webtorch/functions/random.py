@@ -31,7 +31,6 @@ from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
-    c_name,
     float32,
     float64,
     int32,
@@ -62,6 +61,7 @@ from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.host import reads, tracing
 from webtorch.tensors.limits import finfo
 from webtorch.tensors.modes import mode
+from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand
 
@@ -330,21 +330,26 @@ def _word_pairs(seed: int, first: int, count: int) -> Any:
     """Return lane 0 in the upper and lane 1 in the lower half of 64 bits, as a NumPy array."""
     import numpy as np
 
-    counter = (np.arange(count, dtype=np.uint64) + np.uint64(first)).astype(np.uint64)
-    mask = np.uint64(_MASK)
-    a, b = counter & mask, counter >> np.uint64(32)
-    c, d = np.zeros_like(a), np.zeros_like(a)
-    keys = [seed & _MASK, seed >> 32]
-    for _ in range(10):
-        left, right = a * np.uint64(_MULTIPLIERS[0]), c * np.uint64(_MULTIPLIERS[1])
-        a, b, c, d = (
-            (right >> np.uint64(32)) ^ b ^ np.uint64(keys[0]),
-            right & mask,
-            (left >> np.uint64(32)) ^ d ^ np.uint64(keys[1]),
-            left & mask,
-        )
-        keys = [(k + w) & _MASK for k, w in zip(keys, _WEYL, strict=True)]
-    return a << np.uint64(32) | b
+    counter = np.arange(count, dtype=np.uint64) + np.uint64(first)
+    mask, half = np.uint64(_MASK), np.uint64(32)
+    # Lanes 0 and 2, which are multiplied, as they lie in the next round; and lanes 1 and 3.
+    even, odd = np.zeros((2, count), np.uint64), np.zeros((2, count), np.uint64)
+    np.bitwise_and(counter, mask, out=even[1])
+    np.right_shift(counter, half, out=odd[0])
+    factors = np.array(_MULTIPLIERS[::-1], np.uint64)[:, None]
+    first_keys = seed & _MASK, seed >> 32
+    keys_of_rounds = [
+        [[(k + i * w) & _MASK] for k, w in zip(first_keys, _WEYL, strict=True)] for i in range(10)
+    ]
+    product = np.empty_like(even)
+    for keys in np.array(keys_of_rounds, np.uint64):
+        np.multiply(even, factors, out=product)
+        np.right_shift(product, half, out=even)
+        even ^= odd
+        even ^= keys
+        np.bitwise_and(product, mask, out=odd)
+        even = even[::-1]
+    return even[1] << half | odd[0]
 
 
 def _philox_words(seed: int, counter: int) -> tuple[int, int]:
@@ -357,18 +362,19 @@ def _philox_words(seed: int, counter: int) -> tuple[int, int]:
     return a, b
 
 
-def permutation(n: int, generator: Generator) -> list[int]:
-    """Return a random order of 0..n-1: positions sorted by 64 random bits each. Reads nothing from a device."""
+def permutation(n: int, generator: Generator) -> Any:
+    """Return a random order of 0..n-1: positions sorted by 64 random bits each. Reads nothing from a device. It is an
+    array where NumPy is installed.
+    """
     if tracing.active:
         tracing.refuse(
             "its random order is drawn on the host, from which a program cannot read: use randperm"
         )
     seed, first = generator.advance(n)
     try:
-        order: list[int] = _word_pairs(seed, first, n).argsort(kind="stable").tolist()
+        return _word_pairs(seed, first, n).argsort(kind="stable")
     except ImportError:
         return sorted(range(n), key=host_words(seed, first, n).__getitem__)
-    return order
 
 
 @composite(family="random", function_in=TORCH, factory=True, example=Example((), (20,)), drawn=True)
@@ -393,7 +399,8 @@ def randperm(
     if n > 1 and (different() or not reads.possible or n >= 1 << 12):
         made = cast_to(_permutation_on_device(n, source, where), wanted)
     else:
-        made = creation.made_of(permutation(n, source), wanted, where)
+        order = permutation(n, source)
+        made = creation.made_of(order if wanted is int64 else [*map(int, order)], wanted, where)
     return finish(made, requires_grad, out, "randperm")
 
 
@@ -451,17 +458,19 @@ def _integers(
     for name, number in (("from", low), ("to - 1", high - 1)):
         if not least <= number <= most:
             raise RuntimeError(
-                f"{name} is out of bounds for {c_name(dtype)}: got from={low} and to={high}, of {least} to {most}"
+                f"{name} is out of bounds for {dtype.c_name}: got from={low} and to={high}, of {least} to {most}"
             )
         if dtype.kind == "float" and abs(number) > 2 ** _MANTISSA[dtype.name]:
             digits = _MANTISSA[dtype.name]
             warn(
-                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {c_name(dtype)} "
+                f"{name} is out of bounds [-(2^{digits}), 2^{digits}]. Due to precision limitations {dtype.c_name} "
                 "can support discrete uniform distribution only within this range. This warning will become an error "
                 "in version 1.7 release, please fix the code in advance"
             )
     span = high - low
     bits = _draw(shape, int64, device, generator, "bits")
+    if span < 2**31:
+        return _bits_below(bits, low, span, dtype)
     if span > 2**31:
         # Two draws make 62 bits, and one more makes 64. Only the CPU holds such numbers.
         bits = bits * 2**31 + _draw(shape, int64, device, generator, "bits")
@@ -475,6 +484,13 @@ def _integers(
     if span > 2**62:
         bits = comparison.bitwise_and(bits, 2**63 - 1)
     value = bits if span in (2**31, 2**62, 2**63) else elementwise.remainder(bits, span)
+    return cast_to(value + low if low else value, dtype)
+
+
+@remembered
+def _bits_below(bits: Tensor, low: int, span: int, dtype: DType) -> Tensor:
+    """Return bits as integers in [low, low + span)."""
+    value = elementwise.remainder(bits, span)
     return cast_to(value + low if low else value, dtype)
 
 
@@ -603,12 +619,18 @@ def _below(
     checked on the device.
     """
     kind = dtype if dtype is float64 else float32
-    drawn = comparison.lt(_draw(shape, kind, device, generator), p)
+    drawn = _draw(shape, kind, device, generator)
     if not isinstance(p, Tensor) or not numel(p._shape):
-        return drawn
+        return comparison.lt(drawn, p)
+    return _drawn_below(drawn, p, f"{op}: Expected all probabilities p to be in [0, 1]")
+
+
+@remembered
+def _drawn_below(drawn: Tensor, p: Tensor, message: str) -> Tensor:
+    """Whether numbers are below probabilities, which are checked."""
     # NaN is in no range.
     holds = comparison.logical_and(comparison.ge(p, 0), comparison.le(p, 1))
-    return demand(drawn, holds, f"{op}: Expected all probabilities p to be in [0, 1]")
+    return demand(comparison.lt(drawn, p), holds, message)
 
 
 @composite(family="random", out="cast", drawn=True)
@@ -683,25 +705,31 @@ def multinomial(
     count = rows._shape[0]
     # What is pending is not waited for: the device checks it.
     pending = count and (not reads.possible or not _is_checked(rows))
+    u = _draw((count, num_samples if replacement else n), rows.dtype, rows.device, generator)
+    result = _sampled(rows, u, num_samples, replacement, bool(pending))
+    return finish(
+        movement.reshape(result, (*input._shape[:-1], num_samples)), False, out, "multinomial"
+    )
+
+
+@remembered
+def _sampled(rows: Tensor, u: Tensor, count: int, replacement: bool, checked: bool) -> Tensor:
+    """Return `count` places of each row of weights, drawn with uniform numbers."""
     if replacement:
         sums = scan(rows, "sum", 1)
-        total = slicing.narrow(sums, 1, n - 1, 1)
-        u = _draw((count, num_samples), rows.dtype, rows.device, generator) * total
-        found = lookup._search(sums, u, True, int64)
+        total = slicing.narrow(sums, 1, rows._shape[1] - 1, 1)
+        found = lookup._search(sums, u * total, True, int64)
         # A product that rounds up to the total would fall past the last weight: take the first index that reaches it.
         last = lookup._search(sums, total, False, int64)
         result = comparison.minimum(found, last)
     else:
-        u = _draw((count, n), rows.dtype, rows.device, generator)
         key = elementwise.log1p(-u) / rows
         key = pointwise.where(comparison.gt(rows, 0), key, -math.inf)
-        result = ordering.topk(key, num_samples, 1).indices
-    if pending:
+        result = ordering.topk(key, count, 1).indices
+    if checked:
         for wrong, message in _wrong_weights(rows):
             result = demand(result, comparison.logical_not(wrong), message)
-    return finish(
-        movement.reshape(result, (*input._shape[:-1], num_samples)), False, out, "multinomial"
-    )
+    return result
 
 
 _NO_WEIGHTS = "probability tensor contains either `inf`, `nan` or element < 0"
@@ -795,7 +823,7 @@ def uniform_(
     dtype = _floating("uniform_", input.dtype)
     if high - low > finfo(dtype).max:
         raise RuntimeError(
-            f"uniform_ expects to-from <= the largest {c_name(input.dtype)}, but found to={high} and from={low} which "
+            f"uniform_ expects to-from <= the largest {input.dtype.c_name}, but found to={high} and from={low} which "
             "result in to-from to exceed the limit"
         )
     u = _draw(input._shape, dtype, input.device, generator)

@@ -18,10 +18,8 @@ from webtorch.ir.dtype import (
     Number,
     Scalar,
     bool_,
-    c_name,
     int64,
     integer_limits,
-    legacy_name,
 )
 from webtorch.ops import comparison
 from webtorch.ops.primitive import cast_to, fill, iota, join
@@ -193,8 +191,8 @@ def _of_ends(name: str, dtype: DType, free: bool, ends: tuple[object, ...]) -> D
         return dtype
     if not free:
         raise RuntimeError(
-            f"torch.{name}(): inferred dtype {c_name(get_default_dtype().to_complex())} can't be safely cast to passed "
-            f"dtype {legacy_name(dtype)}"
+            f"torch.{name}(): inferred dtype {get_default_dtype().to_complex().c_name} can't be safely cast to passed "
+            f"dtype {dtype.legacy}"
         )
     return dtype.to_complex()
 

@@ -23,7 +23,6 @@ from webtorch.ir.dtype import (
     int16,
     int32,
     int64,
-    legacy_name,
     uint8,
 )
 from webtorch.ops.purity import warn_once
@@ -389,8 +388,8 @@ class TypedStorage(_Memory):
         """Return the elements as a flat tensor. Raises RuntimeError for another type."""
         if dtype is not None and dtype is not self.dtype:
             raise RuntimeError(
-                f"Expected a Storage of type {legacy_name(dtype)} or an UntypedStorage, but got type "
-                f"{legacy_name(self.dtype)} for argument 1 'storage'"
+                f"Expected a Storage of type {dtype.legacy} or an UntypedStorage, but got type "
+                f"{self.dtype.legacy} for argument 1 'storage'"
             )
         return self._flat
 
@@ -427,7 +426,7 @@ class TypedStorage(_Memory):
         return self.dtype
 
     def _pickle_storage_type(self) -> str:
-        return f"{legacy_name(self.dtype)}Storage"
+        return f"{self.dtype.legacy}Storage"
 
     def __getitem__(self, at: int) -> Any:
         if isinstance(at, slice):
@@ -482,7 +481,7 @@ class TypedStorage(_Memory):
     def type(self, dtype: Any = None, non_blocking: bool = False) -> Any:
         """Return the name of the class with this type, or the elements as another class's."""
         if dtype is None:
-            return f"torch.{legacy_name(self.dtype)}Storage"
+            return f"torch.{self.dtype.legacy}Storage"
         return self._of(self._flat.to(dtype.dtype).clone())
 
     def _as(self, dtype: DType) -> TypedStorage:
@@ -575,7 +574,7 @@ class _OfType(type):
 
 def _class_of(dtype: DType) -> Any:
     text = {"dtype": dtype, "__module__": "webtorch", "__doc__": f"Storages of {dtype.name}."}
-    return _OfType(f"{legacy_name(dtype)}Storage", (), text)
+    return _OfType(f"{dtype.legacy}Storage", (), text)
 
 
 BFloat16Storage = _class_of(bfloat16)

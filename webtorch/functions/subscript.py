@@ -28,6 +28,11 @@ from webtorch.tensors.values import taken_over, waited_for
 from webtorch.tensors.writing import Picked, check_overlap, leave_hooks
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
+_LIST = (
+    "Using a non-tuple sequence for multidimensional indexing is deprecated and will be changed in pytorch 2.9; use "
+    "x[tuple(seq)] instead of x[seq]. In pytorch 2.9 this will be interpreted as tensor index, x[torch.tensor(seq)], "
+    "which will result either in an error or a different result"
+)
 _BAD_DTYPE = "tensors used as indices must be long, int, byte or bool tensors"
 
 
@@ -272,9 +277,19 @@ def _mask(
 def _items(index: Tensor) -> tuple[Tensor, ...]:
     if isinstance(index, tuple):
         return index
-    if isinstance(index, list) and any(
-        i is None or i is Ellipsis or isinstance(i, (slice, Tensor)) for i in index
+    # A short list of more than numbers is a tuple, as it was with Numeric.
+    if (
+        isinstance(index, list)
+        and len(index) < 32
+        and any(
+            i is None
+            or i is Ellipsis
+            or isinstance(i, (slice, Tensor, list, tuple, range))
+            or (hasattr(i, "__array__") and hasattr(i, "__setitem__"))
+            for i in index
+        )
     ):
+        warn(_LIST)
         return tuple(index)
     return (index,)
 

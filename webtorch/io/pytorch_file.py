@@ -28,8 +28,8 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.view import extent, is_contiguous, numel
 from webtorch.nn.parameter import Buffer, Parameter, UninitializedBuffer, UninitializedParameter
 from webtorch.sparse.construction import sparse_compressed_tensor, sparse_coo_tensor
+from webtorch.tensors.formats import LAYOUTS, sparse_coo, strided
 from webtorch.tensors.formats import layout as Layout
-from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr, strided
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -53,7 +53,7 @@ _STORAGE_OF = {name: kind for kind, name in STORAGES.items()}
 DTYPES = {d.name: d for d in (*dtypes.ALL, *dtypes.COMPLEX)}
 # PyTorch's types that have no counterpart, by name, so that an error can say which it is.
 _ABSENT = (
-    "complex32", "uint16", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
     "float8_e5m2fnuz", "float8_e8m0fnu", "qint8", "quint8", "qint32", "quint4x2", "quint2x4",
 )  # fmt: skip
 
@@ -424,7 +424,7 @@ class _Reader:
 
     def layout(self, name: object) -> Layout:
         """Stand for `torch.serialization._get_layout`."""
-        if name not in [str(one) for one in (strided, sparse_coo, sparse_csr, sparse_csc)]:
+        if name not in [str(one) for one in LAYOUTS]:
             self.archive.refuse(f"a tensor has the layout {short(name)}")
         return Layout(str(name))
 

@@ -22,9 +22,18 @@ class DType:
     itemsize: int
     # struct/array code, or "" where Python's standard library cannot hold the type (bfloat16).
     code: str
+    # PyTorch's name in errors and typed constructors: "Float".
+    legacy: str
+    # C++ names in PyTorch's messages: of the type ("unsigned short"), and where a number does not fit one.
+    c_name: str
+    c_number: str = field(default="")
     webgpu: bool = field(default=True)
     # Tensors of a complex type hold pairs of real numbers: no graph node and no kernel has this type.
     is_complex: bool = field(default=False)
+    # The NumPy type that holds it: bfloat16 lies in memory as its bits.
+    numpy: str = field(default="")
+    # Whether the type meets floats alone: PyTorch has no common type of it and another one.
+    alone: bool = field(default=False)
 
     @property
     def is_floating_point(self) -> bool:
@@ -57,6 +66,8 @@ class DType:
                 f"{self}.to_complex(): torch.complex32 is not available; complex64 and complex128 are. "
                 "Convert the tensor with .float() first"
             )
+        if self.alone:
+            raise RuntimeError(f"Unknown Complex ScalarType for {self.legacy}")
         return complex128 if self is float64 else complex64
 
     @property
@@ -129,28 +140,38 @@ def _bf16_bytes(value: float) -> bytes:
     return struct.pack("<H", ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF)
 
 
-float64 = DType("float64", "float", 8, "d", webgpu=False)
-float32 = DType("float32", "float", 4, "f")
-float16 = DType("float16", "float", 2, "e")
-bfloat16 = DType("bfloat16", "float", 2, "")
-int64 = DType("int64", "int", 8, "q")
-int32 = DType("int32", "int", 4, "i")
-int16 = DType("int16", "int", 2, "h")
-int8 = DType("int8", "int", 1, "b")
-uint8 = DType("uint8", "uint", 1, "B")
-uint32 = DType("uint32", "uint", 4, "I")
-bool_ = DType("bool", "bool", 1, "?")
-complex64 = DType("complex64", "complex", 8, "", is_complex=True)
-complex128 = DType("complex128", "complex", 16, "", webgpu=False, is_complex=True)
+float64 = DType("float64", "float", 8, "d", "Double", "double", "double", webgpu=False)
+float32 = DType("float32", "float", 4, "f", "Float", "float", "float")
+float16 = DType("float16", "float", 2, "e", "Half", "c10::Half", "at::Half")
+bfloat16 = DType(
+    "bfloat16", "float", 2, "", "BFloat16", "c10::BFloat16", "at::BFloat16", numpy="uint16"
+)
+int64 = DType("int64", "int", 8, "q", "Long", "long int", "int64_t")
+int32 = DType("int32", "int", 4, "i", "Int", "int", "int")
+int16 = DType("int16", "int", 2, "h", "Short", "short int", "int16_t")
+int8 = DType("int8", "int", 1, "b", "Char", "signed char", "int8_t")
+uint8 = DType("uint8", "uint", 1, "B", "Byte", "unsigned char", "uint8_t")
+uint16 = DType("uint16", "uint", 2, "H", "UInt16", "short unsigned int", "uint16_t", alone=True)
+uint32 = DType("uint32", "uint", 4, "I", "UInt32", "unsigned int", "uint32_t", alone=True)
+uint64 = DType(
+    "uint64", "uint", 8, "Q", "UInt64", "long unsigned int", "uint64_t", webgpu=False, alone=True
+)
+bool_ = DType("bool", "bool", 1, "?", "Bool", "bool", "bool")
+complex64 = DType(
+    "complex64", "complex", 8, "", "ComplexFloat", "c10::complex<float>", is_complex=True
+)
+complex128 = DType(
+    "complex128", "complex", 16, "", "ComplexDouble", "c10::complex<double>", webgpu=False, is_complex=True
+)  # fmt: skip
 _PARTS: dict[DType, DType] = {complex64: float32, complex128: float64}
 
 ALL: tuple[DType, ...] = (
-    float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, uint32, bool_,
+    float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, uint16, uint32, uint64, bool_,
 )  # fmt: skip
 # The types above are those of graph nodes and kernels.
 COMPLEX: tuple[DType, ...] = (complex64, complex128)
 FLOATS: tuple[DType, ...] = (float32, float64, float16, bfloat16)
-INTEGERS: tuple[DType, ...] = (int64, int32, int16, int8, uint8, uint32)
+INTEGERS: tuple[DType, ...] = (int64, int32, int16, int8, uint8, uint16, uint32, uint64)
 
 _BY_NAME: dict[str, DType] = {d.name: d for d in (*ALL, *COMPLEX)}
 ALIASES: dict[str, DType] = {
@@ -189,6 +210,11 @@ def promote_types(type1: DType, type2: DType) -> DType:
 
 
 def _promote(a: DType, b: DType) -> DType:
+    if (a.alone and b.kind != "float") or (b.alone and a.kind != "float"):
+        raise RuntimeError(
+            "Promotion for uint16, uint32, uint64 types is not supported, attempted to promote "
+            f"{a.legacy} and {b.legacy}: cast one of them, as in x.to({int64})"
+        )
     if a.is_complex or b.is_complex:
         # complex64 holds 16-bit floats and every integer type, as PyTorch has it.
         return complex128 if float64 in (a, b) or complex128 in (a, b) else complex64
@@ -200,13 +226,7 @@ def _promote(a: DType, b: DType) -> DType:
         return a if a.itemsize > b.itemsize else b
     if a.kind == b.kind:
         return a if a.itemsize > b.itemsize else b
-    unsigned, signed = (a, b) if a.kind == "uint" else (b, a)
-    if unsigned is uint32:
-        if signed is int64:
-            return int64
-        raise TypeError(
-            f"promote_types: {a} and {b} have no common type; cast one of them, as in x.to({int64})"
-        )
+    signed = b if a.kind == "uint" else a
     # uint8 with a signed type: the smallest signed type that holds both.
     return signed if signed.itemsize > 1 else int16
 
@@ -220,42 +240,8 @@ def kind_of_scalar(value: Scalar | complex) -> Kind:
     return "int" if isinstance(value, int) else "float"
 
 
-_LEGACY = {
-    "float32": "Float", "float64": "Double", "float16": "Half", "bfloat16": "BFloat16",
-    "int64": "Long", "int32": "Int", "int16": "Short", "int8": "Char", "uint8": "Byte",
-    "bool": "Bool", "uint32": "UInt32", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
-}  # fmt: skip
-
-
-def legacy_name(dtype: DType) -> str:
-    """Return the name that PyTorch's errors and typed constructors have for a dtype: "Float"."""
-    return _LEGACY[dtype.name]
-
-
-# C++ names, which PyTorch's messages use.
-_C_NAMES = {
-    "float16": "c10::Half",
-    "bfloat16": "c10::BFloat16",
-    "float32": "float",
-    "float64": "double",
-    "bool": "bool",
-    "int8": "signed char",
-    "uint8": "unsigned char",
-    "int16": "short int",
-    "int32": "int",
-    "int64": "long int",
-    "complex64": "c10::complex<float>",
-    "complex128": "c10::complex<double>",
-}
-
-
-def c_name(dtype: DType) -> str:
-    """Return the C++ name of a type, as PyTorch's messages have it."""
-    return _C_NAMES.get(dtype.name, dtype.name)
-
-
 # PyTorch's name of each element type that has a typed constructor, as in torch.FloatTensor.
 TYPE_NAMES: dict[DType, str] = {
-    d: legacy_name(d)
+    d: d.legacy
     for d in (float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, bool_)
 }

@@ -276,14 +276,16 @@ class Graph:
 
     def verify(self) -> None:
         """Check the graph's rules; a failure is a defect of a pass."""
-        for i, n in enumerate(self.nodes):
+        nodes, count = self.nodes, len(self.arg_dtypes)
+        for i, n in enumerate(nodes):
+            srcs, args = n.srcs, n.args
             assert n.kind in KINDS, f"%{i}: unknown kind {n.kind}"
-            assert all(s < i for s in n.srcs), f"%{i}: sources must come first"
-            assert all(0 <= a < len(self.arg_dtypes) for a in n.args), f"%{i}: unknown argument"
+            assert not srcs or max(srcs) < i, f"%{i}: sources must come first"
+            assert not args or (min(args) >= 0 and max(args) < count), f"%{i}: unknown argument"
             if n.kind == "map":
-                assert all(self.nodes[s].shape == n.shape for s in n.srcs), (
-                    f"%{i}: map over unequal shapes"
-                )
+                shape = n.shape
+                for s in srcs:
+                    assert nodes[s].shape == shape, f"%{i}: map over unequal shapes"
         for output in self.outputs:
             assert 0 <= output.node < len(self.nodes)
 

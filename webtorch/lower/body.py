@@ -294,6 +294,9 @@ class Body:
     def _pad(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
         (low,) = node.attrs
         source = self.graph.nodes[node.srcs[0]]
+        if not source.elements:
+            fill = self.argument(node.args[0], node.dtype.compute)
+            return UNKNOWN if self.sketch else ex.rounded(fill, node.dtype)
         inside: Any = None
         coordinates = []
         for coordinate, below, size in zip(

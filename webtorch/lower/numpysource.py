@@ -17,7 +17,7 @@ from webtorch.lower.affine import Affine, affine, index_of
 
 def array_type(dtype: DType) -> str:
     """Return the NumPy type that holds `dtype`; bfloat16 is kept as its 16 bits."""
-    return {"bool": "bool_", "bfloat16": "uint16"}.get(dtype.name, dtype.name)
+    return "bool_" if dtype is bool_ else dtype.numpy or dtype.name
 
 
 class _Writer:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bool_, float16, float32, float64, integer_limits
+from webtorch.ir.dtype import DType, bool_, float16, float32, float64, integer_limits, uint64
 from webtorch.ir.expr import FUNCTIONS, Expr, Range
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.lower.bounds import UNKNOWN, bounds
@@ -137,7 +137,8 @@ class _Writer:
             if target is float64 or (source is not float64 and target is float32):
                 return x if source.kind == "float" or target is float64 else f"f32({x})"
             return f"f32({x})" if target is float32 else f"near_{target.name}({x})"
-        whole = f"to_int({x})" if source.kind == "float" else f"int({x})"
+        to_int = "to_upper_int" if target is uint64 else "to_int"
+        whole = f"{to_int}({x})" if source.kind == "float" else f"int({x})"
         low, high = integer_limits(target)
         before_low, before_high = (
             integer_limits(source) if source.kind != "float" else (low - 1, high + 1)

@@ -19,6 +19,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from webtorch.lower import wide
+
 HELPERS: dict[str, str] = {
     "wt_inf": """
 var<private> wt_inf_bits: u32 = 0x7f800000u;
@@ -326,7 +328,7 @@ def needed(texts: Iterable[str], extra: dict[str, str] | None = None) -> str:
 
     `extra` adds helpers to the table, such as the accurate functions that the renderer writes.
     """
-    table = HELPERS if extra is None else {**HELPERS, **extra}
+    table = HELPERS | wide.HELPERS | (extra or {})
     out: list[str] = []
     seen: set[str] = set()
 

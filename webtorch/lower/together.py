@@ -49,8 +49,9 @@ def renumbered(
                 return ex.reduced(n.value + stages, n.dtype)
             return None
 
-        return ex.rewrite(e, other)
+        return ex.rewrite(e, other, moved)
 
+    moved: dict[Expr, Expr] = {}
     return replace(
         kernel,
         buffers=buffers,

@@ -9,7 +9,8 @@ by `wgsl_shader`.
 
 from __future__ import annotations
 
-from webtorch.errors import OutOfMemoryError
+from webtorch.errors import DTypeError, OutOfMemoryError
+from webtorch.ir.dtype import float64
 from webtorch.ir.kernel import (
     Attention,
     Convolution,
@@ -23,7 +24,7 @@ from webtorch.ir.kernel import (
     Sort,
 )
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates import attention, conv, matmul, matrices, scan, sort
+from webtorch.lower.templates import attention, conv, generic, matmul, matrices, scan, sort
 from webtorch.lower.wgsl_kernel import render_kernel, render_several
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 
@@ -46,6 +47,21 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
             f"{routine.name}: {count} elements are more than a kernel on WebGPU can number with 32 "
             f"bits ({_MAX_POSITIONS}); split the tensor, or use device 'cpu'"
         )
+    if any(slot.dtype is float64 for slot in routine.buffers):
+        # The templates are for 32 bits; two words take the same way as the templates' reference.
+        match routine:
+            case Matmul():
+                routine = generic.matmul_kernel(routine)
+            case Convolution():
+                routine = generic.conv_kernel(routine)
+            case Scan():
+                routine = generic.scan_kernel(routine)
+            case Kernel() | Several():
+                pass
+            case _:
+                raise DTypeError(
+                    f"{routine.name}: WebGPU computes no float64 here. Use float32, or device='cpu'"
+                )
     match routine:
         case Kernel():
             return render_kernel(routine, limits, engine)

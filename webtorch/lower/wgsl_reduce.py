@@ -18,6 +18,7 @@ from typing import cast
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
     bool_,
+    float64,
     int32,
 )
 from webtorch.ir.kernel import (
@@ -27,6 +28,7 @@ from webtorch.ir.kernel import (
     Store,
 )
 from webtorch.ir.limits import Limits
+from webtorch.lower import wide
 from webtorch.lower.affine import affine
 from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
@@ -114,6 +116,9 @@ def _split(
     on the CPU can be trusted with.
     """
     k = writer.kernel
+    if any(r.value.dtype is float64 for r in k.reduces):
+        # Partial results are left as 32-bit words.
+        return 1
     needed = 1
     if not writer.limits.is_gpu:
         target, least = 4, 16384
@@ -170,8 +175,8 @@ class _Accumulator:
     def better(self, value: str, position: str) -> str:
         """Return the test whether another (value, position) wins."""
         mine, at = self.value, self.position
-        if self.kind == "f32":
-            return f"wt_{self.reduce.op}_f32({mine}, {at}, {value}, {position})"
+        if self.kind in ("f32", wide.KIND):
+            return f"wt_{self.reduce.op}_{self.kind.removeprefix('wt_')}({mine}, {at}, {value}, {position})"
         sign = ">" if self.reduce.reducer.combine == "max" else "<"
         return f"({value} {sign} {mine} || ({value} == {mine} && {position} < {at}))"
 

@@ -13,6 +13,7 @@ from webtorch.ir.dtype import (
     DType,
     bool_,
     float32,
+    float64,
     int32,
     uint32,
 )
@@ -22,7 +23,7 @@ from webtorch.ir.kernel import (
     Store,
 )
 from webtorch.ir.limits import Limits
-from webtorch.lower import prelude
+from webtorch.lower import prelude, wide
 from webtorch.lower.wgsl_table import wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, Slot
 
@@ -62,6 +63,10 @@ class WgslPass:
     # Integers that the source takes from a uniform, in place of arguments: where in a matrix a step of a blocked
     # method works, so that all its steps are one shader.
     numbers: tuple[int, ...] = ()
+
+
+# What an argument of a WGSL type is written as.
+_STORED: dict[str, DType] = {"f32": float32, "i32": int32, "u32": uint32, wide.KIND: float64}
 
 
 def fold_grid(groups: int, limits: Limits) -> tuple[int, int, int]:
@@ -114,14 +119,16 @@ def declarations(
         bindings.append("read_write")
     args: list[tuple[int, DType, int]] = []
     used = [a for a in sorted(writer.args) if f"args.a{a}" in text]
+    at = 0
     if used:
         members = []
-        for i, number in enumerate(used):
+        # Those of two words first: they start at whole ones.
+        for number in sorted(used, key=lambda n: writer.kernel.args[n] is not float64):
             dtype = writer.kernel.args[number]
             kind = "u32" if dtype is bool_ else wgsl_type(dtype)
             members.append(f"a{number}: {kind}")
-            stored = {"f32": float32, "i32": int32, "u32": uint32}[kind]
-            args.append((4 * i, stored, number))
+            args.append((at, _STORED[kind], number))
+            at += 8 if dtype is float64 else 4
         lines.insert(0, f"struct Args {{ {', '.join(members)} }}")
         lines.append(f"@group(0) @binding({len(bindings)}) var<uniform> args: Args;")
         bindings.append("uniform")
@@ -130,7 +137,7 @@ def declarations(
             f"@group(0) @binding({len(bindings)}) var<storage, read_write> status: array<atomic<u32>, 2>;"
         )
         bindings.append("read_write")
-    return lines, tuple(slots), bindings, tuple(args), -(-4 * len(used) // 16) * 16
+    return lines, tuple(slots), bindings, tuple(args), -(-at // 16) * 16
 
 
 def function_source(name: str) -> str:

@@ -17,25 +17,41 @@ from webtorch.ir.dtype import (
     bool_,
     float16,
     float32,
+    float64,
     int8,
     int16,
     int32,
     uint8,
+    uint16,
     uint32,
+    uint64,
 )
-from webtorch.ir.expr import FUNCTIONS
+from webtorch.ir.expr import FUNCTIONS, ScalarFunction
 from webtorch.ir.reducer import REDUCERS
+from webtorch.lower import wide
 
 # Elements per 32-bit word of the types that WGSL cannot address on their own.
-PER_WORD: dict[DType, int] = {bool_: 4, int8: 4, uint8: 4, int16: 2, float16: 2, bfloat16: 2}
+PER_WORD: dict[DType, int] = {
+    bool_: 4,
+    int8: 4,
+    uint8: 4,
+    int16: 2,
+    uint16: 2,
+    float16: 2,
+    bfloat16: 2,
+}
+# What is left of a value that may have left its type.
+_NARROW_UNSIGNED: dict[DType, str] = {uint8: "0xffu", uint16: "0xffffu"}
 
 
 def wgsl_type(dtype: DType) -> str:
     """Return the WGSL type in which values of `dtype` are computed."""
-    if dtype.name == "float64":
+    if dtype is uint64:
         raise DTypeError(
-            "float64 does not exist on WebGPU: WGSL has no 64-bit floats. Use float32, or device='cpu'"
+            "uint64 does not exist on WebGPU: WGSL has no 64-bit types. Use int32, or device='cpu'"
         )
+    if dtype is float64:
+        return wide.KIND
     match dtype.kind:
         case "bool":
             return "bool"
@@ -78,6 +94,8 @@ def literal(value: object, dtype: DType) -> str:
             return "true" if value else "false"
         case "f32":
             return float_literal(float(cast(float, value)))
+        case wide.KIND:
+            return wide.literal(float(cast(float, value)))
         case "u32":
             return f"{int(cast(int, value)) & 0xFFFFFFFF}u"
         case _:
@@ -92,7 +110,7 @@ def literal(value: object, dtype: DType) -> str:
             return f"({number})" if number < 0 else f"{number}"
 
 
-_OF_KIND = {"f32": float32, "i32": int32, "u32": uint32, "bool": bool_}
+_OF_KIND = {"f32": float32, wide.KIND: float64, "i32": int32, "u32": uint32, "bool": bool_}
 
 
 def identity(op: str, kind: str) -> str:
@@ -105,7 +123,16 @@ def combine(op: str, kind: str, a: str, b: str) -> str:
     """Return the text that combines `a` and `b` under a reduction or the scalar function `op`."""
     reducer = REDUCERS.get(op)
     function = FUNCTIONS[op] if reducer is None else reducer.function(_OF_KIND[kind])
-    return function.wgsl[kind].format(a, b)
+    return form(function, kind).format(a, b)
+
+
+def form(function: ScalarFunction, kind: str) -> str:
+    """Return the text of a function for a WGSL type, "" where it has none."""
+    if kind != wide.KIND:
+        return function.wgsl.get(kind, "")
+    name = f"{kind}_{function.name}"
+    places = ", ".join(f"{{{i}}}" for i in range(function.arity))
+    return f"{name}({places})" if name in wide.HELPERS else ""
 
 
 def wrap(dtype: DType, text: str) -> str:
@@ -114,8 +141,8 @@ def wrap(dtype: DType, text: str) -> str:
         return f"(({text} << 24u) >> 24u)"
     if dtype is int16:
         return f"(({text} << 16u) >> 16u)"
-    if dtype is uint8:
-        return f"({text} & 0xffu)"
+    if dtype in _NARROW_UNSIGNED:
+        return f"({text} & {_NARROW_UNSIGNED[dtype]})"
     return text
 
 
@@ -124,6 +151,13 @@ def convert(text: str, source: DType, target: DType) -> str:
     if source is target:
         return text
     a, b = wgsl_type(source), wgsl_type(target)
+    if b == wide.KIND:
+        x = text if a in ("f32", "i32") else convert(text, source, uint32)
+        return f"wt_f64_from_{a if a in ('f32', 'i32') else 'u32'}({x})"
+    if a == wide.KIND:
+        if b == "bool":
+            return f"!wt_f64_iszero({text})"
+        return convert(f"wt_f64_to_{b}({text})", _OF_KIND[b], target)
     if target in (float16, bfloat16):
         # Through the bits: the value itself must be rounded, not only its stored form.
         return decode(encode(convert(text, source, float32), target), target)
@@ -144,8 +178,8 @@ def convert(text: str, source: DType, target: DType) -> str:
     if a == "f32":
         if target in (int8, int16):
             return wrap(target, f"wt_f32_to_i32({text})")
-        if target is uint8:
-            return f"(bitcast<u32>(wt_f32_to_i32({text})) & 0xffu)"
+        if target in _NARROW_UNSIGNED:
+            return wrap(target, f"bitcast<u32>(wt_f32_to_i32({text}))")
         return f"wt_f32_to_{b}({text})"
     return wrap(target, text if a == b else f"bitcast<{b}>({text})")
 
@@ -158,8 +192,8 @@ def encode(value: str, dtype: DType) -> str:
         return f"wt_to_f16({value})"
     if dtype is bfloat16:
         return f"wt_to_bf16({value})"
-    if dtype is uint8:
-        return f"({value} & 0xffu)"
+    if dtype in _NARROW_UNSIGNED:
+        return wrap(dtype, value)
     return f"(bitcast<u32>({value}) & {'0xffff' if dtype is int16 else '0xff'}u)"
 
 
@@ -171,7 +205,7 @@ def decode(bits: str, dtype: DType) -> str:
         return f"wt_from_f16({bits})"
     if dtype is bfloat16:
         return f"bitcast<f32>({bits} << 16u)"
-    return bits if dtype is uint8 else wrap(dtype, f"bitcast<i32>({bits})")
+    return bits if dtype in _NARROW_UNSIGNED else wrap(dtype, f"bitcast<i32>({bits})")
 
 
 def extract(word: str, position: str | int, dtype: DType) -> str:

@@ -16,6 +16,7 @@ from webtorch.ir.dtype import (
     bool_,
     float16,
     float32,
+    float64,
     int32,
     integer_limits,
     uint32,
@@ -39,6 +40,7 @@ from webtorch.lower.wgsl_table import (
     encode,
     extract,
     float_literal,
+    form,
     literal,
     wgsl_type,
     wrap,
@@ -347,10 +349,15 @@ class KernelWriter:
             return declared
         declared.native_f16 = slot.dtype is float16
         if combines:
+            if slot.dtype is float64:
+                raise DTypeError(
+                    "float64: WebGPU adds to several places at once in 32 bits only. Use float32, or device='cpu'"
+                )
             declared.atomic = True
             return declared
         if (
             self.lanes == 4
+            and slot.dtype is not float64
             and self.fast_count % 4 == 0
             and slot.elements % 4 == 0
             and stores_fit(self, stores)
@@ -628,6 +635,8 @@ class KernelWriter:
                 return _bitcast(node, args[0])
             case "not":
                 inner = node.args[0]
+                if inner.op in ("lt", "le") and inner.args[0].dtype is float64:
+                    return f"!wt_f64_{inner.op}({args[0]}, {args[1]})"
                 if inner.op in ("lt", "le") and inner.args[0].dtype.kind == "float":
                     return f"wt_not_{inner.op}({args[0]}, {args[1]})"
         kind = wgsl_type(node.args[0].dtype)
@@ -642,8 +651,8 @@ class KernelWriter:
         shorter = self._shorter(node, kind, args)
         if shorter is not None:
             return shorter
-        text = function.wgsl.get(kind)
-        if text is None:
+        text = form(function, kind)
+        if not text:
             raise DTypeError(
                 f"{op}: no WGSL form for {node.args[0].dtype}. Convert the operand to float32 first"
             )

@@ -65,8 +65,8 @@ def _to_word(x: Expr, dtype: DType) -> Expr:
     """Return the bits of an element of `dtype`, which is given in its compute type."""
     if dtype is float64:
         return ex.bitcast(x, int64)
-    if dtype is int64:
-        return x
+    if dtype.itemsize == 8:
+        return ex.cast(x, int64)
     if dtype is float16:
         return _half_to_bits(x)
     if dtype is bfloat16:

@@ -236,6 +236,7 @@ _where: Elementwise = elementwise(
     torch="where",
     function_in=(),
     numbers_fit=True,
+    chooses=True,
     doc="input where condition, else other.",
 )
 

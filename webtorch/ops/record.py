@@ -300,6 +300,8 @@ class Elementwise(Op):
     numbers_for: Literal["none", "other", "both"] = "other"
     # Whether a number beside an integer tensor must fit its type; else it is wrapped, as in PyTorch.
     numbers_fit: bool = False
+    # Whether the first tensor only chooses: it has no part in the type of the result.
+    chooses: bool = False
     # What it is for complex numbers: the same for both parts; scaled, both parts by a real second operand.
     on_parts: Literal["", "alike", "scaled"] = ""
     # Whether integers are divided by the second operand, which then may not be the number 0.

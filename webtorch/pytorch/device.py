@@ -39,6 +39,7 @@ from webtorch.ops.layout import channels_last
 from webtorch.ops.purity import looks
 from webtorch.pytorch import hooks, interrupt, profiler
 from webtorch.pytorch.strides import Laid
+from webtorch.runtime.backend import webgpu_lacks
 from webtorch.runtime.backends.webgpu.adapter import adapters
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
@@ -60,7 +61,9 @@ TO_WEBTORCH: dict[torch.dtype, DType] = {
     torch.int16: dtypes.int16,
     torch.int8: dtypes.int8,
     torch.uint8: dtypes.uint8,
+    torch.uint16: dtypes.uint16,
     torch.uint32: dtypes.uint32,
+    torch.uint64: dtypes.uint64,
     torch.bool: dtypes.bool_,
     torch.float64: dtypes.float64,
     torch.complex64: dtypes.complex64,
@@ -70,7 +73,7 @@ TO_TORCH: dict[DType, torch.dtype] = {v: k for k, v in TO_WEBTORCH.items()}
 # What the storages of tensors of a type hold: of complex numbers, their parts.
 HELD: dict[torch.dtype, DType] = {k: v.to_real() for k, v in TO_WEBTORCH.items()}
 # Types that WebGPU lacks.
-UNSUPPORTED = frozenset(d for d in TO_TORCH if not d.webgpu)
+UNSUPPORTED = webgpu_lacks()
 
 
 # A tensor's offset in its storage. PyTorch's type allows for a symbol, which tensors that are traced have.
@@ -237,18 +240,19 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
         how = "error" if found is None else _wide()
         if how == "cpu" and found is not None and not compiled:
             return found
-        if how == "float32" or (found is not None and forward_ad._current_level >= 0):
+        narrowed = how == "float32" or forward_ad._current_level >= 0
+        if found is not None and found.has_gradient and narrowed:
             return dtypes.complex64 if dtype.is_complex else dtypes.float32
         instead = (
             "complex64" if dtype.is_complex else "float32" if dtype.is_floating_point else "int32"
         )
         hint = "" if found is None else (
             " Where a library asks for it, WEBTORCH_FLOAT64=float32 gives it float32, with a warning, and"
-            " WEBTORCH_FLOAT64=cpu computes it on the CPU."
+            " WEBTORCH_FLOAT64=cpu computes it on the CPU, WEBTORCH_FLOAT64=words on the device, from its bits."
         )  # fmt: skip
         raise DTypeError(
             f"webgpu: {dtype} is not available: WebGPU has float32, float16, bfloat16, complex64, int64 (32 "
-            "bits of it), int32, int16, int8, uint8, uint32 and bool. Convert first, as in "
+            "bits of it), int32, int16, int8, uint8, uint16, uint32 and bool. Convert first, as in "
             f"x.to(torch.{instead}).{hint}"
         )
     return found
@@ -257,8 +261,18 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
 _warned_of_narrowing: list[bool] = []
 
 
-def _wide() -> str:
-    """Return what WEBTORCH_FLOAT64 says: "cpu", "error", or "float32", of which the first time warns.
+def has_wide() -> bool:
+    """Whether float64 and complex128 are available, as the CPU engine's."""
+    return _wanted() == "cpu"
+
+
+def is_narrowed() -> bool:
+    """Whether float32 and complex64 are there in the place of float64 and complex128."""
+    return _wanted() == "float32"
+
+
+def _wanted() -> str:
+    """Return what WEBTORCH_FLOAT64 says: "cpu", "error" or "float32".
 
     Where it says nothing, the CPU engine has float64, and on WebGPU nothing goes to the host unasked. Raises ValueError
     for another value.
@@ -266,10 +280,18 @@ def _wide() -> str:
     wanted = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower()
     if not wanted:
         return "cpu" if host() is runtime() else "error"
+    if wanted == "words":
+        return "error"
     if wanted not in ("cpu", "error", "float32"):
         raise ValueError(
-            f"WEBTORCH_FLOAT64={wanted!r}: the values are 'cpu', 'error' and 'float32'"
+            f"WEBTORCH_FLOAT64={wanted!r}: the values are 'words', 'cpu', 'error' and 'float32'"
         )
+    return wanted
+
+
+def _wide() -> str:
+    """Return the same; the first "float32" warns."""
+    wanted = _wanted()
     if wanted == "float32" and not _warned_of_narrowing:
         _warned_of_narrowing.append(True)
         warnings.warn(

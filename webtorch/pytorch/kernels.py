@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.autograd import forward_ad
 
 from webtorch.aten.table import FUNCTIONS, OPERATORS, Operator
-from webtorch.ir.dtype import DType, c_name
+from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.layout import Form, Forms, Layout
@@ -319,7 +319,7 @@ def _check_out(
         return
     if rule == "mask" and out.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(
-            f"{name.partition('.')[0]} only supports bool tensor for result, got: {c_name(TO_WEBTORCH[out.dtype])}"
+            f"{name.partition('.')[0]} only supports bool tensor for result, got: {TO_WEBTORCH[out.dtype].c_name}"
         )
     if rule == "exact":
         raise RuntimeError(
@@ -477,6 +477,36 @@ def is_plain() -> bool:
         and not torch._C._is_tracing()
         and not is_transformed()
     )
+
+
+def whole(overload: OpOverload, function: Kernel) -> Kernel:
+    """Return the kernel of an operator that PyTorch makes of others above its gradient: one operation where no
+    gradient is recorded and nobody sees what it is made of.
+    """
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    compose = functools.partial(overload._op_dk, composite)
+    one = structured(overload, function, compose)
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        """Run the operator."""
+        if not is_plain():
+            return compose(*args, **kwargs)
+        recorded = torch.is_grad_enabled()
+        for x in tensors_of(args):
+            if (
+                type(x) not in _PLAIN
+                or (recorded and x.requires_grad)
+                or x.layout is not torch.strided
+                or x.is_complex()
+                or x.is_neg()
+            ):
+                return compose(*args, **kwargs)
+        return one(*args, **kwargs)
+
+    return kernel
+
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def first_of(name: str, caller: Callable[..., Any]) -> Kernel:

@@ -36,9 +36,9 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.interrupt import check, flag
-from webtorch.pytorch.kernels import Kernel, functional, own, structured
+from webtorch.pytorch.kernels import Kernel, composed, functional, own, structured, whole
 from webtorch.pytorch.known import Kinds, Plan
-from webtorch.pytorch.random import dropped, source, uniform_like
+from webtorch.pytorch.random import dropped, random_numbers, source, uniform_like
 from webtorch.pytorch.wide import placed
 from webtorch.tensors.tensor import Tensor
 
@@ -195,6 +195,62 @@ own("binary_cross_entropy_with_logits")(
     _whole(torch.ops.aten.binary_cross_entropy_with_logits.default, _entropy)
 )
 
+for _operator, _meaning in (
+    (torch.ops.aten.matmul.default, lambda a, b: op.matmul(a, b)),
+    (
+        torch.ops.aten.einsum.default,
+        lambda words, tensors, *, path=None: op.einsum(words, *tensors),
+    ),
+    (torch.ops.aten.one_hot.default, lambda x, classes=-1: op.one_hot(x, classes)),
+    (torch.ops.aten.where.ScalarOther, FUNCTIONS["where"]),
+    (torch.ops.aten.where.ScalarSelf, FUNCTIONS["where"]),
+):
+    composed(_operator._name.removeprefix("aten::"))(whole(_operator, _meaning))
+
+
+_USUAL = (None, False, torch.strided, torch.preserve_format)
+
+
+def _drawn(operator: OpOverload, kind: str) -> Kernel:
+    composite = torch._C.DispatchKey.CompositeExplicitAutograd
+    like = operator._schema.arguments[0].name == "self"
+
+    def kernel(
+        size: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        **options: object,
+    ) -> torch.Tensor:
+        """Return random numbers; those of float32 without memory that would be overwritten."""
+        given = dtype or (size.dtype if like else torch.get_default_dtype())
+        shape = tuple(size.shape if like else size)
+        if (
+            given is not torch.float32
+            or any(v not in _USUAL for v in options.values())
+            or (like and not (on_device(size) and size.is_contiguous()))
+            or (device is not None and (device.type != "webgpu" or device.index))
+            or min(shape, default=1) < 1
+        ):
+            out: torch.Tensor = operator._op_dk(
+                composite, size, dtype=dtype, device=device, **options
+            )
+            return out
+        if flag.pressed:
+            check()
+        return new_tensor(random_numbers(shape, kind), fresh=True)
+
+    return kernel
+
+
+for _operator, _kind in (
+    (torch.ops.aten.rand.default, "uniform"),
+    (torch.ops.aten.randn.default, "normal"),
+    (torch.ops.aten.rand_like.default, "uniform"),
+    (torch.ops.aten.randn_like.default, "normal"),
+):
+    own(_operator._name.removeprefix("aten::"))(_drawn(_operator, _kind))
+
 _clones = Kinds()
 
 
@@ -244,7 +300,7 @@ def _arange(
     return _spaced(out, result)
 
 
-@own("range.out")
+@own("range.out", "range.out_")
 def _range(start: float, end: float, step: float = 1, *, out: torch.Tensor) -> torch.Tensor:
     if step == 0:
         raise RuntimeError("range: step must be nonzero")
@@ -390,6 +446,11 @@ def _zero_tensor(
 def _copy_from_and_resize(src: torch.Tensor, dst: torch.Tensor) -> torch.Tensor:
     resize_to(dst, src.shape)
     return copy_from(src, dst)
+
+
+# PyTorch composes these of nothing: they read memory as the CPU's.
+own("_reshape_from_tensor")(lambda x, shape: x.reshape(shape.tolist()))
+own("_saturate_weight_to_fp16")(lambda x: x.clamp_(-65504.0, 65504.0))
 
 
 @own("_sobol_engine_initialize_state_")

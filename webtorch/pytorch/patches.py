@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from webtorch.ir.dtype import float32
 from webtorch.ops.layout import suggests_channels_last
+from webtorch.pytorch.device import TO_WEBTORCH, UNSUPPORTED, is_narrowed
 from webtorch.pytorch.kernels import forms_of
+from webtorch.tensors.promotion import set_default_dtype
 
 
 def _flexible() -> None:
@@ -122,8 +125,29 @@ def _callbacks() -> None:
         setattr(torch.Tensor, name, functools.wraps(original)(run))
 
 
+def _default_type() -> None:
+    """Let operators of integers follow PyTorch's default type: nothing that is known of calls says which one it was."""
+    module: Any = torch._C
+
+    def follow() -> None:
+        kind = TO_WEBTORCH[torch.get_default_dtype()]
+        set_default_dtype(float32 if kind in UNSUPPORTED and is_narrowed() else kind)
+
+    for name in ("_set_default_dtype", "_set_default_tensor_type"):
+        original = getattr(module, name)
+
+        def change(kind: object, original: Any = original) -> None:
+            """Set the type."""
+            original(kind)
+            follow()
+
+        setattr(module, name, change)
+    follow()
+
+
 def apply() -> None:
     """Replace them."""
+    _default_type()
     _callbacks()
     _scaling()
     _flexible()

@@ -153,9 +153,14 @@ def dropped(x: Tensor, p: float, train: bool | None, drawn: Tensor) -> tuple[Ten
 
 def uniform_like(x: torch.Tensor) -> Tensor:
     """Return numbers in [0, 1), one for each element of a tensor of PyTorch's."""
+    return random_numbers(tuple(x.shape), "uniform")
+
+
+def random_numbers(shape: tuple[int, ...], kind: str) -> Tensor:
+    """Return numbers in [0, 1), or normal ones, of the device's generator."""
     generator = default()
-    seed, offset = generator.advance(x.numel())
-    return philox(tuple(x.shape), seed, offset, float32, generator.device)
+    seed, offset = generator.advance(math.prod(shape))
+    return philox(shape, seed, offset, float32, generator.device, kind)
 
 
 @aten("rrelu_with_noise")

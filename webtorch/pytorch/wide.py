@@ -2,9 +2,10 @@
 
 Where WebGPU is the engine they are refused, unless WEBTORCH_FLOAT64=cpu asks for what follows.
 
-To PyTorch they are tensors on the device like any other. An operator that takes one, or is asked for a result of such a
-type, is computed on the host, which waits for the device where other operands lie there; its results of other types go
-back to the device. Tensors without dims do not slow others down: they take their type.
+To PyTorch they are tensors on the device like any other. An operator that takes one, is asked for a result of such a
+type, or makes one of integers as that is the default type, is computed on the host, which waits for the device where
+other operands lie there; its results of other types go back to the device. Tensors without dims do not slow others
+down: they take their type.
 """
 
 from __future__ import annotations
@@ -14,8 +15,20 @@ from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ops.purity import looks
-from webtorch.pytorch.device import UNSUPPORTED, cast, here, host, runtime
+from webtorch.pytorch.device import (
+    TO_TORCH,
+    UNSUPPORTED,
+    cast,
+    has_wide,
+    here,
+    host,
+    runtime,
+    webtorch_dtype,
+)
+from webtorch.tensors.device import device_of
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
+from webtorch.utils._pytree import tree_map_only
 
 
 def _each(values: Iterable[object]) -> Iterable[Any]:
@@ -26,20 +39,23 @@ def _each(values: Iterable[object]) -> Iterable[Any]:
             yield v
 
 
+def _kind_of(value: object) -> object:
+    return value.dtype if isinstance(value, Tensor) else value
+
+
 def _is_wide(value: object) -> bool:
-    kind = value.dtype if isinstance(value, Tensor) else value
+    kind = _kind_of(value)
     return isinstance(kind, DType) and kind in UNSUPPORTED
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {k: _mapped(v, change) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        found = [_mapped(v, change) for v in value]
-        return tuple(found) if isinstance(value, tuple) else found
-    return value
+def _is_whole(value: object) -> bool:
+    kind = _kind_of(value)
+    return isinstance(kind, DType) and kind.kind in ("bool", "int", "uint")
+
+
+def _refused(x: Tensor) -> Tensor:
+    """Return a result of integers; raise DTypeError where it would have the default type, which is not available."""
+    return x if _is_whole(x) else cast(x, webtorch_dtype(TO_TORCH[get_default_dtype()]))
 
 
 def placed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,26 +63,31 @@ def placed(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*values: Any, **options: Any) -> Any:
         """Compute it on the device, or on the host."""
-        given = [*_each(values), *_each(options.values())]
+        given = [
+            v for v in (*_each(values), *_each(options.values())) if isinstance(v, (Tensor, DType))
+        ]
         wide = [v for v in given if _is_wide(v)]
-        if not wide or host() is runtime():
+        if (not wide and get_default_dtype() not in UNSUPPORTED) or host() is runtime():
+            return function(*values, **options)
+        if not wide and not all(map(_is_whole, given)):
             return function(*values, **options)
         looks()
-        kinds = {
-            v.dtype for v in given if isinstance(v, Tensor) and v.ndim and v.dtype.kind == "float"
-        }
+        if not wide and not has_wide():
+            return tree_map_only(Tensor, _refused, function(*values, **options))
+        tensors = [v for v in given if isinstance(v, Tensor)]
+        kinds = {v.dtype for v in tensors if v.ndim and v.dtype.kind == "float"}
         if len(kinds) == 1 and all(
             isinstance(v, Tensor) and not v.ndim and not v.dtype.is_complex for v in wide
         ):
             (kind,) = kinds
             there = [
-                _mapped(v, lambda x: cast(x, kind) if _is_wide(x) else x) for v in (values, options)
+                tree_map_only(Tensor, lambda x: cast(x, kind) if _is_wide(x) else x, v)
+                for v in (values, options)
             ]
             return function(*there[0], **there[1])
-        where = here(wide[0].dtype if isinstance(wide[0], Tensor) else wide[0])
-        there = [_mapped(v, lambda x: x.to(where)) for v in (values, options)]
-        return _mapped(
-            function(*there[0], **there[1]), lambda x: x if _is_wide(x) else x.to(here())
-        )
+        where = device_of(host())
+        there = [tree_map_only(Tensor, lambda x: x.to(where), v) for v in (values, options)]
+        found = function(*there[0], **there[1])
+        return tree_map_only(Tensor, lambda x: x if _is_wide(x) else x.to(here()), found)
 
     return run

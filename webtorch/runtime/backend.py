@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import ALL, COMPLEX, DType
 from webtorch.ir.kernel import Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
+
+
+def webgpu_lacks() -> frozenset[DType]:
+    """Return the types that WebGPU refuses: WEBTORCH_FLOAT64=words has float64 computed from its bits."""
+    words = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower() == "words"
+    return frozenset(d for d in (*ALL, *COMPLEX) if not d.webgpu and not (words and d.has_gradient))
 
 
 class Buffer(Protocol):

@@ -8,6 +8,7 @@ in place.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -146,164 +147,84 @@ def freeze(owners: Sequence[Value]) -> Frozen:
     return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
 
 
-# What tells the program of a small graph, its data, its numbers, and the nodes that have these, but for calls' own.
-Outline = tuple[tuple[Any, ...], list[Node], list[Scalar], list[Node]]
+# What tells the program of a graph; its data; its numbers; and where among these those of each node begin.
+Glance = tuple[tuple[Any, ...], list[Node], list[Scalar], dict[Node, int]]
 
 
-def outline(root: Node, most: int) -> Outline | None:
-    """Return the outline of the graph that a value stands on, by its nodes' forms; None where these do not tell all,
-    or where there are more than `most`.
+def glance(owners: Sequence[Value], most: float = math.inf) -> Glance | None:
+    """Look at a pending graph as it stands, with its calls not taken apart: a fraction of the nodes that `freeze` goes
+    through. None if there are more than `most`.
     """
     number: dict[Node, int] = {}
     inputs: list[Node] = []
     args: list[Scalar] = []
-    with_args: list[Node] = []
+    places: dict[Node, int] = {}
+    # The numbers of a node's sources precede it.
     parts: list[Any] = []
-    stack = [root]
-    while stack:
-        node = stack[-1]
-        if node in number:
+    writes = False
+    for owner in owners:
+        stack = [owner.node]
+        while stack:
+            node = stack[-1]
+            if node in number:
+                stack.pop()
+                continue
+            first = len(parts)
+            for s in node.srcs:
+                n = number.get(s)
+                if n is None:
+                    if s.kind != "buffer":
+                        stack.append(s)
+                        continue
+                    n = number[s] = len(number)
+                    inputs.append(s)
+                parts.append(n)
+            if stack[-1] is not node:
+                del parts[first:]
+                if len(stack) > most:
+                    return None
+                continue
             stack.pop()
-            continue
-        first = len(parts)
-        for s in node.srcs:
-            n = number.get(s)
-            if n is None:
-                if s.kind != "buffer":
-                    stack.append(s)
-                    continue
-                n = number[s] = len(number)
-                inputs.append(s)
-            parts.append(n)
-        if stack[-1] is not node:
-            if len(stack) > most:
-                return None
-            del parts[first:]
-            continue
-        stack.pop()
-        form = node.form
-        if form is not None:
-            parts.append(form)
-            if node.kind == "call":
-                parts.append(node.attrs[1])
-            if form.picks and node.line is not None:
+            number[node] = len(number)
+            form, scalars = node.form, node.scalars
+            if form is not None:
+                # It stands for all but the sources, the numbers, and which result of a call this is.
+                parts.append(form)
+                picks = form.picks
+                if node.kind == "call":
+                    parts.append(node.attrs[1])
+                    writes = writes or node.attrs[0].writes
+            elif node.kind == "buffer":
+                inputs.append(node)
+                parts += (node.dtype, node.shape)
+                continue
+            else:
+                kind = node.kind
+                parts += (kind, node.attrs, node.shape, node.dtype)
+                for s in node.srcs:
+                    parts += (s.dtype, s.shape)
+                picks = kind == "take" or kind == "scatter"
+                writes = writes or kind == "update"
+            if picks and node.line is not None:
                 code, instruction = node.line
                 parts += (code.co_filename, code.co_firstlineno, instruction)
-        elif node.kind == "view":
-            (source,) = node.srcs
-            parts += (node.attrs, node.shape, node.dtype, source.shape, source.dtype)
-        else:
-            return None
-        if node.scalars:
-            args += node.scalars
-            with_args.append(node)
-        number[node] = len(number)
+            if scalars:
+                places[node] = len(args)
+                args += scalars
         if len(number) > most:
             return None
-    return tuple(parts), inputs, args, with_args
-
-
-class _Place(float):
-    """Stands for a number, to see where it goes."""
-
-    __slots__ = ()
-
-
-def places_of(owners: Sequence[Value], nodes: Sequence[Node]) -> list[tuple[int, int]]:
-    """Return which of the arguments of a graph the numbers of some of its nodes are."""
-    marks: list[_Place] = []
-    before = [node.scalars for node in nodes]
-    for node in nodes:
-        own = [_Place(0.0) for _ in node.scalars]
-        node.scalars = tuple(own)
-        marks += own
-    try:
-        args = freeze(owners).args
-    finally:
-        for node, scalars in zip(nodes, before, strict=True):
-            node.scalars = scalars
-    numbers = {id(mark): i for i, mark in enumerate(marks)}
-    return [(at, numbers[id(arg)]) for at, arg in enumerate(args) if id(arg) in numbers]
-
-
-class Glance:
-    """A pending graph as it stands, with its calls not taken apart: a fraction of the nodes that `freeze` goes
-    through. What is known of one is found by its key.
-    """
-
-    __slots__ = ("args", "inputs", "key", "places")
-
-    def __init__(self, owners: Sequence[Value]) -> None:
-        number: dict[Node, int] = {}
-        self.inputs: list[Node] = []
-        self.args: list[Scalar] = []
-        # Where the numbers of nodes begin among the arguments.
-        self.places: dict[Node, int] = {}
-        inputs, args = self.inputs, self.args
-        parts: list[Any] = []
-        # Which offsets are equal is structure where something is written: see `freeze`.
-        writes = False
-        offsets: list[Scalar] = []
-        for owner in owners:
-            stack = [owner.node]
-            while stack:
-                node = stack[-1]
-                if node in number:
-                    stack.pop()
-                    continue
-                kind = node.kind
-                if kind == "buffer":
-                    stack.pop()
-                    number[node] = len(number)
-                    inputs.append(node)
-                    parts += (node.dtype, node.shape)
-                    continue
-                srcs = []
-                for s in node.srcs:
-                    n = number.get(s)
-                    if n is None:
-                        if s.kind != "buffer":
-                            stack.append(s)
-                            continue
-                        n = number[s] = len(number)
-                        inputs.append(s)
-                        parts += (s.dtype, s.shape)
-                    srcs.append(n)
-                if stack[-1] is not node:
-                    continue
-                stack.pop()
-                number[node] = len(number)
-                form, scalars = node.form, node.scalars
-                picks = False
-                if kind == "call":
-                    graph, result, _ = node.attrs
-                    parts += (graph, result)
-                    writes, picks = writes or graph.writes, graph.picks
-                elif kind == "map" and form is not None:
-                    # It stands for all but the sources and the numbers.
-                    parts.append(form)
-                else:
-                    parts += (kind, node.attrs, node.shape, node.dtype)
-                    writes, picks = writes or kind == "update", kind in ("take", "scatter")
-                    if scalars and kind in ("view", "update"):
-                        offsets.extend(scalars)
-                if picks and node.line is not None:
-                    code, instruction = node.line
-                    parts += (code.co_filename, code.co_firstlineno, instruction)
-                if scalars:
-                    self.places[node] = len(args)
-                    args.extend(scalars)
-                parts.append(tuple(srcs))
-        for owner in owners:
-            donor = owner.donor
-            if donor is not None and donor not in number:
-                number[donor] = len(number)
-                inputs.append(donor)
-                parts += (donor.dtype, donor.shape)
-            parts.append((number[owner.node], None if donor is None else number[donor]))
-        if writes:
-            parts.append(tuple(offsets))
-        self.key = tuple(parts)
+    # One value without a donor is the last.
+    for owner in owners if len(owners) > 1 or owners[0].donor is not None else ():
+        donor = owner.donor
+        if donor is not None and donor not in number:
+            number[donor] = len(number)
+            inputs.append(donor)
+            parts += (donor.dtype, donor.shape)
+        parts += (number[owner.node], None if donor is None else number[donor])
+    if writes:
+        # Which offsets are equal is structure: see `freeze`.
+        parts += [n.scalars for n in places if n.kind == "view" or n.kind == "update"]
+    return tuple(parts), inputs, args, places
 
 
 def _one_argument(offsets: Sequence[int | None], update: int) -> dict[int, int | None]:

@@ -30,15 +30,13 @@ from webtorch.runtime.compilations import Compilation, note
 from webtorch.runtime.frozen import (
     Frozen,
     Glance,
-    Outline,
     Taken,
     Value,
     difference,
     family,
     freeze,
-    outline,
+    glance,
     outline_of,
-    places_of,
     reason_for,
     signature,
     to_graph,
@@ -60,17 +58,15 @@ _FAR = 4096
 # How often something may be compiled for that until it is given up.
 _NEWS = 8
 _MAX_PROGRAMS = 1024
-_MAX_GLANCES = 128
+_MAX_GLANCES = 512
 # Graphs that differ in sizes only are computed in parts once so many were compiled one after the other...
 _IN_PARTS_FROM = 2
 # ... unless the very same one has come so often: as a whole it runs faster.
 _IN_PARTS_MOST = 32
 _MAX_DIVIDED = 64
-# Of one value that is read with so many others behind it at most, the program is found without a structural key; of
-# each form so many such graphs are known.
+# With so few values pending at most, a small graph of one of them is looked at as it stands.
 _FEW = 16
-_MOST_OUTLINED = 32
-_MOST_OUTLINES = 64
+_MOST_NODES = 32
 # Above this number of values that NumPy sees, looking through them at every run would cost more
 # than it saves.
 _MAX_LENT_CHECKED = 64
@@ -127,37 +123,52 @@ class Divided:
 
 
 def _most() -> int:
-    """Return how many nodes a graph has at most that is found by its outline: larger ones may be steps of a script."""
-    return _MOST_OUTLINED if listener is None else listener.fewest - 1
+    """Return how many nodes a graph of one value has at most that is looked at as it stands: larger ones may be steps
+    of a script, and while one is learned or followed all may be.
+    """
+    if listener is None:
+        return _MOST_NODES
+    return 0 if active.count else listener.fewest - 1
 
 
 class _Known:
-    """How the results of one call are computed by themselves."""
+    """What is known of graphs of one key: their program, and what it is run with."""
 
-    __slots__ = ("args", "executable", "family", "order", "places", "runtime")
+    __slots__ = ("args", "executable", "family", "moved", "order", "runtime")
 
     def __init__(
         self,
         runtime: Runtime,
-        executable: weakref.ref[Executable],
-        order: list[int] | None,
-        args: list[Scalar] | None,
-        family: Family | None,
-        places: Sequence[tuple[int, int]] = (),
+        executable: Executable,
+        given: Sequence[Node],
+        frozen: Frozen,
+        places: dict[Node, int],
     ) -> None:
-        self.runtime, self.executable, self.family = runtime, executable, family
-        # Which source is which input (None: in their order), and the numbers (None: the node's), of which some are the
-        # graph's.
-        self.order, self.args, self.places = order, args, places
+        self.runtime, self.executable = runtime, weakref.ref(executable)
+        self.family = runtime.families.get(id(executable))
+        # Which of what is given is which input (None: in their order).
+        place = {n: i for i, n in enumerate(given)}
+        order = [place[n] for n in frozen.inputs]
+        self.order = None if order == list(range(len(given))) else order
+        # The arguments (None: those of the graph), and which of them are numbers of the graph.
+        self.moved: list[tuple[int, int]] = []
+        at = 0
+        for node in frozen.order:
+            first, count = places.get(node), len(node.scalars)
+            if first is not None:
+                self.moved += [(at + i, first + i) for i in range(count)]
+            at += count
+        own = self.moved == [(i, i) for i in range(at)]
+        self.args = None if own else [*frozen.args]
 
     def numbers(self, given: Sequence[Scalar]) -> Sequence[Scalar]:
-        """Return the numbers of a run, of which some are `given`."""
+        """Return the arguments of a run, of a graph's numbers."""
         args = self.args
         if args is None:
             return given
-        if self.places:
+        if self.moved:
             args = args.copy()
-            for at, place in self.places:
+            for at, place in self.moved:
                 args[at] = given[place]
         return args
 
@@ -227,37 +238,6 @@ class _Ahead:
                 self._times, self.most, self._after = 0, _MAX_PENDING, 8 * self._after
 
 
-class _Glanced:
-    """What is known of a graph with its calls not taken apart: its program, and what that is run with."""
-
-    __slots__ = ("executable", "family", "fixed", "moved", "order")
-
-    def __init__(
-        self, glance: Glance, frozen: Frozen, executable: Executable, family: Family | None
-    ) -> None:
-        self.executable = weakref.ref(executable)
-        self.family = family
-        place = {n: i for i, n in enumerate(glance.inputs)}
-        # Which of what the graph reads is which input.
-        self.order = [place[n] for n in frozen.inputs]
-        # The arguments: those of calls are always the same, others are the graph's own.
-        self.fixed = [*frozen.args]
-        self.moved: list[tuple[int, int]] = []
-        at = 0
-        for node in frozen.order:
-            first, count = glance.places.get(node), len(node.scalars)
-            if first is not None:
-                self.moved += [(at + i, first + i) for i in range(count)]
-            at += count
-
-    def args(self, given: Sequence[Scalar]) -> list[Scalar]:
-        """Return a program's arguments, of the numbers of a graph."""
-        args = self.fixed.copy()
-        for to, source in self.moved:
-            args[to] = given[source]
-        return args
-
-
 class Runtime:
     """The pending work of one device and its program cache."""
 
@@ -272,11 +252,13 @@ class Runtime:
         self.settled: dict[int, weakref.ref[Owner]] = {}
         self.most_settled = 1024
         self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
+        # Those that have run since they were the oldest, by id, while there is little room: they stay once more.
+        self.used: set[int] = set()
         # Some of them once more, by the keys of `signature`.
         self.single: dict[tuple[object, ...], weakref.ref[Executable]] = {}
-        # What is known of graphs that are looked at with their calls not taken apart. Where who records follows
-        # no scripts, and says so by `apart`, that is enough.
-        self.glances: dict[tuple[Any, ...], _Glanced] = {}
+        # What is known of graphs that are looked at with their calls not taken apart: small ones of one value, and
+        # all where who records follows no scripts, and says so by `apart`.
+        self.glances: dict[tuple[Any, ...], _Known] = {}
         self.apart = False
         self.counters = Counters()
         self.ahead = _Ahead(backend, self.counters)
@@ -463,9 +445,7 @@ class Runtime:
                 if owner is not None and found is not owner:
                     return self._launch_results()
                 owner, wanted = found, reference
-        # While there is little room somebody must ask which program was used last.
-        full = len(self.programs) > _MAX_PROGRAMS // 2
-        if owner is None or full or self.debug or watch.before is not None:
+        if owner is None or self.debug or watch.before is not None:
             return False
         # Whoever gives the owner another value from here on sees that it must be computed, too.
         self.running += 1
@@ -474,6 +454,7 @@ class Runtime:
             form = node.form
             if form is None or node.kind == "buffer" or owner.donor is not None:
                 return False
+            known: _Known | None
             key: Any = node.attrs[1] if node.kind == "call" else 0
             args: Sequence[Scalar] = node.scalars
             buffers = []
@@ -484,18 +465,19 @@ class Runtime:
                 buffers.append(s.buffer)
             places = len(given)
             if len(buffers) < places:
-                drawn = None if active.count and listener is not None else outline(node, _most())
-                if drawn is None:
+                seen = glance((owner,), _most())
+                if seen is None:
                     return False
-                key, inputs, args, _ = drawn
+                key, inputs, args, _ = seen
                 buffers = [n.buffer for n in inputs]
+                known = self.glances.get(key)
             else:
                 if places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places):
                     key = key, tuple([given.index(s) for s in given])
                 if form.picks and node.line is not None:
                     code, instruction = node.line
                     key = key, code.co_filename, code.co_firstlineno, instruction
-            known: _Known | None = form.programs.get(key)
+                known = form.programs.get(key)
             if known is None or known.runtime is not self:
                 return False
             executable = known.executable()
@@ -516,15 +498,14 @@ class Runtime:
                 raise
         finally:
             self.running -= 1
-        self._launched(known)
+        self._launched(known, executable)
         return True
 
     def _launch_results(self) -> bool:
         """Do the same where what is wanted are results of one call on data."""
         waiting = self.pending[:]
         owners = [owner for r in waiting if (owner := r()) is not None]
-        full = len(self.programs) > _MAX_PROGRAMS // 2
-        if full or self.debug or watch.before is not None or len(owners) < 2:
+        if self.debug or watch.before is not None or len(owners) < 2:
             return False
         self.running += 1
         try:
@@ -561,12 +542,14 @@ class Runtime:
                 raise
         finally:
             self.running -= 1
-        self._launched(known)
+        self._launched(known, executable)
         return True
 
-    def _launched(self, known: _Known) -> None:
+    def _launched(self, known: _Known, executable: Executable) -> None:
         """Count a run of a program that was known."""
         counters, family = self.counters, known.family
+        if len(self.programs) > _MAX_PROGRAMS // 2:
+            self.used.add(id(executable))
         counters.realized += 1
         counters.hits += 1
         self.churn.hits += 1
@@ -634,16 +617,15 @@ class Runtime:
             if active.count and listener is not None:
                 listener.ran(self, None, None)
             return
-        # Its calls are taken apart when it is frozen.
-        drawn = self._drawn(owners) if few else None
-        glance = None
-        if self.apart:
-            self.apart = False
-            # While there is little room somebody must ask which program was used last.
-            if not self.debug and len(self.programs) <= _MAX_PROGRAMS // 2:
-                glance = Glance(owners)
-                if self._run_known(owners, glance):
+        apart, self.apart = self.apart, False
+        seen = None
+        if not self.debug:
+            if apart:
+                seen = glance(owners)
+                if seen is not None and self._run_known(owners, seen):
                     return
+            elif few and len(owners) == 1 and owners[0].donor is None and owners[0].node.form:
+                seen = glance(owners, _most())
         frozen = freeze(owners)
         if (
             len(frozen.order) >= FEWEST
@@ -655,53 +637,28 @@ class Runtime:
                 listener.ran(self, None, None)
             return
         executable = self.program(frozen.key, frozen)
-        if drawn is not None:
-            self._know(frozen, executable, *drawn)
-        if glance is not None:
+        if seen is not None:
+            key, inputs, _, places = seen
             if len(self.glances) >= _MAX_GLANCES:
                 self.glances.clear()
-            family = self.families.get(id(executable))
-            self.glances[glance.key] = _Glanced(glance, frozen, executable, family)
+            self.glances[key] = _Known(self, executable, inputs, frozen, places)
         self._run_frozen(frozen, executable)
 
-    def _run_known(self, owners: Sequence[Value], glance: Glance) -> bool:
+    def _run_known(self, owners: Sequence[Value], seen: Glance) -> bool:
         """Compute a graph whose calls need not be taken apart, because it is known. Return whether it is."""
-        known = self.glances.get(glance.key)
+        key, inputs, args, _ = seen
+        known = self.glances.get(key)
         executable = known.executable() if known is not None else None
         if known is None or executable is None:
             return False
-        self.counters.hits += 1
-        self.churn.found(known.family)
-        inputs = glance.inputs
-        buffers = [inputs[i].buffer for i in known.order]
-        self._write_run(owners, executable, buffers, known.args(glance.args))
+        self._count(executable, known.family)
+        buffers = [n.buffer for n in inputs]
+        if known.order is not None:
+            buffers = [buffers[i] for i in known.order]
+        self._write_run(owners, executable, buffers, known.numbers(args))
         if listener is not None:
             listener.ran(self, None, None)
         return True
-
-    @staticmethod
-    def _drawn(owners: Sequence[Value]) -> tuple[Form, Outline] | None:
-        """Return the form and the outline of the graph of a single value; None for others."""
-        if len(owners) > 1 or owners[0].donor is not None:
-            return None
-        root = owners[0].node
-        drawn = None if root.form is None else outline(root, _most())
-        return None if root.form is None or drawn is None else (root.form, drawn)
-
-    def _know(self, frozen: Frozen, executable: Executable, form: Form, drawn: Outline) -> None:
-        """Keep the program of a small graph for others of its outline."""
-        key, inputs, _, nodes = drawn
-        order = [inputs.index(n) for n in frozen.inputs]
-        if len(form.programs) >= _MOST_OUTLINES:
-            form.programs.clear()
-        form.programs[key] = _Known(
-            self,
-            weakref.ref(executable),
-            order,
-            frozen.args or None,
-            self.families.get(id(executable)),
-            places_of(frozen.owners, nodes),
-        )
 
     def _run_frozen(self, frozen: Frozen, executable: Executable) -> None:
         owners = frozen.owners
@@ -781,9 +738,6 @@ class Runtime:
         first = owners[0]
         node, donor = first.node, first.donor
         form, given = node.form, node.srcs
-        # While there is little room somebody must ask which program was used last.
-        if len(self.programs) > _MAX_PROGRAMS // 2:
-            return False
         called = node.kind == "call"
         if len(owners) > 1 and not called:
             return False
@@ -807,13 +761,12 @@ class Runtime:
             known, executable = self._program_of_call(owners, given, called)
             form.programs[key] = known
         else:
-            self.counters.hits += 1
-            self.churn.found(known.family)
+            self._count(executable, known.family)
         if known.order is None:
             buffers = [s.buffer for s in given]
         else:
             buffers = [given[n].buffer for n in known.order]
-        args = known.args or node.scalars
+        args = node.scalars if known.args is None else known.args
         if donor is None and len(owners) == 1:
             node.become_buffer(executable.run(buffers, args)[0])
         else:
@@ -826,15 +779,8 @@ class Runtime:
         """Return the program of a call on data, and what others of its form are to know of it."""
         frozen = freeze(owners)
         executable = self.program(frozen.key, frozen)
-        order = [given.index(n) for n in frozen.inputs]
-        known = _Known(
-            self,
-            weakref.ref(executable),
-            None if order == list(range(len(given))) else order,
-            (frozen.args or None) if called else None,
-            self.families.get(id(executable)),
-        )
-        return known, executable
+        places = {} if called else {owners[0].node: 0}
+        return _Known(self, executable, given, frozen, places), executable
 
     def _run_single(self, owner: Value) -> bool:
         """Compute a value that is one operation on data or on views of data, and knows of no others like it."""
@@ -849,8 +795,7 @@ class Runtime:
             executable = self.program(frozen.key, frozen)
             self.single[key] = weakref.ref(executable)
         else:
-            self.counters.hits += 1
-            self.churn.found(self.families.get(id(executable)))
+            self._count(executable, self.families.get(id(executable)))
         buffers = [n.buffer for n in inputs]
         if owner.donor is None:
             owner.node.become_buffer(executable.run(buffers, args)[0])
@@ -912,12 +857,26 @@ class Runtime:
         """Return the program that `key` names in the cache."""
         executable = self.programs.get(key)
         if executable is not None:
-            self.counters.hits += 1
-            self.churn.found(self.families.get(id(executable)))
-            # While there is much room nobody asks which was used last, and a key is long.
-            if len(self.programs) > _MAX_PROGRAMS // 2:
-                self.programs.move_to_end(key)
+            self._count(executable, self.families.get(id(executable)))
         return executable
+
+    def _count(self, executable: Executable, family: Family | None) -> None:
+        """Count that a program was found."""
+        self.counters.hits += 1
+        self.churn.found(family)
+        if len(self.programs) > _MAX_PROGRAMS // 2:
+            self.used.add(id(executable))
+
+    def _drop(self) -> None:
+        """Drop the oldest program that has not run since it came to be that."""
+        while True:
+            key, old = self.programs.popitem(last=False)
+            if id(old) not in self.used:
+                break
+            self.used.remove(id(old))
+            self.programs[key] = old
+        self.families.pop(id(old), None)
+        self.churn.dropped(key)
 
     def _compiled(self, key: Any, graph: Frozen | Graph, varying: bool) -> Executable:
         """Compile the program of a graph and keep it."""
@@ -934,9 +893,8 @@ class Runtime:
         self.programs[key] = executable
         if len(self.programs) > _MAX_PROGRAMS:
             self.single.clear()
-            old_key, old = self.programs.popitem(last=False)
-            self.families.pop(id(old), None)
-            self.churn.dropped(old_key)
+            self.used.add(id(executable))
+            self._drop()
         return executable
 
     def foresee(self, graph: Graph) -> None:

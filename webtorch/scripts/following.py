@@ -59,6 +59,8 @@ _PATIENCE = 8
 # so many runs from here on, and four times as many at each time, whatever programs they are.
 _WINDOW = 8
 _HOLD, _LONGEST_HOLD = 256, 1 << 14
+# As many calls could be recorded in the time that a run takes by itself.
+_A_RUN = 10
 _LONGER = 4
 _LONGEST = 512
 _OFTEN = 16
@@ -173,6 +175,8 @@ class Follower:
                 and (self.pause < 0 or count >= _OFTEN)
             ):
                 self.start()
+                # It may be run by what is known of a call from now on.
+                self.tried.add(number)
             if len(self.seen) > 4096:
                 self.seen.clear()
                 self.needed.clear()
@@ -240,10 +244,26 @@ class Follower:
             else:
                 self.losses = self.held = 0
             self.runs = self.lost = self.gained = 0
-        if (self.in_vain > _PATIENCE or self.losses > 1) and self.depth == 0:
-            if self.losses > 1:
-                self.hold = self.held = min(max(_HOLD, 4 * self.held), _LONGEST_HOLD)
-            self.stop()
+        if self.depth == 0:
+            self.rest_if_in_vain()
+
+    def rest_if_in_vain(self) -> bool:
+        """Look at calls no more for a while, if that has cost more than it gained; return whether that is so."""
+        if not (self.in_vain > _PATIENCE or self.losses > 1):
+            return False
+        if self.losses > 1:
+            self.hold = self.held = min(max(_HOLD, 4 * self.held), _LONGEST_HOLD)
+        self.stop()
+        return True
+
+    def count(self, run: Run) -> None:
+        """Count what a run that was followed has gained: the calls that it answered, less what a run costs as well. A
+        backward pass and an optimizer's step are worth more than that.
+        """
+        large = run.differentiated or run.at.kind == "step"
+        gained = 1 + len(run.slots) - run.first - (0 if large else _A_RUN)
+        self.gained += max(0, gained)
+        self.lost -= min(0, gained)
 
     # ---- calls
 
@@ -547,6 +567,9 @@ class Follower:
 
     def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call of an operation."""
+        if not (run.promised or run.taken) and self.rest_if_in_vain():
+            # Where each run ends within a call, nobody could before.
+            return interpreted(callee, args, kwargs)
         if callee.role == "step":
             self.stray = 0
         if self.unfinished or self.asides:
@@ -779,7 +802,7 @@ class Follower:
                 assert program is not None
                 program.failures = 0
                 self.counts["followed"] += 1
-                self.gained += 1 + len(run.slots) - run.first
+                self.count(run)
                 if at.goes_on is not None and run.may_go_on:
                     run.go_on(at.goes_on, program, run.saved)
                     self.counts["steps"] += 1

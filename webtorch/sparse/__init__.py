@@ -1,4 +1,4 @@
-"""torch.sparse: tensors of which only some elements are kept, in COO, CSR and CSC. Floor 5."""
+"""torch.sparse: tensors of which only some elements are kept, in coordinates and compressed. Floor 5."""
 
 from webtorch.functions import public as _dense
 from webtorch.sparse import dispatch as _dispatch
@@ -8,6 +8,7 @@ from webtorch.sparse import whole as _whole
 from webtorch.sparse.algebra import addmm as _addmm
 from webtorch.sparse.algebra import mm as _mm
 from webtorch.sparse.algebra import sampled_addmm
+from webtorch.sparse.checking import as_sparse_gradcheck
 from webtorch.sparse.construction import check_sparse_tensor_invariants, spdiags
 from webtorch.sparse.legacy import CONSTRUCTORS as _CONSTRUCTORS
 from webtorch.sparse.reductions import log_softmax, softmax, sum
@@ -17,7 +18,8 @@ from webtorch.tensors.tensor import Tensor as _Tensor
 assert all((_dispatch, _elementwise, _movement, _whole))
 
 __all__ = [
-    "addmm", "check_sparse_tensor_invariants", "log_softmax", "mm", "sampled_addmm", "softmax", "spdiags", "sum",
+    "addmm", "as_sparse_gradcheck", "check_sparse_tensor_invariants", "log_softmax", "mm", "sampled_addmm", "softmax",
+    "spdiags", "sum",
 ]  # fmt: skip
 
 globals().update(_CONSTRUCTORS)

@@ -11,9 +11,10 @@ from webtorch.errors import ShapeError
 from webtorch.functions import public as dense
 from webtorch.ir.dtype import int64
 from webtorch.sparse.dispatch import rule
-from webtorch.sparse.layouts import coalesce, compressed, coo, matching, to_dense
+from webtorch.sparse.layouts import coalesce, compressed, coo, matching, matching_as, to_dense
 from webtorch.sparse.movement import transpose
-from webtorch.sparse.tensor import Pattern, SparseTensor, added, no_kernel
+from webtorch.sparse.tensor import BLOCKS, BY_COLUMN, Pattern, SparseTensor, added, no_kernel
+from webtorch.tensors.above import give
 from webtorch.tensors.formats import sparse_coo, sparse_csr
 from webtorch.tensors.tensor import Tensor
 
@@ -49,9 +50,22 @@ def mm(input: Tensor, mat2: Tensor) -> Tensor:
         return mm(transpose(mat2, 0, 1), input.t()).t()
     if isinstance(mat2, SparseTensor):
         return _sparse_product(input, mat2)
-    rows, columns = _rows_and_columns(input.pattern())
-    out = dense.zeros(input._shape[0], mat2._shape[1], dtype=mat2.dtype, device=mat2.device)
-    return added(out, rows, mat2[columns] * input.values_of().unsqueeze(1))
+    return _times_dense(input, mat2)
+
+
+def _times_dense(a: SparseTensor, b: Tensor) -> Tensor:
+    """Return the product of a sparse matrix with a dense one: by its blocks where it has them."""
+    (high, wide), width = a.blocksize, b._shape[1]
+    out = dense.zeros(
+        a._shape[0] // high, *((high,) if high > 1 else ()), width, dtype=b.dtype, device=b.device
+    )
+    if a.layout not in BLOCKS:
+        rows, columns = _rows_and_columns(a.pattern())
+        return added(out, rows, b[columns] * a.values_of().unsqueeze(1))
+    outer, inner = a.pattern().lines()
+    rows, columns = (inner, outer) if a.layout in BY_COLUMN else (outer, inner)
+    products = dense.bmm(a.values_of(), b.reshape(-1, wide, width)[columns])
+    return added(out, rows, products.reshape(-1, *out._shape[1:])).reshape(a._shape[0], width)
 
 
 def _sparse_product(a: SparseTensor, b: SparseTensor) -> Tensor:
@@ -67,7 +81,7 @@ def _sparse_product(a: SparseTensor, b: SparseTensor) -> Tensor:
     places = dense.stack([rows[value], y.places[0][1][met]])
     values = x.values_of()[value] * y.values_of()[met]
     out = coalesce(coo(places, values, (x._shape[0], y._shape[1]), False, "SparseMm"))
-    return matching(out, sparse_csr) if a.layout is b.layout is sparse_csr else out
+    return matching_as(out, a) if a.layout is b.layout else out
 
 
 @rule("mv")
@@ -98,7 +112,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
         )
     example, row, column = input.pattern().coordinates().unbind(0)
     places = dense.stack([example * rows + row, example * inner + column])
-    flat = coo(places, input.values_of(), (batch * rows, batch * inner))
+    flat = coo(places, input.elements(), (batch * rows, batch * inner))
     width = mat2._shape[2]
     return mm(flat, mat2.reshape(batch * inner, width)).reshape(batch, rows, width)
 
@@ -150,7 +164,29 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @dispatched()
 def smm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the product of a sparse matrix and a dense one as a sparse tensor."""
-    return coalesce(mm(input, mat2).to_sparse())
+    places = dense.zeros((2, 0), dtype=int64, device=mat2.device)
+    shape = (input._shape[0], mat2._shape[1])
+    return sspaddmm(coo(places, mat2.detach().reshape(-1)[:0], shape), input, mat2)
+
+
+@dispatched()
+def sspaddmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    """Return beta * input + alpha * (mat1 @ mat2) as a sparse tensor, of sparse tensors and a dense one."""
+    if not isinstance(input, SparseTensor):
+        raise RuntimeError("sspaddmm: Argument #1: Expected sparse 'self'")
+    if not isinstance(mat1, SparseTensor):
+        raise RuntimeError("sspaddmm: Argument #2: Expected sparse 'mat1'")
+    product, width = mm(mat1, mat2), mat2._shape[1]
+    # Each row that has a value becomes a whole one.
+    rows = dense.unique(mat1.pattern().coordinates()[0])
+    columns = dense.arange(width, device=rows.device).repeat(rows._shape[0])
+    places = dense.stack([dense.repeat_interleave(rows, width), columns])
+    both = dense.cat([input.places[0], places], 1)
+    values = dense.cat([input.values_of() * beta, product[rows].reshape(-1) * alpha])
+    return coo(both, values, input._shape)
+
+
+give(smm=smm, sspaddmm=sspaddmm)
 
 
 @dispatched()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +10,19 @@ from webtorch.functions import public as dense
 from webtorch.functions.factory import chosen_dtype
 from webtorch.ir.dtype import DType, int32, int64
 from webtorch.sparse.layouts import coalesce, to_sparse
-from webtorch.sparse.tensor import SparseTensor, keys, uncompressed
+from webtorch.sparse.tensor import (
+    BLOCKS,
+    BY_COLUMN,
+    TITLES,
+    TURNED,
+    SparseTensor,
+    keys,
+    uncompressed,
+)
 from webtorch.tensors.above import give
-from webtorch.tensors.absent import why_missing
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
-from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
+from webtorch.tensors.formats import sparse_bsc, sparse_bsr, sparse_coo, sparse_csc, sparse_csr
 from webtorch.tensors.tensor import Tensor
 
 
@@ -208,10 +214,11 @@ def empty_coo(
     return SparseTensor.of(sparse_coo, (indices,), values, size, True)
 
 
-_NAMES = {
-    sparse_csr: ("crow_indices", "col_indices", "row", 0),
-    sparse_csc: ("ccol_indices", "row_indices", "column", 1),
-}
+# What the parts of a compressed layout are called, and its rows (columns).
+_BY_ROW, _BY_COLUMN = (
+    ("crow_indices", "col_indices", "row"),
+    ("ccol_indices", "row_indices", "column"),
+)
 
 
 def sparse_compressed_tensor(
@@ -227,79 +234,189 @@ def sparse_compressed_tensor(
     requires_grad: bool = False,
     check_invariants: bool | None = None,
 ) -> Tensor:
-    """Return a CSR or CSC matrix: `compressed_indices` says where the values of each row (column) begin, and
-    `plain_indices` in which column (row) each value is.
+    """Return a CSR, CSC, BSR or BSC matrix: `compressed_indices` says where the values (blocks) of each row (column)
+    begin, and `plain_indices` in which column (row) each is. All three may have dims of a batch of matrices before.
     """
     if layout is None:
         raise RuntimeError("sparse_compressed_tensor expected layout but got None")
-    if layout not in _NAMES:
-        raise NotImplementedError(
-            f"sparse_compressed_tensor: layout {layout} is not available here: use torch.sparse_csr or "
-            f"torch.sparse_csc. {why_missing('', 'sparse_bsr_tensor')}"
+    if layout not in TURNED:
+        raise RuntimeError(
+            "sparse_compressed_tensor expected sparse compressed tensor layout but got "
+            f"{TITLES.get(layout, 'Strided')}"
         )
     place = _place(values, compressed_indices, device)
     values = _tensor(values, None if dtype is None else chosen_dtype(dtype), place)
-    places = []
-    for given in (compressed_indices, plain_indices):
-        p = _tensor(given, None, place)
-        places.append(p if p.dtype in (int32, int64) else p.to(int64))
-    outer, inner = places
-    first, second, _, turned = _NAMES[layout]
-    if outer.dim() != 1 or inner.dim() != 1 or not values.dim():
-        raise NotImplementedError(
-            f"sparse_compressed_tensor: {first} and {second} must be vectors here (no batches), and got "
-            f"{outer.dim()} and {inner.dim()} dims"
-        )
-    rows = outer._shape[0] - 1
-    if size is None:
-        columns = int(inner.max().item()) + 1 if inner.numel() else 0
-        size = ((columns, rows) if turned else (rows, columns)) + values._shape[1:]
-    size = tuple(int(s) for s in size)
+    given = [_tensor(p, None, place) for p in (compressed_indices, plain_indices)]
     checks = (
         check_sparse_tensor_invariants.is_enabled()
         if check_invariants is None
         else check_invariants
     )
+    if size is None:
+        size = _compressed_extent(layout, given[0], given[1], values)
+    size = tuple(int(s) for s in size)
     if checks:
-        _check_compressed(layout, outer, inner, values, size)
+        _check_compressed(layout, given[0], given[1], values, size)
+        _check_places(layout, given[0], given[1], size, _inside(layout, given[0], values))
+    places = [p if p.dtype in (int32, int64) else p.to(int64) for p in given]
     out = SparseTensor.of(layout, [p.detach() for p in places], values, size, True)
     return _finished(out, requires_grad)
+
+
+def _inside(layout: Layout, outer: Tensor, values: Tensor) -> tuple[int, ...]:
+    """Return the sizes of a block; ones where there are none."""
+    batch = max(outer.dim() - 1, 0)
+    return values._shape[batch + 1 : batch + 3] if layout in BLOCKS else (1, 1)
+
+
+def _compressed_extent(
+    layout: Layout, outer: Tensor, inner: Tensor, values: Tensor
+) -> tuple[int, ...]:
+    """Return the smallest sizes that hold the places."""
+    name = "sparse_compressed_tensor"
+    if not outer.dim():
+        raise RuntimeError(f"{_names(layout)[0]} must have dimensionality >= 1 but got 0")
+    batch, block = outer.dim() - 1, _inside(layout, outer, values)
+    if len(block) != 2 or values.dim() <= batch:
+        raise RuntimeError(
+            "values must have dimensionality > sum of batch and block dimensionalities "
+            f"(={batch} + {2 * (layout in BLOCKS)}) but got {values.dim()}"
+        )
+    sizes = [outer._shape[-1] - 1, int(inner.max().item()) + 1 if inner.numel() else 0]
+    if sizes[0] < 0:
+        raise RuntimeError(f"{name}: {_names(layout)[0]} must have at least one element")
+    pair = sizes[::-1] if layout in BY_COLUMN else sizes
+    tail = values._shape[batch + 1 + 2 * (layout in BLOCKS) :]
+    return (*outer._shape[:-1], *(n * b for n, b in zip(pair, block, strict=True)), *tail)
+
+
+def _names(layout: Layout) -> tuple[str, str, str]:
+    return _BY_COLUMN if layout in BY_COLUMN else _BY_ROW
 
 
 def _check_compressed(
     layout: Layout, outer: Tensor, inner: Tensor, values: Tensor, size: Sequence[int]
 ) -> None:
-    first, second, word, turned = _NAMES[layout]
-    rows, columns = (size[1], size[0]) if turned else (size[0], size[1])
-    count = values._shape[0]
-    if outer._shape[0] != rows + 1:
+    """Raise RuntimeError, in PyTorch's words, where sizes and types do not fit. Nothing is read."""
+    first, second, word = _names(layout)
+    for name, part in ((first, outer), (second, inner)):
+        if part.dim() and part._strides[-1] != 1 and part._shape[-1] > 1:
+            raise RuntimeError(f"expected {name} to be a contiguous tensor per batch")
+    if not outer.dim():
+        raise RuntimeError(f"{first} must have dimensionality >= 1 but got 0")
+    if outer.dim() != inner.dim():
         raise RuntimeError(
-            f"{first}.shape[-1] must be equal to the number of {word}s + 1 ({rows + 1}), but got {outer._shape[0]}"
+            f"{first} and {second} dimensionalities must be equal but got {outer.dim()} and {inner.dim()}, respectively"
         )
-    if inner._shape[0] != count:
+    batch, block = outer.dim() - 1, 2 * (layout in BLOCKS)
+    rank = values.dim() - batch - block - 1
+    if rank < 0:
         raise RuntimeError(
-            f"{second}.shape[-1] must be equal to nnz ({count}) as defined by values.shape[0], but got "
-            f"{inner._shape[0]}"
+            "values must have dimensionality > sum of batch and block dimensionalities "
+            f"(={batch} + {block}) but got {values.dim()}"
         )
-    bounds = outer.tolist()
-    if bounds[0] != 0:
-        raise RuntimeError(f"`{first}[..., 0] == 0` is not satisfied.")
-    if bounds[-1] != count:
-        raise RuntimeError(f"`{first}[..., -1] == nnz` is not satisfied.")
-    if any(not 0 <= b - a <= columns for a, b in itertools.pairwise(bounds)):
+    if len(size) != batch + 2 + rank:
         raise RuntimeError(
-            f"`0 <= {first}[..., 1:] - {first}[..., :-1] <= {'nrows' if turned else 'ncols'}` is not satisfied."
+            "tensor dimensionality must be sum of batch, base, and dense dimensionalities "
+            f"(={batch} + 2 + {rank}) but got {len(size)}"
         )
-    if count and not (int(inner.min().item()) >= 0 and int(inner.max().item()) < columns):
-        raise RuntimeError(f"`0 <= {second} < {'nrows' if turned else 'ncols'}` is not satisfied.")
+    inside = _inside(layout, outer, values)
+    for d, b in enumerate(inside):
+        if b <= 0 or size[batch + d] % b:
+            raise RuntimeError(
+                f"tensor shape[{batch + d}] (={size[batch + d]}) must be divisible with blocksize[{d}] (={b}) as "
+                "defined by values shape"
+            )
+    heads = [list(part._shape[:batch]) for part in (outer, inner, values)]
+    if any(head != list(size[:batch]) for head in heads):
+        raise RuntimeError(
+            f"all batch dimensions of {first} (={heads[0]}), {second} (={heads[1]}), and values (={heads[2]}) must be "
+            f"equal to tensor batch dimensions (={list(size[:batch])})"
+        )
+    lines = _lines(layout, size, batch, inside)[0]
+    if outer._shape[-1] != lines + 1:
+        raise RuntimeError(
+            f"{first}.shape[-1] must be equal to the number of {word}{' block' if block else ''}s + 1 (={lines + 1}), "
+            f"but got {outer._shape[-1]}"
+        )
+    if inner._shape[-1] != values._shape[batch]:
+        raise RuntimeError(
+            f"{second}.shape[-1] must be equal to nnz (={values._shape[batch]}) as defined by values.shape[{batch}], "
+            f"but got {inner._shape[-1]}"
+        )
+    if values._shape[batch + 1 + block :] != tuple(size[batch + 2 :]):
+        raise RuntimeError(
+            f"values.shape[{batch + 1 + block}:] must be equal to the dense dimensions of the tensor "
+            f"(={list(size[batch + 2 :])}), but got {list(values._shape[batch + 1 + block :])}"
+        )
+    kinds = [p.dtype.c_name for p in (outer, inner)]
+    if kinds[0] != kinds[1]:
+        raise RuntimeError(
+            f"{first} and {second} must have the same dtype, bot got {kinds[0]} and {kinds[1]}, respectively"
+        )
+    if outer.dtype not in (int32, int64):
+        raise RuntimeError(f"{first} and {second} dtype must be Int or Long, but got {kinds[0]}")
+
+
+def _lines(
+    layout: Layout, size: Sequence[int], batch: int, inside: Sequence[int]
+) -> tuple[int, int]:
+    """Return how many rows (columns) of blocks there are, and how many places each has."""
+    rows, columns = size[batch] // inside[0], size[batch + 1] // inside[1]
+    return (columns, rows) if layout in BY_COLUMN else (rows, columns)
+
+
+def _check_places(
+    layout: Layout, outer: Tensor, inner: Tensor, size: Sequence[int], inside: Sequence[int]
+) -> None:
+    """Raise RuntimeError, in PyTorch's words, where places are not those of a matrix."""
+    first, second, _ = _names(layout)
+    most, lines = ("nrows", "ncols") if layout in BY_COLUMN else ("ncols", "nrows")
+    count = inner._shape[-1]
+    columns = _lines(layout, size, outer.dim() - 1, inside)[1]
+    if not outer.numel():
+        return
+    lengths = outer[..., 1:] - outer[..., :-1]
+    rules = [
+        (outer[..., 0] == 0, f"`{first}[..., 0] == 0`"),
+        (outer[..., -1] == count, f"`{first}[..., -1] == nnz`"),
+        (
+            (lengths >= 0) & (lengths <= columns),
+            f"`0 <= {first}[..., 1:] - {first}[..., :-1] <= {most}`",
+        ),
+        ((inner >= 0) & (inner < columns), f"`0 <= {second} < {most}`"),
+    ]
+    for holds, text in rules:
+        if not holds.all().item():
+            raise RuntimeError(f"{text} is not satisfied.")
     if count > 1:
         own = uncompressed(outer, count)
-        later = (own[1:] > own[:-1]) | (inner[1:] > inner[:-1])
+        later = (own[..., 1:] > own[..., :-1]) | (inner[..., 1:] > inner[..., :-1])
         if not later.all().item():
             raise RuntimeError(
-                f"`{second}[..., {first}[..., i - 1]:{first}[..., i]] for all i = 1, ..., {rows} are sorted and "
+                f"`{second}[..., {first}[..., i - 1]:{first}[..., i]] for all i = 1, ..., {lines} are sorted and "
                 "distinct along the last dimension values` is not satisfied."
             )
+
+
+def empty_compressed(
+    size: Sequence[int],
+    dtype: DType,
+    device: DeviceLike,
+    layout: Layout,
+    batch: int = 0,
+    inside: tuple[int, int] = (1, 1),
+) -> SparseTensor:
+    """Return a compressed tensor without values, whose first `batch` dims are of a batch."""
+    size = tuple(int(s) for s in size)
+    head, tail = size[:batch], size[batch + 2 :]
+    outer = dense.zeros(
+        (*head, _lines(layout, size, batch, inside)[0] + 1), dtype=int64, device=device
+    )
+    inner = dense.zeros((*head, 0), dtype=int64, device=device)
+    block = inside if layout in BLOCKS else ()
+    values = dense.zeros((*head, 0, *block, *tail), dtype=dtype, device=device)
+    return SparseTensor.of(layout, (outer, inner), values, size, True)
 
 
 def sparse_csr_tensor(
@@ -342,12 +459,54 @@ def sparse_csc_tensor(
     )  # fmt: skip
 
 
+def sparse_bsr_tensor(
+    crow_indices: object,
+    col_indices: object,
+    values: object,
+    size: Sequence[int] | None = None,
+    *,
+    dtype: DType | None = None,
+    device: DeviceLike = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    layout: Layout | None = None,
+) -> Tensor:
+    """Return a BSR matrix: row i of blocks has those from crow_indices[i] up to crow_indices[i + 1]."""
+    return sparse_compressed_tensor(
+        crow_indices, col_indices, values, size, dtype=dtype, layout=sparse_bsr, device=device,
+        requires_grad=requires_grad, check_invariants=check_invariants,
+    )  # fmt: skip
+
+
+def sparse_bsc_tensor(
+    ccol_indices: object,
+    row_indices: object,
+    values: object,
+    size: Sequence[int] | None = None,
+    *,
+    dtype: DType | None = None,
+    device: DeviceLike = None,
+    pin_memory: bool = False,
+    requires_grad: bool = False,
+    check_invariants: bool | None = None,
+    layout: Layout | None = None,
+) -> Tensor:
+    """Return a BSC matrix: column i of blocks has those from ccol_indices[i] up to ccol_indices[i + 1]."""
+    return sparse_compressed_tensor(
+        ccol_indices, row_indices, values, size, dtype=dtype, layout=sparse_bsc, device=device,
+        requires_grad=requires_grad, check_invariants=check_invariants,
+    )  # fmt: skip
+
+
 def spdiags(
     diagonals: Tensor, offsets: Tensor, shape: Sequence[int], layout: Layout | None = None
 ) -> Tensor:
     """Return a matrix with the rows of `diagonals` on the diagonals `offsets`."""
     if diagonals.dim() < 2:
         diagonals = diagonals.reshape(1, -1)
+    if offsets.dim() > 1:
+        raise RuntimeError("Offsets must be scalar or vector")
     offsets = offsets.reshape(-1)
     if diagonals._shape[0] != offsets._shape[0]:
         raise RuntimeError(
@@ -383,4 +542,18 @@ def rows_of(indices: Tensor, values: Tensor, shape: Sequence[int]) -> SparseTens
     return SparseTensor.of(sparse_coo, (indices.reshape(1, -1).to(int64),), values, shape)
 
 
-give(sparse_rows=rows_of)
+def places_of(g: Tensor, index: Tensor, shape: Sequence[int], dim: int) -> tuple[SparseTensor]:
+    """The sparse cotangent of what `gather` reads: a value for each element of `index`."""
+    lines = [
+        dense.arange(n, device=index.device).reshape(-1, *(1,) * (index.dim() - d - 1))
+        for d, n in enumerate(index._shape)
+    ]
+    if lines:
+        lines[dim] = index.to(int64)
+    rows = [r.reshape(-1) for r in dense.broadcast_tensors(*lines)] if lines else []
+    empty = dense.zeros((0, index.numel()), dtype=int64, device=index.device)
+    places = dense.stack(rows) if rows else empty
+    return (SparseTensor.of(sparse_coo, (places,), g.reshape(-1), shape),)
+
+
+give(sparse_rows=rows_of, sparse_places=places_of)

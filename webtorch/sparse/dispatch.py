@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, Run, alone, install
-from webtorch.ir.dtype import legacy_name
 from webtorch.ops.primitive import fill
 from webtorch.ops.record import TABLE, Elementwise, Op
 from webtorch.sparse.tensor import SparseTensor, alive, no_kernel
@@ -89,7 +88,7 @@ def _written(name: str, out: Tensor, made: Any) -> Any:
         )
     if not can_cast(made.dtype, out.dtype):
         raise RuntimeError(
-            f"result type {legacy_name(made.dtype)} can't be cast to the desired output type {legacy_name(out.dtype)}"
+            f"result type {made.dtype.legacy} can't be cast to the desired output type {out.dtype.legacy}"
         )
     return out.become(made if made.dtype is out.dtype else RULES["to"](made, out.dtype))
 

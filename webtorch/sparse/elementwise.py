@@ -6,7 +6,7 @@ from typing import Any
 
 from webtorch.functions import public as dense
 from webtorch.sparse.dispatch import rule
-from webtorch.sparse.layouts import coalesce, coo, matching, to_dense
+from webtorch.sparse.layouts import coalesce, coo, matching, matching_as, to_dense
 from webtorch.sparse.tensor import SparseTensor, added, at, keys, no_kernel
 from webtorch.tensors.formats import sparse_coo
 from webtorch.tensors.promotion import result_type
@@ -71,7 +71,7 @@ def mul(input: Any, other: Any) -> Tensor:
             "use .to_dense()"
         )
     there = at(other.expand(shape), input.pattern().coordinates())
-    return input.like(input.values_of() * there, "Mul")
+    return input.like(input.values_of() * input.pattern().in_blocks(there), "Mul")
 
 
 def _common(a: SparseTensor, b: SparseTensor) -> Tensor:
@@ -89,15 +89,13 @@ def _common(a: SparseTensor, b: SparseTensor) -> Tensor:
     shape = x._shape[: x.sparse_rank]
     if not x.nnz or not y.nnz:
         dtype = result_type(a.kept, b.kept)
-        return matching(
-            coo(x.places[0][:, :0], x.values_of()[:0].to(dtype), a._shape, True), a.layout
-        )
+        return matching_as(coo(x.places[0][:, :0], x.values_of()[:0].to(dtype), a._shape, True), a)
     mine, others = keys(x.places[0], shape), keys(y.places[0], shape)
     found = dense.clamp(dense.searchsorted(others, mine), max=y.nnz - 1)
     (hit,) = (others[found] == mine).nonzero(as_tuple=True)
     values = x.values_of()[hit] * y.values_of()[found[hit]]
     out = coo(x.places[0][:, hit], values, a._shape, True, "Mul")
-    return matching(out, a.layout)
+    return matching_as(out, a)
 
 
 @rule("div", "_div", "true_divide")
@@ -147,7 +145,7 @@ def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
     for size in head:
         rows *= size
     flat = input.reshape(rows, *other._shape[rank:])
-    values = other.values_of().to(dtype)
+    values = other.elements().to(dtype)
     if alpha != 1:
         values = values * alpha
     out = added(flat, keys(pattern.coordinates(), head), values).reshape(input._shape)
@@ -163,8 +161,8 @@ def _sum(a: SparseTensor, b: SparseTensor, alpha: Any) -> Tensor:
     left, right = a.values_of(), b.values_of()
     if alpha != 1:
         right = right * alpha
-    same = a.layout is b.layout and all(p is q for p, q in zip(a.places, b.places, strict=True))
-    if same:
+    alike = a.layout is b.layout and left._shape == right._shape
+    if alike and all(p is q for p, q in zip(a.places, b.places, strict=True)):
         return a.like(left + right, "Add")
     x, y = matching(a, sparse_coo), matching(b, sparse_coo)
     if x.sparse_rank != y.sparse_rank:
@@ -180,7 +178,7 @@ def _sum(a: SparseTensor, b: SparseTensor, alpha: Any) -> Tensor:
     out = coo(places, dense.cat([first.to(dtype), second.to(dtype)]), a._shape, False, "Add")
     if (x.coalesced and y.coalesced) or a.layout is not sparse_coo:
         out = coalesce(out)
-    return matching(out, a.layout)
+    return matching_as(out, a)
 
 
 @rule("sub", "_sub")

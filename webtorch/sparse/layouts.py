@@ -1,13 +1,16 @@
-"""From one layout to another: dense, COO, CSR, CSC; sums of values at one place; the values at given places."""
+"""From one layout to another: dense, COO, compressed; sums of values at one place; the values at given places."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions import public as dense
 from webtorch.ir.dtype import int64
 from webtorch.sparse.tensor import (
+    BLOCKS,
+    BY_COLUMN,
     TITLES,
     SparseTensor,
     added,
@@ -17,9 +20,9 @@ from webtorch.sparse.tensor import (
     looked_up,
     no_kernel,
 )
-from webtorch.tensors.absent import why_missing
+from webtorch.sparse.tensor import to_dense as whole
 from webtorch.tensors.formats import layout as Layout
-from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr, strided
+from webtorch.tensors.formats import sparse_coo, sparse_csr, strided
 from webtorch.tensors.tensor import Tensor
 
 
@@ -64,40 +67,29 @@ def _split(places: Tensor, shape: Sequence[int]) -> Tensor:
 
 def to_dense(x: Tensor, dtype: Any = None, *, masked_grad: bool | None = None) -> Tensor:
     """Return the dense tensor of the same elements."""
-    if not isinstance(x, SparseTensor):
-        return x if dtype is None else x.to(dtype)
-    pattern, values = x.pattern(), x.values_of()
-    rank = pattern.rank
-    head, tail = x._shape[:rank], x._shape[rank:]
-    out = dense.zeros((_count(head), *tail), dtype=values.dtype, device=values.device)
-    out = added(out, keys(pattern.coordinates(), head), values).reshape(x._shape)
+    out = whole(x) if isinstance(x, SparseTensor) else x
     return out if dtype is None else out.to(dtype)
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def to_sparse(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return the tensor in a sparse layout, COO unless `layout` says another: of the first `sparse_dim` dims, of which
     each value has the others.
     """
-    sparse_dim, layout, dense_dim = _options(*args, **kwargs)
-    if layout is None:
-        layout = sparse_coo
+    sparse_dim, layout, blocksize, dense_dim = _options(*args, **kwargs)
+    if layout in (None, sparse_coo):
+        if blocksize is not None:
+            raise RuntimeError(
+                f"{_source(x)}_to_sparse: conversion from {TITLES.get(x.layout, 'Strided')} to Sparse with blocksize "
+                "argument given is not supported"
+            )
+        return _to_coo(x, sparse_dim)
     if layout is strided:
         return to_dense(x)
-    if layout is sparse_coo:
-        return _to_coo(x, sparse_dim)
-    if layout in (sparse_csr, sparse_csc):
-        return to_compressed(x, layout, dense_dim)
-    raise NotImplementedError(
-        f"to_sparse: layout {layout} is not available here: use torch.sparse_csr. "
-        f"{why_missing('', 'sparse_bsr_tensor')}"
-    )
+    return to_compressed(x, layout, dense_dim, blocksize)
+
+
+def _source(x: Tensor) -> str:
+    return {strided: "dense", sparse_coo: "coo"}.get(x.layout, "sparse_compressed")
 
 
 def _options(
@@ -107,23 +99,22 @@ def _options(
     blocksize: Any = None,
     dense_dim: int | None = None,
     sparseDims: int | None = None,
-) -> tuple[int | None, Layout | None, int | None]:
-    return sparse_dim if sparse_dim is not None else sparseDims, layout, dense_dim
+) -> tuple[int | None, Layout | None, Any, int | None]:
+    return sparse_dim if sparse_dim is not None else sparseDims, layout, blocksize, dense_dim
 
 
 def _to_coo(x: Tensor, sparse_dim: int | None) -> SparseTensor:
     if isinstance(x, SparseTensor):
         if sparse_dim not in (None, x.sparse_rank):
+            wanted = "self.sparse_dim()" if x.layout is sparse_coo else x.sparse_rank
             raise RuntimeError(
-                "to_sparse: conversion of a sparse tensor to another sparse_dim is not supported"
+                f"{'' if x.layout is sparse_coo else 'sparse_compressed_'}to_sparse: conversion from "
+                f"{TITLES[x.layout]} to Sparse with sparse_dim argument !={wanted} is not supported"
             )
         if x.layout is sparse_coo:
             return x
-        pattern, values = x.pattern(), x.values_of()
-        indices = pattern.coordinates()
-        if x.layout is sparse_csr:
-            return coo(indices, values, x._shape, True, "ToSparse")
-        return coalesce(coo(indices, values, x._shape, False, "ToSparse"))
+        indices, values = x.pattern().coordinates(), x.elements()
+        return coo(indices, values, x._shape, x.layout is sparse_csr, "ToSparse")
     rank = x.dim()
     if sparse_dim is None:
         sparse_dim = rank
@@ -143,29 +134,120 @@ def _to_coo(x: Tensor, sparse_dim: int | None) -> SparseTensor:
     return coo(indices, at(x, indices), x._shape, True, "ToSparse")
 
 
-def to_compressed(x: Tensor, layout: Layout, dense_dim: int | None = None) -> SparseTensor:
-    """Return a matrix in CSR or CSC."""
-    if isinstance(x, SparseTensor) and x.layout is layout:
-        return x
-    name = "to_sparse_csr" if layout is sparse_csr else "to_sparse_csc"
-    rank = x.sparse_rank if isinstance(x, SparseTensor) else x.dim() - (dense_dim or 0)
-    if rank != 2:
-        raise RuntimeError(
-            f"{name}: only matrices have this layout here, and this tensor has {rank} sparse dims"
-        )
-    title = "ToSparseCsr" if layout is sparse_csr else "ToSparseCsc"
-    source = coalesce(_to_coo(x, 2))
-    indices, values = source.places[0], source.values_of()
-    rows, columns = source._shape[:2]
-    outer, inner = indices.unbind(0)
-    if layout is sparse_csc:
-        # Sorted by columns; rows stay in order.
-        outer, order = dense.sort(inner, stable=True)
-        inner, values = indices[0][order], values[order]
-        rows = columns
-    return SparseTensor.of(
-        layout, (compressed(outer, rows), inner.contiguous()), values, source._shape, True, title
+def to_compressed(
+    x: Tensor, layout: Layout, dense_dim: int | None = None, blocksize: Any = None
+) -> SparseTensor:
+    """Return a matrix, or a batch of them, in a compressed layout. Raises RuntimeError where PyTorch has no such
+    conversion.
+    """
+    source, target = TITLES.get(x.layout, "Strided"), TITLES[layout]
+    name, between = (
+        f"{_source(x)}_to_sparse_{target[-3:].lower()}",
+        f"conversion from {source} to {target}",
     )
+    if layout not in BLOCKS:
+        if blocksize is not None:
+            raise RuntimeError(f"{name}: {between} with blocksize argument given is not supported")
+        size = (1, 1)
+    elif blocksize is not None:
+        size = _checked_blocks(blocksize, name)
+    elif isinstance(x, SparseTensor) and x.layout in BLOCKS:
+        size = x.blocksize
+    else:
+        raise RuntimeError(f"{name}: {between} without blocksize argument given is not supported")
+    rank = x.sparse_rank if isinstance(x, SparseTensor) else x.dim() - (dense_dim or 0)
+    if not isinstance(x, SparseTensor) and not 2 <= rank <= x.dim():
+        raise RuntimeError(
+            f"{name}: dense_dim argument must be in [0,{x.dim() - 2}] range, but {dense_dim} is given"
+        )
+    if isinstance(x, SparseTensor):
+        if dense_dim is not None:
+            raise RuntimeError(f"{name}: {between} with dense_dim argument given is not supported")
+        if x.layout is layout and size == x.blocksize:
+            return x
+        if x.layout is sparse_coo and rank != 2:
+            raise RuntimeError(
+                f"{name}: {between} for input tensors with sparse_dim()!=2 is not supported"
+            )
+        if x.layout in BLOCKS and layout not in BLOCKS:
+            raise RuntimeError(f"{name}: expected SparseCsr or SparseCsc layout but got {source}")
+        if x.batch_rank and layout in BLOCKS and x.layout not in BLOCKS:
+            raise RuntimeError(f"{name}: {between} for batched inputs is not supported")
+    pair = x._shape[rank - 2 : rank]
+    if any(n % b for n, b in zip(pair, size, strict=True)):
+        raise RuntimeError(
+            f"{name}: tensor sparse size ({pair[0]},{pair[1]}) must be divisible by given blocksize "
+            f"({size[0]},{size[1]})"
+        )
+    if isinstance(x, SparseTensor):
+        return _compressed_of(x, layout, size)
+    # The places of what is not zero; blocks take all of their elements.
+    pattern = _compressed_of(_to_coo(x.detach(), rank), layout, size).pattern()
+    return pattern.filled(pattern.in_blocks(at(x, pattern.coordinates())), _title(layout))
+
+
+def _title(layout: Layout) -> str:
+    return TITLES[layout].replace("Sparse", "ToSparse")
+
+
+def _checked_blocks(blocksize: Any, name: str) -> tuple[int, int]:
+    if len(blocksize) != 2:
+        raise RuntimeError(
+            f"{name}: blocksize needs to be a tuple of size 2, but got {len(blocksize)}"
+        )
+    rows, columns = (int(b) for b in blocksize)
+    if rows <= 0 or columns <= 0:
+        raise RuntimeError(f"{name}: blocksize needs to be positive, but got [{rows}, {columns}]")
+    return rows, columns
+
+
+def _compressed_of(x: SparseTensor, layout: Layout, size: tuple[int, int]) -> SparseTensor:
+    """Return a sparse tensor in a compressed layout: of a batch, where it has more than two sparse dims."""
+    x = coalesce(x) if x.layout is sparse_coo else x
+    source = x.pattern()
+    *batch, rows, columns = source.coordinates().unbind(0)
+    rank, shape = source.rank, x._shape
+    head, (high, wide), tail = shape[: rank - 2], shape[rank - 2 : rank], shape[rank:]
+    many, high, wide = math.prod(head), high // size[0], wide // size[1]
+    block_row = dense.div(rows, size[0], rounding_mode="floor") if size[0] > 1 else rows
+    block_column = dense.div(columns, size[1], rounding_mode="floor") if size[1] > 1 else columns
+    outer, inner = block_row, block_column
+    if layout in BY_COLUMN:
+        outer, inner, high, wide = inner, outer, wide, high
+    number = (keys(dense.stack(batch), head) if batch else 0) * high + outer
+    each, values = number * wide + inner, x.elements()
+    if layout in BLOCKS:
+        blocks, which = dense.unique(each, return_inverse=True)
+        area = size[0] * size[1]
+        spot = (
+            which * area + (rows - block_row * size[0]) * size[1] + columns - block_column * size[1]
+        )
+        kept = dense.zeros(
+            (blocks._shape[0] * area, *tail), dtype=values.dtype, device=values.device
+        )
+        values = added(kept, spot, values)
+    elif layout is sparse_csr and x.layout is sparse_coo:
+        blocks = each
+    else:
+        blocks, order = dense.sort(each, stable=True)
+        values = values[order]
+    total = blocks._shape[0]
+    starts = compressed(dense.div(blocks, max(wide, 1), rounding_mode="floor"), many * high)
+    per = total // many if many else 0
+    if batch:
+        ends = starts[high::high] if high else starts[:0]
+        first = dense.arange(many, device=starts.device) * per
+        if high and not (ends == first + per).all().item():
+            raise RuntimeError("Expect the same number of specified elements per batch.")
+        lines = starts[: many * high].reshape(many, high) - first.unsqueeze(1)
+        starts = dense.cat([lines, dense.full_like(first, per).unsqueeze(1)], 1)
+        starts = starts.reshape(*head, high + 1)
+    plain = dense.remainder(blocks, max(wide, 1)).reshape(*head, per)
+    kind = x.places[0].dtype if x.layout is not sparse_coo else int64
+    places = [p.to(kind).contiguous() for p in (starts, plain)]
+    inside = size if layout in BLOCKS else ()
+    values = values.reshape(*head, per, *inside, *tail)
+    return SparseTensor.of(layout, places, values, shape, True, _title(layout))
 
 
 def compressed(rows: Tensor, count: int) -> Tensor:
@@ -188,7 +270,7 @@ def sparse_mask(x: Tensor, mask: Tensor) -> SparseTensor:
     pattern = mask.pattern()
     coordinates = pattern.coordinates()
     values = looked_up(x, coordinates) if isinstance(x, SparseTensor) else at(x, coordinates)
-    return pattern.filled(values, "SparseMask")
+    return pattern.filled(pattern.in_blocks(values), "SparseMask")
 
 
 def as_layout(x: Tensor, layout: Layout, op: str, what: str) -> SparseTensor:
@@ -200,11 +282,16 @@ def as_layout(x: Tensor, layout: Layout, op: str, what: str) -> SparseTensor:
     return x
 
 
-def matching(x: SparseTensor, layout: Layout) -> SparseTensor:
+def matching(x: SparseTensor, layout: Layout, blocksize: tuple[int, int] = (1, 1)) -> SparseTensor:
     """Return x in another sparse layout."""
     if x.layout is layout:
         return x
-    return _to_coo(x, None) if layout is sparse_coo else to_compressed(x, layout)
+    return _to_coo(x, None) if layout is sparse_coo else _compressed_of(x, layout, blocksize)
+
+
+def matching_as(x: SparseTensor, other: SparseTensor) -> SparseTensor:
+    """Return x in the layout of another one."""
+    return matching(x, other.layout, other.blocksize)
 
 
 __all__ = ["backend_of", "coalesce", "coo", "sparse_mask", "to_dense", "to_sparse"]

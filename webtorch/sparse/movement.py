@@ -9,9 +9,9 @@ from webtorch.functions import public as dense
 from webtorch.functions.movement import sizes_of
 from webtorch.ir.dtype import int64
 from webtorch.sparse.dispatch import rule
-from webtorch.sparse.layouts import compressed, coo, matching
-from webtorch.sparse.tensor import SparseTensor, no_kernel
-from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
+from webtorch.sparse.layouts import coalesce, compressed, coo, matching
+from webtorch.sparse.tensor import BLOCKS, TURNED, SparseTensor, no_kernel
+from webtorch.tensors.formats import sparse_coo
 from webtorch.tensors.tensor import Tensor
 
 
@@ -40,6 +40,8 @@ def _permuted(x: SparseTensor, order: Sequence[int], title: str) -> SparseTensor
     rank, sparse = x.dim(), x.sparse_rank
     if list(order) == list(range(rank)):
         return x
+    if x.layout is not sparse_coo:
+        return _compressed_permuted(x, order, title)
     if any((d < sparse) != (i < sparse) for i, d in enumerate(order)):
         raise RuntimeError(
             "permute(sparse_coo): transpositions between sparse and dense dimensions are not allowed."
@@ -48,15 +50,28 @@ def _permuted(x: SparseTensor, order: Sequence[int], title: str) -> SparseTensor
     values = x.values_of()
     if rank > sparse:
         values = values.permute([0, *[d - sparse + 1 for d in order[sparse:]]])
-    if x.layout is not sparse_coo:
-        other = sparse_csc if x.layout is sparse_csr else sparse_csr
-        layout = other if order[0] == 1 else x.layout
-        return SparseTensor.of(layout, x.places, values, shape, True, title)
     head = list(order[:sparse])
     if head == sorted(head):
         return coo(x.places[0], values, shape, x.coalesced, title)
     indices = dense.stack([x.places[0][d] for d in head])
     return coo(indices, values, shape, x.nnz < 2, title)
+
+
+def _compressed_permuted(x: SparseTensor, order: Sequence[int], title: str) -> SparseTensor:
+    """Return compressed matrices with the dims of their batch in another order, or transposed."""
+    batch, sparse = x.batch_rank, x.sparse_rank
+    head, pair, tail = order[:batch], list(order[batch:sparse]), list(order[sparse:])
+    if any(d >= batch for d in head) or set(pair) != {batch, batch + 1}:
+        raise RuntimeError(
+            "transpose(): can only transpose tensor dimensions of the same kind (batch, sparse or dense) for sparse "
+            "compressed tensors"
+        )
+    places = [p.permute(*head, batch) for p in x.places] if batch else x.places
+    inside = [batch + 1 + d - batch for d in pair] if x.layout in BLOCKS else []
+    shift = batch + 1 + len(inside) - sparse
+    values = x.values_of().permute(*head, batch, *inside, *(d + shift for d in tail))
+    layout = TURNED[x.layout] if pair[0] > pair[1] else x.layout
+    return SparseTensor.of(layout, places, values, [x._shape[d] for d in order], True, title)
 
 
 @rule("transpose", "swapaxes", "swapdims")
@@ -110,7 +125,7 @@ def unsqueeze(input: SparseTensor, dim: int) -> SparseTensor:
 
 @rule("cat", "concat", "concatenate")
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> SparseTensor:
-    """Return several tensors as one, along a sparse dim."""
+    """Return several tensors as one, along a dim."""
     parts: list[SparseTensor] = []
     for x in tensors:
         if not isinstance(x, SparseTensor):
@@ -135,9 +150,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
                 f"{list(first._shape)} (except in the concatenating dimension), and found {list(x._shape)}"
             )
     if d >= first.sparse_rank:
-        raise NotImplementedError(
-            "cat: sparse tensors are joined along sparse dims here, not along dense ones"
-        )
+        return _cat_values(parts, d)
     start, indices = 0, []
     for x in parts:
         rows = list(x.places[0].unbind(0))
@@ -148,6 +161,22 @@ def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> 
     values = dense.cat([x.values_of() for x in parts])
     coalesced = d == 0 and all(x.coalesced for x in parts)
     return coo(dense.cat(indices, 1), values, shape, coalesced, "Cat")
+
+
+def _cat_values(parts: Sequence[SparseTensor], d: int) -> SparseTensor:
+    """Return several tensors as one along a dense dim: values of one have zeros where the others' are."""
+    first, starts = parts[0], [0]
+    for x in parts:
+        starts.append(starts[-1] + x._shape[d])
+    shape = (*first._shape[:d], starts[-1], *first._shape[d + 1 :])
+    at, values = d - first.sparse_rank + 1, []
+    for x, start in zip(parts, starts, strict=False):
+        zeros = list(x.kept._shape), list(x.kept._shape)
+        zeros[0][at], zeros[1][at] = start, starts[-1] - start - x._shape[d]
+        before, after = (dense.zeros(z, dtype=x.dtype, device=first.device) for z in zeros)
+        values.append(dense.cat([before, x.values_of(), after], at))
+    indices = dense.cat([x.places[0] for x in parts], 1)
+    return coo(indices, dense.cat(values), shape, False, "Cat")
 
 
 @rule("stack")
@@ -186,11 +215,22 @@ def index_select(input: SparseTensor, dim: int, index: Tensor) -> SparseTensor:
     return coo(dense.stack(rows), values, shape, x.coalesced and d == 0, "IndexSelect")
 
 
-@rule("select")
+@rule("select", "select_copy")
 def select(input: SparseTensor, dim: int, index: int) -> Tensor:
     """Return the slice at one position of a dim."""
-    x = matching(input, sparse_coo)
-    d, sparse = _wrapped(dim, x.dim()), x.sparse_rank
+    d, batch = _wrapped(dim, input.dim()), input.batch_rank
+    if d < batch:
+        places = [p.select(d, index) for p in input.places]
+        shape = (*input._shape[:d], *input._shape[d + 1 :])
+        return SparseTensor.of(
+            input.layout, places, input.values_of().select(d, index), shape, True, "Select"
+        )
+    if batch and d < input.sparse_rank:
+        raise RuntimeError(
+            "select(): selecting sparse dimensions is not supported for batched sparse compressed tensors."
+        )
+    x = coalesce(matching(input, sparse_coo)) if input.layout in TURNED else input
+    sparse = x.sparse_rank
     size, index = x._shape[d], int(index)
     if not -size <= index < size:
         raise IndexError(

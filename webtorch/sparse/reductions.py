@@ -12,6 +12,7 @@ from webtorch.sparse.elementwise import merged
 from webtorch.sparse.layouts import coalesce, coo, matching
 from webtorch.sparse.tensor import SparseTensor, keys, no_kernel
 from webtorch.tensors.formats import sparse_coo
+from webtorch.tensors.tape import attach
 from webtorch.tensors.tensor import Tensor
 
 
@@ -46,7 +47,10 @@ def _sum(
     if dtype is not None and dtype is not values.dtype:
         values = values.to(dtype)
     if dim is None or (isinstance(dim, (tuple, list)) and not dim):
-        return values.sum()
+        if input.layout is sparse_coo or not input.requires_grad:
+            return values.sum()
+        # The gradient of a compressed tensor is dense, as in PyTorch.
+        return attach(values.detach().sum(), "Sum", (input,), _all_alike, (), (input._shape,))
     x = matching(input.like(values, "Sum"), sparse_coo)
     rank, sparse = x.dim(), x.sparse_rank
     given = [dim] if isinstance(dim, int) else list(dim)
@@ -76,6 +80,10 @@ def _sum(
     some = len(left) < sparse
     out = coo(dense.stack(rows), values, shape, x.coalesced and not some, "SparseSum")
     return coalesce(out) if some else out
+
+
+def _all_alike(g: Tensor, shape: tuple[int, ...]) -> tuple[Tensor]:
+    return (g.expand(shape),)
 
 
 @rule("norm", "vector_norm")

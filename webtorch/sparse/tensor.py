@@ -1,9 +1,11 @@
 """The class of sparse tensors: dense tensors of places and of values, seen as one tensor. Floor 5.
 
 A sparse tensor has no elements of its own. COO keeps the places of `nnz` values as the columns of one matrix of
-integers; CSR and CSC keep, for rows (columns), where the values of each begin, and the place of each value in its row
-(column). Every operation is written with operations on these, so it fuses, runs on every device and is differentiated
-by theirs.
+integers. The compressed layouts keep, for rows (CSR) or columns (CSC), where the values of each begin, and the place of
+each value in its row (column); BSR and BSC keep blocks in the places of values. All tensors of a compressed one may
+have dims before, of a batch of matrices with as many values each. Seen by its elements (`Pattern.coordinates`,
+`SparseTensor.elements`) each layout is COO of its batch's dims and two more, so that operations know that alone. They
+are written with operations on these tensors, so they fuse, run on every device and are differentiated by theirs.
 
 In the graph a sparse tensor stands between values: `SparseTensor.values_of` has an edge to it, whose cotangents are
 sparse tensors of the same places, and it has one to the values that it was made of, which takes the cotangents of
@@ -12,6 +14,7 @@ their places. So what is sparse is made and taken apart here alone, and no gradi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -20,7 +23,7 @@ from webtorch.functions import public as dense
 from webtorch.ir.dtype import bool_, int64
 from webtorch.tensors import override
 from webtorch.tensors.formats import layout as Layout
-from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
+from webtorch.tensors.formats import sparse_bsc, sparse_bsr, sparse_coo, sparse_csc, sparse_csr
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Counter
@@ -28,7 +31,22 @@ from webtorch.tensors.tape import attach
 from webtorch.tensors.tensor import Tensor
 
 # What layouts are called in PyTorch's messages, and its backends.
-TITLES = {sparse_coo: "Sparse", sparse_csr: "SparseCsr", sparse_csc: "SparseCsc"}
+TITLES = {
+    sparse_coo: "Sparse",
+    sparse_csr: "SparseCsr",
+    sparse_csc: "SparseCsc",
+    sparse_bsr: "SparseBsr",
+    sparse_bsc: "SparseBsc",
+}
+# The layouts of blocks; those that compress columns; and what each is when its matrices are transposed.
+BLOCKS = (sparse_bsr, sparse_bsc)
+BY_COLUMN = (sparse_csc, sparse_bsc)
+TURNED = {
+    sparse_csr: sparse_csc,
+    sparse_csc: sparse_csr,
+    sparse_bsr: sparse_bsc,
+    sparse_bsc: sparse_bsr,
+}
 
 
 class _Alive:
@@ -93,7 +111,8 @@ class SparseTensor(Tensor):
         alive.add()
         self._counted = True
         self._made_in = tracing.first if tracing.active else None
-        attach(self, title or _MADE[layout], (values,), _at_places, (), (self.pattern(),))
+        made = _MADE if layout is sparse_coo else "SparseCompressedTensor"
+        attach(self, title or made, (values,), _at_places, (), (self.pattern(),))
         return self
 
     def _take(
@@ -117,7 +136,7 @@ class SparseTensor(Tensor):
         self._storage, self._shape, self.dtype = values._storage, tuple(shape), values.dtype
         self._strides = (0,) * len(self._shape)
         self.layout, self.places, self.kept = layout, tuple(places), values
-        self.coalesced = coalesced or values._shape[0] < 2
+        self.coalesced = coalesced or layout is not sparse_coo or values._shape[0] < 2
 
     def become(self, other: SparseTensor) -> Self:
         """Take what another one is, as operations in place do."""
@@ -152,25 +171,44 @@ class SparseTensor(Tensor):
 
     @property
     def nnz(self) -> int:
-        """How many values are kept."""
-        return self.kept._shape[0]
+        """How many values (blocks) are kept, of each matrix of a batch."""
+        return self.places[-1]._shape[-1]
+
+    @property
+    def batch_rank(self) -> int:
+        """How many dims a batch of compressed matrices has."""
+        return 0 if self.layout is sparse_coo else self.places[1].dim() - 1
 
     @property
     def sparse_rank(self) -> int:
-        """How many dims the places have."""
-        return self.places[0]._shape[0] if self.layout is sparse_coo else 2
+        """How many dims the places have, those of a batch included."""
+        return self.places[0]._shape[0] if self.layout is sparse_coo else self.batch_rank + 2
+
+    @property
+    def blocksize(self) -> tuple[int, int]:
+        """The sizes of a block."""
+        batch = self.batch_rank
+        rows, columns = self.kept._shape[batch + 1 : batch + 3] if self.layout in BLOCKS else (1, 1)
+        return rows, columns
 
     def pattern(self) -> Pattern:
         """Return what this tensor is but for its values."""
         if tracing.active and self._made_in != tracing.first:
             # A replay would look its values up anew, and not its places.
             tracing.refuse("it reads a sparse tensor from outside")
-        return Pattern(self.layout, self.places, self._shape, self.coalesced)
+        return Pattern(self.layout, self.places, self._shape, self.coalesced, self.blocksize)
 
     def values_of(self) -> Tensor:
         """Return the values, with their place in the graph."""
         values = self.kept.detach()
         return attach(values, "Values", (self,), _of_values, (), (self.pattern(),))
+
+    def elements(self) -> Tensor:
+        """Return the values one after the other, for each of the pattern's coordinates one."""
+        values = self.values_of()
+        rank = len(self._shape) - self.sparse_rank
+        whole = values.dim() == rank + 1
+        return values if whole else values.flatten(0, values.dim() - rank - 1)
 
     def like(self, values: Tensor, title: str = "") -> SparseTensor:
         """Return a sparse tensor of the same places with other values."""
@@ -228,22 +266,24 @@ class SparseTensor(Tensor):
         return out
 
 
-_MADE = {
-    sparse_coo: "SparseCooTensorWithDimsAndTensors",
-    sparse_csr: "SparseCompressedTensor",
-    sparse_csc: "SparseCompressedTensor",
-}
+_MADE = "SparseCooTensorWithDimsAndTensors"
 
 
 class Pattern:
     """Where a sparse tensor has values."""
 
-    __slots__ = ("coalesced", "layout", "places", "shape")
+    __slots__ = ("blocksize", "coalesced", "layout", "places", "shape")
 
     def __init__(
-        self, layout: Layout, places: Sequence[Tensor], shape: tuple[int, ...], coalesced: bool
+        self,
+        layout: Layout,
+        places: Sequence[Tensor],
+        shape: tuple[int, ...],
+        coalesced: bool,
+        blocksize: tuple[int, int] = (1, 1),
     ) -> None:
         self.layout, self.places, self.shape, self.coalesced = layout, places, shape, coalesced
+        self.blocksize = blocksize
 
     def filled(self, values: Tensor, title: str = "") -> SparseTensor:
         """Return the sparse tensor with these values."""
@@ -251,25 +291,53 @@ class Pattern:
 
     @property
     def rank(self) -> int:
-        """How many dims are sparse."""
-        return self.places[0]._shape[0] if self.layout is sparse_coo else 2
+        """How many dims are sparse, those of a batch included."""
+        return self.places[0]._shape[0] if self.layout is sparse_coo else self.places[1].dim() + 1
+
+    def in_blocks(self, elements: Tensor) -> Tensor:
+        """Return values as they are kept, given one for each of the coordinates."""
+        if self.layout in BLOCKS:
+            return elements.unflatten(0, (*self.places[1]._shape, *self.blocksize))
+        batched = self.layout is not sparse_coo and self.places[1].dim() > 1
+        return elements.unflatten(0, self.places[1]._shape) if batched else elements
+
+    def lines(self) -> tuple[Tensor, Tensor]:
+        """Return for each value (block) of a compressed tensor its row and its place in it; or column and place."""
+        compressed, plain = self.places
+        return uncompressed(compressed, plain._shape[-1]), plain.to(int64)
 
     def coordinates(self) -> Tensor:
-        """Return the places as COO has them, a row for each sparse dim."""
+        """Return the places of all elements as COO has them, a row for each sparse dim."""
         if self.layout is sparse_coo:
             return self.places[0]
-        compressed, plain = self.places
-        outer = uncompressed(compressed, plain._shape[0])
-        pair = (outer, plain) if self.layout is sparse_csr else (plain, outer)
-        return dense.stack([p.to(int64) for p in pair])
+        batch = self.places[1]._shape[:-1]
+        outer, plain = self.lines()
+        if self.layout in BLOCKS:
+            rows, columns = (
+                dense.arange(size, device=plain.device).reshape(shape)
+                for size, shape in zip(self.blocksize, ((-1, 1), (1, -1)), strict=True)
+            )
+            plain, outer = plain[..., None, None], outer[..., None, None]
+            here = (plain, outer) if self.layout in BY_COLUMN else (outer, plain)
+            pair = [here[0] * self.blocksize[0] + rows, here[1] * self.blocksize[1] + columns]
+        else:
+            pair = [plain, outer] if self.layout in BY_COLUMN else [outer, plain]
+        if not batch and self.layout not in BLOCKS:
+            return dense.stack(pair)
+        heads = [
+            dense.arange(size, device=plain.device).reshape(-1, *(1,) * (pair[0].dim() - d - 1))
+            for d, size in enumerate(batch)
+        ]
+        return dense.stack([p.reshape(-1) for p in dense.broadcast_tensors(*heads, *pair)])
 
 
 def uncompressed(compressed: Tensor, count: int) -> Tensor:
-    """Return for each of `count` values its row, given where rows begin."""
-    if not count:
-        return dense.zeros(0, dtype=int64, device=compressed.device)
-    each = dense.arange(count, device=compressed.device)
-    return dense.searchsorted(compressed.to(int64), each, right=True) - 1
+    """Return for each of `count` values its row, given where rows begin; of each matrix of a batch."""
+    batch = compressed._shape[:-1]
+    if not count or 0 in batch:
+        return dense.zeros((*batch, count), dtype=int64, device=compressed.device)
+    each = dense.arange(count, device=compressed.device).expand(*batch, count)
+    return dense.searchsorted(compressed.to(int64), each.contiguous(), right=True) - 1
 
 
 def keys(coordinates: Tensor, shape: Sequence[int]) -> Tensor:
@@ -303,7 +371,7 @@ def _of_values(g: Tensor, pattern: Pattern) -> tuple[Tensor]:
     """The cotangent of a sparse tensor, given that of its values: one value at each place. Whatever reads values at
     one place adds them, so that their cotangents are equal.
     """
-    count = g._shape[0]
+    count = g._shape[0] if pattern.layout is sparse_coo else 1
     if pattern.coalesced or count < 2:
         return (pattern.filled(g),)
     shape = pattern.shape[: pattern.rank]
@@ -318,21 +386,32 @@ def _of_values(g: Tensor, pattern: Pattern) -> tuple[Tensor]:
 def _at_places(g: Tensor, pattern: Pattern) -> tuple[Tensor]:
     """The cotangent of the values that a sparse tensor was made of."""
     if not isinstance(g, SparseTensor):
-        return (at(g, pattern.coordinates()),)
-    if all(a is b for a, b in zip(g.places, pattern.places, strict=True)) and (
-        g.layout is pattern.layout
+        return (pattern.in_blocks(at(g, pattern.coordinates())),)
+    if g.layout is pattern.layout and all(
+        a is b for a, b in zip(g.places, pattern.places, strict=True)
     ):
         return (g.values_of(),)
-    return (looked_up(g, pattern.coordinates()),)
+    return (pattern.in_blocks(looked_up(g, pattern.coordinates())),)
+
+
+def to_dense(x: SparseTensor) -> Tensor:
+    """Return the dense tensor of the same elements."""
+    pattern, values = x.pattern(), x.elements()
+    rank = pattern.rank
+    head, tail = x._shape[:rank], x._shape[rank:]
+    out = dense.zeros((math.prod(head), *tail), dtype=values.dtype, device=values.device)
+    return added(out, keys(pattern.coordinates(), head), values).reshape(x._shape)
 
 
 def looked_up(source: SparseTensor, coordinates: Tensor) -> Tensor:
     """Return the values of a sparse tensor at places, zeros where it has none; of places that it has more than once,
     the sum.
     """
-    values, count = source.values_of(), coordinates._shape[1]
+    if source.sparse_rank != coordinates._shape[0]:
+        return at(to_dense(source), coordinates)
+    values, count = source.elements(), coordinates._shape[1]
     tail = values._shape[1:]
-    if not source.nnz or not count:
+    if not values._shape[0] or not count:
         nothing = dense.zeros((count, *tail), dtype=values.dtype, device=values.device)
         return added(nothing, dense.zeros_like(coordinates[0, :0]), values[:0])
     pattern = source.pattern()

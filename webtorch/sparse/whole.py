@@ -9,13 +9,14 @@ from typing import Any
 from webtorch.functions import public as dense
 from webtorch.functions.assign import CONVERTED
 from webtorch.functions.show import fetcher
-from webtorch.ir.dtype import DType, legacy_name
+from webtorch.ir.dtype import DType
+from webtorch.ops.record import TABLE
 from webtorch.sparse import layouts
-from webtorch.sparse.construction import empty_coo
+from webtorch.sparse.construction import empty_compressed, empty_coo
 from webtorch.sparse.dispatch import rule
-from webtorch.sparse.tensor import TITLES, SparseTensor
+from webtorch.sparse.tensor import BLOCKS, BY_COLUMN, TITLES, TURNED, SparseTensor, no_kernel
 from webtorch.tensors.above import give
-from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
+from webtorch.tensors.formats import sparse_bsr, sparse_coo, sparse_csr, strided
 from webtorch.tensors.printing import format_sparse
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor, parse_to
@@ -28,24 +29,19 @@ rule("to_sparse", "to_sparse_coo")(layouts.to_sparse)
 rule("sparse_mask")(layouts.sparse_mask)
 
 
-@rule("to_sparse_csr")
-def to_csr(x: Tensor, dense_dim: int | None = None) -> Tensor:
-    """Return a matrix in CSR."""
-    return layouts.to_compressed(x, sparse_csr, dense_dim)
+def _compressing(name: str, layout: Any) -> None:
+    @rule(name)
+    def compress(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        """Return matrices in a compressed layout: those of blocks take the sizes of one."""
+        if layout in BLOCKS and args:
+            options["blocksize"], *args = args  # type: ignore[assignment]
+        return layouts.to_compressed(x, layout, *args, **options)
 
 
-@rule("to_sparse_csc")
-def to_csc(x: Tensor, dense_dim: int | None = None) -> Tensor:
-    """Return a matrix in CSC."""
-    return layouts.to_compressed(x, sparse_csc, dense_dim)
+for _layout in TURNED:
+    _compressing(f"to_sparse_{str(_layout)[-3:]}", _layout)
 
-
-give(
-    to_sparse=layouts.to_sparse,
-    to_sparse_csr=to_csr,
-    to_sparse_csc=to_csc,
-    sparse_mask=layouts.sparse_mask,
-)
+give(to_sparse=layouts.to_sparse, sparse_mask=layouts.sparse_mask)
 
 # ---- parts
 
@@ -79,29 +75,32 @@ def values(x: SparseTensor) -> Tensor:
     return x.values_of()
 
 
-def _compressed_part(name: str, layout: Any, what: str, number: int) -> None:
+def _compressed_part(name: str, kept_by: tuple[Any, ...], what: str, number: int) -> None:
     @rule(name)
     def part(x: Tensor) -> Tensor:
         """Return one of the tensors of places."""
+        layout = x.layout if x.layout in kept_by else kept_by[0]
         return layouts.as_layout(x, layout, name, f"{what} compressed tensor").places[number]
 
 
-_compressed_part("crow_indices", sparse_csr, "row", 0)
-_compressed_part("col_indices", sparse_csr, "row", 1)
-_compressed_part("ccol_indices", sparse_csc, "column", 0)
-_compressed_part("row_indices", sparse_csc, "column", 1)
+for _layouts, _names, _what in (
+    ((sparse_csr, sparse_bsr), ("crow_indices", "col_indices"), "row"),
+    (BY_COLUMN, ("ccol_indices", "row_indices"), "column"),
+):
+    for _number, _name in enumerate(_names):
+        _compressed_part(_name, _layouts, _what, _number)
 
 
 @rule("sparse_dim")
 def sparse_dim(x: SparseTensor) -> int:
     """How many dims the places have."""
-    return x.sparse_rank
+    return x.sparse_rank - x.batch_rank
 
 
 @rule("dense_dim")
 def dense_dim(x: SparseTensor) -> int:
     """How many dims one value has."""
-    return len(x.kept._shape) - 1
+    return x.dim() - x.sparse_rank
 
 
 # ---- what only tensors with memory have
@@ -261,7 +260,7 @@ def type_of(x: SparseTensor, dtype: object = None, non_blocking: bool = False) -
         return to(x, dtype)
     if x.layout is not sparse_coo:
         raise RuntimeError("Unimplemented backend SparseCsrCPU")
-    return f"torch.sparse.{legacy_name(x.dtype)}Tensor"
+    return f"torch.sparse.{x.dtype.legacy}Tensor"
 
 
 @rule("type_as")
@@ -272,24 +271,68 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
 
 def empty(name: str, size: Any, dtype: DType, device: Any, layout: Any) -> SparseTensor:
     """Return a sparse tensor without values, as `zeros` and `empty` are asked for it."""
-    if name not in ("zeros", "empty") or layout not in _PLACES:
-        raise NotImplementedError(f"{name}: layout {layout} is not available: use torch.strided")
-    out = empty_coo(size, dtype, device)
-    return out if layout is sparse_coo else layouts.to_compressed(out, layout)
+    if name not in ("zeros", "empty") or layout in BLOCKS or layout not in TITLES:
+        raise RuntimeError(
+            f"{name}_sparse_compressed expected sparse compressed (non-block) tensor layout but got "
+            f"{TITLES.get(layout, layout)}"
+        )
+    if layout is sparse_coo:
+        return empty_coo(size, dtype, device)
+    return empty_compressed(size, dtype, device, layout, len(size) - 2)
 
 
 give(empty_sparse=empty)
 
 
-@rule("zeros_like", "empty_like")
+@rule("zeros_like")
 def zeros_like(
-    x: SparseTensor, *, dtype: DType | None = None, device: Any = None, **options: object
+    x: SparseTensor,
+    *,
+    dtype: DType | None = None,
+    device: Any = None,
+    layout: Any = None,
+    **options: object,
 ) -> Tensor:
     """Return a tensor of this shape without values."""
-    rank = x.sparse_rank
-    out = empty_coo(x._shape, dtype or x.dtype, device or x.device, rank)
-    made: Tensor = out if x.layout is sparse_coo else layouts.to_compressed(out, x.layout)
+    if options.get("memory_format") is not None:
+        raise RuntimeError("memory format option is only supported by strided tensors")
+    kind, dtype, device = layout or x.layout, dtype or x.dtype, device or x.device
+    made: Tensor
+    if kind is sparse_coo:
+        made = empty_coo(x._shape, dtype, device, x.sparse_rank)
+    elif kind is strided:
+        made = dense.zeros(x._shape, dtype=dtype, device=device)
+    else:
+        inside = x.blocksize if kind in BLOCKS else (1, 1)
+        made = empty_compressed(x._shape, dtype, device, kind, x.batch_rank, inside)
     return made.requires_grad_(True) if options.get("requires_grad") else made
+
+
+def _like(name: str) -> None:
+    make = getattr(dense, name)
+
+    @rule(name)
+    def like(x: SparseTensor, *args: Any, **options: Any) -> Tensor:
+        """Return a tensor with values at the same places."""
+        if x.layout is sparse_coo:
+            if name != "empty_like":
+                raise no_kernel("fill_.Scalar" if name in ("ones_like", "full_like") else name, x)
+            return zeros_like(x, **options)
+        if options.pop("layout", None) not in (None, x.layout):
+            raise RuntimeError(
+                "empty_like with different sparse layout is not supported (self is "
+                f"{TITLES[x.layout]} but you requested another)"
+            )
+        train = options.pop("requires_grad", False)
+        pattern, device = x.pattern(), options.get("device")
+        if device is not None:
+            pattern.places = tuple([p.to(device) for p in pattern.places])
+        return pattern.filled(make(x.kept, *args, **options)).requires_grad_(train)
+
+
+for _op in TABLE.values():
+    if _op.name.endswith("_like") and _op.name != "zeros_like":
+        _like(_op.name)
 
 
 @rule("zero_")
@@ -301,11 +344,31 @@ def zero_(x: SparseTensor) -> SparseTensor:
 @rule("copy_")
 def copy_(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Take the parts of another one."""
+    if x.layout is not src.layout and (x.layout in TURNED or src.layout in TURNED):
+        if x.layout is strided:
+            raise RuntimeError(
+                "copy_sparse_compressed_ expected sparse compressed tensor layout but got Strided"
+            )
+        raise RuntimeError(
+            "torch.copy_: copy of sparse compressed tensors having different layouts is not supported. self layout is "
+            f"{TITLES[x.layout]} and src layout is {TITLES.get(src.layout, 'Strided')}"
+        )
     if not (isinstance(x, SparseTensor) and isinstance(src, SparseTensor)):
         raise RuntimeError(
             "copy_() between dense and sparse Tensors is not implemented! Found self type = "
             f"{x.type()} and src type = {src.type()}"
         )
+    if x.layout in TURNED and x.nnz != src.nnz:
+        raise RuntimeError(
+            "torch.copy_: only sparse compressed tensors with the same number of specified elements are supported."
+        )
+    pairs = enumerate(zip(x._shape, src._shape, strict=False)) if x.layout in TURNED else ()
+    for d, (own, other) in pairs:
+        if own != other:
+            raise RuntimeError(
+                f"torch.copy_: expected shapes of self and src to match along dimension {d} for {TITLES[x.layout]} "
+                f"layout but the corresponding dimensions of self and src are {own} and {other}, respectively."
+            )
     if x._shape != src._shape:
         raise RuntimeError("copy_: only same size tensors are supported for sparse tensors")
     return x.become(clone(to(layouts.matching(src, x.layout), x.device, x.dtype)))
@@ -316,7 +379,7 @@ def resize(x: SparseTensor, size: Any, sparse_dim: int, dense_dim: int) -> Spars
     """Let go of all values, and take other sizes."""
     if x.nnz:
         layouts.as_layout(x, sparse_coo, "sparse_resize_", "coordinate tensor")
-        same = (sparse_dim, dense_dim) == (x.sparse_rank, len(x.kept._shape) - 1)
+        same = (sparse_dim, dense_dim) == (x.sparse_rank, x.dim() - x.sparse_rank)
         if same and all(a >= b for a, b in zip(size, x._shape, strict=True)):
             out = SparseTensor.of(x.layout, x.places, x.values_of(), tuple(size), x.coalesced)
             return x.become(out)
@@ -338,9 +401,13 @@ def clear(x: SparseTensor, size: Any, sparse_dim: int, dense_dim: int = 0) -> Sp
 @rule("__repr__")
 def show(x: SparseTensor, *, tensor_contents: object = None) -> str:
     """Return PyTorch's text of a sparse tensor."""
+    rows, columns = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+    names: tuple[str, ...] = columns if x.layout in BY_COLUMN else rows
+    if x.layout is sparse_coo:
+        names = ("indices",)
     parts = [
         (n, fetcher(p), p._shape, p.dtype.name)
-        for n, p in zip((*_PLACES[x.layout], "values"), (*x.places, x.kept), strict=True)
+        for n, p in zip((*names, "values"), (*x.places, x.kept), strict=True)
     ]
     default = get_default_dtype().name
     usual = (default, "complex128" if default == "float64" else "complex64", "int64", "bool")
@@ -354,10 +421,3 @@ def show(x: SparseTensor, *, tensor_contents: object = None) -> str:
     elif x.requires_grad:
         suffixes.append("requires_grad=True")
     return format_sparse(parts, suffixes, new_line=x.layout is sparse_coo)
-
-
-_PLACES = {
-    sparse_coo: ("indices",),
-    sparse_csr: ("crow_indices", "col_indices"),
-    sparse_csc: ("ccol_indices", "row_indices"),
-}

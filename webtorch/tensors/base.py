@@ -96,20 +96,20 @@ class TensorBase(Layouts, TensorMethods):
 
     def __dir__(self) -> list[str]:
         """Return the names of what there is."""
-        cls = type(self)
-        return [n for n in object.__dir__(self) if type(getattr_static(cls, n, None)) is not Absent]
+        cls, names = type(self), [n for n in object.__dir__(self) if n != "_late"]
+        return [n for n in names if type(getattr_static(cls, n, None)) is not Absent]
 
     @property
     @plays("fact")
     def shape(self) -> Size:
         """The sizes."""
-        return Size(self._shape)
+        return tuple.__new__(Size, self._shape)
 
     @plays("fact")
     def size(self, dim: int | None = None) -> Any:
         """Return the sizes, or the size of one dimension."""
         if dim is None:
-            return Size(self._shape)
+            return tuple.__new__(Size, self._shape)
         rank = len(self._shape)
         if not -max(rank, 1) <= dim < max(rank, 1) or rank == 0:
             raise IndexError(

@@ -26,7 +26,6 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
     DType,
     bool_,
-    legacy_name,
     uint8,
 )
 from webtorch.ir.view import numel
@@ -54,8 +53,8 @@ def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tenso
     """Write `result` to the `out=` argument, resizing it if its shape differs; floats are `cut` off for integers."""
     if not (can_cast(result.dtype, out.dtype) or cut):
         raise RuntimeError(
-            f"result type {legacy_name(result.dtype)} can't be cast to the desired output type "
-            f"{legacy_name(out.dtype)}"
+            f"result type {result.dtype.legacy} can't be cast to the desired output type "
+            f"{out.dtype.legacy}"
         )
     if transforms.count and any(t in level for level in mode.forward for t in (result, out)):
         raise RuntimeError(
@@ -95,8 +94,8 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
             raise RuntimeError("In-place abs is not supported for complex tensors.")
         if not can_cast(result.dtype, x.dtype):
             raise RuntimeError(
-                f"result type {legacy_name(result.dtype)} can't be cast to the desired output "
-                f"type {legacy_name(x.dtype)}"
+                f"result type {result.dtype.legacy} can't be cast to the desired output "
+                f"type {x.dtype.legacy}"
             )
         result = primitive.cast_to(result, x.dtype)
     return primitive.write(x, result, fresh=True)
@@ -150,7 +149,10 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
                     if not isinstance(x, Tensor):
                         break
                 else:
-                    return apply(op, args[:count], args[count:] + defaults[given - count :])
+                    numbers = args[count:] + defaults[given - count :]
+                    if count == 1:
+                        return apply_one(op, args[0], numbers)
+                    return apply(op, args[:count], numbers)
                 if given == 2 == count and isinstance(args[0], Tensor) and not defaults:
                     x, y = args
                     if isinstance(y, other_too):
@@ -393,9 +395,7 @@ def refuse_types(op: Op, run: Run) -> Run:
         """Raise DTypeError if the first argument has a type that is refused, else call."""
         first = args[0] if args else next(iter(kwargs.values()), None)
         if isinstance(first, Tensor) and first.dtype in refused:
-            raise DTypeError(
-                f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(first.dtype)}'"
-            )
+            raise DTypeError(f"\"{op.name.strip('_')}\" not implemented for '{first.dtype.legacy}'")
         return run(args, kwargs)
 
     return checked
@@ -466,9 +466,9 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
     for place, result in zip(places, found, strict=False):
         if place.dtype is not result.dtype:
             raise RuntimeError(
-                f"expected scalar_type {legacy_name(result.dtype)} but found {legacy_name(place.dtype)}. "
+                f"expected scalar_type {result.dtype.legacy} but found {place.dtype.legacy}. "
                 f"{name}: Expected out tensor to have dtype {result.dtype}, but got {place.dtype} instead "
-                f"(scalar type {legacy_name(result.dtype)}, not {legacy_name(place.dtype)})"
+                f"(scalar type {result.dtype.legacy}, not {place.dtype.legacy})"
             )
 
 
@@ -498,18 +498,18 @@ def accept_out(op: Op) -> Run:
         if rule == "into" and kwargs.get("dtype") is None:
             if op.name.startswith("nan") and not out.dtype.has_gradient:
                 raise DTypeError(
-                    f"\"{op.name}\" not implemented for '{legacy_name(out.dtype)}': give an out= of floats"
+                    f"\"{op.name}\" not implemented for '{out.dtype.legacy}': give an out= of floats"
                 )
             kwargs["dtype"] = out.dtype
         found = function(*args, **kwargs)
         if rule == "mask" and out.dtype not in (bool_, uint8):
             raise RuntimeError(
-                f"{op.name} only supports bool tensor for result, got: {legacy_name(out.dtype)}"
+                f"{op.name} only supports bool tensor for result, got: {out.dtype.legacy}"
             )
         if rule == "kind" and out.dtype.is_complex != found.dtype.is_complex:
             kind = "complex" if found.dtype.is_complex else "floating point"
             raise RuntimeError(
-                f"{op.name}: expects a {kind} output tensor, but got {legacy_name(out.dtype)}"
+                f"{op.name}: expects a {kind} output tensor, but got {out.dtype.legacy}"
             )
         if rule == "exact":
             _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))

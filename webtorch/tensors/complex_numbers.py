@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError
-from webtorch.ir.dtype import DType, Scalar, bool_, legacy_name
+from webtorch.ir.dtype import DType, Scalar, bool_
 from webtorch.ir.view import Shape, broadcast_shapes
 from webtorch.ops import pairs as forms
 from webtorch.ops.record import TABLE, Elementwise, slope
@@ -28,7 +28,7 @@ def apply_form(
     op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar] = ()
 ) -> Tensor:
     """Record an elementwise entry one of whose operands is complex."""
-    if op.name == "_where":
+    if op.chooses:
         return _choose(op, operands)
     if op.name == "softsign":
         return operands[0] / (operands[0].abs() + 1)
@@ -38,7 +38,7 @@ def apply_form(
     dtype = result_type(*operands)
     if not (forms.has_form(op) or op.on_parts == "alike"):
         raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes real "
+            f"\"{op.name.strip('_')}\" not implemented for '{dtype.legacy}': it takes real "
             "numbers. Use .real, .imag or .abs()"
         )
     part = dtype.to_real()
@@ -109,7 +109,7 @@ def record(
         real = forms.gives_real(op, kinds, dtype.to_real())
     except forms.NotComplex:
         raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes real "
+            f"\"{op.name.strip('_')}\" not implemented for '{dtype.legacy}': it takes real "
             "numbers. Use .real, .imag or .abs()"
         ) from None
     wanted = bool_ if op.promotion == "bool" else dtype.to_real() if real else dtype

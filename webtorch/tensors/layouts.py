@@ -6,10 +6,12 @@ what stands here is what a dense tensor says.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.dispatch.call import plays
 from webtorch.tensors.above import ask
+from webtorch.tensors.formats import sparse_bsc, sparse_bsr, sparse_csc, sparse_csr
 
 if TYPE_CHECKING:
     from webtorch.tensors.tensor import Tensor
@@ -51,12 +53,40 @@ class Layouts:
 
     def to_sparse_csr(self, dense_dim: int | None = None) -> Tensor:
         """Return a matrix with its rows compressed."""
-        found: Tensor = ask("to_sparse_csr")(self, dense_dim)
+        found: Tensor = ask("to_sparse")(self, layout=sparse_csr, dense_dim=dense_dim)
         return found
 
     def to_sparse_csc(self, dense_dim: int | None = None) -> Tensor:
         """Return a matrix with its columns compressed."""
-        found: Tensor = ask("to_sparse_csc")(self, dense_dim)
+        found: Tensor = ask("to_sparse")(self, layout=sparse_csc, dense_dim=dense_dim)
+        return found
+
+    def to_sparse_bsr(self, blocksize: Sequence[int], dense_dim: int | None = None) -> Tensor:
+        """Return a matrix of blocks with its rows of blocks compressed."""
+        found: Tensor = ask("to_sparse")(
+            self, layout=sparse_bsr, blocksize=blocksize, dense_dim=dense_dim
+        )
+        return found
+
+    def to_sparse_bsc(self, blocksize: Sequence[int], dense_dim: int | None = None) -> Tensor:
+        """Return a matrix of blocks with its columns of blocks compressed."""
+        found: Tensor = ask("to_sparse")(
+            self, layout=sparse_bsc, blocksize=blocksize, dense_dim=dense_dim
+        )
+        return found
+
+    @plays("function")
+    def smm(self, mat2: Tensor) -> Tensor:
+        """Return the product of a sparse matrix and a dense one as a sparse tensor."""
+        found: Tensor = ask("smm")(self, mat2)
+        return found
+
+    @plays("function")
+    def sspaddmm(
+        self, mat1: Tensor, mat2: Tensor, *, beta: complex = 1, alpha: complex = 1
+    ) -> Tensor:
+        """Return beta * self + alpha * (mat1 @ mat2) as a sparse tensor."""
+        found: Tensor = ask("sspaddmm")(self, mat1, mat2, beta=beta, alpha=alpha)
         return found
 
     def sparse_mask(self, mask: Tensor) -> Tensor:

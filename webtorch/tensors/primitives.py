@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DeviceError, DTypeError
-from webtorch.ir.dtype import DType, Scalar, bool_, int64, legacy_name
+from webtorch.ir.dtype import DType, Scalar, bool_, int64
 from webtorch.ir.graph import IN_MEMORY, Form, Node, placed, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.reducer import REDUCERS
@@ -462,7 +462,7 @@ def reduce_dims(x: Tensor, combine: str, dims: tuple[int, ...]) -> Tensor:
             return _on_pairs(reduce_dims, x, combine="sum", dims=dims)
         if combine == "prod":
             return _product(x, dims)
-        raise DTypeError(f"{combine} not implemented for '{legacy_name(x.dtype)}'")
+        raise DTypeError(f"{combine} not implemented for '{x.dtype.legacy}'")
     shape = tuple([1 if d in dims else s for d, s in enumerate(x._shape)])
     dtype = REDUCERS[combine].gives or x.dtype
     out = record("reduce", (x,), (combine, dims), (), shape, dtype)
@@ -496,7 +496,7 @@ def scan(x: Tensor, combine: str, dim: int) -> Tensor:
             return _on_pairs(scan, x, combine="sum", dim=dim)
         if combine == "prod":
             return _running_product(x, dim)
-        raise DTypeError(f"cum{combine} not implemented for '{legacy_name(x.dtype)}'")
+        raise DTypeError(f"cum{combine} not implemented for '{x.dtype.legacy}'")
     out = record("scan", (x,), (combine, dim), (), x._shape, x.dtype)
     if combine == "sum":
         return attach(out, "Cumsum", (x,), _sum_from_here, (), (dim,))
@@ -580,7 +580,7 @@ def scatter(
     if base.dtype.is_complex:
         if combine not in ("set", "add"):
             raise DTypeError(
-                f"{name}: combining by {combine} is not implemented for '{legacy_name(base.dtype)}'"
+                f"{name}: combining by {combine} is not implemented for '{base.dtype.legacy}'"
             )
         return complex_of(scatter(pairs(base), indices, pairs(values), combine, name, wrap, dims))
     _check_not_empty(base._shape, indices, name, dims)

@@ -21,7 +21,6 @@ from webtorch.ir.dtype import (
     float64,
     int64,
     integer_limits,
-    legacy_name,
 )
 from webtorch.ir.graph import Form, Node, window
 from webtorch.ir.lines import user_line
@@ -151,6 +150,12 @@ class _Gradient:
         saved = [op.tensors[i] for i in self.places] + ["out"] * self.reads_out
         known = {op.tensors[i]: o for i, o in zip(self.others, others, strict=True)}
         return Called(saved, known | dict(zip(op.numbers, numbers, strict=False)))
+
+    def numbers_of(self, title: str) -> int:
+        """Return how many numbers PyTorch makes tensors of, which its function of a name shows as inputs."""
+        op = self.op
+        shows = op.numbers_as_tensors and title == op.gradient_name
+        return self.count - len(self.shapes) if shows else 0
 
     def _values(
         self, saved: Sequence[SavedTensor], others: Sequence[Scalar | complex]
@@ -337,12 +342,16 @@ def apply(op: Elementwise, operands: Sequence[Operand], numbers: Sequence[Scalar
     return out
 
 
-def apply_one(op: Elementwise, x: Tensor) -> Tensor:
+def apply_one(op: Elementwise, x: Tensor, numbers: tuple[Scalar, ...] = ()) -> Tensor:
     """Record an elementwise op of one operand: `apply`, written out for a tensor in order."""
     if x._whole:
         storage = x._storage
-        recorder = _recorders.get((op, x._shape, x.dtype, storage.runtime))
-        if recorder is not None:
+        if numbers:
+            key = (op, x._shape, x.dtype, storage.runtime, *map(type, numbers))
+            recorder = _recorders.get(key)
+        else:
+            recorder = _recorders.get((op, x._shape, x.dtype, storage.runtime))
+        if recorder is not None and not recorder.converts:
             node, shape = storage.node, recorder.shape
             if node.shape != shape:
                 node = x._node()
@@ -350,7 +359,7 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
                 "map",
                 (node,),
                 recorder.attrs,
-                (),
+                numbers,
                 shape,
                 recorder.dtype,
                 user_line(3),
@@ -363,9 +372,9 @@ def apply_one(op: Elementwise, x: Tensor) -> Tensor:
             if recorder.differentiable and (
                 x._requires_grad or x._base is not None or transforms.count
             ):
-                _follow(recorder, out, (x,), ())
+                _follow(recorder, out, (x,), numbers)
             return out
-    return apply(op, (x,))
+    return apply(op, (x,), numbers)
 
 
 def apply_two(op: Elementwise, x: Operand, y: Operand) -> Tensor:
@@ -449,16 +458,14 @@ def _prepare(
         return None
     first = tensors[0]
     if op.refuses and first is operands[0] and first.dtype in op.refuses:
-        raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(first.dtype)}'"
-        )
+        raise DTypeError(f"\"{op.name.strip('_')}\" not implemented for '{first.dtype.legacy}'")
     if any(type(o) is complex for o in others):
         return None
     runtime = first._storage.runtime
     if any(t._storage.runtime is not runtime for t in tensors):
         return None
     _check_operands(op, operands)
-    dtype = result_type(*operands)
+    dtype = result_type(*operands[op.chooses :])
     if dtype.is_complex:
         return None
     if op.promotion == "float" and dtype.kind != "float":
@@ -466,7 +473,7 @@ def _prepare(
         dtype = float32 if wide else get_default_dtype()
     if dtype not in op.dtypes:
         raise DTypeError(
-            f"\"{op.name.strip('_')}\" not implemented for '{legacy_name(dtype)}': it takes "
+            f"\"{op.name.strip('_')}\" not implemented for '{dtype.legacy}': it takes "
             f"{', '.join(d.name for d in op.dtypes)}"
         )
     alike = all(t._shape == first._shape for t in tensors)

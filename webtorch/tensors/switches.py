@@ -23,6 +23,7 @@ fill_uninitialized_memory = True
 
 class _Switches:
     deterministic = 0
+    warn_only = False
 
 
 def fills_memory() -> bool:
@@ -56,6 +57,7 @@ def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None
                 f"_set_deterministic_algorithms(): argument {where} must be bool, not {type(value).__name__}"
             )
     _Switches.deterministic = (1 if warn_only else 2) if mode else 0
+    _Switches.warn_only = warn_only
 
 
 def are_deterministic_algorithms_enabled() -> bool:
@@ -65,7 +67,7 @@ def are_deterministic_algorithms_enabled() -> bool:
 
 def is_deterministic_algorithms_warn_only_enabled() -> bool:
     """Return whether the switch is on for warnings only."""
-    return _Switches.deterministic == 1
+    return _Switches.warn_only
 
 
 def set_deterministic_debug_mode(debug_mode: int | str) -> None:
@@ -77,7 +79,7 @@ def set_deterministic_debug_mode(debug_mode: int | str) -> None:
             f"invalid value of debug_mode, expected `default`, `warn` or `error` (0, 1, 2), but got {debug_mode}"
         )
     number = _MODES.index(debug_mode) if isinstance(debug_mode, str) else int(debug_mode)
-    _Switches.deterministic = number
+    use_deterministic_algorithms(number > 0, warn_only=number == 1)
 
 
 def get_deterministic_debug_mode() -> int:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from webtorch.dispatch.call import Args, Kwargs, Run, looking
 from webtorch.errors import CaptureError
-from webtorch.ir.dtype import DType, legacy_name
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.above import ask
@@ -217,7 +217,8 @@ class GradFn:
             else:
                 place = len(found) if first is None else edge[1]
                 found[id(edge[0]), place] = (shown(edge[0]), edge[1])
-        return tuple(found.values())
+        numbers = getattr(getattr(self.rule, "__self__", None), "numbers_of", None)
+        return (*found.values(), *([(None, 0)] * numbers(self.title) if numbers else ()))
 
     def __call__(self, *grads: Tensor | None) -> Any:
         """Return the cotangents of the inputs, given those of the results."""
@@ -710,7 +711,7 @@ class Nothing(SavedTensor):
 
 def _type_text(dtype: Any, storage: Storage) -> str:
     place = "" if storage.runtime.kind == "cpu" else f"{storage.runtime.kind}."
-    return f"torch.{place}{legacy_name(dtype)}Tensor"
+    return f"torch.{place}{dtype.legacy}Tensor"
 
 
 class GradientEdge(NamedTuple):

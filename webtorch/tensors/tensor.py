@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.dispatch.call import plays
 from webtorch.errors import DeviceError, DTypeError, NoValuesError
-from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, c_name, int64, legacy_name
+from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
@@ -187,7 +187,7 @@ class Tensor(TensorBase):
         """Return the value of the storage as elements of this tensor's type, of which it is another's."""
         if self.dtype.is_complex:
             # What takes complex tensors reads their parts.
-            raise DTypeError(f"not implemented for '{legacy_name(self.dtype)}'")
+            raise DTypeError(f"not implemented for '{self.dtype.legacy}'")
         return reinterpreted(self._storage.node, self.dtype)
 
     def _node(self) -> Node:
@@ -332,8 +332,8 @@ class Tensor(TensorBase):
             start = "attempting to assign a gradient"
             if value.dtype is not self.dtype:
                 raise RuntimeError(
-                    f"{start} with dtype '{c_name(value.dtype)}' to a tensor with grad_dtype "
-                    f"'{legacy_name(self.dtype)}'. The gradient must match the tensor's grad_dtype (defaults to the "
+                    f"{start} with dtype '{value.dtype.c_name}' to a tensor with grad_dtype "
+                    f"'{self.dtype.legacy}'. The gradient must match the tensor's grad_dtype (defaults to the "
                     "tensor's dtype)."
                 )
             if value._storage.runtime is not self._storage.runtime:
@@ -370,6 +370,8 @@ class Tensor(TensorBase):
     @plays("alias")
     def data(self, value: Tensor) -> None:
         """Let this tensor share the memory, shape and strides of another. Its writes are counted as before."""
+        if not isinstance(value, Tensor):
+            raise TypeError(f"Variable data has to be a tensor, but got {type(value).__name__}")
         if [n for n, _, _ in self._levels] != [n for n, _, _ in value._levels]:
             raise RuntimeError(
                 "mutating directly with `.data` under vmap transform is not allowed: use copy_"
@@ -765,7 +767,7 @@ class Tensor(TensorBase):
     @plays("reader")
     def __format__(self, spec: str) -> str:
         # A 0-d tensor formats as its number, also without a spec; subclasses show their own repr.
-        if not self._shape and type(self) is Tensor:
+        if not self._shape and type(self) is Tensor and not self.is_meta:
             return format(self.item(), spec)
         return object.__format__(self, spec)
 
@@ -825,7 +827,7 @@ class Tensor(TensorBase):
     def type(self, dtype: object = None, non_blocking: bool = False) -> Any:
         """Return the legacy type name, or the tensor cast to `dtype`."""
         if dtype is None:
-            return f"torch.{legacy_name(self.dtype)}Tensor"
+            return f"torch.{self.dtype.legacy}Tensor"
         if isinstance(dtype, str):
             for found, name in TYPE_NAMES.items():
                 if dtype.removeprefix("torch.") == f"{name}Tensor":
@@ -950,6 +952,11 @@ def unsupported_text(dtype: DType, runtime: Runtime) -> str:
         "and packed smaller types. Use "
         f".to({'torch.float32' if dtype.is_floating_point else 'torch.int32'}) first, or keep the "
         "tensor on the CPU."
+        + (
+            " WEBTORCH_FLOAT64=words has it computed from its bits."
+            if dtype.is_floating_point
+            else ""
+        )
     )
 
 

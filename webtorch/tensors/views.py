@@ -66,12 +66,17 @@ class View:
         out.dtype = dtype
         if x._levels:
             out._levels, out._whole = _scaled_levels(x, dtype), False
+        out._counter = x._counter
+        if x._inference:
+            # Tensors of inference mode know no views.
+            out._inference = True
+            return out
         recorded, base = x._requires_grad, x._base
         # A view that the user made a leaf stands for itself: writes through its views are refused.
         if base is None or (recorded and x._grad_fn is None):
             base = x
         out._base, out._base_history = base, base._history
-        out._counter, out._inference = x._counter, x._inference
+        out._inference = False
         if not mode.grad:
             out._made_by = made_in_mode()
         else:

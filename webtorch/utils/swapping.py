@@ -7,6 +7,13 @@ import weakref
 from typing import Any
 
 
+def _poisoned(_grads: object) -> None:
+    raise RuntimeError(
+        "Trying to execute AccumulateGrad node that was poisoned by swap_tensors. This can happen when you try to run "
+        "backward on a tensor that was swapped: swap tensors before the graph is recorded"
+    )
+
+
 def swap_tensors(t1: Any, t2: Any) -> None:
     """Let two tensors change places: each becomes what the other was, for all that hold them."""
     for t in (t1, t2):
@@ -17,6 +24,10 @@ def swap_tensors(t1: Any, t2: Any) -> None:
         raise RuntimeError("Cannot swap t1 and t2 if they have different slots")
     if t1._grad_fn is not None or t2._grad_fn is not None:
         raise RuntimeError("Cannot swap tensors that are a part of a graph: detach() them first")
+    for t in (t1, t2):
+        end = t._accumulate() if t._accumulate is not None else None
+        if end is not None:
+            end.register_prehook(_poisoned)
     first, second = ({n: getattr(t, n) for n in slots[0] if hasattr(t, n)} for t in (t1, t2))
     t1.__class__, t2.__class__ = type(t2), type(t1)
     t1.__dict__, t2.__dict__ = t2.__dict__, t1.__dict__

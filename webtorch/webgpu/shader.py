@@ -24,6 +24,7 @@ from webtorch.ir.dtype import (
     int32,
     int64,
     uint8,
+    uint16,
     uint32,
 )
 from webtorch.ir.view import is_overwritten, numel
@@ -43,7 +44,7 @@ _HELD: dict[str, tuple[DType, ...]] = {
     "f32": (float32, complex64),
     "f16": (float16,),
     "i32": _WORDS,
-    "u32": (*_WORDS, float16, bfloat16, int16, int8, uint8, bool_),
+    "u32": (*_WORDS, float16, bfloat16, int16, int8, uint8, uint16, bool_),
 }
 # What a tensor of a type is declared as.
 _DECLARED = {d: kind for kind, types in reversed(_HELD.items()) for d in types if d is not uint32}

@@ -264,6 +264,13 @@ _ABSENT = {
         "quantize_per_channel", "quantize_per_tensor_dynamic", "_make_per_tensor_quantized_tensor",
         "_make_per_channel_quantized_tensor", "_empty_affine_quantized", "_empty_per_channel_affine_quantized",
     ),
+    # PyTorch composes these of nothing: they read memory as the CPU's.
+    "weights that are packed or quantised for a CPU": (
+        "fbgemm_linear_quantize_weight", "fbgemm_linear_int8_weight", "fbgemm_linear_int8_weight_fp32_activation",
+        "fbgemm_pack_quantized_matrix", "fbgemm_pack_quantized_matrix.KN", "fbgemm_pack_gemm_matrix_fp16",
+        "fbgemm_linear_fp16_weight", "fbgemm_linear_fp16_weight_fp32_activation", "choose_qparams_optimized",
+        "quantized_lstm_cell", "quantized_gru_cell", "quantized_rnn_relu_cell", "quantized_rnn_tanh_cell",
+    ),
     "clones that share memory until one is written": ("_lazy_clone",),
 }  # fmt: skip
 

@@ -14,3 +14,8 @@ def show() -> str:
 def parallel_info() -> str:
     """Return how many threads the CPU device uses."""
     return f"webtorch: {get_num_threads()} threads\n"
+
+
+def _cxx_flags() -> str:
+    """Return the compiler's flags: there are none."""
+    return ""

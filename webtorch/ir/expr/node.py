@@ -345,8 +345,11 @@ def walk(*roots: Expr) -> Iterator[Expr]:
             yield node
         elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args) if a not in seen)
+            if node.args:
+                stack.append((node, True))
+                stack += [(a, False) for a in reversed(node.args) if a not in seen]
+            else:
+                yield node
 
 
 def rewrite(

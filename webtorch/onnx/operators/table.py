@@ -15,7 +15,7 @@ import numpy
 
 from webtorch.errors import DTypeError
 from webtorch.functions import public as webtorch
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import ALL, DType
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
@@ -38,9 +38,7 @@ class Operator:
 
 
 OPERATORS: dict[str, Operator] = {}
-_NUMPY_TYPES = {
-    "float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool", "uint32",
-}  # fmt: skip
+_NUMPY_TYPES = {dtype.name for dtype in ALL if not dtype.numpy}
 
 
 def is_host(x: object) -> TypeGuard[Host]:
@@ -104,8 +102,8 @@ def number(x: Numbers) -> Any:
 
 
 _TYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
-    11: "float64", 12: "uint32", 16: "bfloat16",
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
+    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
 }  # fmt: skip
 
 

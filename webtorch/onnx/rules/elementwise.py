@@ -42,13 +42,13 @@ def _apply(
 ) -> Written:
     out = call.results[0]
     types = [_typed(w, o) for o in operands]
-    compute = result_type(*types)
+    compute = result_type(*types[op.chooses :])
     if op.promotion == "float" and compute.kind != "float":
         compute = out.dtype
     names: list[Name] = []
     for i, o in enumerate(operands):
         if isinstance(o, Value):
-            kept = op.name == "_where" and i == 0 and o.dtype is bool_
+            kept = op.chooses and i == 0 and o.dtype is bool_
             names.append(w.cast(w.name(o), o.dtype, o.dtype if kept else compute))
         else:
             names.append(w.number(o, compute))
@@ -138,7 +138,7 @@ def _formula(
 ) -> tuple[Name, DType | None]:
     """Write an entry from its formula."""
     names = [*x, *numbers]
-    kinds = [bool_ if op.name == "_where" and i == 0 else dtype for i in range(len(names))]
+    kinds = [bool_ if op.chooses and i == 0 else dtype for i in range(len(names))]
     root = op.build(tuple(ex.input_(i, t) for i, t in enumerate(kinds)))
     found = written(w, root, names, op.name)
     if not any(e.op == "input" for e in ex.walk(root)):

@@ -13,29 +13,15 @@ from functools import cache
 from typing import Any, TypeVar
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import float16, float32
+from webtorch.ir.dtype import ALL, float16, float32
 from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.runtime.backends.cpu import lane_loops
 from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir, IrModule, Kind, Llvm
 
 FLOATS = {"float32", "float64"}
 HALVES = {"float16", "bfloat16"}
-BITS = {
-    "bool": 1,
-    "int8": 8,
-    "uint8": 8,
-    "int16": 16,
-    "float16": 16,
-    "bfloat16": 16,
-    "int32": 32,
-    "uint32": 32,
-    "float32": 32,
-    "int64": 64,
-    "uint64": 64,
-    "float64": 64,
-    "int": 64,
-}
-_UNSIGNED = {"bool", "uint8", "uint32", "uint64", "float16", "bfloat16"}
+BITS = {dtype.name: dtype.bits for dtype in ALL} | {"bool": 1, "int": 64}
+_UNSIGNED = HALVES | {dtype.name for dtype in ALL if dtype.kind in ("bool", "uint")}
 BYTES = {name: max(bits // 8, 1) for name, bits in BITS.items()}
 
 
@@ -205,6 +191,13 @@ class LlvmMachine:
         if kind in FLOATS:
             convert = builder.uitofp if source in _UNSIGNED else builder.sitofp
             return self.wrap(convert(x.value, target), kind)
+        if source in FLOATS and kind == "uint64":
+            # The upper half of the type is beyond int64: it is moved down, and the top bit set.
+            half = self.constant(2.0**63, source)
+            upper = x >= half
+            whole = self.cast(self.select(upper, x - half, x), "int64")
+            top = self.constant(-(1 << 63), "int64")
+            return self.cast(self.select(upper, whole ^ top, whole), kind)
         if source in FLOATS:
             # Small types go through int32 and uint32 through int64, as C compilers do it.
             wide = "int64" if kind in ("int64", "uint32", "uint64") else "int32"

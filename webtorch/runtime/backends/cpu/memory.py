@@ -40,9 +40,7 @@ def array_type(dtype: DType) -> Any:
     """Return the NumPy type that holds `dtype`: bfloat16 as its bits, bool as bytes of 0 and 1."""
     found = _ARRAY_TYPES.get(dtype)
     if found is None:
-        found = _ARRAY_TYPES[dtype] = np.dtype(
-            {"bfloat16": "uint16", "bool": "bool"}.get(dtype.name, dtype.name)
-        )
+        found = _ARRAY_TYPES[dtype] = np.dtype(dtype.numpy or dtype.name)
     return found
 
 

@@ -194,7 +194,7 @@ def philox(
 
 
 _NAMES = """
-where arange float32 float64 float16 uint16 int8 int16 int32 int64 uint8 uint32 bool_
+where arange float32 float64 float16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool_
 """
 
 NAMESPACE: dict[str, Any] = {name: getattr(np, name) for name in _NAMES.split()} | {

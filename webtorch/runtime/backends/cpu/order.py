@@ -235,7 +235,7 @@ def _keys(x: Array, dtype: DType, descending: bool, compiled: bool) -> Array:
     elif x.dtype.kind == "i":
         keys = x.astype(np.int32).view(np.uint32) ^ np.uint32(1 << 31)
     else:
-        keys = x.astype(np.uint32)
+        keys = x.astype(np.uint64 if x.dtype.itemsize == 8 else np.uint32)
     return np.invert(keys, out=keys) if descending else keys
 
 

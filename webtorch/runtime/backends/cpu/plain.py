@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from webtorch.ir.dtype import ALL
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.runtime.backends.cpu import numpy_math
 from webtorch.runtime.backends.cpu.memory import Array
@@ -148,19 +149,4 @@ NAMESPACE |= {
     "to_bfloat16": _scalar(numpy_math.to_bfloat16),
     "philox": numpy_math.philox,
 }
-NAMESPACE |= {
-    kind: _typed(kind)
-    for kind in (
-        "float16",
-        "float32",
-        "float64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint32",
-    )
-}
-NAMESPACE["bool"] = _typed("bool")
-NAMESPACE["bfloat16"] = _typed("uint16")
+NAMESPACE |= {dtype.name: _typed(dtype.numpy or dtype.name) for dtype in ALL}

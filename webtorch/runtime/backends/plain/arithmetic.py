@@ -94,6 +94,11 @@ def philox(seed_low: int, seed_high: int, low: int, high: int) -> tuple[int, int
     return a, b, c, d
 
 
+def to_upper_int(x: float) -> int:
+    """Truncate for uint64: what int64 does not hold is moved down, and the top bit set."""
+    return to_int(x - 2.0**63) ^ -(1 << 63) if x >= 2.0**63 else to_int(x)
+
+
 def argmax_beats(x: float, best: float) -> bool:
     """Whether `x`, which comes later, is a larger extreme: NaN is the largest."""
     return x > best or (x != x and best == best)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import bool_, float32, int32, uint32
+from webtorch.ir.dtype import bool_, float32, int32
 from webtorch.ir.kernel import (
     Attention,
     BufferSlot,
@@ -81,7 +81,7 @@ def sort(r: Sort) -> str:
             f"where(bitcast(x, {key}) > {key}({largest >> 1}), invert(bitcast(x, {key})), "
             f"bitcast(x, {key}) | {key}({sign}))))"
         )
-    elif dtype is uint32:
+    elif dtype.name == key:
         bits = "x"
     else:
         load = load if dtype.name == signed else f"{signed}({load})"

@@ -29,12 +29,12 @@ from webtorch.errors import (
     KernelError,
     OutOfMemoryError,
 )
-from webtorch.ir.dtype import ALL, COMPLEX, DType, uint32
+from webtorch.ir.dtype import DType, uint32
 from webtorch.ir.kernel import Convolution, Matmul, Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.templates.tuning import family_of
-from webtorch.runtime.backend import Buffer
+from webtorch.runtime.backend import Buffer, webgpu_lacks
 from webtorch.runtime.backends.webgpu import tuner
 from webtorch.runtime.backends.webgpu.adapter import (
     AdapterInfo,
@@ -141,10 +141,10 @@ class WebGPUBackend:
 
     name = "webgpu"
     reads_parts = False
-    unsupported: frozenset[DType] = frozenset(d for d in (*ALL, *COMPLEX) if not d.webgpu)
 
     def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:
         self.index = adapter.index
+        self.unsupported = webgpu_lacks()
         self.adapter = adapter
         self._renderer = renderer
         device = _request_device(adapter)
@@ -294,6 +294,10 @@ class WebGPUBackend:
 
     def allocate(self, dtype: DType, elements: int) -> DeviceBuffer:
         """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type in `unsupported`."""
+        if dtype in self.unsupported:
+            raise DTypeError(
+                f"allocate: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
+            )
         with self.lock:
             self.settle()
             return self.pool.buffer(dtype, elements)

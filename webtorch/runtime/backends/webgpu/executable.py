@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _number = attrgetter("number")
 # struct's codes of the types in the uniform buffer.
-_CODES = {"f32": "f", "i32": "i", "u32": "I"}
+_CODES = {"f32": "f", "f64": "d", "i32": "i", "u32": "I"}
 # Sets of memory for which an executable keeps its bind groups: more where they are few, as a program of one layer or
 # of one operation is run on the memory of each layer in turn.
 _PLANS = 32
@@ -171,7 +171,7 @@ class WebGPUExecutable:
         text, at = "<", 0
         for field in self.layout.fields:
             text += f"{field.offset - at}x{_CODES[field.type]}"
-            at = field.offset + 4
+            at = field.offset + (8 if field.type == "f64" else 4)
         total = aligned(at)
         self._pack = struct.Struct(text + f"{total - at}x")
         self._order = tuple([field.argument for field in self.layout.fields])

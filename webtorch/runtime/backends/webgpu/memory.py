@@ -14,7 +14,7 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable
 
-from webtorch.errors import DTypeError, OutOfMemoryError
+from webtorch.errors import OutOfMemoryError
 from webtorch.ir.dtype import DType
 from webtorch.lower.layout import ALIGN, binding_bytes, device_bytes
 from webtorch.runtime.backends.webgpu.native import (
@@ -195,11 +195,7 @@ class Pool:
         self._parked.clear()
 
     def buffer(self, dtype: DType, elements: int) -> DeviceBuffer:
-        """Return a new buffer. Raises OutOfMemoryError, or DTypeError for a type that the device does not have."""
-        if not dtype.webgpu:
-            raise DTypeError(
-                f"allocate: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
-            )
+        """Return a new buffer. Raises OutOfMemoryError."""
         return DeviceBuffer(
             self, self.take(binding_bytes(dtype, elements), dtype, elements), dtype, elements
         )

@@ -10,7 +10,7 @@ import array
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from webtorch.ir.dtype import DType, int64, integer_limits
+from webtorch.ir.dtype import DType, float64, int64, integer_limits
 
 Bytes = bytes | bytearray | memoryview
 # From this size on, a copy is shared among threads.
@@ -107,6 +107,8 @@ def argument_value(value: bool | int | float, dtype: DType, number: int) -> bool
     Raises OverflowError for an integer that does not fit, TypeError for a float where an integer
     belongs.
     """
+    if dtype is float64:
+        return float(value)
     if dtype.kind == "float":
         value = float(value)
         if value == value and abs(value) > 3.4028235677973366e38:

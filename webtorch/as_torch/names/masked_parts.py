@@ -1,0 +1,71 @@
+"""Names of torch.masked with an underscore: masks in the layout of an input, and values that change nothing."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+from webtorch.functions import public as webtorch
+from webtorch.tensors.tensor import Tensor
+
+# What a masked value becomes, where it is the same in all types.
+_IDENTITIES = {"sum": 0, "cumsum": 0, "prod": 1, "cumprod": 1}
+_LOWEST = ("amax", "argmax", "logaddexp", "logsumexp")
+_AMBIGUOUS = ("mean", "var", "std")
+
+
+def _reduction_identity(op_name: str, input: Tensor, *args: Any) -> Tensor | None:
+    """Return the value that changes nothing in a reduction, as a tensor; None where there is none."""
+    name, dtype = op_name.rpartition(".")[2], input.dtype
+    if name in _AMBIGUOUS:
+        return None
+    value: Any
+    if name in _IDENTITIES:
+        value = _IDENTITIES[name]
+    elif name == "norm":
+        value = math.inf if args and args[0] == -math.inf else 0
+    elif name == "median":
+        value, dtype = math.nan, dtype if dtype.is_floating_point else webtorch.float32
+    elif (lowest := name in _LOWEST) or name in ("amin", "argmin"):
+        if dtype.is_floating_point or (dtype.is_complex and name == "logsumexp"):
+            value = -math.inf if lowest else math.inf
+        elif dtype.is_complex or dtype is webtorch.bool:
+            raise NotImplementedError(f"identity of {name} on {dtype} input")
+        else:
+            limits = webtorch.iinfo(dtype)
+            value = limits.min if lowest else limits.max
+    else:
+        raise NotImplementedError(f"identity of {name} on {dtype} input")
+    return webtorch.tensor(value, dtype=dtype, device=input.device)
+
+
+def _input_mask(input: Tensor, *args: Any, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+    """Return a mask as bools of the shape and the layout of the input."""
+    if mask is None:
+        raise ValueError("_input_mask requires explicit mask")
+    if mask.ndim > input.ndim:
+        raise IndexError(
+            "_input_mask expected broadcastable mask (got mask dimensionality higher than of the input)"
+        )
+    whole = mask.to_dense().expand(input.shape)
+    if input.layout is webtorch.sparse_csr:
+        whole = whole.to_sparse_csr()
+    elif input.layout is webtorch.sparse_coo:
+        whole = whole.to_sparse(input.sparse_dim()).coalesce()
+    return whole.to(dtype=webtorch.bool)
+
+
+def _output_mask(op: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return where a masked function gives something: of a reduction, where anything counts."""
+    whole, options = _input_mask(input, *args, **kwargs), inspect.signature(op).parameters
+    if "keepdim" not in options:
+        return whole
+    if "ord" in options:
+        args = args[1:]
+    dim = args[0] if args else kwargs.get("dim")
+    if dim in ((), []):
+        return whole
+    if dim is None:
+        dim = tuple(range(input.ndim))
+    return whole.any(dim, bool(kwargs.get("keepdim", False)))
