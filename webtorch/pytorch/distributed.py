@@ -8,6 +8,7 @@ the group's sends what has arrived and writes what comes back, in the order of t
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 import weakref
@@ -37,7 +38,9 @@ _SUMMED_AS = {
 _MOVED = frozenset((
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64,
 ))  # fmt: skip
-_REDUCTIONS = {int(getattr(c10d.ReduceOp, name)): name for name in c10d.ReduceOp.RedOpType.__members__}
+_REDUCTIONS = {
+    int(getattr(c10d.ReduceOp, name)): name for name in c10d.ReduceOp.RedOpType.__members__
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,11 @@ class _Operator:
     def of(cls, schema: Any) -> _Operator | None:
         """Return the collective of a schema; None where it moves no tensors."""
         name = schema.name.split("::")[1]
-        tensors = [a.name for a in schema.arguments if "Tensor" in str(a.type) and "Optional" not in str(a.type)]
+        tensors = [
+            a.name
+            for a in schema.arguments
+            if "Tensor" in str(a.type) and "Optional" not in str(a.type)
+        ]
         takes_group = any(a.name == "process_group" for a in schema.arguments)
         if not takes_group or tensors in ([], ["tensor"]):
             return None
@@ -175,7 +182,11 @@ class _Call:
     def title(self) -> str:
         """Return what the call is, for errors."""
         name = self.operator.name.strip("_")
-        given = [x for arg in {*self.operator.reads, *self.operator.writes} for x in _tensors(self.args[arg])]
+        given = [
+            x
+            for arg in {*self.operator.reads, *self.operator.writes}
+            for x in _tensors(self.args[arg])
+        ]
         what = ", ".join([f"{x.dtype} {tuple(x.shape)}" for x in given[:3]])
         more = f" and {len(given) - 3} more" if len(given) > 3 else ""
         return f"{name} of {what}{more} on rank {self.lane.rank} of {self.lane.size} (group {self.lane.name!r})"
@@ -202,7 +213,9 @@ class _Call:
         if x is host:
             return
         if self.reduction == "AVG":
-            host = host.div(self.lane.size, rounding_mode=None if host.is_floating_point() else "trunc")
+            host = host.div(
+                self.lane.size, rounding_mode=None if host.is_floating_point() else "trunc"
+            )
         if self.reduction is None and host.dtype is not x.dtype:
             host = host.view(x.dtype)
         x.copy_(host.reshape(x.shape))
@@ -278,7 +291,13 @@ class _Work(c10d.Work):
     def wait(self, timeout: object = None) -> bool:
         """Wait until it is done. Raises RuntimeError with the rank, the collective and its tensors where it failed."""
         _open.pop(id(self), None)
-        self._promise.wait()
+        try:
+            self._promise.wait()
+        except RuntimeError:
+            # PyTorch would tell it as an error of a callback.
+            if self._error is not None:
+                raise self._error from self._error.__cause__
+            raise
         return True
 
     def is_completed(self) -> bool:
@@ -339,11 +358,43 @@ _open: dict[int, _Work] = {}
 _MOST_OPEN = 1024
 
 
+_taught: list[bool] = []
+
+
+def _teach_sharding() -> None:
+    """Tell DTensor how the gradient of a linear layer is sharded: ours is one operator, which it does not know."""
+    if _taught or "torch.distributed.tensor" not in sys.modules:
+        return
+    _taught.append(True)
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    @register_sharding(torch.ops.aten.linear_backward.default)
+    def linear_backward(x: Any, gradient: Any, weight: Any, mask: Sequence[bool]) -> Any:
+        """Return how results and operands may lie: alike, by the batch, by the outputs, or by the inputs."""
+        whole, last = Replicate(), len(x.shape) - 1
+        ways: list[tuple[list[Any], list[Any]]] = [
+            ([whole, whole, whole], [whole, whole, whole]),
+            ([Partial(), Shard(0), Shard(0)], [whole, Shard(last), Shard(0)]),
+            ([Shard(last), Shard(1), whole], [Shard(last), whole, Shard(1)]),
+        ]
+        for dim in range(last):
+            ways.append(([Shard(dim), Partial(), Partial()], [Shard(dim), Shard(dim), whole]))
+        return [
+            (
+                [how if asked else None for how, asked in zip(results, mask, strict=True)],
+                [*operands, None],
+            )
+            for results, operands in ways
+        ]
+
+
 def _kernel(operator: _Operator) -> Callable[..., Any]:
     """Return the kernel of a collective for tensors on the device."""
 
     def kernel(*args: Any, **options: Any) -> Any:
         interrupt.check()
+        _teach_sharding()
         call = _Call(operator, operator.bind(args, options))
         lane = call.lane
         if operator.name not in _MESSAGES:
@@ -354,7 +405,11 @@ def _kernel(operator: _Operator) -> Callable[..., Any]:
             if call.writes:
                 issued, work = work, _Message(call)
                 work.start_waiting(call, issued, host)
-        return (call.args[operator.writes[0]], work.boxed()) if operator.gives_tensors else work.boxed()
+        return (
+            (call.args[operator.writes[0]], work.boxed())
+            if operator.gives_tensors
+            else work.boxed()
+        )
 
     return hide(kernel)
 

@@ -1,0 +1,250 @@
+"""What test_distributed.py runs in two processes: collectives on the CPU and on the device, and models that train.
+
+    python -m tests.pytorch.ranks FOLDER
+
+Each rank writes what it found into the folder as JSON: names -> [value on the CPU, value on the device], and names of
+models -> the largest distance of a weight from that of one process with the whole batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+RANKS = 2
+DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
+
+
+def _all_reduce(device: str, dtype: str, **options: Any) -> Any:
+    x = (torch.arange(3) + 1 + dist.get_rank()).to(getattr(torch, dtype)).to(device)
+    dist.all_reduce(x, **options)
+    return x.tolist()
+
+
+def _work(device: str) -> Any:
+    x = torch.arange(4.0, device=device)
+    work = dist.all_reduce(x[1:3], async_op=True)
+    assert work is not None
+    y = torch.ones(2, device=device) * 3
+    work.wait()
+    return [x.tolist(), y.tolist(), work.is_completed()]
+
+
+def _broadcast(device: str) -> Any:
+    x = torch.full((2, 3), dist.get_rank(), dtype=torch.float16, device=device).t()
+    dist.broadcast(x, 1)
+    return [x.tolist(), x.stride()]
+
+
+def _gathers(device: str) -> Any:
+    x = torch.full((2,), float(dist.get_rank()), device=device)
+    lists = [torch.zeros(2, device=device) for _ in range(RANKS)]
+    dist.all_gather(lists, x)
+    whole = torch.zeros(4, device=device)
+    dist.all_gather_single(whole, x)
+    rooted = [torch.zeros(2, device=device) for _ in range(RANKS)] if dist.get_rank() else None
+    dist.gather(x + 1, rooted, dst=1)
+    return [t.tolist() for t in (*lists, whole, *(rooted or []))]
+
+
+def _scatters(device: str) -> Any:
+    out, part = torch.zeros(2, device=device), torch.zeros(2, device=device)
+    dist.scatter(
+        out,
+        [torch.full((2,), i + 0.5, device=device) for i in range(RANKS)]
+        if not dist.get_rank()
+        else None,
+    )
+    dist.reduce_scatter_single(part, torch.arange(4.0, device=device))
+    parts = torch.zeros(2, device=device)
+    dist.reduce_scatter(parts, [torch.arange(2.0, device=device) + dist.get_rank()] * RANKS)
+    return [out.tolist(), part.tolist(), parts.tolist()]
+
+
+def _reduce(device: str) -> Any:
+    x = torch.arange(2.0, device=device) + dist.get_rank()
+    dist.reduce(x, 1, op=dist.ReduceOp.MAX)
+    return x.tolist() if dist.get_rank() == 1 else None
+
+
+def _all_to_all(device: str) -> Any:
+    rank = dist.get_rank()
+    out = [torch.zeros(2, device=device) for _ in range(RANKS)]
+    dist.all_to_all(out, [torch.full((2,), rank * 10.0 + i, device=device) for i in range(RANKS)])
+    whole, sizes = torch.zeros(3, 2, device=device), [1, 2] if rank == 0 else [2, 1]
+    dist.all_to_all_single(whole, torch.full((3, 2), float(rank), device=device), sizes, sizes)
+    return [t.tolist() for t in (*out, whole)]
+
+
+def _messages(device: str) -> Any:
+    rank = dist.get_rank()
+    x = torch.full((2,), float(rank), device=device)
+    if rank == 0:
+        dist.send(x + 7, 1)
+        y = torch.zeros(2, device=device)
+        source = dist.recv(y)
+    else:
+        y, source = torch.zeros(2, device=device), dist.recv(x, 0)
+        dist.send(x + 1, 0)
+    z = torch.zeros(2, device=device)
+    both = [dist.P2POp(dist.isend, x, 1 - rank), dist.P2POp(dist.irecv, z, 1 - rank)]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    return [x.tolist(), y.tolist(), z.tolist(), source]
+
+
+def _groups(device: str) -> Any:
+    alone = dist.new_group([0])
+    x = torch.ones(2, device=device)
+    if dist.get_rank() == 0:
+        dist.all_reduce(x, group=alone)
+    found: list[Any] = [None] * RANKS
+    dist.all_gather_object(found, {"rank": dist.get_rank()})
+    dist.barrier()
+    many = [torch.ones(2, device=device), torch.ones(3, device=device)]
+    with dist._coalescing_manager():
+        for t in many:
+            dist.all_reduce(t)
+    return [x.tolist(), found, [t.tolist() for t in many]]
+
+
+def _mixed(device: str) -> Any:
+    """Collectives of both devices in turn, none of which waits for the one before."""
+    x, host = torch.ones(1000, device=device), torch.full((3,), float(dist.get_rank()))
+    work = dist.all_reduce(x, async_op=True)
+    dist.all_reduce(host)
+    assert work is not None
+    work.wait()
+    return [float(x.sum()), host.tolist()]
+
+
+def _refused(device: str) -> Any:
+    try:
+        dist.all_reduce(torch.ones(2, device=device), op=dist.ReduceOp.BAND)
+    except RuntimeError as error:
+        return str(error).split(": ")[-1]
+    return "taken"
+
+
+COLLECTIVES: dict[str, Callable[[str], Any]] = {
+    **{f"all_reduce {d}": lambda device, d=d: _all_reduce(device, d) for d in DTYPES},  # type: ignore[misc]
+    "work": _work, "broadcast": _broadcast, "gathers": _gathers, "scatters": _scatters, "reduce": _reduce,
+    "all_to_all": _all_to_all, "messages": _messages, "groups": _groups, "mixed": _mixed, "refused": _refused,
+}  # fmt: skip
+# What Gloo's CPU has not.
+OURS: dict[str, Callable[[str], Any]] = {
+    "int16": lambda device: _all_reduce(device, "int16"),
+    "mean of integers": lambda device: _all_reduce(device, "int32", op=dist.ReduceOp.AVG),
+    "mean": lambda device: _all_reduce(device, "float16", op=dist.ReduceOp.AVG),
+}
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
+    )
+
+
+def _parallel(kind: str, model: nn.Sequential) -> nn.Module:
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    if kind == "fsdp":
+        for layer in model:
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
+        fully_shard(model)
+        return model
+    if kind == "tensor parallel":
+        mesh = dist.init_device_mesh("webgpu", (RANKS,))
+        ways = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        return parallelize_module(model, mesh, ways)
+    wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[dist.get_rank()])
+    if kind == "bfloat16":
+        wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif kind == "PowerSGD":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=16, start_powerSGD_iter=2
+        )
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return wrapped
+
+
+MODELS = ("ddp", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
+
+
+def _train(kind: str, folder: Path) -> float:
+    """Return how far weights are from those of one process that has the whole batch."""
+    model, alone = _net().to("webgpu"), _net()
+    wrapped = _parallel(kind, model)
+    steps = [
+        (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, foreach=False), m)
+        for m in (model, alone)
+    ]
+    generator = torch.Generator().manual_seed(1)
+    rank, loss = dist.get_rank(), nn.functional.cross_entropy
+    for _ in range(6):
+        x = torch.randn(4 * RANKS, 8, generator=generator)
+        y = torch.randint(0, 3, (4 * RANKS,), generator=generator)
+        mine = slice(0, None) if kind == "tensor parallel" else slice(4 * rank, 4 * rank + 4)
+        for optimizer, _ in steps:
+            optimizer.zero_grad()
+        there = x[mine].to("webgpu"), y[mine].to("webgpu")
+        if kind == "accumulated":
+            with wrapped.no_sync():  # type: ignore[operator]
+                (loss(wrapped(there[0][:2]), there[1][:2]) / 2).backward()
+            (loss(wrapped(there[0][2:]), there[1][2:]) / 2).backward()
+        else:
+            loss(wrapped(there[0]), there[1]).backward()
+        loss(alone(x), y).backward()
+        for optimizer, _ in steps:
+            optimizer.step()
+    if kind == "fsdp":
+        import torch.distributed.checkpoint as files
+
+        kept = get_model_state_dict(model)
+        files.save(kept, checkpoint_id=folder / "model")
+        files.load(kept, checkpoint_id=folder / "model")
+    far = 0.0
+    for a, b in zip(model.parameters(), alone.parameters(), strict=True):
+        whole: Any = a.detach()
+        whole = whole.full_tensor() if hasattr(whole, "full_tensor") else whole
+        far = max(far, float((whole.cpu() - b.detach()).abs().max()))
+    return far
+
+
+def run(rank: int, folder: Path) -> None:
+    """Do everything as one rank."""
+    warnings.simplefilter("ignore")
+    # As a launcher says it.
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group(init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    found: dict[str, Any] = {}
+    for name, collective in COLLECTIVES.items():
+        found[name] = [collective("cpu"), collective("webgpu")]
+    for name, collective in OURS.items():
+        found[name] = collective("webgpu")
+    for kind in MODELS:
+        found[kind] = _train(kind, folder)
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(run, (Path(sys.argv[1]),), nprocs=RANKS)
