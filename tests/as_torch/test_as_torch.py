@@ -396,6 +396,8 @@ def test_names_of_autograds_core(tmp_path: Path) -> None:
         "with torch.autograd.graph.disable_saved_tensors_hooks('no'):\n"
         "    assert not enabled()\n"
         "assert enabled()\n"
+        "parsed = torch._C._nn._parse_to('cpu', torch.half, memory_format=torch.channels_last)\n"
+        "assert parsed == (torch.device('cpu'), torch.half, False, torch.channels_last)\n"
         "from torch._functorch.apis import chunk_vmap\n"
         "assert chunk_vmap(lambda v: v * 2)(torch.arange(4)).tolist() == [0, 2, 4, 6]\n"
         "assert torch._vmap_internals._vmap(torch.sum, 0, 0)(torch.ones(2, 3)).tolist() == [3, 3]\n"

@@ -443,3 +443,25 @@ def test_a_call_that_fails_while_it_is_watched_raises() -> None:
         with pytest.raises(webtorch.linalg.LinAlgError):
             webtorch.linalg.inv(x)
     assert webtorch.linalg.inv(x + webtorch.eye(5)).tolist() == webtorch.eye(5).tolist()
+
+
+def test_views_at_a_place_of_the_storage() -> None:
+    def places(t: Any) -> list[Any]:
+        rows = t.arange(24.0).reshape(4, 6)
+        found = []
+        for i in (0, 0, 0, 1, 1, 2, 0):
+            there, here = rows[i].as_strided((2, 2), (1, 2), 1), rows[i].as_strided((2,), (2,))
+            found += [there.storage_offset(), there.tolist(), here.storage_offset(), here.tolist()]
+        rows[3].as_strided((2,), (1,), storage_offset=4).zero_()
+        return [*found, rows.tolist()]
+
+    assert places(webtorch) == places(torch)
+
+
+@pytest.mark.parametrize("call", [
+    lambda t, x: t.transpose_copy(x, 0, 1), lambda t, x: t.as_strided_copy(x, (2, 2), (1, 2), 1),
+    lambda t, x: t.alias_copy(x.t()), lambda t, x: t.detach_copy(x.t()), lambda t, x: t.unsqueeze_copy(x.t(), 0),
+])  # fmt: skip
+def test_copies_of_views_are_row_major(call: Callable[[Any, Any], Any]) -> None:
+    ours, theirs = (call(t, t.arange(24.0).reshape(4, 6)) for t in (webtorch, torch))
+    assert (ours.tolist(), ours.stride()) == (theirs.tolist(), theirs.stride())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,34 @@ def written_index(lib: Any) -> object:
     return lib.zeros(3, 5).index_copy_(1, index, lib.ones(3, 3))
 
 
+def stepped(lib: Any, kind: str, fused: bool | None = None, **made: Any) -> object:
+    """Return a step of an optimizer."""
+    p = lib.ones(2, 2, **made).requires_grad_()
+    p.grad = lib.ones(2, 2, **made)
+    options = {} if fused is None else {"fused": fused}
+    return getattr(lib.optim, kind)([p], **options).step()
+
+
+def other_shapes(lib: Any) -> object:
+    """Checkpoint what computes other shapes the second time."""
+    calls: list[int] = []
+
+    def part(x: Any) -> Any:
+        calls.append(1)
+        return x.sin() * lib.ones(len(calls))
+
+    x = lib.ones(1, requires_grad=True)
+    out = lib.utils.checkpoint.checkpoint(part, x, use_reentrant=False, debug=True)
+    return out.sum().backward()
+
+
+def both_hooks(lib: Any) -> object:
+    """Register hooks of both kinds."""
+    layer = lib.nn.Linear(1, 1)
+    layer.register_backward_hook(print)
+    return layer.register_full_backward_hook(print)
+
+
 ERRORS: dict[str, Callable[[Any], object]] = {
     "avg 2d of no outputs": adaptive("avg", 2, (1, 4, 5, 5), 0),
     "avg 1d of no outputs, unbatched": adaptive("avg", 1, (1, 8), 0),
@@ -122,6 +151,8 @@ ERRORS: dict[str, Callable[[Any], object]] = {
         lib.ones(0), lib.zeros(10).long()
     ),
     "a long kernel": lambda lib: lib.nn.functional.conv1d(lib.ones(1, 1, 4), lib.ones(1, 1, 10)),
+    "a complex parameter of Adafactor": lambda lib: stepped(lib, "Adafactor", dtype=lib.complex64),
+    "two kinds of backward hooks": both_hooks,
     "a size of floats": lambda lib: lib.Size(lib.ones(3)),
     "an old type of much": lambda lib: lib.LongTensor((6, 0), 1, 1, 0),
     "two of a scalar": lambda lib: lib.tensor(1.0).index_select(0, lib.tensor([0, 0])),
@@ -220,6 +251,60 @@ def turned(lib: Any) -> list[str]:
     return [view.grad_fn.name(), name]
 
 
+def names_of(fn: Any) -> object:
+    """Return the names of a gradient function and of those that it leads to."""
+    name = fn and fn.name().removeprefix("torch::autograd::")
+    return fn and [name, *(names_of(one) for one, _ in fn.next_functions)]
+
+
+def twice_differentiated(lib: Any) -> list[Any]:
+    """Keep the graph of gradients, of which one may be differentiated once only."""
+
+    class Once(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any, n: Any, y: Any) -> Any:
+            return x + n * y
+
+        @staticmethod
+        @lib.autograd.function.once_differentiable
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 2, None, g
+
+    x, y = lib.ones(2, requires_grad=True), lib.ones(2, requires_grad=True)
+    start = lib.ones((), requires_grad=True)
+    Once.apply(x, 2, y).sum().backward(start, create_graph=True)
+    return [x.grad.tolist(), names_of(x.grad.grad_fn), names_of(y.grad.grad_fn)]
+
+
+def old_hooks(lib: Any) -> list[str]:
+    """Return what is said of old backward hooks, which see a part of the gradients."""
+
+    class Calls(lib.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.function = function
+
+        def forward(self, *args: Any) -> Any:
+            """Call the function."""
+            return self.function(*args)
+
+    a, b, found = lib.ones(2, requires_grad=True) * 1, lib.ones(2, requires_grad=True) * 2, []
+    for function, args in (
+        (lambda pair: (pair[0].clone(), pair[1].clone()), ([a, b],)),
+        (lambda a, b: [a.clone(), b.clone()], (a, b)),
+        (lambda a, b: (a.clone(), b.clone()), (a, b)),
+        (lambda a: a.clone().clone(), (a,)),
+        (lambda a: a.clone(), (a,)),
+    ):
+        module = Calls(function)
+        module.register_backward_hook(lambda *_: None)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            module(*args)
+        found.append([str(w.message) for w in said if w.category is FutureWarning])
+    return found
+
+
 # What a call gives, as plain numbers.
 VALUES: dict[str, Callable[[Any], object]] = {
     "products of complex numbers": lambda lib: lib.tensor([[2j, 1 + 1j, 3]]).scatter_reduce(
@@ -238,6 +323,27 @@ VALUES: dict[str, Callable[[Any], object]] = {
     "data that is none": lambda lib: data_of(lib.ones(2)),
     "tensors of inference mode": of_inference,
     "turned in place": turned,
+    "numbers among inputs": lambda lib: [
+        [fn is None for fn, _ in f(lib.ones(2, requires_grad=True)).grad_fn.next_functions]
+        for f in (
+            lambda x: x + 5,
+            lambda x: 5 + x,
+            lambda x: x - 1,
+            lambda x: 2 * x,
+            lambda x: x / 2,
+            lambda x: x**2,
+            lambda x: x + x,
+            lambda x: x * lib.ones(2),
+            lambda x: x.clamp(1.0),
+            lambda x: (x + 1).sum(),
+        )
+    ],
+    "an expanded Wishart": lambda lib: [
+        lib.distributions.Wishart(lib.tensor([4.0]), m).expand((2, 1)).log_prob(m).tolist()
+        for m in (lib.eye(2) * 2, lib.eye(2).expand(1, 2, 2))
+    ],
+    "functions of gradients": twice_differentiated,
+    "words of old backward hooks": old_hooks,
     "names of a tensor": lambda lib: [n for n in dir(lib.eye(2)) if not seen(lib.eye(2), n)],
     "lists for tuples of indices": lambda lib: [
         picked(lib, index)
@@ -255,11 +361,26 @@ VALUES: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks", "ignore:Using a non-tuple sequence")
+@pytest.mark.filterwarnings(
+    "ignore:Sparse invariant", "ignore:Using a non-tuple", "ignore:Using backward"
+)
 @pytest.mark.parametrize("name", VALUES)
 def test_values_are_pytorchs(name: str) -> None:
     found, expected = VALUES[name](webtorch), VALUES[name](torch)
     assert str(found) == str(expected)
+
+
+@pytest.mark.filterwarnings("ignore:torch.jit.script", "ignore:`torch.jit.script` is")
+@BOTH
+def test_what_is_refused(lib: Any) -> None:
+    with pytest.raises(RuntimeError, match="`fused=True` requires all the params to be floating"):
+        stepped(lib, "AdamW", device="meta", fused=True)
+    with pytest.raises(RuntimeError, match="because you passed `debug=True` to checkpoint"):
+        other_shapes(lib)
+    with pytest.raises((RuntimeError, TypeError), match="not implemented"):
+        lib.aminmax(lib.tensor(1j), dim=0)
+    with pytest.raises(RuntimeError, match="run a forward pass"):
+        lib.jit.script(lib.nn.LazyLinear(2))
 
 
 def test_parts_of_masked() -> None:

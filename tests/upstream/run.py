@@ -29,9 +29,9 @@ FILES = (
     "test_linalg", "test_nn", "nn/test_convolution", "nn/test_dropout", "nn/test_embedding", "nn/test_init",
     "nn/test_lazy_modules", "nn/test_load_state_dict", "nn/test_multihead_attention", "nn/test_packed_sequence",
     "nn/test_parametrization", "nn/test_pooling", "nn/test_pruning", "optim/test_optim", "optim/test_lrscheduler",
-    "optim/test_swa_utils", "distributions/test_distributions", "distributions/test_constraints",
-    "distributions/test_transforms", "test_serialization", "test_stateless", "test_dataloader",
-    "functorch/test_vmap", "functorch/test_eager_transforms", "test_sparse", "test_sparse_csr",
+    "optim/test_swa_utils", "test_optim", "distributions/test_distributions",
+    "distributions/test_constraints", "distributions/test_transforms", "test_serialization", "test_stateless",
+    "test_dataloader", "functorch/test_vmap", "functorch/test_eager_transforms", "test_sparse", "test_sparse_csr",
 )  # fmt: skip
 Task = tuple[str, str, str]
 

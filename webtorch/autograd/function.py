@@ -39,17 +39,18 @@ def once_differentiable(fn: Callable[..., object]) -> Callable[..., Any]:
         """Compute the gradients unrecorded."""
         with no_grad():
             found = fn(ctx, *grads)
-        given = [g for g in grads if isinstance(g, Tensor) and g.requires_grad]
-        if not mode.grad or not given:
+        if not mode.grad or not any(isinstance(g, Tensor) and g.requires_grad for g in grads):
             return found
-
-        edges = tuple(gradient_edge(g) for g in given)
-        results = []
-        for g in found if isinstance(found, tuple) else (found,):
+        results: list[Any] = list(found) if isinstance(found, tuple) else [found]
+        # A leaf stands before each of them, as in PyTorch.
+        ends = [g.detach().requires_grad_() if isinstance(g, Tensor) else None for g in results]
+        end = GradFn(
+            "Error", tuple([None if e is None else gradient_edge(e) for e in ends]), _refuse
+        )
+        for i, g in enumerate(results):
             if isinstance(g, Tensor):
-                g = g.detach()
-                set_history(g, GradFn("Error", edges, _refuse))
-            results.append(g)
+                results[i] = g.detach()
+                set_history(results[i], end, i)
         return tuple(results) if isinstance(found, tuple) else results[0]
 
     return backward

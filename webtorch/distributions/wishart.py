@@ -44,9 +44,9 @@ class Wishart(OfMatrix, ExponentialFamily):
         "covariance_matrix",
         "scale_tril",
         "precision_matrix",
-        "_unbroadcasted_scale_tril",
         "_dist_chi2",
     )
+    _unbatched = ("_unbroadcasted_scale_tril",)
 
     def __init__(
         self,

@@ -10,17 +10,16 @@ from webtorch.errors import ShapeError
 from webtorch.functions import movement, slicing
 from webtorch.ops.primitive import as_view
 from webtorch.ops.record import TABLE, Example, composite
+from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.tensor import Tensor
 
 FUNCTION = ("torch",)
 
 
 def _copied(found: Tensor | tuple[Tensor, ...]) -> Tensor | tuple[Tensor, ...]:
-    return (
-        tuple(movement.clone(x) for x in found)
-        if isinstance(found, tuple)
-        else movement.clone(found)
-    )
+    if isinstance(found, tuple):
+        return tuple(movement.clone(x, memory_format=contiguous_format) for x in found)
+    return movement.clone(found, memory_format=contiguous_format)
 
 
 def _copying(name: str, methods: bool = False, **fields: Any) -> None:
@@ -46,8 +45,8 @@ _copying("split", example=Example(((7, 3),), (3,)))
 
 @composite(family="movement", function_in=FUNCTION)
 def alias_copy(input: Tensor) -> Tensor:
-    """A copy."""
-    return movement.clone(input)
+    """A copy, row-major."""
+    return movement.clone(input, memory_format=contiguous_format)
 
 
 def _alone(views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

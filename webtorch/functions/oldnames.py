@@ -283,7 +283,7 @@ def torch_detach_(input: Tensor) -> Tensor:
 )
 def detach_copy(input: Tensor) -> Tensor:
     """A copy without gradient."""
-    return movement.clone(input.detach())
+    return movement.clone(input.detach(), memory_format=contiguous_format)
 
 
 def _slice(

@@ -214,7 +214,7 @@ def accumulated(x: Tensor, dtype: DType | None) -> Tensor:
 def _to_every(g: Any, shape: tuple[int, ...], dim: Dims) -> Any:
     """Return the cotangent of a sum over `dim`, for every element of `shape`."""
     dims = wrap_dims("sum", dim, len(shape))
-    return g.reshape(reduced_shape(shape, dims, True)).expand(shape)
+    return (g.reshape(reduced_shape(shape, dims, True)) if g._shape else g).expand(shape)
 
 
 @composite(
@@ -426,6 +426,8 @@ def all(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 def _extreme(name: str, x: Tensor, combine: str, dim: Dims, keepdim: bool, error: type) -> Tensor:
     dims = wrap_dims(name, dim, x.ndim)
     _check_not_empty(name, x, dim, dims, error)
+    if x.dtype.is_complex:
+        raise DTypeError(f"\"{name}\" not implemented for '{x.dtype.legacy}'")
     if x.dtype is bool_:
         combine = "any" if combine == "max" else "all"
     return combine_dims(x, combine, dims, keepdim)

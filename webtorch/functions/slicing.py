@@ -43,6 +43,7 @@ from webtorch.ops.primitive import (
     reduce_dims,
 )
 from webtorch.ops.primitive import write as _write
+from webtorch.ops.purity import looks
 from webtorch.ops.record import Example, composite
 from webtorch.tensors.made_by import several_views
 from webtorch.tensors.tensor import Tensor
@@ -515,7 +516,11 @@ def as_strided(
 ) -> Tensor:
     """A view of the storage with the sizes, strides and offset given (in elements)."""
     shape, strides = tuple(map(operator.index, size)), tuple(map(operator.index, stride))
-    offset = input._offset if storage_offset is None else operator.index(storage_offset)
+    offset = input._offset
+    if storage_offset is not None:
+        offset = operator.index(storage_offset)
+        # Of a view that is known the distance from its tensor is kept.
+        looks()
     if len(shape) != len(strides):
         raise RuntimeError("mismatch in length of strides and shape")
     if any(s < 0 for s in strides):

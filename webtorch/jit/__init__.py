@@ -55,7 +55,42 @@ def script(
 ) -> T:
     """Return `obj` itself, with a warning the first time."""
     _say("script")
+    if getattr(obj, "has_uninitialized_params", bool)():
+        raise RuntimeError(
+            f"'{type(obj).__name__}' has uninitialized parameters. Did you forget to run a forward pass?"
+        )
     return obj
+
+
+class Future:
+    """The result of a `fork`."""
+
+    def __init__(self, value: Any) -> None:
+        """Take the result."""
+        self._value = value
+
+    def wait(self) -> Any:
+        """Return the result."""
+        return self._value
+
+    value = wait
+
+    def done(self) -> bool:
+        """Return True: what is forked runs at once."""
+        return True
+
+
+def fork(func: Any, *args: object, **kwargs: object) -> Future:
+    """Return what holds the result of a call, which is made at once."""
+    return Future(func(*args, **kwargs))
+
+
+def wait(future: Future) -> Any:
+    """Return the result of a `fork`."""
+    return future.wait()
+
+
+_fork, _wait = fork, wait
 
 
 def trace(

@@ -17,7 +17,7 @@ from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.gradients import clear_grads
-from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle
+from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle, warn_of_old_hooks
 from webtorch.nn.member import public_names, register_buffer, remember
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
@@ -82,6 +82,8 @@ class Module:
     _version: int = 1
     dump_patches: bool = False
     call_super_init: bool = False
+    # Whether backward hooks are full ones or of PyTorch's old form; None: there have been none.
+    _is_full_backward_hook: bool | None = None
 
     training: bool
     _parameters: dict[str, Parameter | None]
@@ -372,8 +374,7 @@ class Module:
         `to(dtype)`, `to(tensor)`. Integer parameters and buffers keep their dtype. `memory_format` is for
         those of 4 and 5 dims.
         """
-        memory_format = kwargs.get("memory_format")
-        device, dtype, non_blocking = _parse_to(*args, **kwargs)
+        device, dtype, non_blocking, memory_format = _parse_to(*args, **kwargs)
         if dtype is not None and not dtype.has_gradient:
             raise TypeError(
                 "nn.Module.to only accepts floating point or complex dtypes, but got desired "
@@ -522,11 +523,21 @@ class Module:
 
         What it returns replaces `grad_input`.
         """
+        self._only_hooks_that_are(True)
         return add_hook(self._backward_hooks, hook, prepend=prepend)
 
     def register_backward_hook(self, hook: Hook) -> RemovableHandle:
         """Register a full backward hook: PyTorch's old form, whose `grad_input` was incomplete."""
-        return self.register_full_backward_hook(hook)
+        self._only_hooks_that_are(False)
+        return add_hook(self._backward_hooks, hook)
+
+    def _only_hooks_that_are(self, full: bool) -> None:
+        if self._is_full_backward_hook is (not full):
+            raise RuntimeError(
+                "Cannot use both regular backward hooks and full backward hooks on a single Module. Please use only "
+                "one of them."
+            )
+        self._is_full_backward_hook = full
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the hooks and forward."""
@@ -606,6 +617,8 @@ class Module:
                 if changed is not None:
                     result = changed
             if tap is not None:
+                if self._is_full_backward_hook is False:
+                    warn_of_old_hooks(args, result)
                 if not isinstance(result, (Tensor, tuple)):
                     warnings.warn(
                         "For backward hooks to be called, module output should be a Tensor or a "
@@ -976,8 +989,8 @@ def _call_traced(args: Args, kwargs: Kwargs) -> Any:
 CALL_OF_MODULE = Callee("module", _call_traced)
 
 
-def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
-    """Return (device, dtype, non_blocking) of any call form of `to`; absent ones are None."""
+def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
+    """Return (device, dtype, non_blocking, memory_format) of any call form of `to`; absent ones are None."""
     known = {"device", "dtype", "non_blocking", "memory_format", "tensor", "copy"}
     unknown = set(kwargs) - known
     if unknown:
@@ -1000,4 +1013,5 @@ def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool]:
                 f"to() received an invalid argument {value!r} at position {position}: expected "
                 "to(device, dtype), to(dtype) or to(tensor)."
             )
-    return device, dtype, non_blocking
+    device = device if device is None else webtorch.device(device)
+    return device, dtype, non_blocking, kwargs.get("memory_format")

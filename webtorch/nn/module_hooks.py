@@ -46,6 +46,11 @@ class GlobalHooks:
 
 
 GLOBAL = GlobalHooks()
+# PyTorch's names of them.
+_global_forward_hooks, _global_forward_pre_hooks = GLOBAL.forward, GLOBAL.forward_pre
+_global_forward_hooks_with_kwargs = GLOBAL.forward_with_kwargs
+_global_forward_hooks_always_called = GLOBAL.forward_always
+_global_backward_hooks, _global_backward_pre_hooks = GLOBAL.backward, GLOBAL.backward_pre
 
 
 def add_hook(

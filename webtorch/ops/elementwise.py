@@ -126,6 +126,7 @@ _add = elementwise(
     operator="add",
     on_parts="alike",
     onnx="Add",
+    numbers_as_tensors=True,
     doc="input + other.",
 )
 _add_scaled = elementwise(
@@ -145,6 +146,7 @@ _sub = elementwise(
     operator="sub",
     on_parts="alike",
     onnx="Sub",
+    numbers_as_tensors=True,
     doc="input - other.",
 )
 _sub_scaled = elementwise(
@@ -197,6 +199,7 @@ _div = elementwise(
     on_parts="scaled",
     onnx="Div",
     once=True,
+    numbers_as_tensors=True,
     doc="input / other, as floats.",
 )
 

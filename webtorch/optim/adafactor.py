@@ -23,6 +23,7 @@ class Adafactor(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _takes_complex: ClassVar[bool] = False
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         **OF_DECAY,

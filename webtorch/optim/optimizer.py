@@ -223,6 +223,7 @@ class Optimizer:
     # Whether gradients may be sparse tensors, and what is said where they may not.
     _takes_sparse: ClassVar[bool] = False
     _no_sparse: ClassVar[str] = "{} does not support sparse gradients"
+    _takes_complex: ClassVar[bool] = True
     # State that does not begin as zero: the number, or the name of the option, that it begins as.
     _beginnings: ClassVar[dict[str, float | str]] = {}
     # Derived numbers of `Hyper`, by name.
@@ -512,6 +513,8 @@ class Optimizer:
         if not any(p.dtype.is_complex for p in given):
             self._update(group)
             return
+        if not self._takes_complex:
+            raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
         seen = [webtorch.view_as_real(p.detach()) if p.dtype.is_complex else p for p in given]
         both = [(p, v) for p, v in zip(given, seen, strict=True) if p is not v]
         for param, view in both:
@@ -546,6 +549,10 @@ class Optimizer:
         ]
         if not self._takes_sparse and any(g.layout is not strided for _, g in pairs):
             raise RuntimeError(self._no_sparse.format(type(self).__name__))
+        if group.get("fused") and any(p.is_meta for p, _ in pairs):
+            raise RuntimeError(
+                "`fused=True` requires all the params to be floating point Tensors of supported devices: cpu, webgpu."
+            )
         return pairs
 
     def _new_steps(self, params: Iterable[Tensor]) -> None:

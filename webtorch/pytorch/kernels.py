@@ -496,6 +496,7 @@ def whole(overload: OpOverload, function: Kernel) -> Kernel:
             if (
                 type(x) not in _PLAIN
                 or (recorded and x.requires_grad)
+                or x.layout is not torch.strided
                 or x.is_complex()
                 or x.is_neg()
             ):

@@ -103,13 +103,13 @@ class TensorBase(Layouts, TensorMethods):
     @plays("fact")
     def shape(self) -> Size:
         """The sizes."""
-        return Size(self._shape)
+        return tuple.__new__(Size, self._shape)
 
     @plays("fact")
     def size(self, dim: int | None = None) -> Any:
         """Return the sizes, or the size of one dimension."""
         if dim is None:
-            return Size(self._shape)
+            return tuple.__new__(Size, self._shape)
         rank = len(self._shape)
         if not -max(rank, 1) <= dim < max(rank, 1) or rank == 0:
             raise IndexError(

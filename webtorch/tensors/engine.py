@@ -35,6 +35,7 @@ from webtorch.tensors.tape import (
     gradient_edge,
     lacking,
     meta_of,
+    set_history,
 )
 
 if TYPE_CHECKING:
@@ -538,7 +539,7 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
     old = variable._grad
     if old is None:
         if create_graph:
-            variable._grad = g
+            variable._grad = _copied(g)
         else:
             # A clone shares the value until one of the two is written.
             variable._grad = g.detach().clone()
@@ -551,6 +552,20 @@ def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
         variable._grad = g + old if g.layout is strided else old + g
     else:
         old += g
+
+
+def _copied(g: Tensor) -> Tensor:
+    """Return a gradient that is kept with its history: a copy, which shares its value until it is written."""
+    copy = g.clone()
+    if copy._grad_fn is not None:
+        copy._grad_fn = GradFn("CopyBackwards", (None, gradient_edge(g)), _past_none)
+        set_history(copy, copy._grad_fn)
+    return copy
+
+
+def _past_none(gs: Cotangents, _saved: object, _static: object) -> Cotangents:
+    """The rule of a copy: nothing goes to what was overwritten."""
+    return (None, gs[0])
 
 
 def _lie_as(variable: Tensor, grad: Tensor) -> None:

@@ -151,6 +151,12 @@ class _Gradient:
         known = {op.tensors[i]: o for i, o in zip(self.others, others, strict=True)}
         return Called(saved, known | dict(zip(op.numbers, numbers, strict=False)))
 
+    def numbers_of(self, title: str) -> int:
+        """Return how many numbers PyTorch makes tensors of, which its function of a name shows as inputs."""
+        op = self.op
+        shows = op.numbers_as_tensors and title == op.gradient_name
+        return self.count - len(self.shapes) if shows else 0
+
     def _values(
         self, saved: Sequence[SavedTensor], others: Sequence[Scalar | complex]
     ) -> list[Any]:

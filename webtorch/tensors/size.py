@@ -36,11 +36,11 @@ class Size(tuple[int, ...]):
 
     def __getitem__(self, key: Any) -> Any:
         found = tuple.__getitem__(self, key)
-        return Size(found) if isinstance(key, slice) else found
+        return tuple.__new__(Size, found) if isinstance(key, slice) else found
 
     def __add__(self, other: object) -> Size:
         if isinstance(other, tuple):
-            return Size(tuple.__add__(self, other))
+            return tuple.__new__(Size, tuple.__add__(self, other))
         if hasattr(type(other), "__radd__"):
             return NotImplemented
         raise TypeError(f"can only concatenate tuple (not {type(other).__name__}) to torch.Size")
@@ -49,6 +49,6 @@ class Size(tuple[int, ...]):
         return Size((*other, *self)) if isinstance(other, tuple) else NotImplemented
 
     def __mul__(self, count: Any) -> Size:
-        return Size(tuple.__mul__(self, count))
+        return tuple.__new__(Size, tuple.__mul__(self, count))
 
     __rmul__ = __mul__

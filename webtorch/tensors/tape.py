@@ -217,7 +217,8 @@ class GradFn:
             else:
                 place = len(found) if first is None else edge[1]
                 found[id(edge[0]), place] = (shown(edge[0]), edge[1])
-        return tuple(found.values())
+        numbers = getattr(getattr(self.rule, "__self__", None), "numbers_of", None)
+        return (*found.values(), *([(None, 0)] * numbers(self.title) if numbers else ()))
 
     def __call__(self, *grads: Tensor | None) -> Any:
         """Return the cotangents of the inputs, given those of the results."""

@@ -64,7 +64,7 @@ def checkpoint(
     The second computation draws the same random numbers unless `preserve_rng_state=False`. With
     `use_reentrant=True` the part's inputs must be positional and one of them must require a
     gradient; with False (recommended) anything goes. `context_fn` gives a context for each of the
-    two computations. `debug` is accepted: messages here always name the differing values.
+    two computations. Messages name the differing values, and with `debug` say that it is on.
     Raises ValueError for other keyword arguments of the reentrant form, and CheckpointError in
     backward when the second computation differs (unless `determinism_check="none"`).
     """
@@ -83,6 +83,7 @@ def checkpoint(
     if not use_reentrant:
         early_stop = early_stop and _early_stop[-1]
         frame = _Frame(function, args, kwargs, preserve, determinism_check, early_stop, context_fn)
+        frame.debug = debug if _debug[-1] is None else _debug[-1]
         return frame.forward()
     if kwargs:
         raise ValueError(f"Unexpected keyword arguments: {','.join(kwargs)}")
@@ -137,6 +138,8 @@ def _chain(steps: Sequence[Callable[..., object]]) -> Callable[[Any], object]:
 
 # Whether the second computation may stop when it has all that is needed: the innermost choice last.
 _early_stop = [True]
+# What `set_checkpoint_debug_enabled` says, the innermost last.
+_debug: list[bool | None] = [None]
 
 
 @contextlib.contextmanager
@@ -151,8 +154,12 @@ def set_checkpoint_early_stop(enable: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_checkpoint_debug_enabled(enabled: bool | None) -> Iterator[None]:
-    """A block that changes nothing: messages here always name the differing values."""
-    yield
+    """A block whose checkpoints have `debug` on or off, whatever they are given; None: as they are given."""
+    _debug.append(enabled)
+    try:
+        yield
+    finally:
+        _debug.pop()
 
 
 def check_backward_validity(inputs: Iterable[object]) -> None:
@@ -369,6 +376,7 @@ class _Frame(Part):
         context_fn: Callable[[], ContextPair],
     ) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
+        self.debug = False
         self.check, self.early_stop = check == "default", early_stop
         self.first_context, self.second_context = context_fn()
         self.preserve = preserve
@@ -459,8 +467,14 @@ class _Frame(Part):
         if different:
             raise CheckpointError(
                 "torch.utils.checkpoint: Recomputed values for the following tensors have different metadata than "
-                "during the forward pass.\n" + "\n".join(different)
+                "during the forward pass.\n" + "\n".join(different) + _DEBUG * self.debug
             )
+
+
+_DEBUG = (
+    "\n\nYou are seeing this error because you passed `debug=True` to checkpoint, or entered "
+    "`set_checkpoint_debug_enabled(True)`. The operators of both computations are seen by a TorchDispatchMode."
+)
 
 
 class _Handle:
