@@ -241,6 +241,9 @@ def test_sums_of_rows_compressed_have_dense_gradients() -> None:
         x = lib.tensor(MATRIX).to_sparse_csr().requires_grad_()
         (x.sum() * 2).backward()
         found.append((str(x.grad.layout), x.grad.tolist()))
+        y = lib.tensor(MATRIX).to_sparse_csr().requires_grad_()
+        (y.sum((0,), keepdim=True).sum() * 3).backward()
+        found[-1] += (str(y.grad.layout), y.grad.tolist())
     assert found[0] == found[1]
 
 
@@ -259,6 +262,15 @@ def test_a_gradient_check_of_no_values_passes() -> None:
     x = webtorch.zeros(2, 3, dtype=webtorch.float64).to_sparse().requires_grad_()
     f = lambda a: webtorch.sparse.softmax(a, 0).to_dense()  # noqa: E731
     assert webtorch.autograd.gradcheck(f, (x,), masked=True)
+
+
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_a_gradient_check_of_complex_values_passes(layout: str) -> None:
+    x = webtorch.tensor([[1 + 1j, 0], [2j, 3]], dtype=webtorch.complex128)
+    x = getattr(x, f"to_sparse_{layout}")().requires_grad_()
+    y = webtorch.tensor([[1 - 2j, 1], [0.5j, -1]], dtype=webtorch.complex128, requires_grad=True)
+    f = lambda a, b: (a @ b).sum()  # noqa: E731
+    assert webtorch.autograd.gradcheck(f, (x, y), masked=True)
 
 
 @pytest.mark.parametrize("masked", [True, False])

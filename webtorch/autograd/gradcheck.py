@@ -23,7 +23,7 @@ from webtorch.ir.lines import user_depth
 from webtorch.ops.primitive import imag_part, paired, pairs, real_part
 from webtorch.tensors.batching import Vmap, batch, unbatch
 from webtorch.tensors.engine import grad
-from webtorch.tensors.formats import sparse_coo, strided
+from webtorch.tensors.formats import sparse_bsc, sparse_bsr, sparse_coo, strided
 from webtorch.tensors.modes import enable_grad, no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -136,11 +136,13 @@ class _Point:
         else:
             dense = x.detach().to_dense()
             ids = (arange(dense.numel(), dtype=dense.dtype) + 1).reshape(dense.shape)
-            ids = (
-                ids.to_sparse(x.sparse_dim())
-                if x.layout is sparse_coo
-                else ids.to_sparse(layout=x.layout)
-            )
+            if x.layout is sparse_coo:
+                ids = ids.to_sparse(x.sparse_dim())
+            else:
+                batch = x.dim() - x.sparse_dim() - x.dense_dim()
+                block = x.values().shape[batch + 1 : batch + 3]
+                size = block if x.layout in (sparse_bsr, sparse_bsc) else None
+                ids = ids.to_sparse(layout=x.layout, dense_dim=x.dense_dim(), blocksize=size)
             self.given = ids.clone()
         self.values, numbers = _kept(self.given).detach(), _kept(ids)
         self.given.requires_grad_()

@@ -30,6 +30,20 @@ def conj(input: SparseTensor) -> SparseTensor:
     return input.like(input.values_of().conj(), "Conj")
 
 
+@rule("_pairs")
+def pairs(x: SparseTensor) -> SparseTensor:
+    """Return complex values as pairs of real numbers, a dense dim more."""
+    values = dense.view_as_real(x.values_of())
+    return SparseTensor.of(x.layout, x.places, values, (*x._shape, 2), x.coalesced)
+
+
+@rule("_paired")
+def paired(x: SparseTensor) -> SparseTensor:
+    """Return pairs of real numbers as complex values."""
+    values = dense.view_as_complex(x.values_of())
+    return SparseTensor.of(x.layout, x.places, values, x._shape[:-1], x.coalesced)
+
+
 @rule("positive", "resolve_conj", "resolve_neg")
 def positive(input: SparseTensor) -> SparseTensor:
     """Return the tensor itself."""

@@ -9,9 +9,10 @@ from webtorch.functions import public as dense
 from webtorch.ir.dtype import DType, bool_, int64
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.elementwise import merged
-from webtorch.sparse.layouts import coalesce, coo, matching
+from webtorch.sparse.layouts import coalesce, coo, matching, to_dense
 from webtorch.sparse.tensor import SparseTensor, keys, no_kernel
 from webtorch.tensors.formats import sparse_coo
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tape import attach
 from webtorch.tensors.tensor import Tensor
 
@@ -51,6 +52,13 @@ def _sum(
             return values.sum()
         # The gradient of a compressed tensor is dense, as in PyTorch.
         return attach(values.detach().sum(), "Sum", (input,), _all_alike, (), (input._shape,))
+    if input.layout is not sparse_coo and input.requires_grad:
+        with no_grad():
+            alone = input.like(input.kept)
+            out = _sum(alone, dim, keepdim, dtype)
+        gone = [d % input.dim() for d in ([dim] if isinstance(dim, int) else dim)]
+        args = (input._shape, () if keepdim else tuple(sorted(gone)))
+        return attach(out, "Sum", (input,), _all_alike, (), args)
     x = matching(input.like(values, "Sum"), sparse_coo)
     rank, sparse = x.dim(), x.sparse_rank
     given = [dim] if isinstance(dim, int) else list(dim)
@@ -82,7 +90,11 @@ def _sum(
     return coalesce(out) if some else out
 
 
-def _all_alike(g: Tensor, shape: tuple[int, ...]) -> tuple[Tensor]:
+def _all_alike(g: Tensor, shape: tuple[int, ...], dims: tuple[int, ...] = ()) -> tuple[Tensor]:
+    """The cotangent of what was summed over `dims`, which are gone; over all others that are 1."""
+    g = to_dense(g)
+    for d in dims:
+        g = g.unsqueeze(d)
     return (g.expand(shape),)
 
 
