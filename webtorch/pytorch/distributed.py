@@ -392,7 +392,7 @@ def _teach_sharding() -> None:
 def _kernel(operator: _Operator) -> Callable[..., Any]:
     """Return the kernel of a collective for tensors on the device."""
 
-    def kernel(*args: Any, **options: Any) -> Any:
+    def kernel(*args: object, **options: object) -> Any:
         interrupt.check()
         _teach_sharding()
         call = _Call(operator, operator.bind(args, options))

@@ -243,7 +243,7 @@ def _check_like(new: Tensor, value: Tensor, place: str, rule: str, shown: str) -
             )
 
 
-def _check_inverse(parametrization: Any, value: Tensor, new: Tensor, tensor_name: str) -> None:
+def _check_inverse(parametrization: object, value: Tensor, new: Tensor, tensor_name: str) -> None:
     """Raise ValueError if what `right_inverse` gives of a parametrized tensor is not like the tensor."""
     if not hasattr(parametrization, "right_inverse"):
         return
