@@ -31,7 +31,7 @@ def _telling(cls: type[dict[Any, Any]], name: str) -> Callable[..., Any]:
     return tell
 
 
-def _tell(cls: Any) -> Any:
+def _tell(cls: Any) -> object:
     """Have the methods that change a dict say so. Copies, pickles and files have the class that it is one of."""
     for name in (
         "__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update",

@@ -97,7 +97,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
 
 
-def _rebuilt(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _rebuilt(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
     """Return an argument with other tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)

@@ -182,7 +182,7 @@ class ParametrizationList(ModuleList):
         return x
 
 
-def _parametrized_deepcopy(self: object, memo: dict[int, object]) -> Any:
+def _parametrized_deepcopy(self: object, memo: dict[int, object]) -> object:
     """Copy a parametrized module, whose class pickle does not know."""
     known = memo.get(id(self))
     if known is not None:
@@ -195,7 +195,7 @@ def _parametrized_deepcopy(self: object, memo: dict[int, object]) -> Any:
     return out
 
 
-def _parametrized_getstate(self: object) -> Any:
+def _parametrized_getstate(self: object) -> object:
     raise RuntimeError(
         "Serialization of parametrized modules is only supported through state_dict(). See:\n"
         "https://pytorch.org/tutorials/beginner/saving_loading_models.html"
