@@ -359,11 +359,11 @@ def _attention_forward(*args: Any, **options: Any) -> tuple[Any, ...]:
 
 
 @own(f"{_FORWARD}_backward")
-def _attention_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> Any:
+def _attention_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> object:
     return *_known_backward(g, *args, scale=scale), None
 
 
-def _differentiable_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> Any:
+def _differentiable_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> object:
     """The backward pass, by PyTorch's composition where it is to be differentiated again."""
     if not torch.is_grad_enabled():
         return _attention_backward(g, *args, scale=scale)

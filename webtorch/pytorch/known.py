@@ -437,7 +437,7 @@ def _is_all(place: Place, lying: Lying) -> bool:
     return whole or in_order
 
 
-def _freed(x: object, places: Iterator[int]) -> Any:
+def _freed(x: object, places: Iterator[int]) -> object:
     """Return a number as one that is free, with the next place."""
     return _Free.of(x, next(places)) if type(x) is float and x != 1.0 else x
 
