@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
-from webtorch.dispatch.call import active, inside, watched as looked_at
+from webtorch.dispatch.call import active, inside
+from webtorch.dispatch.call import watched as looked_at
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import IN_MEMORY, Form, Node
 from webtorch.ir.view import numel
