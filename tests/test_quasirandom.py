@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import webtorch
-from webtorch.quasirandom import SobolEngine, scrambled
+from webtorch.functions.sobol import scrambled
+from webtorch.quasirandom import SobolEngine
 
 pytest.importorskip("scipy")
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from webtorch.aten.table import aten, op
 from webtorch.functions.fourier import complex_transform, half_transform, real_transform
+from webtorch.functions.sobol import points, scrambled
 from webtorch.ir.dtype import DType, float32, int32
 from webtorch.ops.layout import matrix_columns, of_operands
 from webtorch.ops.primitive import cast_to, conjugate, fill
-from webtorch.quasirandom import points, scrambled
 from webtorch.tensors.tensor import Tensor
 
 # ---- complex numbers ----------------------------------------------------------------------------

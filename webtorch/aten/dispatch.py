@@ -110,7 +110,7 @@ class OpOverload:
             return NotImplemented
         return COMPOSED[self._opname](*args, **kwargs)
 
-    def _compute(self, args: Args, kwargs: Kwargs) -> Any:
+    def _compute(self, args: Args, kwargs: Kwargs) -> object:
         name = self._opname
         function = COMPUTED.get(name)
         writes = name.endswith("_") and not name.startswith("__")
@@ -456,7 +456,7 @@ class Pullback(OpOverload):
     def __reduce__(self) -> tuple[Any, ...]:
         return _pullback_of, (self.operator,)
 
-    def _compute(self, args: Args, kwargs: Kwargs) -> Any:
+    def _compute(self, args: Args, kwargs: Kwargs) -> object:
         grads, needs, *rest = args
         create_graph = mode.grad
         wanted: list[Tensor] = []
@@ -499,7 +499,7 @@ class _Step(OpOverload):
         super().__init__(_packet(name), "default", _of_pullback(name, "default"))
         self._rule, self._static = fn.rule, fn.static
 
-    def _compute(self, args: Args, kwargs: Kwargs) -> Any:
+    def _compute(self, args: Args, kwargs: Kwargs) -> object:
         assert self._rule is not None
         grads, *saved = args
         return list(self._rule(grads, [_Held(x) for x in saved], self._static))
@@ -698,7 +698,7 @@ def _same(a: object, b: object) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
 
 
-def _ask(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> Any:
+def _ask(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> object:
     """Return what the innermost mode, or else the first class that accepts, makes of a call."""
     modes, before = state.modes, (state.frame, mode.grad)
     asked: Iterable[Any] = dict.fromkeys(_classes((args, kwargs))) if state.classes else ()

@@ -49,7 +49,7 @@ written, composed, computed = _into(WRITTEN), _into(COMPOSED), _into(COMPUTED)
 
 
 @written("_copy")
-def _copy(x: Tensor) -> Any:
+def _copy(x: Tensor) -> object:
     return aten.clone(x, memory_format=contiguous_format)
 
 
@@ -92,17 +92,17 @@ def _sym_size(x: Tensor, dim: int) -> int:
 
 
 @computed("item", "_local_scalar_dense")
-def _item(x: Tensor) -> Any:
+def _item(x: Tensor) -> object:
     return x.item()
 
 
 @written("item")
-def _number(x: Tensor) -> Any:
+def _number(x: Tensor) -> object:
     return aten._local_scalar_dense(x) if wraps(x) and x.numel() == 1 else NotImplemented
 
 
 @written("tolist")
-def _tolist(x: Tensor) -> Any:
+def _tolist(x: Tensor) -> object:
     if dispatches(type(x)):
         kind = type(x).__name__
         raise RuntimeError(f".tolist() is not supported for tensor subclasses, got {kind}")
@@ -124,32 +124,32 @@ def _to_copy(x: Tensor, *, dtype: DType | None = None, **options: Any) -> Tensor
 
 
 @written("__radd__")
-def _radd(x: Tensor, other: Tensor | Number) -> Any:
+def _radd(x: Tensor, other: Tensor | Number) -> object:
     return aten.add(x, other)
 
 
 @written("__rmul__")
-def _rmul(x: Tensor, other: Tensor | Number) -> Any:
+def _rmul(x: Tensor, other: Tensor | Number) -> object:
     return aten.mul(x, other)
 
 
 @written("__rsub__")
-def _rsub(x: Tensor, other: Tensor | Number) -> Any:
+def _rsub(x: Tensor, other: Tensor | Number) -> object:
     return aten.rsub(x, other)
 
 
 @written("__rtruediv__", "__rdiv__")
-def _rdiv(x: Tensor, other: Tensor | Number) -> Any:
+def _rdiv(x: Tensor, other: Tensor | Number) -> object:
     return aten.mul(aten.reciprocal(x), other)
 
 
 @written("__rpow__")
-def _rpow(x: Tensor, other: Tensor | Number) -> Any:
+def _rpow(x: Tensor, other: Tensor | Number) -> object:
     return aten.pow(other, x)
 
 
 @written("to")
-def _to(x: Tensor, *args: object, **kwargs: object) -> Any:
+def _to(x: Tensor, *args: object, **kwargs: object) -> object:
     form = kwargs.pop("memory_format", None)
     device, dtype, copy = parse_to(args, dict(kwargs))
     options: dict[str, object] = {}
@@ -165,7 +165,7 @@ def _to(x: Tensor, *args: object, **kwargs: object) -> Any:
 
 
 @composed("to")
-def _to_dtype(x: Tensor, dtype: object, *rest: object, **options: object) -> Any:
+def _to_dtype(x: Tensor, dtype: object, *rest: object, **options: object) -> object:
     if rest or options or not isinstance(dtype, DType):
         return NotImplemented
     return x if dtype is x.dtype else aten._to_copy(x, dtype=dtype)
@@ -185,25 +185,25 @@ def _cast(x: Tensor, dtype: DType) -> Any:
 
 
 @written("_conjugate")
-def _conjugate(x: Tensor) -> Any:
+def _conjugate(x: Tensor) -> object:
     return aten.conj_physical(x) if x.dtype.is_complex else x
 
 
 @written("contiguous")
-def _contiguous(x: Tensor, memory_format: object = None) -> Any:
+def _contiguous(x: Tensor, memory_format: object = None) -> object:
     # PyTorch asks nobody where nothing is to do.
     options = {} if memory_format is None else {"memory_format": memory_format}
     return x if x.is_contiguous(**options) else NotImplemented
 
 
 @composed("contiguous")
-def _in_order(x: Tensor, memory_format: object = None) -> Any:
+def _in_order(x: Tensor, memory_format: object = None) -> object:
     form = memory_format or contiguous_format
     return x if _contiguous(x, form) is x else aten.clone(x, memory_format=form)
 
 
 @composed("reshape")
-def _reshape(x: Tensor, shape: Sequence[int]) -> Any:
+def _reshape(x: Tensor, shape: Sequence[int]) -> object:
     known = numel(tuple(s for s in shape if s != -1))
     sizes = [x.numel() // known if s == -1 and known else s for s in shape]
     if numel(tuple(sizes)) != x.numel() or -1 in sizes:
@@ -214,7 +214,7 @@ def _reshape(x: Tensor, shape: Sequence[int]) -> Any:
 
 
 @composed("flatten")
-def _flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+def _flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> object:
     if not x.ndim:
         return NotImplemented
     start, end = start_dim % x.ndim, end_dim % x.ndim
@@ -225,13 +225,13 @@ def _flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Any:
 
 
 @composed("chunk")
-def _chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
+def _chunk(x: Tensor, chunks: int, dim: int = 0) -> object:
     size = -(-x.shape[dim] // chunks) if chunks > 0 else 0
     return aten.split.Tensor(x, size, *((dim,) if dim else ())) if size else NotImplemented
 
 
 @written("getitem")
-def _getitem(x: Tensor, index: Any) -> Any:
+def _getitem(x: Tensor, index: Any) -> object:
     items = list(index) if isinstance(index, tuple) else [index]
     if any(isinstance(i, bool) or not _is_index(i) for i in items):
         return NotImplemented
@@ -275,7 +275,7 @@ def _is_index(i: object) -> bool:
 
 
 @composed("linear")
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> object:
     if weight.ndim != 2 or not x.ndim or x.shape[-1] != weight.shape[1]:
         return NotImplemented
     turned = aten.t(weight)
@@ -289,7 +289,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 @composed("matmul")
-def _matmul(x: Tensor, other: Tensor) -> Any:
+def _matmul(x: Tensor, other: Tensor) -> object:
     if not x.ndim:
         return NotImplemented
     if x.ndim <= 2 and other.ndim == 1:
@@ -363,7 +363,7 @@ def _attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> object:
     if enable_gqa or not q.ndim > 1:
         return NotImplemented
     size = q.shape[-1]
@@ -412,7 +412,7 @@ def _flash(
 def _flash_backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, _out: object, _sums: object, p: float, causal: bool, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     def run(*operands: Tensor) -> Any:
         return op.scaled_dot_product_attention(*operands, attn_mask, p, causal, scale)
 
@@ -430,7 +430,7 @@ def _efficient(
     causal: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> object:
     # Seed and offset of what is dropped: nothing is.
     return *_flash(q, k, v, p, causal, attn_mask=mask, scale=scale), *(
         fill((), 0, int64, q.device) for _ in "so"
@@ -453,7 +453,7 @@ def _efficient_backward(
     causal: bool = False,
     *,
     scale: float | None = None,
-) -> Any:
+) -> object:
     return *_flash_backward(g, q, k, v, out, sums, p, causal, attn_mask=mask, scale=scale), None
 
 
@@ -481,7 +481,7 @@ def _layer_norm(
     bias: Any = None,
     eps: float = 1e-5,
     _enable: bool = True,
-) -> Any:
+) -> object:
     return aten.native_layer_norm(x, list(shape), weight, bias, eps)[0]
 
 
@@ -493,7 +493,7 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
     _enable: bool = True,
-) -> Any:
+) -> object:
     n, c = x.shape[:2]
     rest = numel(x._shape[2:])
     return aten.native_group_norm(_in_order(x), weight, bias, n, c, rest, groups, eps)[0]
@@ -510,7 +510,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
     *rest: object,
-) -> Any:
+) -> object:
     if rest:
         # `torch.batch_norm`, whose order is the operator's.
         return NotImplemented
@@ -530,7 +530,7 @@ def _native_batch_norm(
     momentum: float,
     eps: float,
     _cudnn: bool,
-) -> Any:
+) -> object:
     return aten.native_batch_norm(x, weight, bias, mean, var, training, momentum, eps)[0]
 
 
@@ -543,7 +543,7 @@ def _embedding(
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-) -> Any:
+) -> object:
     if max_norm is not None or sparse or not isinstance(input, Tensor) or input.dtype.has_gradient:
         return NotImplemented
     place = -1 if padding_idx is None else padding_idx % weight.shape[0]
@@ -561,12 +561,12 @@ def _without_defaults(*pairs: tuple[object, object]) -> list[Any]:
 
 
 @written("dropout")
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> object:
     return NotImplemented if inplace else aten.dropout(x, p, training)
 
 
 @composed("dropout")
-def _native_dropout(x: Tensor, p: float, train: bool) -> Any:
+def _native_dropout(x: Tensor, p: float, train: bool) -> object:
     # As on accelerators; the CPU's kernels are written with others.
     return aten.native_dropout(x, p, train)[0] if train and p else x
 
@@ -586,7 +586,7 @@ for _rank in (2, 3):
 
 
 @composed("adaptive_avg_pool2d")
-def _adaptive(x: Tensor, size: Sequence[int]) -> Any:
+def _adaptive(x: Tensor, size: Sequence[int]) -> object:
     if list(size) == [1, 1]:
         return aten.mean.dim(x, [-1, -2], True)
     return aten._adaptive_avg_pool2d(x, size)
@@ -629,7 +629,7 @@ def _cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> Any:
+) -> object:
     number = _reduction(size_average, reduce, reduction)
     if number is None or not isinstance(target, Tensor):
         return NotImplemented
@@ -647,7 +647,7 @@ def _cross_entropy_loss(
     reduction: int = 1,
     ignore_index: int = -100,
     smoothing: float = 0.0,
-) -> Any:
+) -> object:
     return op.cross_entropy(
         x,
         target,
@@ -666,7 +666,7 @@ def _of_log_softmax(
     reduction: int = 1,
     ignore_index: int = -100,
     smoothing: float = 0.0,
-) -> Any:
+) -> object:
     if smoothing or target.dtype.has_gradient or x.ndim > 2:
         return NotImplemented
     logs = aten._log_softmax(x, 1 if x.ndim > 1 else 0, False)
@@ -682,7 +682,7 @@ def _nll_loss(
     ignore_index: int = -100,
     reduce: bool | None = None,
     reduction: str = "mean",
-) -> Any:
+) -> object:
     number = _reduction(size_average, reduce, reduction)
     if number is None or input.ndim > 2:
         return NotImplemented
@@ -698,7 +698,7 @@ def _nll_loss_nd(
     weight: Tensor | None = None,
     reduction: int = 1,
     ignore_index: int = -100,
-) -> Any:
+) -> object:
     return op.nll_loss(
         x, target, weight, ignore_index=ignore_index, reduction=REDUCTIONS[reduction]
     )
@@ -711,12 +711,12 @@ def _nll_loss_forward(
     weight: Tensor | None = None,
     reduction: int = 1,
     ignore_index: int = -100,
-) -> Any:
+) -> object:
     return aten.nll_loss_forward(x, target, weight, reduction, ignore_index)[0]
 
 
 @computed("l1_loss")
-def _l1_loss(x: Tensor, y: Tensor, reduction: int = 1) -> Any:
+def _l1_loss(x: Tensor, y: Tensor, reduction: int = 1) -> object:
     return op.l1_loss(x, y, reduction=REDUCTIONS[reduction])
 
 
@@ -724,11 +724,11 @@ def _l1_loss(x: Tensor, y: Tensor, reduction: int = 1) -> Any:
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _scaled(x: object, factor: object) -> Any:
+def _scaled(x: object, factor: object) -> object:
     return x if factor == 1 else aten.mul(x, factor)
 
 
-def _summed(g: Any, shape: Sequence[int]) -> Any:
+def _summed(g: Any, shape: Sequence[int]) -> object:
     """Return a cotangent summed over the dims along which a tensor of this shape was expanded."""
     lead = g.ndim - len(shape)
     wide = [d for d, n in enumerate(g.shape) if d < lead or (shape[d - lead] == 1 and n != 1)]
@@ -753,7 +753,7 @@ def _added(product: str) -> Function:
     return rule
 
 
-def _mv_backward(needs: Any, g: Any, _out: object, a: Any, v: Any) -> Any:
+def _mv_backward(needs: Any, g: Any, _out: object, a: Any, v: Any) -> object:
     outer = aten.mul(aten.unsqueeze(g, 1), v) if needs[0] else None
     return outer, aten.mv(aten.t(a), g) if needs[1] else None
 
@@ -771,7 +771,7 @@ def _present(found: Sequence[object], *given: object) -> tuple[Any, ...]:
 
 def _convolution_backward(
     needs: Any, g: object, _out: object, x: Any, w: Any, b: Any, *rest: object
-) -> Any:
+) -> object:
     sizes = [b.shape[0]] if b is not None else None
     mask = _needs(needs, x, w, b)
     return _present(aten.convolution_backward(g, x, w, sizes, *rest, mask), x, w, b)
@@ -779,14 +779,14 @@ def _convolution_backward(
 
 def _layer_norm_backward(
     needs: Any, gs: Any, out: Any, x: Any, shape: Any, w: Any, b: Any, _eps: float
-) -> Any:
+) -> object:
     mask = _needs(needs, x, w, b)
     return _present(aten.native_layer_norm_backward(gs[0], x, shape, *out[1:], w, b, mask), x, w, b)
 
 
 def _group_norm_backward(
     needs: Any, gs: Any, out: Any, x: Any, w: Any, b: Any, *rest: object
-) -> Any:
+) -> object:
     mask = _needs(needs, x, w, b)
     return _present(
         aten.native_group_norm_backward(gs[0], x, *out[1:], w, *rest[:-1], mask), x, w, b
@@ -796,13 +796,15 @@ def _group_norm_backward(
 def _batch_norm_backward(
     needs: Any, gs: Any, out: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, training: bool, _momentum: float,
     eps: float,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     mask = _needs(needs, x, w, b)
     found = aten.native_batch_norm_backward(gs[0], x, w, mean, var, *out[1:], training, eps, mask)
     return *_present(found, x, w, b), *_present((None, None), mean, var)
 
 
-def _flash_backward_of(_needs: object, gs: Any, out: Any, *args: object, **options: object) -> Any:
+def _flash_backward_of(
+    _needs: object, gs: Any, out: Any, *args: object, **options: object
+) -> object:
     name = "_scaled_dot_product_flash_attention_for_cpu_backward"
     return getattr(aten, name)(gs[0], *args[:3], *out, *args[3:], **options)
 
@@ -810,7 +812,7 @@ def _flash_backward_of(_needs: object, gs: Any, out: Any, *args: object, **optio
 def _efficient_backward_of(
     _needs: object, gs: Any, out: Any, q: Any, k: Any, v: Any, mask: Any, _sums: object, p: float, causal: bool,
     **options: object,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     name = "_scaled_dot_product_efficient_attention_backward"
     found = getattr(aten, name)(
         gs[0], q, k, v, mask, *out, p, [True, True, True, False], causal, **options
@@ -820,12 +822,14 @@ def _efficient_backward_of(
 
 def _nll_loss_backward(
     _needs: object, gs: Any, out: Any, x: Any, target: Any, weight: Any, *rest: object
-) -> Any:
+) -> object:
     found = aten.nll_loss_backward(gs[0], x, target, weight, *rest, out[1])
     return (found, *_present((None, None), target, weight))
 
 
-def _permuted_back(_needs: object, g: object, _out: object, _x: object, dims: Sequence[int]) -> Any:
+def _permuted_back(
+    _needs: object, g: object, _out: object, _x: object, dims: Sequence[int]
+) -> object:
     inverse = sorted(range(len(dims)), key=lambda i: dims[i] % len(dims))
     return aten.permute(g, inverse)
 

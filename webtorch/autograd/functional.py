@@ -173,7 +173,7 @@ def _run(func: Callable[..., object], inputs: Tensors, name: str) -> tuple[bool,
     return _tuple(func(*inputs), "outputs of the user-provided function", name)
 
 
-def _packed(several: bool, found: Sequence[object]) -> Any:
+def _packed(several: bool, found: Sequence[object]) -> object:
     return tuple(found) if several else found[0]
 
 

@@ -243,7 +243,7 @@ def register_multi_grad_hook(
     return _Handles([t.register_hook(hook_of(i)) for i, t in enumerate(tensors)])
 
 
-def _task() -> Any:
+def _task() -> object:
     return mode.task
 
 

@@ -271,7 +271,7 @@ class _Fit:
                 raise NotPolynomial(f"{where}: {', '.join(map(str, values))}")
         return found
 
-    def _quotient(self, values: Sequence[float], where: str) -> Any:
+    def _quotient(self, values: Sequence[float], where: str) -> object:
         """Fit floats: means divide by a size, variances by a size less one."""
         failed = NotPolynomial(f"{where}: {', '.join(map(str, values))}")
         if not all(map(math.isfinite, values)):

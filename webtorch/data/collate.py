@@ -41,7 +41,7 @@ def default_convert(data: Any) -> Any:
     return data
 
 
-def _like(example: Any, values: Any) -> Any:
+def _like(example: Any, values: Any) -> object:
     """Return `values` in the type of `example` where that can be had, else as they are."""
     try:
         if isinstance(example, MutableMapping):

@@ -61,7 +61,7 @@ def unpack(x: object) -> Any:
     return _each(unpack, x)
 
 
-def _each(function: Any, x: Any) -> Any:
+def _each(function: Any, x: Any) -> object:
     if type(x) in (list, tuple, set):
         return type(x)(function(y) for y in x)
     if isinstance(x, tuple) and hasattr(x, "_fields"):

@@ -100,7 +100,7 @@ class _Match:
         return True
 
 
-def _dispatch_kl(type_p: type, type_q: type) -> Any:
+def _dispatch_kl(type_p: type, type_q: type) -> object:
     matches = [
         pair for pair in _KL_REGISTRY if issubclass(type_p, pair[0]) and issubclass(type_q, pair[1])
     ]

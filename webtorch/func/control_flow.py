@@ -110,7 +110,7 @@ def _choose(
     true_fn: Callable[..., object],
     false_fn: Callable[..., object],
     operands: object,
-) -> Any:
+) -> object:
     """Return the results of both branches, chosen by element."""
     # A copy, which nobody overwrites before the backward pass reads it.
     pred = pred.reshape(()).bool().clone()
@@ -185,7 +185,7 @@ def _gate(pred: webtorch.Tensor, taken: bool, results: list[object], start: int)
             fn.edges = tuple([gate(edge) for edge in fn.edges])
 
 
-def _one_of(pred: webtorch.Tensor, a: object, b: object) -> Any:
+def _one_of(pred: webtorch.Tensor, a: object, b: object) -> object:
     if not isinstance(a, _Tensor) and not isinstance(b, _Tensor):
         if type(a) is type(b) and a == b:
             return a

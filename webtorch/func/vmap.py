@@ -61,7 +61,7 @@ def _whole(
     size: int,
     out_dims: object,
     randomness: str,
-) -> Any:
+) -> object:
     with Vmap(size, randomness) as level:
         parts = [x if d is None else batch(x, d, level.number) for x, d in given]
         found = run(parts)
@@ -84,7 +84,7 @@ def _chunked(
     out_dims: object,
     randomness: str,
     chunk: int,
-) -> Any:
+) -> object:
     state = TABLE["get_rng_state"]() if randomness == "same" else None
     columns: list[list[object]] = []
     spec: Any = None
@@ -109,7 +109,7 @@ def _removed(
     dim: int | None,
     level: Vmap,
     given: tuple[Any, int | None] | None,
-) -> Any:
+) -> object:
     name = _name(func)
     hidden = isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
     if dim is None:

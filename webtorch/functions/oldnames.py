@@ -57,7 +57,7 @@ def _overwrite(name: str, self: Tensor, others: tuple[Tensor, ...], callable: An
     return write(self, movement.reshape(found, self._shape))
 
 
-def _check_leaves(name: str, *operands: Any) -> None:
+def _check_leaves(name: str, *operands: object) -> None:
     if any(isinstance(x, Tensor) and x.requires_grad for x in operands):
         raise RuntimeError(
             f"Can't call {name}() on Variable that requires grad. Use var.detach().{name}() instead."

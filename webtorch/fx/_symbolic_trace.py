@@ -283,7 +283,7 @@ class Tracer(TracerBase):
 
     def _placeholder(
         self, name: str, known: dict[str, object], signature: inspect.Signature, function: object
-    ) -> Any:
+    ) -> object:
         """Add a parameter's placeholder; what is given as a constant is checked, and returned as it is."""
         default: tuple[object, ...] = ()
         if not name.startswith("*"):

@@ -484,5 +484,5 @@ def _call(method: Callable[..., str], *args: object, **kwargs: object) -> str:
     return method(*args, **{k: v for k, v in kwargs.items() if k in taken})
 
 
-def _wrap() -> Any:
+def _wrap() -> object:
     return sys.modules["webtorch.fx._symbolic_trace"].wrap

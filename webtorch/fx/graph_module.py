@@ -124,7 +124,7 @@ def _symbolic_trace() -> Any:
     return sys.modules["webtorch.fx._symbolic_trace"]
 
 
-def _get_attr(model: object, attr_name: str) -> Any:
+def _get_attr(model: object, attr_name: str) -> object:
     for part in attr_name.split("."):
         model = getattr(model, part)
     return model

@@ -150,7 +150,7 @@ class TracerBase:
             return self.create_node("call_function", type(a), (), named)
         raise NotImplementedError(f"argument of type: {type(a)}")
 
-    def _key(self, key: object) -> Any:
+    def _key(self, key: object) -> object:
         if not isinstance(key, str):
             key = self.create_arg(key)
             map_arg(key, _refuse_key)
@@ -177,7 +177,7 @@ class TracerBase:
 _HERE = __file__.rpartition("fx")[0]
 
 
-def _refuse_key(node: Node) -> Any:
+def _refuse_key(node: Node) -> object:
     raise RuntimeError(
         f"Keys for dictionaries used as an argument cannot contain a Node. Got key: {node}"
     )

@@ -163,7 +163,7 @@ def _take_attributes(gm: GraphModule, replacement: Module) -> None:
     gm.graph.lint()
 
 
-def _found(module: Module, node: Node) -> Any:
+def _found(module: Module, node: Node) -> object:
     path, _, name = str(node.target).rpartition(".")
     try:
         return getattr(module.get_submodule(path), name, None)

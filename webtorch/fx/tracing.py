@@ -83,7 +83,7 @@ trace = Trace()
 install("trace", trace)
 
 
-def _look(self: Module, name: str) -> Any:
+def _look(self: Module, name: str) -> object:
     """Look a name up among parameters, buffers and submodules, as the tracer at work sees it."""
     found = look_up(self, name)
     if not trace.traces.open:

@@ -124,7 +124,7 @@ _BLOCKED = ("sys", "os", "posix", "nt")
 _PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
-def _key(value: object) -> Any:
+def _key(value: object) -> object:
     """Return a dict's key or a set's item. Hashing a tuple of tuples of ... takes time without end,
     so only small ones are keys.
     """

@@ -75,7 +75,7 @@ _INCOMPLETE = (
 )
 
 
-def warn_of_old_hooks(args: tuple[Any, ...], result: Any) -> None:
+def warn_of_old_hooks(args: tuple[Any, ...], result: object) -> None:
     """Warn of calls of which PyTorch's old backward hooks see a part."""
     results = result if isinstance(result, tuple) else (result,)
     if not all(isinstance(r, Tensor) for r in results):

@@ -546,7 +546,7 @@ class Module:
             return compiled(*args, **kwargs)
         return self._call_impl(*args, **kwargs)
 
-    def _call_impl(self, *args: object, **kwargs: object) -> Any:
+    def _call_impl(self, *args: object, **kwargs: object) -> object:
         """Run forward, with hooks only where there are any."""
         if tracing.active:
             return call(CALL_OF_MODULE, (self, *args), kwargs)
@@ -596,7 +596,7 @@ class Module:
             tuple(map(id, self._buffers.values())),
         )
 
-    def _call_with_hooks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def _call_with_hooks(self, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run forward between its hooks; on an error run those that asked to be called always."""
         called: set[int] = set()
         result: object = None
@@ -975,7 +975,7 @@ class Module:
 look_up: Any = Module.__getattr__
 
 
-def _call_traced(args: Args, kwargs: Kwargs) -> Any:
+def _call_traced(args: Args, kwargs: Kwargs) -> object:
     module, *given = args
     module._note_state()
     name = tracing.module_names.pop(id(module), "")

@@ -25,7 +25,7 @@ _Network = TypeVar("_Network", bound=Module)
 __all__ = ["DataParallel", "data_parallel", "gather", "parallel_apply", "replicate", "scatter"]
 
 
-def _device(which: object) -> Any:
+def _device(which: object) -> object:
     """Return a device with its number: `which` is one, its name, the number of an adapter, or -1 for the CPU."""
     if isinstance(which, int):
         return as_device("cpu") if which == -1 else as_device("webgpu", which)
@@ -38,7 +38,7 @@ def _devices(device_ids: Sequence[Any] | None) -> list[Any]:
     return [_device(which) for which in chosen]
 
 
-def _like(whole: tuple[Any, ...], parts: Iterable[Any]) -> Any:
+def _like(whole: tuple[Any, ...], parts: Iterable[Any]) -> object:
     """Return `parts` as a tuple of the type of `whole`, named fields kept."""
     kind = type(whole)
     return kind(*parts) if hasattr(whole, "_fields") else kind(parts)

@@ -238,7 +238,7 @@ class RNNBase(Module):
                 f"For unbatched 2-D input, hx should also be 2-D but got {hx.dim()}-D tensor"
             )
 
-    def _zero_state(self, input: Tensor, batch_sizes: Tensor | None) -> Any:
+    def _zero_state(self, input: Tensor, batch_sizes: Tensor | None) -> object:
         """Return the state of sequences that begin."""
         shape = self.get_expected_hidden_size(input, batch_sizes)
         return webtorch.zeros(shape, dtype=input.dtype, device=input.device)
@@ -304,7 +304,7 @@ class RNNBase(Module):
         return text
 
 
-def _each(state: Any, change: Any) -> Any:
+def _each(state: Any, change: Any) -> object:
     """Return a state, one tensor or two, changed."""
     return tuple(map(change, state)) if isinstance(state, (tuple, list)) else change(state)
 
@@ -374,7 +374,7 @@ class LSTM(RNNBase):
                 f"({hx[0].dim()}-D, {hx[1].dim()}-D) tensors"
             )
 
-    def _zero_state(self, input: Tensor, batch_sizes: Tensor | None) -> Any:
+    def _zero_state(self, input: Tensor, batch_sizes: Tensor | None) -> object:
         """Return both states of sequences that begin."""
         cell = self.get_expected_cell_size(input, batch_sizes)
         return (

@@ -31,7 +31,7 @@ def _telling(cls: type[dict[Any, Any]], name: str) -> Callable[..., Any]:
     return tell
 
 
-def _tell(cls: Any) -> Any:
+def _tell(cls: Any) -> object:
     """Have the methods that change a dict say so. Copies, pickles and files have the class that it is one of."""
     for name in (
         "__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update",
@@ -52,7 +52,7 @@ class State(dict[str, Any]):
         super().__init__(given)
         self.cell = cell
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Return what makes a plain dict of the same."""
         return dict, (), None, None, iter(self.items())
 
@@ -68,12 +68,12 @@ class States(defaultdict[Any, StateDict]):
         self.cell: Cell = [None]
         super().__init__(*(given or (dict,)))
 
-    def begin(self, key: Any, given: Mapping[str, Any]) -> StateDict:
+    def begin(self, key: object, given: Mapping[str, Any]) -> StateDict:
         """Let the state of a parameter be what is given, and return it."""
         self[key] = found = State(self.cell, given)
         return found
 
-    def __missing__(self, key: Any) -> StateDict:
+    def __missing__(self, key: object) -> StateDict:
         """Begin the state of a parameter."""
         return self.begin(key, {})
 
@@ -81,7 +81,7 @@ class States(defaultdict[Any, StateDict]):
         """Return what a `defaultdict` says."""
         return f"defaultdict({self.default_factory!r}, {dict(self)!r})"
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         """Return what makes a plain `defaultdict` of the same."""
         return defaultdict, (dict,), None, None, iter(self.items())
 
@@ -111,6 +111,6 @@ def values_of(states: Mapping[Any, Mapping[str, Any]]) -> tuple[Any, ...]:
     return found
 
 
-def plain_of(state: Any) -> Any:
+def plain_of(state: object) -> Any:
     """Return the plain dict of a state; anything else as it is."""
     return dict(state) if type(state) is State else state

@@ -323,7 +323,11 @@ def _composed_or_one(
         out = _forward(query, key, value, mask, 0.0, is_causal, False, scale=scale)[0]
     else:
         out = _attend(query, key, value, mask, is_causal, factor).transpose(1, 2)
-    return out if rank == 4 else out[(0,) * (4 - rank)]
+    if rank == 4:
+        return out
+    # Of lower rank PyTorch's may be overwritten: its gradient does not read it, but one of rank 4 may.
+    out = out[(0,) * (4 - rank)]
+    return out.clone() if out.requires_grad else out
 
 
 _overload = torch.ops.aten.scaled_dot_product_attention.default
@@ -355,11 +359,11 @@ def _attention_forward(*args: Any, **options: Any) -> tuple[Any, ...]:
 
 
 @own(f"{_FORWARD}_backward")
-def _attention_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> Any:
+def _attention_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> object:
     return *_known_backward(g, *args, scale=scale), None
 
 
-def _differentiable_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> Any:
+def _differentiable_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> object:
     """The backward pass, by PyTorch's composition where it is to be differentiated again."""
     if not torch.is_grad_enabled():
         return _attention_backward(g, *args, scale=scale)

@@ -51,7 +51,7 @@ def _native_batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> object:
     run = _as_it_is if not training or mean is None or var is None else _that_moves
     return run(x, weight, bias, mean, var, training, momentum, eps)
 

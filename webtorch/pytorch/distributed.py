@@ -97,7 +97,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(each)
 
 
-def _rebuilt(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def _rebuilt(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
     """Return an argument with other tensors."""
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -392,7 +392,7 @@ def _teach_sharding() -> None:
 def _kernel(operator: _Operator) -> Callable[..., Any]:
     """Return the kernel of a collective for tensors on the device."""
 
-    def kernel(*args: Any, **options: Any) -> Any:
+    def kernel(*args: object, **options: object) -> Any:
         interrupt.check()
         _teach_sharding()
         call = _Call(operator, operator.bind(args, options))

@@ -241,7 +241,7 @@ def _template(value: object, slots: dict[torch.fx.Node, int], of: torch.fx.Node)
     return value
 
 
-def _fill_in(value: Template, values: list[object]) -> Any:
+def _fill_in(value: Template, values: list[object]) -> object:
     kind = type(value)
     if kind is Slot:
         return values[value.number]
@@ -420,7 +420,7 @@ def _laid(x: Tensor, order: tuple[int, ...], anew: bool = False) -> Tensor:
     return op.permute(copy(turned), tuple(order.index(d) for d in range(len(order))))
 
 
-def _constant(value: object) -> Any:
+def _constant(value: object) -> object:
     if not isinstance(value, torch.Tensor):
         return value
     if value.device.type == "webgpu":

@@ -487,7 +487,7 @@ def whole(overload: OpOverload, function: Kernel) -> Kernel:
     compose = functools.partial(overload._op_dk, composite)
     one = structured(overload, function, compose)
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> Any:
         """Run the operator."""
         if not is_plain():
             return compose(*args, **kwargs)

@@ -429,7 +429,7 @@ _dropout = functional("native_dropout", dropped, draws=uniform_like)
 
 
 @own("native_dropout")
-def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> Any:
+def _native_dropout(x: torch.Tensor, p: float, train: bool | None) -> object:
     run = _dropout if 0 < p < 1 and train is not False else _dropout_without_chance
     return run(x, p, train)
 

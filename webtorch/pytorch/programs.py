@@ -823,7 +823,7 @@ def _picks(places: list[int]) -> Callable[[Any], Sequence[Any]]:
     return lambda values: [values[i] for i in places]
 
 
-def _mark(x: object, numbers: dict[Storage, int]) -> Any:
+def _mark(x: object, numbers: dict[Storage, int]) -> object:
     if isinstance(x, Tensor) and x._storage in numbers:
         form = Geometry(x._shape, x._strides, x._offset, 0, TO_TORCH[x.dtype])
         return OfInput(numbers[x._storage], form)

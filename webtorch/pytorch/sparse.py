@@ -210,7 +210,7 @@ def floor_divide(x: torch.Tensor, other: Any) -> torch.Tensor:
 
 
 @_kernel("div_.Tensor", "div_.Tensor_mode")
-def div_(x: torch.Tensor, other: Any, **options: Any) -> torch.Tensor:
+def div_(x: torch.Tensor, other: object, **options: object) -> torch.Tensor:
     """Divide in place."""
     return _set(x, div(x, other, **options))
 

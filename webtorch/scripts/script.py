@@ -387,7 +387,7 @@ class Number(HostScalar):
 
     def _computed(
         self, function: Callable[..., float], other: object = None, *, swapped: bool = False
-    ) -> Any:
+    ) -> object:
         if not (other is None or isinstance(other, (int, float))):
             return NotImplemented
         operands = (self,) if other is None else (other, self) if swapped else (self, other)
@@ -435,11 +435,11 @@ class Decided:
         return repr(self.function(value, _among(self.other, given))) == repr(self.outcome)
 
 
-def _now(x: object) -> Any:
+def _now(x: object) -> object:
     return float.__float__(x) if isinstance(x, HostScalar) else x
 
 
-def _among(x: object, given: Mapping[int, float]) -> Any:
+def _among(x: object, given: Mapping[int, float]) -> object:
     return x.among(given) if isinstance(x, Number) else _now(x)
 
 
@@ -467,7 +467,7 @@ class Offset(int):
 
     __radd__ = __add__
 
-    def _spoil(self, value: object) -> Any:
+    def _spoil(self, value: object) -> object:
         self.spoilt.add(self.external)
         return value
 

@@ -55,7 +55,7 @@ def _whole(x: SparseTensor) -> SparseTensor:
     return sparse_mask(x, matching_as(ones, x))
 
 
-def _values(y: Any) -> Any:
+def _values(y: object) -> Any:
     if not isinstance(y, SparseTensor):
         return y
     return coalesce(y).values_of() if y.layout is sparse_coo else y.values_of()

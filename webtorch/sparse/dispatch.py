@@ -124,7 +124,7 @@ class Sparse:
         raise no_kernel(name, first)
 
 
-def _in_place(name: str, first: SparseTensor, args: Args, kwargs: Kwargs) -> Any:
+def _in_place(name: str, first: SparseTensor, args: Args, kwargs: Kwargs) -> object:
     """Compute the form in place of a rule: `mul_`, `__imul__`."""
     base = name[3:-2] if name.startswith("__i") else name.rstrip("_")
     base = _OPERATORS.get(base, base)

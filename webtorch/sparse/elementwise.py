@@ -113,7 +113,7 @@ def _common(a: SparseTensor, b: SparseTensor) -> Tensor:
 
 
 @rule("div", "_div", "true_divide")
-def div(input: Any, other: Any, *, rounding_mode: str | None = None) -> SparseTensor:
+def div(input: object, other: object, *, rounding_mode: str | None = None) -> SparseTensor:
     """Return the values divided by a number."""
     return _divided(input, other, rounding_mode)
 

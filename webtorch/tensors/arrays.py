@@ -25,7 +25,7 @@ def nest(values: list[Scalar], shape: tuple[int, ...]) -> Any:
     return values
 
 
-def _empty(shape: tuple[int, ...]) -> Any:
+def _empty(shape: tuple[int, ...]) -> object:
     return [_empty(shape[1:]) for _ in range(shape[0])] if len(shape) > 1 else []
 
 

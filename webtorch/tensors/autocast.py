@@ -164,7 +164,7 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
     return found
 
 
-def _all_cast(x: object, dtype: DType, kind: str) -> Any:
+def _all_cast(x: object, dtype: DType, kind: str) -> object:
     """Return an argument with its eligible tensors in `dtype`, also those in lists and tuples."""
     if isinstance(x, Tensor):
         return _cast(x, dtype) if _eligible(x, kind) else x
@@ -232,7 +232,7 @@ class Autocasting:
 install("autocast", Autocasting())
 
 
-def _off(kind: str | None, run: Run, args: Args, kwargs: Kwargs) -> Any:
+def _off(kind: str | None, run: Run, args: Args, kwargs: Kwargs) -> object:
     """Call with autocast off for a kind of device; None: for all."""
     enabled = state.enabled
     state.enabled = {} if kind is None else {k: d for k, d in enabled.items() if k != kind}

@@ -240,7 +240,7 @@ class TensorBase(Layouts, TensorMethods):
             return 0
         return self.untyped_storage().data_ptr() + self._offset * self.dtype.itemsize
 
-    def _typed_storage(self) -> Any:
+    def _typed_storage(self) -> object:
         return ask("typed")(
             wrap_storage=ask("untyped")(self._storage), dtype=self.dtype, _internal=True
         )
@@ -248,7 +248,7 @@ class TensorBase(Layouts, TensorMethods):
     def _fix_weakref(self) -> None:
         pass
 
-    def _lazy_clone(self) -> Any:
+    def _lazy_clone(self) -> object:
         """Return a copy that shares the memory until one of the two is written."""
         storage = self._storage.clone_lazily()
         whole = type(self)._from_storage(  # type: ignore[attr-defined]

@@ -193,7 +193,7 @@ def one_by_one(names: Sequence[str], function: Callable[..., Any]) -> Callable[.
     places = [(parameters.index(name), name) for name in names]
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called(*args: object, **kwargs: object) -> Any:
         """Call, once or for each example."""
         if not transforms.count:
             return function(*args, **kwargs)
@@ -202,7 +202,7 @@ def one_by_one(names: Sequence[str], function: Callable[..., Any]) -> Callable[.
             return function(*args, **kwargs)
         number, size = levels[-1]
 
-        def example(value: Any, i: int) -> Any:
+        def example(value: object, i: int) -> Any:
             """Return what one example has of an argument."""
             if not isinstance(value, Tensor) or all(n != number for n, _, _ in value._levels):
                 return value

@@ -7,7 +7,6 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.ops.purity import warn
@@ -95,7 +94,7 @@ def _types_of(callee: Callee) -> tuple[dict[str, str], str]:
     return types, "" if rest is None else str(rest.annotation)
 
 
-def _number_for(kind: str, value: object) -> Any:
+def _number_for(kind: str, value: object) -> object:
     """Return the number that a tensor stands for where a parameter of this type wants one, alone or in a list."""
     if isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value):
         found = [_number_for(kind, x) for x in value]

@@ -131,7 +131,7 @@ class Level:
         self.tangents[x._storage] = (new, ((x._storage.elements,), (1,), 0, ()))
 
 
-def _geometry(x: Tensor) -> Any:
+def _geometry(x: Tensor) -> object:
     return (x._shape, x._strides, x._offset, x._levels)
 
 

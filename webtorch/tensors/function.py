@@ -382,7 +382,7 @@ def _tensors_in(value: object) -> list[Tensor]:
     return found
 
 
-def _check_transforms(cls: type[Function], args: tuple[object, ...]) -> Any:
+def _check_transforms(cls: type[Function], args: tuple[object, ...]) -> object:
     """Return the vmap whose rule the user wrote, if it is to be called. Raises where one is missing."""
     if "setup_context" not in {n for c in cls.__mro__[:-1] for n in vars(c) if c is not Function}:
         raise RuntimeError(

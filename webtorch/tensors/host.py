@@ -72,7 +72,7 @@ class HostScalar(float):
 
     def _computed(
         self, function: Callable[..., float], other: object = None, *, swapped: bool = False
-    ) -> Any:
+    ) -> object:
         if not (other is None or isinstance(other, (int, float))):
             return NotImplemented
         operands = (self,) if other is None else (other, self) if swapped else (self, other)
@@ -369,7 +369,7 @@ class TracedOptions:
             group.update(before)
 
 
-def _traced(group: dict[str, object], key: str, value: object) -> Any:
+def _traced(group: dict[str, object], key: str, value: object) -> object:
     if type(value) is float:
         return host_scalar(group, key)
     if type(value) is tuple and value and all(type(v) is float for v in value):
@@ -384,7 +384,7 @@ def _is_option(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _plain_option(value: object) -> Any:
+def _plain_option(value: object) -> object:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
 
 

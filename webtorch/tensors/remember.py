@@ -231,7 +231,7 @@ class Views:
             known.clear()
         known[key] = 0
 
-    def _watched(self, key: tuple[object, ...], args: Args) -> Any:
+    def _watched(self, key: tuple[object, ...], args: Args) -> object:
         """Call the function, and keep what it gives if that is a view."""
         x, me = args[0], get_ident()
         state = _state(x)
@@ -391,7 +391,7 @@ def _constant(x: Any, kind: type[object], parts: list[object]) -> bool:
     return True
 
 
-def _again(found: Result, nodes: list[Node]) -> Any:
+def _again(found: Result, nodes: list[Node]) -> object:
     """Record a remembered call, from within `Memory.find` or `Memory.run`. None if it is to raise."""
     leaves: tuple[Any, ...] = tuple(
         nodes if found.straight else [nodes[x] if type(x) is int else x for x in found.leaves]
@@ -559,7 +559,7 @@ def _result(
     return Result(kind, leaves, places, runtime, len(nodes), places_demanded)
 
 
-def _without_demanded(kind: Callable[..., Any] | None, count: int, values: list[Any]) -> Any:
+def _without_demanded(kind: Callable[..., Any] | None, count: int, values: list[Any]) -> object:
     """Return the results of a call, of which the others were looked at."""
     return values[0] if kind is None else kind(values[:count])
 

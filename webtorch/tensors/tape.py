@@ -304,7 +304,7 @@ def class_of(title: str, custom: bool) -> type[GradFn]:
     return found
 
 
-def _of_context(fn: GradFn, name: str) -> Any:
+def _of_context(fn: GradFn, name: str) -> object:
     """Return what a custom function's context has: in PyTorch the two are one object."""
     if name.startswith("__"):
         raise AttributeError(name)
@@ -324,7 +324,7 @@ class Called(NamedTuple):
 _PYTORCH = {"input": "self", "out": "result"}
 
 
-def _of_call(fn: GradFn, name: str) -> Any:
+def _of_call(fn: GradFn, name: str) -> object:
     """Return what PyTorch shows of a call: `_saved_self` is the value of an operand that is saved, `_raw_saved_self`
     what keeps it, `_saved_dim` a number. Raises RuntimeError for a tensor that is no longer kept.
     """

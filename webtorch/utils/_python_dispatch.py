@@ -54,7 +54,7 @@ class TorchDispatchMode:
         return False
 
 
-def _get_current_dispatch_mode() -> Any:
+def _get_current_dispatch_mode() -> object:
     """Return the innermost mode, or None."""
     return state.modes[-1] if state.modes else None
 
@@ -74,12 +74,12 @@ def _without(count: int | None) -> Iterator[Any]:
         state.modes = before
 
 
-def _pop_mode_temporarily() -> Any:
+def _pop_mode_temporarily() -> object:
     """A block without the innermost mode."""
     return _without(1)
 
 
-def _disable_current_modes() -> Any:
+def _disable_current_modes() -> object:
     """A block without modes."""
     return _without(None)
 

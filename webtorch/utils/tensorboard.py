@@ -17,13 +17,20 @@ import wave
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from webtorch.functions import public as webtorch
 
 __all__ = ["FileWriter", "RecordWriter", "SummaryWriter"]
+
+# A message of protobuf's, whose class is made when it is read.
+Message: TypeAlias = Any
+# A tensor, an array, a list or a number.
+Values: TypeAlias = Any
+# A number, or what gives one by `int`.
+Step: TypeAlias = Any
 
 # PyTorch's types of tensors -> what the message calls them, and the field that holds the numbers.
 _STORED = {
@@ -62,7 +69,7 @@ _event = _package("compat.proto.event_pb2")
 RecordWriter: Any = _package("summary.writer.record_writer").RecordWriter
 
 
-def _numbers(values: Any) -> np.ndarray:
+def _numbers(values: object) -> np.ndarray:
     """Return a tensor, an array or a number as a NumPy array."""
     if isinstance(values, np.ndarray):
         return values
@@ -78,16 +85,16 @@ def _numbers(values: Any) -> np.ndarray:
 # What events hold.
 
 
-def _held(tag: str, **content: Any) -> Any:
+def _held(tag: str, **content: object) -> Message:
     return _summary.Summary(value=[_summary.Summary.Value(tag=tag, **content)])
 
 
-def _of_plugin(name: str, content: bytes = b"") -> Any:
+def _of_plugin(name: str, content: bytes = b"") -> Message:
     data = _summary.SummaryMetadata.PluginData(plugin_name=name, content=content)
     return _summary.SummaryMetadata(plugin_data=data)
 
 
-def _message(dtype: str, sizes: Sequence[int] | None, **values: Any) -> Any:
+def _message(dtype: str, sizes: Sequence[int] | None, **values: object) -> Message:
     """Return the message of a tensor."""
     if sizes is not None:
         dims = [_shape.TensorShapeProto.Dim(size=size) for size in sizes]
@@ -95,7 +102,7 @@ def _message(dtype: str, sizes: Sequence[int] | None, **values: Any) -> Any:
     return _tensor.TensorProto(dtype=dtype, **values)
 
 
-def _scalar(tag: str, value: Any, new_style: bool = False, double: bool = False) -> Any:
+def _scalar(tag: str, value: object, new_style: bool = False, double: bool = False) -> Message:
     found = _numbers(value).squeeze()
     if found.ndim != 0:
         raise AssertionError(
@@ -111,7 +118,7 @@ def _scalar(tag: str, value: Any, new_style: bool = False, double: bool = False)
     )
 
 
-def _whole_tensor(tag: str, tensor: Any) -> Any:
+def _whole_tensor(tag: str, tensor: Values) -> Message:
     if tensor.dtype not in _STORED:
         raise ValueError(f"{tag} has unsupported tensor dtype {tensor.dtype}")
     kind, field = _STORED[tensor.dtype]
@@ -135,7 +142,7 @@ def _default_edges() -> list[float]:
     return [*(-edge for edge in reversed(upper)), 0.0, *upper]
 
 
-def _histogram(tag: str, given: Any, bins: Any, max_bins: int | None) -> Any:
+def _histogram(tag: str, given: Values, bins: Values, max_bins: int | None) -> Message:
     values = _numbers(given).astype(float).reshape(-1)
     if not values.size:
         raise ValueError("The input has no element.")
@@ -171,7 +178,7 @@ def _side_by_side(images: np.ndarray, columns: int = 8) -> np.ndarray:
     return cells.reshape(3, rows * height, columns * width)
 
 
-def _pixels(given: Any, dims: str) -> np.ndarray:
+def _pixels(given: object, dims: str) -> np.ndarray:
     """Return a picture, or several, as bytes (H, W, C); `dims` says what the dims are."""
     x = _numbers(given)
     factor = 1 if x.dtype == np.uint8 else 255
@@ -194,7 +201,9 @@ def _pixels(given: Any, dims: str) -> np.ndarray:
     return (x.astype(np.float32) * factor).clip(0, 255).astype(np.uint8)
 
 
-def _png(pixels: np.ndarray, boxes: Any = None, labels: Any = None, rescale: float = 1) -> Any:
+def _png(
+    pixels: np.ndarray, boxes: Values = None, labels: Values = None, rescale: float = 1
+) -> Message:
     """Return a picture (H, W, C) as the message of its file, with boxes drawn on it."""
     from PIL import Image, ImageDraw, ImageFont
 
@@ -222,7 +231,7 @@ def _png(pixels: np.ndarray, boxes: Any = None, labels: Any = None, rescale: flo
     )
 
 
-def _sound(tag: str, given: Any, rate: int) -> Any:
+def _sound(tag: str, given: object, rate: int) -> Message:
     x = _numbers(given).squeeze()
     if abs(x).max() > 1:
         print("warning: audio amplitude out of range, auto clipped.")  # noqa: T201
@@ -242,7 +251,7 @@ def _sound(tag: str, given: Any, rate: int) -> Any:
     return _held(tag, audio=audio)
 
 
-def _film(tag: str, given: Any, rate: float) -> Any:
+def _film(tag: str, given: Values, rate: float) -> Message:
     """Return pictures (N, T, C, H, W) as a moving one, in which N stand side by side."""
     from moviepy import ImageSequenceClip  # type: ignore[import-not-found]
 
@@ -269,14 +278,14 @@ def _film(tag: str, given: Any, rate: float) -> Any:
     return _held(tag, image=image)
 
 
-def _text(tag: str, text: str) -> Any:
+def _text(tag: str, text: str) -> Message:
     data = _package("plugins.text.plugin_data_pb2").TextPluginData(version=0)
     message = _message("DT_STRING", (1,), string_val=[text.encode()])
     metadata = _of_plugin("text", data.SerializeToString())
     return _held(f"{tag}/text_summary", tensor=message, metadata=metadata)
 
 
-def _curve(tag: str, parts: np.ndarray, thresholds: int) -> Any:
+def _curve(tag: str, parts: np.ndarray, thresholds: int) -> Message:
     """Return how precise and how complete what is found is, for so many thresholds."""
     data = _package("plugins.pr_curve.plugin_data_pb2").PrCurvePluginData(
         version=0, num_thresholds=thresholds
@@ -286,13 +295,13 @@ def _curve(tag: str, parts: np.ndarray, thresholds: int) -> Any:
     return _held(tag, tensor=message, metadata=metadata)
 
 
-def _counted(labels: Any, predictions: Any, thresholds: int, weights: Any) -> np.ndarray:
+def _counted(labels: Values, predictions: Values, thresholds: int, weights: Values) -> np.ndarray:
     """Return what is found rightly and wrongly, and left out rightly and wrongly, above each threshold, and rates."""
     true, found = _numbers(labels).astype(np.float64), _numbers(predictions)
     weights = 1.0 if weights is None else weights
     bins = np.floor(found * (thresholds - 1)).astype(np.int32)
 
-    def above(weighted: Any) -> np.ndarray:
+    def above(weighted: Values) -> np.ndarray:
         """Return the sum of weights from each threshold on."""
         limits = (0, thresholds - 1)
         count, _ = np.histogram(bins, bins=thresholds, range=limits, weights=weighted)
@@ -304,7 +313,7 @@ def _counted(labels: Any, predictions: Any, thresholds: int, weights: Any) -> np
     return np.stack((tp, fp, tn, fn, precision, recall))
 
 
-def _layout(layout: Mapping[str, Mapping[str, Sequence[Any]]]) -> Any:
+def _layout(layout: Mapping[str, Mapping[str, Sequence[Any]]]) -> Message:
     """Return which scalars are shown in one chart."""
     pages = _package("plugins.custom_scalar.layout_pb2")
     categories = []
@@ -326,7 +335,7 @@ def _layout(layout: Mapping[str, Mapping[str, Sequence[Any]]]) -> Any:
     return _held("custom_scalars__config__", tensor=message, metadata=_of_plugin("custom_scalars"))
 
 
-def _mesh(tag: str, vertices: Any, colors: Any, faces: Any, config: Any) -> Any:
+def _mesh(tag: str, vertices: object, colors: object, faces: object, config: object) -> Message:
     """Return points in space with colors, and the triangles between them."""
     metadata = _package("plugins.mesh.metadata")
     kinds = _package("plugins.mesh.plugin_data_pb2").MeshPluginData
@@ -350,7 +359,7 @@ def _mesh(tag: str, vertices: Any, colors: Any, faces: Any, config: Any) -> Any:
     return _summary.Summary(value=values)
 
 
-def _hyperparameters(given: Any, metrics: Any, domains: Any) -> list[Any]:
+def _hyperparameters(given: Values, metrics: Any, domains: Any) -> list[Any]:
     """Return what a run was given, which metrics it has, and that it succeeded."""
     for name, value in (("hparam_dict", given), ("metric_dict", metrics)):
         if not isinstance(value, dict):
@@ -413,7 +422,7 @@ class FileWriter:
         """Return the folder."""
         return str(self.event_writer.get_logdir())
 
-    def add_event(self, event: Any, step: Any = None, walltime: float | None = None) -> None:
+    def add_event(self, event: Message, step: Step = None, walltime: float | None = None) -> None:
         """Write an event."""
         event.wall_time = time.time() if walltime is None else walltime
         if step is not None:
@@ -421,7 +430,7 @@ class FileWriter:
         self.event_writer.add_event(event)
 
     def add_summary(
-        self, summary: Any, global_step: Any = None, walltime: float | None = None
+        self, summary: Message, global_step: Step = None, walltime: float | None = None
     ) -> None:
         """Write a summary."""
         self.add_event(_event.Event(summary=summary), global_step, walltime)
@@ -463,7 +472,7 @@ class SummaryWriter:
         self._get_file_writer()
         self.default_bins = _default_edges()
 
-    def _open(self, folder: Any) -> FileWriter:
+    def _open(self, folder: object) -> FileWriter:
         return FileWriter(folder, self.max_queue, self.flush_secs, self.filename_suffix)
 
     def _get_file_writer(self) -> FileWriter:
@@ -478,7 +487,7 @@ class SummaryWriter:
                 self.purge_step = None
         return self.file_writer
 
-    def get_logdir(self) -> Any:
+    def get_logdir(self) -> Message:
         """Return the folder."""
         return self.log_dir
 
@@ -488,7 +497,7 @@ class SummaryWriter:
         metric_dict: dict[str, Any],
         hparam_domain_discrete: dict[str, list[Any]] | None = None,
         run_name: str | None = None,
-        global_step: Any = None,
+        global_step: Step = None,
     ) -> None:
         """Write hyperparameters and what they gave, to a folder of their own."""
         if type(hparam_dict) is not dict or type(metric_dict) is not dict:
@@ -504,8 +513,8 @@ class SummaryWriter:
     def add_scalar(
         self,
         tag: str,
-        scalar_value: Any,
-        global_step: Any = None,
+        scalar_value: object,
+        global_step: Step = None,
         walltime: float | None = None,
         new_style: bool = False,
         double_precision: bool = False,
@@ -518,7 +527,7 @@ class SummaryWriter:
         self,
         main_tag: str,
         tag_scalar_dict: Mapping[str, Any],
-        global_step: Any = None,
+        global_step: Step = None,
         walltime: float | None = None,
     ) -> None:
         """Write numbers of one chart, each to a folder of its own."""
@@ -532,7 +541,7 @@ class SummaryWriter:
             self.all_writers[place].add_summary(_scalar(main_tag, number), global_step, walltime)
 
     def add_tensor(
-        self, tag: str, tensor: Any, global_step: Any = None, walltime: float | None = None
+        self, tag: str, tensor: Values, global_step: Step = None, walltime: float | None = None
     ) -> None:
         """Write all elements of a tensor."""
         self._get_file_writer().add_summary(_whole_tensor(tag, tensor), global_step, walltime)
@@ -540,9 +549,9 @@ class SummaryWriter:
     def add_histogram(
         self,
         tag: str,
-        values: Any,
-        global_step: Any = None,
-        bins: Any = "tensorflow",
+        values: object,
+        global_step: Step = None,
+        bins: object = "tensorflow",
         walltime: float | None = None,
         max_bins: int | None = None,
     ) -> None:
@@ -559,9 +568,9 @@ class SummaryWriter:
         num: int,
         sum: float,
         sum_squares: float,
-        bucket_limits: Any,
-        bucket_counts: Any,
-        global_step: Any = None,
+        bucket_limits: Values,
+        bucket_counts: Values,
+        global_step: Step = None,
         walltime: float | None = None,
     ) -> None:
         """Write a histogram that has been counted."""
@@ -576,8 +585,8 @@ class SummaryWriter:
     def add_image(
         self,
         tag: str,
-        img_tensor: Any,
-        global_step: Any = None,
+        img_tensor: object,
+        global_step: Step = None,
         walltime: float | None = None,
         dataformats: str = "CHW",
     ) -> None:
@@ -588,8 +597,8 @@ class SummaryWriter:
     def add_images(
         self,
         tag: str,
-        img_tensor: Any,
-        global_step: Any = None,
+        img_tensor: object,
+        global_step: Step = None,
         walltime: float | None = None,
         dataformats: str = "NCHW",
     ) -> None:
@@ -599,13 +608,13 @@ class SummaryWriter:
     def add_image_with_boxes(
         self,
         tag: str,
-        img_tensor: Any,
-        box_tensor: Any,
-        global_step: Any = None,
+        img_tensor: Values,
+        box_tensor: Values,
+        global_step: Step = None,
         walltime: float | None = None,
         rescale: float = 1,
         dataformats: str = "CHW",
-        labels: Any = None,
+        labels: Values = None,
     ) -> None:
         """Write a picture with boxes (left, top, right, bottom) on it, which may have labels."""
         labels = [labels] if isinstance(labels, str) else labels
@@ -619,7 +628,7 @@ class SummaryWriter:
         self,
         tag: str,
         figure: Any,
-        global_step: Any = None,
+        global_step: Step = None,
         close: bool = True,
         walltime: float | None = None,
     ) -> None:
@@ -627,7 +636,7 @@ class SummaryWriter:
         pyplot = importlib.import_module("matplotlib.pyplot")
         canvas_of = importlib.import_module("matplotlib.backends.backend_agg").FigureCanvasAgg
 
-        def drawn(one: Any) -> np.ndarray:
+        def drawn(one: object) -> np.ndarray:
             """Return the picture (H, W, 3) of a figure."""
             canvas = canvas_of(one)
             canvas.draw()
@@ -643,8 +652,8 @@ class SummaryWriter:
     def add_video(
         self,
         tag: str,
-        vid_tensor: Any,
-        global_step: Any = None,
+        vid_tensor: Values,
+        global_step: Step = None,
         fps: float = 4,
         walltime: float | None = None,
     ) -> None:
@@ -654,8 +663,8 @@ class SummaryWriter:
     def add_audio(
         self,
         tag: str,
-        snd_tensor: Any,
-        global_step: Any = None,
+        snd_tensor: object,
+        global_step: Step = None,
         sample_rate: int = 44100,
         walltime: float | None = None,
     ) -> None:
@@ -665,12 +674,12 @@ class SummaryWriter:
         )
 
     def add_text(
-        self, tag: str, text_string: str, global_step: Any = None, walltime: float | None = None
+        self, tag: str, text_string: str, global_step: Step = None, walltime: float | None = None
     ) -> None:
         """Write a text."""
         self._get_file_writer().add_summary(_text(tag, text_string), global_step, walltime)
 
-    def add_graph(self, *_: Any, **__: Any) -> NoReturn:
+    def add_graph(self, *_: object, **__: object) -> NoReturn:
         """Absent: PyTorch writes the graph that `torch.jit.trace` makes."""
         raise NotImplementedError(
             "add_graph: PyTorch writes the graph of TorchScript, which webtorch does not have; "
@@ -679,10 +688,10 @@ class SummaryWriter:
 
     def add_embedding(
         self,
-        mat: Any,
+        mat: Values,
         metadata: Any = None,
-        label_img: Any = None,
-        global_step: Any = None,
+        label_img: Values = None,
+        global_step: Step = None,
         tag: str = "default",
         metadata_header: Any = None,
     ) -> None:
@@ -734,11 +743,11 @@ class SummaryWriter:
     def add_pr_curve(
         self,
         tag: str,
-        labels: Any,
-        predictions: Any,
-        global_step: Any = None,
+        labels: object,
+        predictions: object,
+        global_step: Step = None,
         num_thresholds: int = 127,
-        weights: Any = None,
+        weights: object = None,
         walltime: float | None = None,
     ) -> None:
         """Write how precise and complete predictions from 0 to 1 of labels 0 and 1 are."""
@@ -749,15 +758,15 @@ class SummaryWriter:
     def add_pr_curve_raw(
         self,
         tag: str,
-        true_positive_counts: Any,
-        false_positive_counts: Any,
-        true_negative_counts: Any,
-        false_negative_counts: Any,
-        precision: Any,
-        recall: Any,
-        global_step: Any = None,
+        true_positive_counts: object,
+        false_positive_counts: object,
+        true_negative_counts: object,
+        false_negative_counts: object,
+        precision: object,
+        recall: object,
+        global_step: Step = None,
         num_thresholds: int = 127,
-        weights: Any = None,
+        weights: object = None,
         walltime: float | None = None,
     ) -> None:
         """Write such a curve that has been counted."""
@@ -789,11 +798,11 @@ class SummaryWriter:
     def add_mesh(
         self,
         tag: str,
-        vertices: Any,
-        colors: Any = None,
-        faces: Any = None,
-        config_dict: Any = None,
-        global_step: Any = None,
+        vertices: object,
+        colors: object = None,
+        faces: object = None,
+        config_dict: object = None,
+        global_step: Step = None,
         walltime: float | None = None,
     ) -> None:
         """Write points in space (B, N, 3), their colors, and triangles between them."""

@@ -6,7 +6,6 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
 from webtorch.amp import GradScaler as _GradScaler
 from webtorch.amp import autocast as _autocast
@@ -55,7 +54,7 @@ class Stream:
     def __init__(self, priority: int = -1) -> None:
         """Take a priority, which has no effect."""
 
-    def wait_stream(self, stream: Any) -> None:
+    def wait_stream(self, stream: object) -> None:
         """Do nothing."""
 
 

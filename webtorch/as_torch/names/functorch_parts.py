@@ -74,7 +74,7 @@ def make_functional(
 
 
 def functional_init(
-    model_class: type[Module], ensemble_shape: Sequence[int] = (), device: Any = "cpu"
+    model_class: type[Module], ensemble_shape: Sequence[int] = (), device: object = "cpu"
 ) -> Callable[..., Any]:
     """Return what makes modules of a class: their weights, stacked, a function of weights and arguments, and names."""
 
@@ -88,7 +88,7 @@ def functional_init(
 
 
 def functional_init_with_buffers(
-    model_class: type[Module], ensemble_shape: Sequence[int] = (), device: Any = "cpu"
+    model_class: type[Module], ensemble_shape: Sequence[int] = (), device: object = "cpu"
 ) -> Callable[..., Any]:
     """Return what makes modules of a class: weights and buffers, a function of these and arguments, and names."""
 

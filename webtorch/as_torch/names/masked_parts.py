@@ -15,7 +15,7 @@ _LOWEST = ("amax", "argmax", "logaddexp", "logsumexp")
 _AMBIGUOUS = ("mean", "var", "std")
 
 
-def _reduction_identity(op_name: str, input: Tensor, *args: Any) -> Tensor | None:
+def _reduction_identity(op_name: str, input: Tensor, *args: object) -> Tensor | None:
     """Return the value that changes nothing in a reduction, as a tensor; None where there is none."""
     name, dtype = op_name.rpartition(".")[2], input.dtype
     if name in _AMBIGUOUS:
@@ -40,7 +40,9 @@ def _reduction_identity(op_name: str, input: Tensor, *args: Any) -> Tensor | Non
     return webtorch.tensor(value, dtype=dtype, device=input.device)
 
 
-def _input_mask(input: Tensor, *args: Any, mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+def _input_mask(
+    input: Tensor, *args: object, mask: Tensor | None = None, **kwargs: object
+) -> Tensor:
     """Return a mask as bools of the shape and the layout of the input."""
     if mask is None:
         raise ValueError("_input_mask requires explicit mask")

@@ -194,7 +194,7 @@ class ExportedProgram:
         return f"ExportedProgram:\n    {text}\nGraph signature: {signature}\n{ranges}"
 
 
-def _mapped(values: Any, made: Mapping[Node, Node]) -> Any:
+def _mapped(values: Any, made: Mapping[Node, Node]) -> object:
     return tuple([made[x] if isinstance(x, Node) else x for x in values])
 
 

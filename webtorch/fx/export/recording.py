@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):
         """Return arguments with nodes in the places of tensors, and as they are."""
         return pytree.tree_map(self._of, values), values
 
-    def _of(self, x: object) -> Any:
+    def _of(self, x: object) -> object:
         if not isinstance(x, Tensor):
             return x
         found = self.known.get(id(x))
@@ -79,7 +79,7 @@ class Recorder(TorchDispatchMode):
         return found
 
 
-def _shown(x: object) -> Any:
+def _shown(x: object) -> object:
     """Return a tensor that tells shape and type, and holds nothing."""
     return empty(x._shape, x.dtype, "meta") if isinstance(x, Tensor) else x
 

@@ -138,7 +138,7 @@ class ExportGraphSignature:
         return f"\n# inputs\n{inputs}\n\n# outputs\n{outputs}\n"
 
 
-def _shown(arg: TensorArgument | ConstantArgument) -> Any:
+def _shown(arg: TensorArgument | ConstantArgument) -> object:
     return arg.name if isinstance(arg, TensorArgument) else arg.value
 
 

@@ -182,7 +182,7 @@ class ParametrizationList(ModuleList):
         return x
 
 
-def _parametrized_deepcopy(self: object, memo: dict[int, object]) -> Any:
+def _parametrized_deepcopy(self: object, memo: dict[int, object]) -> object:
     """Copy a parametrized module, whose class pickle does not know."""
     known = memo.get(id(self))
     if known is not None:
@@ -195,7 +195,7 @@ def _parametrized_deepcopy(self: object, memo: dict[int, object]) -> Any:
     return out
 
 
-def _parametrized_getstate(self: object) -> Any:
+def _parametrized_getstate(self: object) -> object:
     raise RuntimeError(
         "Serialization of parametrized modules is only supported through state_dict(). See:\n"
         "https://pytorch.org/tutorials/beginner/saving_loading_models.html"
@@ -243,7 +243,7 @@ def _check_like(new: Tensor, value: Tensor, place: str, rule: str, shown: str) -
             )
 
 
-def _check_inverse(parametrization: Any, value: Tensor, new: Tensor, tensor_name: str) -> None:
+def _check_inverse(parametrization: object, value: Tensor, new: Tensor, tensor_name: str) -> None:
     """Raise ValueError if what `right_inverse` gives of a parametrized tensor is not like the tensor."""
     if not hasattr(parametrization, "right_inverse"):
         return

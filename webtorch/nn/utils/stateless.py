@@ -169,7 +169,7 @@ def _place(module: Module, path: str) -> tuple[Module, str]:
     return module.get_submodule(parent), name
 
 
-def _swapped(owner: Module, name: str, tensor: object) -> Any:
+def _swapped(owner: Module, name: str, tensor: object) -> object:
     """Put a tensor, or None, in place of what is called `name`, a parameter, a buffer or an attribute,
     and return that. Raises TypeError where one of the two is something else.
     """
