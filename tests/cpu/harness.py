@@ -38,6 +38,7 @@ def run(
     args: Sequence[Any] = (),
     execution: str = "numpy",
     threads: int = 1,
+    varying: bool = False,
 ) -> list[Any]:
     """Return the buffers that the kernel writes, as arrays. `arrays` has an entry for every slot;
     None starts as zeros.
@@ -49,7 +50,7 @@ def run(
         for s, a in zip(kernel.buffers, arrays)
     ]
     status = np.zeros(2, np.int32)
-    runner = KernelRunner(kernel)
+    runner = KernelRunner(kernel, varying)
     if execution == "numpy":
         runner.run_numpy(buffers, args, status)
     elif execution == "native":

@@ -29,6 +29,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.lower.pysource import python_source
+from webtorch.runtime.backends.cpu.executable import KernelRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 EXECUTIONS = harness.EXECUTIONS
@@ -569,6 +570,32 @@ def test_long_float_sums_stay_accurate(shape: tuple, execution: str) -> None:
     np.testing.assert_allclose(actual, view.sum(-1, dtype=np.float64), rtol=rtol)
 
 
+# Columns whose rows are added in fours, in twos, with rows left, in blocks, and within another loop.
+MANY_ROWS = [(64,), (66,), (67,), (1030,), (1027,), (3, 67), (3, 403)]
+
+
+@pytest.mark.parametrize("varying", [False, True], ids=["", "varying"])
+@pytest.mark.parametrize("op", ["sum", "max", "any"])
+def test_many_rows_are_added_several_at_a_time(op: str, varying: bool) -> None:
+    dtype = bool_ if op == "any" else float32
+    for inner in MANY_ROWS:
+        total = math.prod(inner)
+        strides = (1, 9) if len(inner) == 1 else (1, 9 * inner[1], 9)
+        kernel = reduction(op, dtype, (9,), inner, strides, 9 * total)
+        assert "in unrolled(" in python_source(kernel)
+        # Whole numbers, whose sums are exact in any order.
+        data = np.random.default_rng(5).integers(-9, 9, (total, 9)).astype(dtype.name)
+        data[:, 4] = 0
+        (actual,) = harness.run(kernel, [data, None], execution="native", varying=varying)
+        expected = {"sum": np.sum, "max": np.max, "any": np.any}[op](data, axis=0)
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_numbers_of_rows_that_vary_share_a_kernel() -> None:
+    kernels = [reduction("sum", float32, (9,), (n,), (1, 9), 9 * n) for n in (64, 67, 130)]
+    assert len({KernelRunner(k, varying=True).family for k in kernels}) == 1
+
+
 def softmax(rows: int, columns: int, along_rows: bool = True) -> Kernel:
     i, j = ex.index(0, rows), ex.index(1, columns)
     position = i * columns + j if along_rows else j * rows + i
@@ -729,8 +756,6 @@ def test_failed_check_is_noted(execution: str) -> None:
         (Store(1, i, index),),
         (Check(index, 10, 3, low=-10),),
     )
-    from webtorch.runtime.backends.cpu.executable import KernelRunner
-
     runner = KernelRunner(kernel)
     if execution == "native":
         runner.compile()
@@ -763,8 +788,6 @@ def test_indices_are_tested_before_the_loop_that_uses_them(bad: int | None) -> N
         places[bad:] = 50
         places[-1] = -3
     table = np.arange(50, dtype=np.float32)
-    from webtorch.runtime.backends.cpu.executable import KernelRunner
-
     for execution in ("numpy", "native"):
         runner = KernelRunner(kernel)
         if execution == "native":

@@ -375,7 +375,11 @@ def test_second_derivatives_of_attention_whose_operands_depend_on_each_other(web
         torch.testing.assert_close(actual, first(x, one), rtol=1e-4, atol=1e-4)
 
 
-def test_results_of_attention_can_be_written_in_place(webgpu: str) -> None:
+@pytest.mark.parametrize("kernel", ["fused", "products"])
+def test_results_of_attention_can_be_written_in_place(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    monkeypatch.setenv("WEBTORCH_ATTENTION", kernel)
     x = torch.randn(2, 4, 3)
     grads = []
     for device in ("cpu", webgpu):

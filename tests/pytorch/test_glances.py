@@ -10,6 +10,7 @@ from torch import nn
 
 from webtorch.pytorch import device
 from webtorch.runtime import realize
+from webtorch.tensors.override import override
 
 
 @pytest.fixture
@@ -30,6 +31,18 @@ def frozen(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_steps_with_other_numbers_are_found(webgpu: str, frozen: list[int]) -> None:
+    _train(webgpu, frozen)
+
+
+def test_steps_are_found_where_classes_of_webtorch_are_asked(
+    webgpu: str, frozen: list[int]
+) -> None:
+    # As from the first tensor of such a class on, to the end of the process.
+    with override.asking():
+        _train(webgpu, frozen)
+
+
+def _train(webgpu: str, frozen: list[int]) -> None:
     torch.manual_seed(0)
     here = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     there = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))

@@ -1243,15 +1243,15 @@ def test_a_name_that_is_missing_is_told_while_calls_are_looked_at(follower: Any)
     for _ in range(8):
         (((x * 2 + 1) @ x + x) * 3 - x).sum().item()
     assert follower().counts["followed"]
-    with pytest.raises(AttributeError, match="'to_sparse_bsr': PyTorch has it, webtorch does not"):
-        x.to_sparse_bsr()  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'to_mkldnn': PyTorch has it, webtorch does not"):
+        x.to_mkldnn()  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'foo'"):
         x.foo  # type: ignore[attr-defined]
 
 
 def test_names_that_tensors_lack_are_explained_while_scripts_look() -> None:
     with pytest.raises(AttributeError, match="PyTorch has it, webtorch does not"):
-        following.look_at(torch.ones(2), "to_sparse_bsr")
+        following.look_at(torch.ones(2), "to_mkldnn")
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

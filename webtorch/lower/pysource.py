@@ -11,7 +11,7 @@ code). Imports floors 0-2.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bfloat16, bool_, float16, int32
@@ -42,10 +42,18 @@ _MERGED = 64
 _UNROLLED = 8
 # From this cost on, a value is kept in a row rather than computed again in the next stage.
 _KEEP_COST = 12
+# Rows that a column kernel may add in one go, best first (blocks of SUM_BLOCK // 8 are whole numbers of these), and how
+# dear each of them may be.
+_TOGETHER = (4, 2)
+_LITTLE = 16
 
 
 class _Writer(ValueWriter):
     """Writes the loops of a kernel."""
+
+    def __init__(self, kernel: Kernel, varying: bool) -> None:
+        super().__init__(kernel)
+        self.varying = varying
 
     # -- the kernel ---------------------------
 
@@ -317,17 +325,20 @@ class _Writer(ValueWriter):
                 budget -= size
                 self.rows[e] = f"row{len(self.rows)}"
 
-    def inner_loops(self, body: Callable[[], None], head: str = "", merge: bool = False) -> None:
+    def inner_loops(
+        self, body: Callable[[], None], head: str = "", innermost: str = "", merge: bool = False
+    ) -> None:
         """Nest the inner loops around `body`; `head` replaces the range of the outermost.
 
-        With `merge`, short innermost loops become one.
+        `innermost` replaces the head of the innermost loop, whose point is then left to `body`. With `merge`, short
+        innermost loops become one.
         """
         live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
         together = self.short_loops(live[1:] if head else live) if merge else []
         merged = self.merged
         apart = live[: len(live) - len(together)]
         for d in apart:
-            self.open(d)
+            self.open(*() if innermost and d == live[-1] else (d,))
         if together or not live:
             self.open()
         if together:
@@ -346,7 +357,7 @@ class _Writer(ValueWriter):
         kind = "unrolled" if nested else "range"
         for d in reversed(apart):
             span = head if head and d == live[0] else f"{kind}({self.dims[d]})"
-            self.close(f"for i{d} in {span}:")
+            self.close(innermost if innermost and d == live[-1] else f"for i{d} in {span}:")
         self.written |= self.kept
 
     def short_loops(self, live: list[int]) -> list[int]:
@@ -560,10 +571,12 @@ class _Writer(ValueWriter):
                 elif k in blocked:
                     self.line(f"part{k}[c] = {column_start(r)}")
 
-        def body() -> None:
+        sums = {k: f"{'part' if k in blocked else 'acc'}{k}[c]" for k in group}
+
+        def body(places: dict[int, str]) -> None:
             """Write what one inner point adds to a column."""
             for k, r in reduces:
-                self.column_accumulate(k, r, f"part{k}" if k in blocked else f"acc{k}")
+                self.column_accumulate(k, r, places[k])
 
         def add_parts() -> None:
             """Add the blocks' parts to the sums."""
@@ -572,15 +585,13 @@ class _Writer(ValueWriter):
 
         self.columns(last, lambda: clear(False))
         if not blocked:
-            self.inner_loops(lambda: self.columns(last, body))
+            self.add_rows(sums, last, body)
         else:
             first = live[0]
             size = max(SUM_BLOCK // 8 // max(total // self.dims[first], 1), 1)
             self.open()
             self.columns(last, lambda: clear(True))
-            self.inner_loops(
-                lambda: self.columns(last, body), f"range(j, min(j + {size}, {self.dims[first]}))"
-            )
+            self.add_rows(sums, last, body, size)
             self.columns(last, add_parts)
             self.close(f"for j in range(0, {self.dims[first]}, {size}):")
 
@@ -595,10 +606,71 @@ class _Writer(ValueWriter):
         self.columns(last, results)
         self.know(*[("column", k) for k, _ in reduces])
 
-    def column_accumulate(self, k: int, r: Reduce, acc: str) -> None:
-        """Write what one inner point adds to one column's accumulator."""
+    def add_rows(
+        self,
+        sums: dict[int, str],
+        last: int,
+        body: Callable[[dict[int, str]], None],
+        block: int = 0,
+    ) -> None:
+        """Loop over the inner points around what each adds to the columns' `sums`; `block` is how many turns of the
+        outermost loop start at j.
+
+        Many rows go together where that is cheap: sums are read and written once for all of them.
+        """
+        live = [d for d in range(self.first_inner, len(self.dims)) if self.dims[d] > 1]
+        head = f"range(j, min(j + {block}, {self.dims[live[0]]}))" if block else ""
+        if not live or not self.rows_together(live[-1], sums):
+            self.inner_loops(lambda: self.columns(last, lambda: body(sums)), head)
+            return
+        d = live[-1]
+        rows = self.dims[d]
+        # A loop over rows that are left takes as long to compile as the first: a number that leaves none is better.
+        turns = next((n for n in _TOGETHER if not self.varying and rows % n == 0), _TOGETHER[0])
+        whole = rows - rows % turns
+
+        def several() -> None:
+            """Write what some rows add to a column."""
+            for k, place in sums.items():
+                self.line(f"sum{k} = {place}")
+            self.open(d)
+            self.line(f"i{d} = g + turn")
+            body({k: f"sum{k}" for k in sums})
+            self.close(f"for turn in unrolled({turns}):")
+            for k, place in sums.items():
+                self.line(f"{place} = sum{k}")
+
+        def one() -> None:
+            """Write what one of the last rows adds."""
+            self.line(f"i{d} = g")
+            self.know(d)
+            self.columns(last, lambda: body(sums))
+
+        blocked = block and len(live) == 1
+        begin, stop = ("j", f"min(j + {block}, {whole})") if blocked else ("0", f"{whole}")
+        self.inner_loops(
+            lambda: self.columns(last, several),
+            head,
+            f"for g in range({begin}, {stop}, {turns}):",
+        )
+        if whole < rows or self.varying:
+            begin, stop = (
+                (f"max(j, {whole})", f"min(j + {block}, {rows})")
+                if blocked
+                else (f"{whole}", f"{rows}")
+            )
+            self.inner_loops(one, head, f"for g in range({begin}, {stop}):")
+
+    def rows_together(self, d: int, group: Iterable[int]) -> bool:
+        """Whether several rows along `d` are added in one go: where there are many, and each is little work."""
+        values = [self.kernel.reduces[k] for k in group]
+        if self.dims[d] < _MERGED or any(r.reducer.is_position for r in values):
+            return False
+        return cost_cpu(*[r.value for r in values]) <= _LITTLE
+
+    def column_accumulate(self, k: int, r: Reduce, old: str) -> None:
+        """Write what one inner point adds to one column's accumulator, which `old` names."""
         value = self.value(r.value)
-        old = f"{acc}[c]"
         function = r.reducer.function(r.value.dtype)
         if r.reducer.is_position:
             self.line(f"best{k} = {old}")
@@ -613,7 +685,7 @@ class _Writer(ValueWriter):
 
 def python_source(kernel: Kernel, varying: bool = False) -> str:
     """Return the loop text of `kernel`; if its sizes vary, its arrays have room for larger ones."""
-    text = _Writer(kernel).render()
+    text = _Writer(kernel, varying).render()
     return _LOCAL.sub(_roomy, text) if varying else text
 
 

@@ -323,7 +323,11 @@ def _composed_or_one(
         out = _forward(query, key, value, mask, 0.0, is_causal, False, scale=scale)[0]
     else:
         out = _attend(query, key, value, mask, is_causal, factor).transpose(1, 2)
-    return out if rank == 4 else out[(0,) * (4 - rank)]
+    if rank == 4:
+        return out
+    # Of lower rank PyTorch's may be overwritten: its gradient does not read it, but one of rank 4 may.
+    out = out[(0,) * (4 - rank)]
+    return out.clone() if out.requires_grad else out
 
 
 _overload = torch.ops.aten.scaled_dot_product_attention.default

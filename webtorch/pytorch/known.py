@@ -15,7 +15,8 @@ from typing import Any, Literal
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
-from webtorch.dispatch.call import active
+from webtorch.dispatch.call import active, inside
+from webtorch.dispatch.call import watched as looked_at
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import IN_MEMORY, Form, Node
 from webtorch.ir.view import numel
@@ -449,11 +450,11 @@ def _repeats(values: Sequence[object]) -> tuple[int, ...]:
 
 
 def _alone() -> bool:
-    """Whether no interpreter is on but a script, which then leaves alone what follows: PyTorch calls each operator
-    with tensors that are wrapped anew.
+    """Whether nobody looks at calls but a script, which then leaves alone what follows: PyTorch calls each operator
+    with tensors that are wrapped anew. Who is asked about the classes of arguments has none here to see.
     """
     follower = active.follower
-    if active.count > (follower is not None):
+    if active.others and (inside() or looked_at()):
         return False
     if follower is not None:
         follower.refuse("PyTorch's operators are called")
