@@ -23,6 +23,8 @@ def runtime(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     found = webtorch.zeros(1, device=device)._storage.runtime
     monkeypatch.setattr(found, "churn", Churn(f"Programs on {device}", "Pad."))
     monkeypatch.setattr(found, "programs", OrderedDict())
+    # Arrays of other tests that see values.
+    monkeypatch.setattr(found, "lent", [])
     return found
 
 

@@ -315,7 +315,8 @@ _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast
     synchronize to_dlpack typename install_as_torch uninstall_as_torch export vmap
     cond while_loop as_subclass item_async numpy_async tolist_async
     __delitem__ __init__ __new__ __init_subclass__ __getattr__ __hash__ __iter__ __await__ __copy__
-    sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor sparse_compressed_tensor __torch_function__"""
+    sparse_coo_tensor sparse_csr_tensor sparse_csc_tensor sparse_bsr_tensor sparse_bsc_tensor
+    sparse_compressed_tensor __torch_function__"""
 _IGNORED = frozenset(_NOT_ASKING.split())
 _INITIALISERS = ("uniform_", "normal_", "constant_", "kaiming_uniform_")
 MODULES = ("", "nn.functional", "linalg", "fft", "special")

@@ -179,6 +179,8 @@ def build_wheel(folder: str | Path) -> Path:
         if file.is_file()
         and not _LEFT_OUT & set(file.relative_to(package).parts)
         and file.suffix not in (".pyi", ".pyc")
+        # The page itself.
+        and (file.suffix == ".py" or HERE not in file.parents)
     }
     files[f"{info}/METADATA"] = (
         f"Metadata-Version: 2.1\nName: webtorch\nVersion: {version}\n".encode()

@@ -6,7 +6,7 @@ const at = (id) => document.getElementById(id);
 const [output, status, runButton, stopButton, resetButton, picker] = ["output", "status", "run", "stop", "reset", "example"].map(at);
 const site = await (await fetch("playground.json")).json();
 // A program that is ended by force loses its names; this many milliseconds it may take to end by itself.
-const PATIENCE = 2500;
+const PATIENCE = 4000;
 const MOST_TEXT = 200_000;
 
 let worker = null;
