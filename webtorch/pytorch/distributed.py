@@ -12,7 +12,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
+from torch.utils._pytree import tree_leaves, tree_map
 
 from webtorch.pytorch import interrupt
 from webtorch.pytorch.copying import begin_download
@@ -55,6 +56,8 @@ class _Operator:
     # Those whose tensors it reads, and those whose tensors it writes.
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    # All of these, in their order.
+    tensors: tuple[str, ...]
     # Whether it returns tensors beside its work.
     gives_tensors: bool
 
@@ -80,28 +83,13 @@ class _Operator:
             {a.name: a.default_value for a in schema.arguments if a.has_default_value()},
             () if name.startswith("recv") else tuple(read),
             () if name == "send" else tuple(written),
+            tuple(tensors),
             len(schema.returns) > 1,
         )
 
     def bind(self, args: Sequence[object], options: Mapping[str, object]) -> dict[str, Any]:
         """Return the arguments of a call by their names."""
         return {**self.defaults, **dict(zip(self.arguments, args)), **options}
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Go through the tensors of an argument."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    else:
-        for each in value:
-            yield from _tensors(each)
-
-
-def _rebuilt(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> object:
-    """Return an argument with other tensors."""
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    return [_rebuilt(each, change) for each in value]
 
 
 class _Lane:
@@ -175,25 +163,21 @@ class _Call:
         self.arriving = {
             id(x): begin_download(x)
             for name in self.reads
-            for x in _tensors(args[name])
+            for x in tree_leaves(args[name])
             if x.device.type == NAME
         }
 
     def title(self) -> str:
         """Return what the call is, for errors."""
         name = self.operator.name.strip("_")
-        given = [
-            x
-            for arg in {*self.operator.reads, *self.operator.writes}
-            for x in _tensors(self.args[arg])
-        ]
+        given = tree_leaves([self.args[arg] for arg in self.operator.tensors])
         what = ", ".join([f"{x.dtype} {tuple(x.shape)}" for x in given[:3]])
         more = f" and {len(given) - 3} more" if len(given) > 3 else ""
         return f"{name} of {what}{more} on rank {self.lane.rank} of {self.lane.size} (group {self.lane.name!r})"
 
     def written(self) -> list[torch.Tensor]:
         """Return the tensors that the call writes."""
-        return [x for name in self.operator.writes for x in _tensors(self.args[name])]
+        return [x for name in self.operator.writes for x in tree_leaves(self.args[name])]
 
     def to_host(self, x: torch.Tensor) -> torch.Tensor:
         """Return what stands for a tensor in the host's memory, of a type that Gloo takes."""
@@ -230,8 +214,8 @@ class _Call:
             return host[id(x)]
 
         args = {**self.args, "process_group": group.boxed()}
-        for name in {*self.operator.reads, *self.operator.writes}:
-            args[name] = _rebuilt(args[name], stand_in)
+        for name in self.operator.tensors:
+            args[name] = tree_map(stand_in, args[name])
         if self.reduction == "AVG":
             args["reduce_op"] = torch.classes.c10d.ReduceOp()
         found = self.operator.overload(*[args[name] for name in self.operator.arguments])
@@ -242,7 +226,7 @@ class _Call:
         work.wait()
         with torch.no_grad():
             for name in self.writes:
-                for x in _tensors(self.args[name]):
+                for x in tree_leaves(self.args[name]):
                     self.to_device(x, host[id(x)])
         return self.written()
 
