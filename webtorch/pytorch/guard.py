@@ -30,9 +30,7 @@ define {{ i64, i64 }} @wt_stream() {{
 _DEVICE = ("type", "exchangeDevice", "getDevice", "setDevice", "uncheckedSetDevice")
 _STREAM = ("getStream", "getNewStream", "exchangeStream")
 _REGISTRY = "_ZN3c104impl26device_guard_impl_registryE"
-_REGISTER = (
-    "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
-)
+_REGISTER = "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE"
 # A table of a class's functions begins with two words that are none.
 _HEAD = 2
 _WORD = ctypes.sizeof(ctypes.c_void_p)
