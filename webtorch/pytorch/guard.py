@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-_PLACE = int(torch._C._autograd.DeviceType.PrivateUse1)
+_PLACE: int = torch._C._autograd.DeviceType.PrivateUse1.value
 # A device is its kind and its number, 0, a byte each; a stream is a device and a number of eight bytes.
 _TEXT = f"""
 define i16 @wt_device() {{
