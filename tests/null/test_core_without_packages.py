@@ -85,7 +85,7 @@ class NullBackend:
         assert len(data) == elements * dtype.itemsize
         return Buffer(dtype, elements, data)
 
-    def download(self, buffer):
+    def download(self, buffer, into=None):
         return buffer.data
 
     def compile(self, program):

@@ -93,15 +93,19 @@ class Backend(Protocol):
         """
         ...
 
-    def download(self, buffer: Buffer) -> bytes | bytearray | memoryview:
+    def download(
+        self, buffer: Buffer, *, into: memoryview | None = None
+    ) -> bytes | bytearray | memoryview:
         """Wait for all work that writes `buffer`, and return its contents in the type's PyTorch
-        size.
+        size: in `into`, memory of that size, where it is given.
 
         Raises IndexOutOfRangeError when a kernel since the last read reported a bad index.
         """
         ...
 
-    def download_async(self, buffer: Buffer) -> Awaitable[bytes | bytearray | memoryview]:
+    def download_async(
+        self, buffer: Buffer, *, into: memoryview | None = None
+    ) -> Awaitable[bytes | bytearray | memoryview]:
         """Return an awaitable of what `download` returns; other coroutines run meanwhile."""
         ...
 

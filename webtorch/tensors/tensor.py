@@ -525,9 +525,9 @@ class Tensor(TensorBase):
     # ---- reading
     # -------------------------------------------------------------------------------------------------
 
-    def _contents(self) -> bytes | bytearray | memoryview:
-        """Return this tensor's elements, row-major and little-endian, in the dtype's size. Waits
-        for the device.
+    def _contents(self, into: memoryview | None = None) -> bytes | bytearray | memoryview:
+        """Return this tensor's elements, row-major and little-endian, in the dtype's size: in `into`, memory of that
+        size, where it is given. Waits for the device.
         """
         if self._levels:
             self._refuse_reading()
@@ -539,14 +539,14 @@ class Tensor(TensorBase):
         storage = self._storage
         backend: Any = storage.runtime.backend
         if self._whole:
-            return backend.download(storage.realize().buffer)
+            return backend.download(storage.realize().buffer, into=into)
         if (
             backend.reads_parts
             and self.dtype is storage.dtype
             and is_contiguous(self._shape, self._strides)
         ):
-            return backend.download(storage.realize().buffer, self._offset, count)
-        return backend.download(_materialize(self)._storage.realize().buffer)
+            return backend.download(storage.realize().buffer, self._offset, count, into=into)
+        return backend.download(_materialize(self)._storage.realize().buffer, into=into)
 
     _to_bytes = _contents
 
@@ -571,12 +571,15 @@ class Tensor(TensorBase):
     async def _contents_async(self) -> bytes | bytearray | memoryview:
         return await self._arriving() if numel(self._shape) else b""
 
-    def _arriving(self) -> Awaitable[bytes | bytearray | memoryview]:
+    def _arriving(
+        self, into: memoryview | None = None
+    ) -> Awaitable[bytes | bytearray | memoryview]:
         """Begin to read the elements, of which there are some, and return what waits for them."""
         whole = self if self._whole else _materialize(self)
         if tracing.active:
             self._note_reading()
-        return whole._storage.runtime.backend.download_async(whole._storage.realize().buffer)
+        storage = whole._storage
+        return storage.runtime.backend.download_async(storage.realize().buffer, into=into)
 
     def _numbers(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
         return self.dtype.from_bytes(memoryview(contents)[: self.numel() * self.dtype.itemsize])

@@ -51,15 +51,23 @@ class ProcessorBackend:
         self.memory = memory
         self.failure: IndexOutOfRangeError | DeviceCheckError | None = None
 
-    def download(self, buffer: Any, first: int = 0, count: int | None = None) -> memoryview:
-        """Return a copy of the contents, or of `count` elements from `first` on. Raises IndexOutOfRangeError
-        when a kernel since the last read met a bad index.
+    def download(
+        self,
+        buffer: Any,
+        first: int = 0,
+        count: int | None = None,
+        *,
+        into: memoryview | None = None,
+    ) -> memoryview:
+        """Return a copy of the contents, or of `count` elements from `first` on, in `into` if it is given.
+
+        Raises IndexOutOfRangeError when a kernel since the last read met a bad index.
         """
         raise NotImplementedError
 
-    async def download_async(self, buffer: object) -> memoryview:
+    async def download_async(self, buffer: object, *, into: memoryview | None = None) -> memoryview:
         """Return what `download` returns."""
-        return self.download(buffer)
+        return self.download(buffer, into=into)
 
     def at_hand(
         self,
