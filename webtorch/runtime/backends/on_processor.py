@@ -6,7 +6,8 @@ A processor has done its work when `run` returns, so nothing waits and reads are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from webtorch.dispatch.call import settle_scripts
@@ -40,7 +41,7 @@ class ProcessorBackend:
     """The part of a backend of device "cpu" that does not depend on what runs its kernels."""
 
     name = "cpu"
-    unsupported: frozenset[DType] = frozenset()
+    bounds: Mapping[DType, int] = MappingProxyType({})
     limits = LIMITS
     reads_parts = True
     waited = 0

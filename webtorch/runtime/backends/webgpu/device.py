@@ -34,7 +34,7 @@ from webtorch.ir.kernel import Convolution, Matmul, Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.templates.tuning import family_of
-from webtorch.runtime.backend import Buffer, webgpu_lacks
+from webtorch.runtime.backend import Buffer, webgpu_bounds
 from webtorch.runtime.backends.webgpu import tuner
 from webtorch.runtime.backends.webgpu.adapter import (
     AdapterInfo,
@@ -151,7 +151,7 @@ class WebGPUBackend:
 
     def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:
         self.index = adapter.index
-        self.unsupported = webgpu_lacks()
+        self.bounds = webgpu_bounds()
         self.adapter = adapter
         self._renderer = renderer
         device = _request_device(adapter)
@@ -299,8 +299,8 @@ class WebGPUBackend:
     # -- memory
 
     def allocate(self, dtype: DType, elements: int) -> DeviceBuffer:
-        """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type in `unsupported`."""
-        if dtype in self.unsupported:
+        """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type that there is not."""
+        if self.bounds.get(dtype, 0) < 0:
             raise DTypeError(
                 f"allocate: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
             )
@@ -364,7 +364,7 @@ class WebGPUBackend:
         Raises OverflowError for int64 values beyond 32 bits, ValueError when the size of `data` is
         wrong.
         """
-        if dtype in self.unsupported:
+        if self.bounds.get(dtype, 0) < 0:
             raise DTypeError(
                 f"upload: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
             )
