@@ -34,6 +34,7 @@ _WORDS = (
     CORE,
     COMPILER,
     "is not available: WebGPU has",
+    "elements: WebGPU has",
     "device type at start of device string: lazy",
     "are not on the device",
     "cannot be shared with other libraries",
