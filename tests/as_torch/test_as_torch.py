@@ -168,7 +168,7 @@ assert sys.modules["torch.nn.functional"] is F
 assert isinstance(torch.ones(2), Tensor) and Tensor is torch.Tensor
 assert torch.__version__ >= "2.0" and torch.__version__ > (1, 13) and torch.version.cuda is None
 assert not torch.cuda.is_available() and torch.cuda.device_count() == 0
-assert not dist.is_available() and not dist.is_initialized() and not torch.backends.mps.is_available()
+assert dist.is_available() and not dist.is_initialized() and not torch.backends.mps.is_available()
 torch.backends.cudnn.deterministic = True
 assert torch.backends.cudnn.deterministic
 with torch.backends.cudnn.flags(enabled=False):
