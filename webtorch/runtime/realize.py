@@ -140,7 +140,7 @@ class Runtime:
         self.backend = backend
         self.kind = backend.name
         self.index = backend.index
-        self.unsupported = backend.unsupported
+        self.bounds = backend.bounds
         self.pending: list[weakref.ref[Owner]] = []
         # By id, the owners of values that are not pending (any more). One that is dead stays until
         # another takes its place in memory, or until there are many.
