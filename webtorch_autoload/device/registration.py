@@ -117,8 +117,9 @@ def _communication_hooks(torch: ModuleType) -> None:
 
 
 def _unused_parameters(torch: ModuleType) -> None:
-    """Let DistributedDataParallel look for unused parameters: a note on an outside device comes from pinned memory, and so
-    the note stays on the CPU.
+    """Let DistributedDataParallel look for unused parameters: a note on an outside device comes from pinned memory.
+
+    There is none, so the note stays on the CPU.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
