@@ -140,11 +140,11 @@ def test_devices_that_do_not_exist() -> None:
 
 
 def test_float64_on_webgpu_says_what_to_do() -> None:
-    webgpu = "webgpu"
+    webgpu, many = "webgpu", (1 << 16) + 1
     for call in (
-        lambda: webtorch.zeros(2, dtype=webtorch.float64, device=webgpu),
-        lambda: webtorch.zeros(2, device=webgpu).double(),
-        lambda: webtorch.zeros(2, dtype=webtorch.float64).to(webgpu),
+        lambda: webtorch.zeros(many, dtype=webtorch.float64, device=webgpu),
+        lambda: webtorch.zeros(many, device=webgpu).double(),
+        lambda: webtorch.zeros(many, dtype=webtorch.float64).to(webgpu),
     ):
         with pytest.raises(DTypeError, match=r"not available on webgpu:0.*\.to\(torch\.\w+32\)"):
             call()

@@ -69,7 +69,7 @@ class NullBackend:
 
     name, index = "webgpu", 0
     limits = Limits(128 << 20, 6, 256, 65535, 16384, False, True)
-    unsupported = frozenset(d for d in ALL if not d.webgpu)
+    bounds = {d: -1 for d in ALL if not d.webgpu}
     programs = []
     reads_parts = False
     waited = 0
@@ -85,7 +85,7 @@ class NullBackend:
         assert len(data) == elements * dtype.itemsize
         return Buffer(dtype, elements, data)
 
-    def download(self, buffer):
+    def download(self, buffer, into=None):
         return buffer.data
 
     def compile(self, program):

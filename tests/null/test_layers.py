@@ -20,7 +20,8 @@ ORDER = (
     "runtime",
     "tensors",
     "scripts",
-    "functions debug",
+    "functions debug futures",
+    "distributed",
     "autograd amp data fft linalg masked overrides profiler quasirandom random signal sparse special testing types "
     "webgpu",
     "nn accelerator cuda",
@@ -43,6 +44,7 @@ LATE = {
     ("debug", "runtime.backends.cpu.memory"): "optional package: NumPy",
     ("debug", "runtime.backends.cpu.plain"): "optional package: NumPy",
     ("onnx", "onnx.recording"): "optional package: onnx",
+    ("pytorch.guard", "runtime.backends.cpu.jit"): "optional packages: NumPy and llvmlite",
     ("runtime.backends.webgpu.device", "lower.wgsl"): "start-up: programs kept on disk have their text",
     ("runtime.backends.webgpu.loop", "runtime.backends.cpu.jit"): "optional packages: NumPy and numba",
     ("web.export", "pytorch.export"): "optional package: PyTorch",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import torch
 import webtorch.pytorch  # noqa: F401  (where PyTorch's autoloading is off)
 from tests.conftest import need_device
 from tests.pytorch import processes
+from webtorch.pytorch import device as bridge
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +30,19 @@ def _processes_end() -> Iterator[None]:
 def webgpu(_adapter: None) -> str:
     """The device's name; the test is skipped, visibly, where there is no adapter, and fails in CI."""
     return "webgpu"
+
+
+@pytest.fixture
+def float64_is() -> Iterator[Callable[[str], None]]:
+    """Call it with what WEBTORCH_FLOAT64 is to say."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def say(what: str) -> None:
+            patch.setenv("WEBTORCH_FLOAT64", what)
+            bridge.read_option()
+
+        yield say
+    bridge.read_option()
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -348,11 +349,11 @@ class TestErrors:
         assert (torch.ones(3, device=webgpu) * 2).sum().item() == 6
 
     def test_types_that_the_device_lacks(
-        self, webgpu: str, monkeypatch: pytest.MonkeyPatch
+        self, webgpu: str, float64_is: Callable[[str], None]
     ) -> None:
         with pytest.raises(NotImplementedError, match="float8_e5m2 is not available"):
             torch.ones(2, dtype=torch.float8_e5m2, device=webgpu)
-        monkeypatch.setenv("WEBTORCH_FLOAT64", "error")
+        float64_is("error")
         with pytest.raises(
             NotImplementedError, match=r"torch.float64 is not available.*torch.float32"
         ):
@@ -361,13 +362,13 @@ class TestErrors:
             torch.ones(2, dtype=torch.complex128, device=webgpu)
 
     def test_float64_may_be_float32_where_the_user_says_so(
-        self, webgpu: str, monkeypatch: pytest.MonkeyPatch
+        self, webgpu: str, monkeypatch: pytest.MonkeyPatch, float64_is: Callable[[str], None]
     ) -> None:
         x = torch.arange(3, dtype=torch.float64)
-        monkeypatch.setenv("WEBTORCH_FLOAT64", "error")
+        float64_is("error")
         with pytest.raises(NotImplementedError, match="WEBTORCH_FLOAT64=float32"):
             x.to(webgpu)
-        monkeypatch.setenv("WEBTORCH_FLOAT64", "float32")
+        float64_is("float32")
         monkeypatch.setattr(bridge, "_warned_of_narrowing", [])
         with pytest.warns(UserWarning, match="float64 was asked for and is float32") as warned:
             y = x.to(webgpu)
@@ -400,7 +401,7 @@ class TestErrors:
             assert out.dtype is torch.float32 and slope.tolist() == [2.0, 0.5]
         module = nn.Linear(3, 2).double().to(webgpu)
         assert module.weight.dtype is torch.float32 and module(y).shape == (2,)
-        monkeypatch.setenv("WEBTORCH_FLOAT64", "yes")
+        float64_is("yes")
         with pytest.raises(ValueError, match="'error' and 'float32'"):
             x.to(webgpu)
 

@@ -205,6 +205,52 @@ def test_what_hooks_raise_in_a_backward_pass_is_raised_by_it(
     assert y.grad is not None and y.grad.tolist() == [2.0, 2.0, 2.0]
 
 
+_HOOKS = """
+import threading
+import torch
+from webtorch_autoload.device import state
+def fail(grad):
+    raise ValueError("mine")
+def run(result):
+    x = torch.ones(3, device="webgpu", requires_grad=True)
+    y = x * 2
+    y.register_hook(fail)
+    try:
+        y.sum().backward()
+    except ValueError as error:
+        result.append(str(error))
+    (x * 2).sum().backward()
+    result.append(x.grad.tolist())
+    def down():
+        try:
+            down()
+        except RecursionError:
+            (x * 2).sum().backward()
+    down()
+torch.ones(3, device="webgpu", requires_grad=True).sum().backward()
+asked = []
+class Counted:
+    def __get__(self, *args):
+        asked.append(1)
+        return lambda: torch._C._autograd.DeviceType.PrivateUse1
+state["guard"].type_, before = Counted(), state["guard"].type_
+torch.ones(3, device="webgpu", requires_grad=True).sum()
+state["guard"].type_ = before
+here, there = [], []
+thread = threading.Thread(target=run, args=(there,))
+thread.start(), thread.join()
+run(here)
+print(here == there == ["mine", [2.0, 2.0, 2.0]] or (here, there), bool(asked))
+"""
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_hooks_and_recursion_with_either_guard(webgpu: str, native: bool) -> None:
+    """Where there is LLVM Python is not asked; without it no exception of it ends the process."""
+    out = forked(_HOOKS, WEBTORCH_CPU_JIT="1" if native else "0")
+    assert out == f"True {not native}"
+
+
 def test_results_of_hooks_that_are_no_gradients(webgpu: str) -> None:
     x = torch.ones(3, device=webgpu, requires_grad=True)
     y = x * 2

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from webtorch.errors import DTypeError
 from webtorch.pytorch import device as bridge
+from webtorch.runtime.backend import FEW
 
 WIDE = torch.float64
 Program = Callable[[Any, Any, str], Any]
@@ -52,19 +53,24 @@ def given(device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def _the_cpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEBTORCH_FLOAT64", "cpu")
+def _the_cpu_is_asked(float64_is: Callable[[str], None]) -> None:
+    float64_is("cpu")
 
 
-def test_webgpu_sends_nothing_to_the_cpu_unasked(
-    webgpu: str, monkeypatch: pytest.MonkeyPatch
+def test_few_elements_stay_on_the_device_unasked(
+    webgpu: str, float64_is: Callable[[str], None]
 ) -> None:
-    monkeypatch.delenv("WEBTORCH_FLOAT64")
+    float64_is("")
+    x, y = torch.ones(2, device=webgpu), torch.tensor(0.1, dtype=WIDE, device=webgpu)
+    found = x.double().mul_(y).add_(1)
+    assert found.dtype is WIDE and found.tolist() == [1.1, 1.1]
+    assert bridge.memory_of(found).storage.runtime is bridge.runtime()
+    many = torch.ones(FEW + 1, device=webgpu)
     if bridge.runtime().backend.name == "webgpu":
-        with pytest.raises(NotImplementedError, match=r"float64 is not available.*FLOAT64=cpu"):
-            torch.ones(2, device=webgpu).double()
+        with pytest.raises(NotImplementedError, match=r"float64 is not available.*FLOAT64=words"):
+            many.double()
     else:
-        assert torch.ones(2, device=webgpu).double().dtype is WIDE
+        assert many.double().dtype is WIDE
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
@@ -101,8 +107,7 @@ def test_a_model_of_float64_trains(name: str, webgpu: str) -> None:
     torch.testing.assert_close(*found)
 
 
-def test_integers_follow_the_default_type(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEBTORCH_FLOAT64", "cpu")
+def test_integers_follow_the_default_type(webgpu: str, float64_is: Callable[[str], None]) -> None:
     x = torch.arange(1, 4, device=webgpu)
     runs = (lambda y: y / y, lambda y: y * 1.5, lambda y: y + y)
     try:
@@ -113,7 +118,7 @@ def test_integers_follow_the_default_type(webgpu: str, monkeypatch: pytest.Monke
                     ours, theirs = run(x), run(x.cpu())
                     assert ours.dtype is theirs.dtype
                     torch.testing.assert_close(ours.cpu(), theirs)
-        monkeypatch.setenv("WEBTORCH_FLOAT64", "error")
+        float64_is("error")
         if bridge.host() is not bridge.runtime():
             torch.set_default_dtype(WIDE)
             for run in runs[:2]:

@@ -34,9 +34,14 @@ _WORDS = (
     CORE,
     COMPILER,
     "is not available: WebGPU has",
+    "elements: WebGPU has",
     "device type at start of device string: lazy",
     "are not on the device",
     "cannot be shared with other libraries",
+    # Views that are negated or conjugated when they are read, and zeros without memory.
+    "has no attribute '_neg_view'",
+    "torch._neg_view",
+    "torch._efficientzerotensor",
     "of a nested tensor: the device has no kernel",
 )
 

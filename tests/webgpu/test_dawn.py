@@ -13,7 +13,13 @@ import pytest
 
 from tests.webgpu.support import ROOT, missing
 
-_FILES = ("test_transfer.py", "test_programs.py", "test_async.py", "test_failure.py")
+_FILES = (
+    "test_transfer.py",
+    "test_programs.py",
+    "test_async.py",
+    "test_failure.py",
+    "test_staging.py",
+)
 
 
 def _swiftshader() -> str | None:

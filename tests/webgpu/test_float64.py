@@ -13,7 +13,7 @@ import webtorch
 from tests.conftest import need_device
 from webtorch.errors import DTypeError
 from webtorch.ir.dtype import complex128, float64
-from webtorch.runtime.backend import webgpu_lacks
+from webtorch.runtime.backend import FEW, webgpu_bounds
 from webtorch.tensors.device import resolve
 
 SPECIAL = (
@@ -27,9 +27,8 @@ def _words(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the option does before the device is opened."""
     need_device("webgpu")
     runtime = resolve("webgpu")
-    there = runtime.unsupported - {float64, complex128}
-    monkeypatch.setattr(runtime, "unsupported", there)
-    monkeypatch.setattr(runtime.backend, "unsupported", there)
+    bounds = {d: n for d, n in runtime.bounds.items() if n < 0}
+    monkeypatch.setattr(runtime, "bounds", bounds)
 
 
 def numbers(seed: int) -> np.ndarray:
@@ -159,8 +158,26 @@ def test_what_has_no_form_is_refused() -> None:
         x.sort().values.tolist()
 
 
+def test_few_elements_need_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolve("webgpu"), "bounds", {float64: 6, complex128: 6})
+    x = webtorch.ones(6, device="webgpu", dtype=float64)
+    assert (x / 10).sum().item() == float(np.full(6, 0.1).sum())
+    for call in (
+        lambda: webtorch.ones(7, device="webgpu").double(),
+        lambda: webtorch.ones(7, device="webgpu", dtype=float64),
+        lambda: webtorch.ones(7, dtype=float64).to("webgpu"),
+        lambda: x[:, None] * x,
+        lambda: webtorch.ones(7, device="webgpu", dtype=webtorch.complex128),
+    ):
+        with pytest.raises(DTypeError, match=r"in more than 6 elements.*FLOAT64=words"):
+            call()
+
+
 def test_the_option_says_what_the_device_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WEBTORCH_FLOAT64", "words")
-    assert {d.name for d in webgpu_lacks()} == {"uint64"}
-    monkeypatch.setenv("WEBTORCH_FLOAT64", "")
-    assert {d.name for d in webgpu_lacks()} == {"uint64", "float64", "complex128"}
+    for option, expected in (
+        ("words", {"uint64": -1}),
+        ("", {"uint64": -1, "float64": FEW, "complex128": FEW}),
+        ("error", {"uint64": -1, "float64": -1, "complex128": -1}),
+    ):
+        monkeypatch.setenv("WEBTORCH_FLOAT64", option)
+        assert {d.name: n for d, n in webgpu_bounds().items()} == expected

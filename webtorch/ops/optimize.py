@@ -42,3 +42,26 @@ corrected_step = elementwise(
     dtypes=FLOATS,
     doc="input + scale * average / (sqrt(square) / root + eps): Adam's step, its corrections numbers.",
 )
+# Of 1 - beta ** step with all its digits, from the logarithms of the two betas.
+adam_scale = elementwise(
+    "_adam_scale",
+    lambda step, rate, log1, log2: ex.sqrt(-ex.expm1(step * log2)) * rate / ex.expm1(step * log1),
+    tensors=("step",),
+    numbers=("rate", "log1", "log2"),
+    torch="",
+    function_in=(),
+    inplace=False,
+    dtypes=FLOATS,
+    doc="What Adam's step adds of the average, its corrections and the learning rate in it.",
+)
+adam_eps = elementwise(
+    "_adam_eps",
+    lambda step, log2, eps: ex.sqrt(-ex.expm1(step * log2)) * eps,
+    tensors=("step",),
+    numbers=("log2", "eps"),
+    torch="",
+    function_in=(),
+    inplace=False,
+    dtypes=FLOATS,
+    doc="The least divisor of Adam's step, corrected as its scale is.",
+)

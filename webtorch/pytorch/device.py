@@ -39,7 +39,6 @@ from webtorch.ops.layout import channels_last
 from webtorch.ops.purity import looks
 from webtorch.pytorch import hooks, interrupt, profiler
 from webtorch.pytorch.strides import Laid
-from webtorch.runtime.backend import webgpu_lacks
 from webtorch.runtime.backends.webgpu.adapter import adapters
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.creation import from_contents
@@ -66,14 +65,15 @@ TO_WEBTORCH: dict[torch.dtype, DType] = {
     torch.uint64: dtypes.uint64,
     torch.bool: dtypes.bool_,
     torch.float64: dtypes.float64,
+    torch.complex32: dtypes.complex32,
     torch.complex64: dtypes.complex64,
     torch.complex128: dtypes.complex128,
 }
 TO_TORCH: dict[DType, torch.dtype] = {v: k for k, v in TO_WEBTORCH.items()}
 # What the storages of tensors of a type hold: of complex numbers, their parts.
 HELD: dict[torch.dtype, DType] = {k: v.to_real() for k, v in TO_WEBTORCH.items()}
-# Types that WebGPU lacks.
-UNSUPPORTED = webgpu_lacks()
+# Types that are not the device's: refused, another one in their place, or the CPU engine's.
+UNSUPPORTED: set[DType] = set()
 
 
 # A tensor's offset in its storage. PyTorch's type allows for a symbol, which tensors that are traced have.
@@ -230,10 +230,11 @@ def on_device(x: torch.Tensor) -> bool:
 def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
     """Return webtorch's type. Raises DTypeError for a type that the device cannot hold.
 
-    float64 and complex128 are computed by the CPU engine, but not in compiled programs, and on WebGPU only with
-    WEBTORCH_FLOAT64=cpu. WEBTORCH_FLOAT64=float32 has float32 and complex64 in their place, WEBTORCH_FLOAT64=error
-    raises; then float32 serves in forward mode all the same, as PyTorch's tangent of a 0-d tensor times a Python
-    number has the number's type.
+    float64 and complex128 are the engine's, which on WebGPU has them in few elements, with WEBTORCH_FLOAT64=words in
+    any number. WEBTORCH_FLOAT64=cpu has them computed by the CPU engine, but not in compiled programs,
+    WEBTORCH_FLOAT64=float32 has float32 and complex64 in their place, WEBTORCH_FLOAT64=error raises; then float32
+    serves in forward mode all the same, as PyTorch's tangent of a 0-d tensor times a Python number has the number's
+    type.
     """
     found = TO_WEBTORCH.get(dtype)
     if found is None or found in UNSUPPORTED:
@@ -261,6 +262,16 @@ def webtorch_dtype(dtype: torch.dtype, compiled: bool = False) -> DType:
 _warned_of_narrowing: list[bool] = []
 
 
+def read_option() -> None:
+    """Say which types are not the device's: float64 is, where WEBTORCH_FLOAT64 is "words" or says nothing."""
+    asked = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower()
+    UNSUPPORTED.clear()
+    UNSUPPORTED.update(
+        d for d in TO_TORCH if not d.webgpu and not (d.has_gradient and asked in ("", "words"))
+    )
+    _blanks.clear()
+
+
 def has_wide() -> bool:
     """Whether float64 and complex128 are available, as the CPU engine's."""
     return _wanted() == "cpu"
@@ -274,14 +285,12 @@ def is_narrowed() -> bool:
 def _wanted() -> str:
     """Return what WEBTORCH_FLOAT64 says: "cpu", "error" or "float32".
 
-    Where it says nothing, the CPU engine has float64, and on WebGPU nothing goes to the host unasked. Raises ValueError
-    for another value.
+    Where it says nothing, or "words", the CPU engine has uint64, and on WebGPU nothing goes to the host unasked. Raises
+    ValueError for another value.
     """
     wanted = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower()
-    if not wanted:
+    if wanted in ("", "words"):
         return "cpu" if host() is runtime() else "error"
-    if wanted == "words":
-        return "error"
     if wanted not in ("cpu", "error", "float32"):
         raise ValueError(
             f"WEBTORCH_FLOAT64={wanted!r}: the values are 'words', 'cpu', 'error' and 'float32'"
@@ -519,6 +528,7 @@ def allocate(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> 
 # How tensors lie that were asked for before, by what was asked.
 _blanks: dict[tuple[object, ...], Blank] = {}
 _MOST_BLANKS = 1024
+read_option()
 
 
 def _kept(key: tuple[object, ...], blank: Blank) -> Blank:

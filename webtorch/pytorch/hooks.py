@@ -3,7 +3,8 @@
 On its way out of a hook an exception passes a guard of PyTorch's, which asks Python for the device's type, with the
 exception still set and in a C++ function that may not throw: CPython calls that a mistake, and the process ends. So
 while a backward pass runs, the answer is a callable that first takes the exception away, in C; PyTorch's engine then
-returns without a result and without an exception, and the one that was taken is raised in its stead.
+returns without a result and without an exception, and the one that was taken is raised in its stead. With a guard in
+machine code (`guard`) nothing of this happens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from webtorch.pytorch import guard
 from webtorch_autoload.device import hide, state
 
 _TYPE = torch._C._autograd.DeviceType.PrivateUse1
@@ -85,12 +87,12 @@ class _Engine(torch._C._ImperativeEngine):
     def run_backward(self, *args: object, **kwargs: object) -> Any:
         """Run a backward pass. Raises what a hook raised."""
         _descend(_LEVELS)
-        guard = state["guard"]
+        asked = state["guard"]
         taken = _taken.errors
         before = len(taken)
         # Between these lines Python does not change threads: they call nothing.
         if not self.depth:
-            self.quick, guard.type_ = guard.type_, _answer
+            self.quick, asked.type_ = asked.type_, _answer
         self.depth += 1
         try:
             return super().run_backward(*args, **kwargs)
@@ -100,13 +102,23 @@ class _Engine(torch._C._ImperativeEngine):
         finally:
             self.depth -= 1
             if not self.depth:
-                guard.type_ = self.quick
+                asked.type_ = self.quick
         error = taken[-1]
         del taken[before:]
         raise error
 
 
+class _Plain(torch._C._ImperativeEngine):
+    """PyTorch's autograd engine, in the thread that calls."""
+
+    def run_backward(self, *args: object, **kwargs: object) -> Any:
+        """Run a backward pass."""
+        _taken.errors  # noqa: B018  (the first time in a thread)
+        return super().run_backward(*args, **kwargs)
+
+
 def install() -> None:
-    """Let backward passes survive what hooks raise."""
-    hide(_Engine.run_backward)
-    torch.autograd.Variable._execution_engine = _Engine()
+    """Let backward passes survive what hooks raise, in the thread that calls."""
+    kind = _Plain if guard.install() else _Engine
+    hide(kind.run_backward)
+    torch.autograd.Variable._execution_engine = kind()

@@ -28,7 +28,6 @@ from webtorch.pytorch.copying import upload
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
-    UNSUPPORTED,
     Lain,
     cast,
     here,
@@ -63,8 +62,8 @@ def operand(value: object, name: str) -> Any:
             return wrap(value)
         if value.dim() == 0:
             kind = TO_WEBTORCH.get(value.dtype)
-            # A tensor, not a number: its type takes part in the promotion. float64, which is not there, cannot.
-            if kind is None or kind in UNSUPPORTED:
+            # A tensor, not a number: its type takes part in the promotion. float64 may be that of a number.
+            if kind is None or not kind.webgpu:
                 return value.item()
             return fill((), value.item(), kind, here())
         if name.partition(".")[0] in _CPU_INDICES and not value.dtype.is_floating_point:

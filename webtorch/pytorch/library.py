@@ -32,6 +32,7 @@ from webtorch.pytorch import (
     sparse,
 )
 from webtorch.pytorch import batchnorm as batchnorm  # declares itself
+from webtorch.pytorch import own as own  # declares itself
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
 from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (
@@ -44,7 +45,6 @@ from webtorch.pytorch.kernels import (
     overloads,
     structured,
 )
-from webtorch.pytorch.own import to_layout
 from webtorch_autoload.device import hide, libraries
 
 __all__ = ["empty", "empty_strided", "untyped_storage"]
@@ -141,8 +141,6 @@ def _register_own(library: torch.library.Library) -> None:
     # Without this the copy of a lazily negated tensor would call itself for ever; the kernel reads the flag.
     for key in ("Conjugate", "Negative"):
         library.impl("_copy_from", torch.library.fallthrough_kernel, key)
-    # Above autograd only: below it, where graphs are traced, PyTorch's own composition must be seen.
-    library.impl("to.dtype_layout", hide(to_layout), "AutogradPrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
         library.impl("_has_compatible_shallow_copy_type", hide(lambda a, b: True), key)

@@ -19,7 +19,13 @@ from webtorch.aten.table import op
 from webtorch.ir.dtype import Number
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
-from webtorch.ops.optimize import adam_step, corrected_step, square_average
+from webtorch.ops.optimize import (
+    adam_eps,
+    adam_scale,
+    adam_step,
+    corrected_step,
+    square_average,
+)
 from webtorch.ops.precision import to_type, widened
 from webtorch.pytorch.device import Lain, is_whole, lie, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
@@ -150,11 +156,14 @@ def _adam_step(
         (root,) = others
         found[0] = corrected_step(x, found[2], seen, by, root, eps)
         return found
-    # 1 - beta ** step with all its digits; the corrections meet numbers only, and no whole tensor.
+    # The corrections meet numbers only, and no whole tensor.
     assert step is not None
     log1, log2 = others
-    root = op.sqrt(-op.expm1(step * log2))
-    found[0] = adam_step(x, found[2], seen, root * by / op.expm1(step * log1), root * eps)
+    if rate is None:
+        scale = adam_scale(step, by, log1, log2)
+    else:
+        scale = adam_scale(step, 1.0, log1, log2) * rate
+    found[0] = adam_step(x, found[2], seen, scale, adam_eps(step, log2, eps))
     return found
 
 

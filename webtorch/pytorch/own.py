@@ -459,34 +459,6 @@ def _sobol_directions(x: torch.Tensor, dimension: int) -> torch.Tensor:
     return x.copy_(torch._sobol_engine_initialize_state_(x.cpu(), dimension))
 
 
-def to_layout(
-    x: torch.Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    non_blocking: bool = False,
-    copy: bool = False,
-    memory_format: torch.memory_format | None = None,
-    layout: torch.layout | None = None,
-    **options: object,
-) -> torch.Tensor:
-    """PyTorch's `to`, always blocking: else it would ask for pinned memory of the host, which is not there."""
-    if (
-        not copy
-        and not options
-        and (layout is None or layout is x.layout)
-        and (device is None or (device.type == "webgpu" and not device.index and on_device(x)))
-        and (dtype is None or dtype is x.dtype)
-        and memory_format in (None, torch.preserve_format)
-    ):
-        return x
-    options |= {
-        "dtype": dtype, "layout": layout, "device": device, "copy": copy, "memory_format": memory_format,
-    }  # fmt: skip
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
-    return torch.ops.aten.to.dtype_layout._op_dk(composite, x, **options)
-
-
 _threshold = structured(torch.ops.aten.threshold_.default, TABLE["threshold"].function)
 
 

@@ -11,11 +11,22 @@ from webtorch.ir.kernel import Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 
+# What a tensor of float64 on WebGPU has at most unasked: time steps, positions and scores of a vocabulary fit.
+FEW = 1 << 16
 
-def webgpu_lacks() -> frozenset[DType]:
-    """Return the types that WebGPU refuses: WEBTORCH_FLOAT64=words has float64 computed from its bits."""
-    words = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower() == "words"
-    return frozenset(d for d in (*ALL, *COMPLEX) if not d.webgpu and not (words and d.has_gradient))
+
+def webgpu_bounds() -> dict[DType, int]:
+    """Return how many elements a tensor on WebGPU may have, of types that WebGPU lacks; -1: there are no tensors of it.
+
+    float64 is computed from its bits (`lower/wide`), slowly: in few elements, whatever their number where
+    WEBTORCH_FLOAT64 is "words", not at all where it is "error".
+    """
+    asked = os.environ.get("WEBTORCH_FLOAT64", "").strip().lower()
+    few = -1 if asked == "error" else FEW
+    lacking = [d for d in (*ALL, *COMPLEX) if not d.webgpu]
+    return {
+        d: few if d.has_gradient else -1 for d in lacking if asked != "words" or not d.has_gradient
+    }
 
 
 class Buffer(Protocol):
@@ -58,7 +69,7 @@ class Backend(Protocol):
     name: str
     index: int
     limits: Limits
-    unsupported: frozenset[DType]
+    bounds: Mapping[DType, int]
     # Whether `download` takes the first element and the count of a part.
     reads_parts: bool
     # How often a thread has waited for work that the device does by itself.
@@ -82,15 +93,19 @@ class Backend(Protocol):
         """
         ...
 
-    def download(self, buffer: Buffer) -> bytes | bytearray | memoryview:
+    def download(
+        self, buffer: Buffer, *, into: memoryview | None = None
+    ) -> bytes | bytearray | memoryview:
         """Wait for all work that writes `buffer`, and return its contents in the type's PyTorch
-        size.
+        size: in `into`, memory of that size, where it is given.
 
         Raises IndexOutOfRangeError when a kernel since the last read reported a bad index.
         """
         ...
 
-    def download_async(self, buffer: Buffer) -> Awaitable[bytes | bytearray | memoryview]:
+    def download_async(
+        self, buffer: Buffer, *, into: memoryview | None = None
+    ) -> Awaitable[bytes | bytearray | memoryview]:
         """Return an awaitable of what `download` returns; other coroutines run meanwhile."""
         ...
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from webtorch.errors import NoValuesError
@@ -54,7 +55,7 @@ class _MetaBackend:
     waited = 0
     index = 0
     limits = COMMON_GPU
-    unsupported: frozenset[object] = frozenset()
+    bounds: Mapping[DType, int] = MappingProxyType({})
 
     def description(self) -> str:
         """Return the device's name."""

@@ -232,7 +232,7 @@ class SparseTensor(Tensor):
         return self
 
     # What code that knows nothing of layouts asks a tensor for.
-    def _node(self) -> Any:
+    def _node(self, into: object = None) -> Any:
         raise no_kernel("", self)
 
     _flat_node = _pairs = _contents = _node

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from webtorch.errors import DTypeError
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
@@ -14,7 +13,7 @@ from webtorch.runtime.realize import Runtime
 from webtorch.tensors.above import give
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.tensor import Tensor, check_type
 from webtorch.tensors.views import complex_of
 
 Bytes = bytes | bytearray | memoryview
@@ -24,8 +23,7 @@ def from_contents(
     contents: Bytes, shape: tuple[int, ...], dtype: DType, runtime: Runtime
 ) -> Tensor:
     """Return a tensor on `runtime` with a copy of `contents` (row-major, little-endian)."""
-    if dtype in runtime.unsupported:
-        raise DTypeError(unsupported_text(dtype, runtime))
+    check_type(dtype, shape, runtime)
     if dtype.is_complex:
         return complex_of(from_contents(contents, (*shape, 2), dtype.to_real(), runtime))
     elements = numel(shape)

@@ -42,7 +42,7 @@ from webtorch.tensors.tape import (
     attach,
     needs_grad,
 )
-from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.tensor import Tensor, check_type
 from webtorch.tensors.views import (
     as_view,
     complex_of,
@@ -160,8 +160,7 @@ def map_pairs(
         return logical(map_pairs(op, seen, sizes_of(levels) + shape, dtype), levels)
     runtime = next((o._storage.runtime for o in operands if isinstance(o, Tensor)), None)
     assert runtime is not None
-    if dtype in runtime.unsupported:
-        raise DTypeError(unsupported_text(dtype, runtime))
+    check_type(dtype, shape, runtime)
     real = not dtype.is_complex
     kinds = letters = ""
     srcs: list[Node] = []
@@ -227,8 +226,7 @@ def fill(shape: Sequence[int], value: Scalar | complex, dtype: DType, device: De
     """Return a tensor of one value."""
     runtime = resolve(device)
     if dtype.is_complex:
-        if dtype in runtime.unsupported:
-            raise DTypeError(unsupported_text(dtype, runtime))
+        check_type(dtype, shape, runtime)
         part, number = dtype.to_real(), complex(value)
         attrs = (FILL, "css", part)
         scalars = (number.real, number.imag)
@@ -251,8 +249,7 @@ def empty(
 ) -> Tensor:
     """Return uninitialised memory, for each example that one of `like` is batched over."""
     if dtype.is_complex:
-        if dtype in resolve(device).unsupported:
-            raise DTypeError(unsupported_text(dtype, resolve(device)))
+        check_type(dtype, shape, resolve(device))
         return complex_of(empty((*shape, 2), dtype.to_real(), device, like))
     levels = levels_of(like)
     full = (*sizes_of(levels), *shape)
@@ -396,8 +393,7 @@ def cast_to(x: Tensor, dtype: DType) -> Tensor:
     """Return x in another dtype."""
     if x.dtype is dtype:
         return x
-    if dtype in x._storage.runtime.unsupported:
-        raise DTypeError(unsupported_text(dtype, x._storage.runtime))
+    check_type(dtype, x._shape, x._storage.runtime)
     if x.dtype.is_complex or dtype.is_complex:
         return _cast_complex(x, dtype)
     out = _identity(x, dtype)

@@ -17,8 +17,6 @@ from webtorch.ir.dtype import (
     DType,
     Scalar,
     bool_,
-    float32,
-    float64,
     int64,
     integer_limits,
 )
@@ -53,7 +51,7 @@ from webtorch.tensors.tape import (
     gradient_edge,
     set_history,
 )
-from webtorch.tensors.tensor import Tensor, _transfer, unsupported_text
+from webtorch.tensors.tensor import Tensor, _transfer, check_type
 from webtorch.tensors.views import as_view
 
 
@@ -469,8 +467,7 @@ def _prepare(
     if dtype.is_complex:
         return None
     if op.promotion == "float" and dtype.kind != "float":
-        wide = get_default_dtype() is float64 and float64 in runtime.unsupported
-        dtype = float32 if wide else get_default_dtype()
+        dtype = get_default_dtype()
     if dtype not in op.dtypes:
         raise DTypeError(
             f"\"{op.name.strip('_')}\" not implemented for '{dtype.legacy}': it takes "
@@ -479,8 +476,7 @@ def _prepare(
     alike = all(t._shape == first._shape for t in tensors)
     shape = first._shape if alike else _broadcast(op, operands)
     recorder = _Recorder(op, operands, numbers, dtype, runtime)
-    if recorder.dtype in runtime.unsupported:
-        raise DTypeError(unsupported_text(recorder.dtype, runtime))
+    check_type(recorder.dtype, shape, runtime)
     rows = all(t._whole for t in tensors)
     lying = tuple([(t._shape, t._strides) for t in tensors])
     recorder.lie(shape, None if rows else result_strides(shape, lying, not others))

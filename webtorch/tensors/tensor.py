@@ -74,6 +74,9 @@ class Tensor(TensorBase):
             made = TABLE["empty"](0, device=device)
         elif isinstance(data, Tensor):
             made = data.detach()
+        elif hasattr(data, "_seen_as"):
+            # On the memory of a storage.
+            made = TABLE["empty"](0, device=device).set_(data)
         else:
             made = TABLE["tensor"](data, device=device)
             made = made if made.dtype.has_gradient else made.float()
@@ -115,8 +118,8 @@ class Tensor(TensorBase):
     @classmethod
     def _from_node(cls, node: Node, runtime: Runtime) -> Tensor:
         """Return a tensor with new storage whose value is `node`."""
-        if node.dtype in runtime.unsupported:
-            raise DTypeError(unsupported_text(node.dtype, runtime))
+        if node.dtype in runtime.bounds:
+            check_type(node.dtype, node.shape, runtime)
         self = object.__new__(Tensor)
         self._adopt(Storage(node, runtime), node.shape, contiguous_strides(node.shape), 0, True)
         return self
@@ -525,9 +528,9 @@ class Tensor(TensorBase):
     # ---- reading
     # -------------------------------------------------------------------------------------------------
 
-    def _contents(self) -> bytes | bytearray | memoryview:
-        """Return this tensor's elements, row-major and little-endian, in the dtype's size. Waits
-        for the device.
+    def _contents(self, into: memoryview | None = None) -> bytes | bytearray | memoryview:
+        """Return this tensor's elements, row-major and little-endian, in the dtype's size: in `into`, memory of that
+        size, where it is given. Waits for the device.
         """
         if self._levels:
             self._refuse_reading()
@@ -539,14 +542,14 @@ class Tensor(TensorBase):
         storage = self._storage
         backend: Any = storage.runtime.backend
         if self._whole:
-            return backend.download(storage.realize().buffer)
+            return backend.download(storage.realize().buffer, into=into)
         if (
             backend.reads_parts
             and self.dtype is storage.dtype
             and is_contiguous(self._shape, self._strides)
         ):
-            return backend.download(storage.realize().buffer, self._offset, count)
-        return backend.download(_materialize(self)._storage.realize().buffer)
+            return backend.download(storage.realize().buffer, self._offset, count, into=into)
+        return backend.download(_materialize(self)._storage.realize().buffer, into=into)
 
     _to_bytes = _contents
 
@@ -571,12 +574,15 @@ class Tensor(TensorBase):
     async def _contents_async(self) -> bytes | bytearray | memoryview:
         return await self._arriving() if numel(self._shape) else b""
 
-    def _arriving(self) -> Awaitable[bytes | bytearray | memoryview]:
+    def _arriving(
+        self, into: memoryview | None = None
+    ) -> Awaitable[bytes | bytearray | memoryview]:
         """Begin to read the elements, of which there are some, and return what waits for them."""
         whole = self if self._whole else _materialize(self)
         if tracing.active:
             self._note_reading()
-        return whole._storage.runtime.backend.download_async(whole._storage.realize().buffer)
+        storage = whole._storage
+        return storage.runtime.backend.download_async(storage.realize().buffer, into=into)
 
     def _numbers(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
         return self.dtype.from_bytes(memoryview(contents)[: self.numel() * self.dtype.itemsize])
@@ -786,11 +792,7 @@ class Tensor(TensorBase):
             runtime = resolve(target)
             if runtime is not self._storage.runtime:
                 # Convert on the side where both types exist.
-                if (
-                    dtype is not None
-                    and self.dtype in runtime.unsupported
-                    and dtype is not self.dtype
-                ):
+                if dtype is not None and self.dtype in runtime.bounds and dtype is not self.dtype:
                     out = primitive.cast_to(out, dtype)
                 out = _transfer(out, runtime)
         if dtype is not None and dtype is not out.dtype:
@@ -940,21 +942,20 @@ def _is_shown_on(kind: str) -> property:
     return property(lambda x: x.device.type == kind)
 
 
-def unsupported_text(dtype: DType, runtime: Runtime) -> str:
-    """Return the message for a dtype that a device cannot hold."""
-    if dtype.is_complex:
-        return (
-            f"{dtype} is not available on {device_of(runtime)}: WebGPU has 32-bit floats. Use "
-            ".to(torch.complex64) first, or keep the tensor on the CPU."
-        )
-    return (
-        f"{dtype} is not available on {device_of(runtime)}: WebGPU has 32-bit floats and integers "
-        "and packed smaller types. Use "
-        f".to({'torch.float32' if dtype.is_floating_point else 'torch.int32'}) first, or keep the "
-        "tensor on the CPU."
+def check_type(dtype: DType, shape: Sequence[int], runtime: Runtime) -> None:
+    """Raise DTypeError where a device has no tensor of a type and a shape."""
+    bound = runtime.bounds.get(dtype)
+    if bound is None or (bound >= 0 and numel(shape) <= bound):
+        return
+    how = "" if bound < 0 else f" in more than {bound} elements"
+    why = "floats" if dtype.is_complex else "floats and integers and packed smaller types"
+    instead = "complex64" if dtype.is_complex else "float32" if dtype.has_gradient else "int32"
+    raise DTypeError(
+        f"{dtype} is not available on {device_of(runtime)}{how}: WebGPU has 32-bit {why}. Use "
+        f".to(torch.{instead}) first, or keep the tensor on the CPU."
         + (
-            " WEBTORCH_FLOAT64=words has it computed from its bits."
-            if dtype.is_floating_point
+            " WEBTORCH_FLOAT64=words has it computed from its bits, in any number of elements."
+            if dtype.has_gradient
             else ""
         )
     )
@@ -976,8 +977,7 @@ def _materialize(x: Tensor) -> Tensor:
 
 def _transfer(x: Tensor, runtime: Runtime) -> Tensor:
     """Return a copy on another device. Differentiable."""
-    if x.dtype in runtime.unsupported:
-        raise DTypeError(unsupported_text(x.dtype, runtime))
+    check_type(x.dtype, x._shape, runtime)
     if x.dtype.is_complex:
         return primitive.paired(_transfer(primitive.pairs(x), runtime))
     home = x._storage.runtime
@@ -1064,4 +1064,4 @@ def _rebuild(
 override.know(Tensor, Size)
 give(tensor_on=Tensor._from_storage)
 
-__all__ = ["Size", "Tensor", "int64", "unsupported_text", "user_line"]
+__all__ = ["Size", "Tensor", "check_type", "int64", "user_line"]

@@ -13,7 +13,7 @@ from webtorch.tensors.batching import Levels, levels_of, logical, physical, size
 from webtorch.tensors.made_by import made_in_mode
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tape import attach_view
-from webtorch.tensors.tensor import Tensor, unsupported_text
+from webtorch.tensors.tensor import Tensor, check_type
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
@@ -234,8 +234,7 @@ def seen_as(
     """
     storage = x._storage
     runtime = storage.runtime
-    if dtype in runtime.unsupported:
-        raise DTypeError(unsupported_text(dtype, runtime))
+    check_type(dtype, shape, runtime)
     if runtime.kind == "webgpu" and dtype is not x.dtype and int64 in (dtype, x.dtype):
         raise DTypeError(
             f"view: {x.dtype} cannot be seen as {dtype} on {x.device}, which holds int64 in 32 bits. "

@@ -6,7 +6,8 @@ A processor has done its work when `run` returns, so nothing waits and reads are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from webtorch.dispatch.call import settle_scripts
@@ -40,7 +41,7 @@ class ProcessorBackend:
     """The part of a backend of device "cpu" that does not depend on what runs its kernels."""
 
     name = "cpu"
-    unsupported: frozenset[DType] = frozenset()
+    bounds: Mapping[DType, int] = MappingProxyType({})
     limits = LIMITS
     reads_parts = True
     waited = 0
@@ -50,15 +51,23 @@ class ProcessorBackend:
         self.memory = memory
         self.failure: IndexOutOfRangeError | DeviceCheckError | None = None
 
-    def download(self, buffer: Any, first: int = 0, count: int | None = None) -> memoryview:
-        """Return a copy of the contents, or of `count` elements from `first` on. Raises IndexOutOfRangeError
-        when a kernel since the last read met a bad index.
+    def download(
+        self,
+        buffer: Any,
+        first: int = 0,
+        count: int | None = None,
+        *,
+        into: memoryview | None = None,
+    ) -> memoryview:
+        """Return a copy of the contents, or of `count` elements from `first` on, in `into` if it is given.
+
+        Raises IndexOutOfRangeError when a kernel since the last read met a bad index.
         """
         raise NotImplementedError
 
-    async def download_async(self, buffer: object) -> memoryview:
+    async def download_async(self, buffer: object, *, into: memoryview | None = None) -> memoryview:
         """Return what `download` returns."""
-        return self.download(buffer)
+        return self.download(buffer, into=into)
 
     def at_hand(
         self,

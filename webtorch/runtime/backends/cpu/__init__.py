@@ -50,11 +50,24 @@ class CpuBackend(ProcessorBackend):
             buffer.array.view(np.uint8)[:] = np.frombuffer(data, np.uint8, buffer.nbytes)
         return buffer
 
-    def download(self, buffer: CpuBuffer, first: int = 0, count: int | None = None) -> memoryview:
-        """Return a copy of the contents, or of `count` elements from `first` on. Raises what `synchronize` raises."""
+    def download(
+        self,
+        buffer: CpuBuffer,
+        first: int = 0,
+        count: int | None = None,
+        *,
+        into: memoryview | None = None,
+    ) -> memoryview:
+        """Return a copy of the contents, or of `count` elements from `first` on, in `into` if it is given. Raises what
+        `synchronize` raises.
+        """
         self.synchronize()
         array = buffer.array if count is None else buffer.array[first : first + count]
-        return memoryview(array.view(np.uint8).copy().data)
+        source = array.view(np.uint8)
+        if into is None:
+            return memoryview(source.copy().data)
+        np.copyto(np.frombuffer(into, np.uint8), source)
+        return into
 
     def at_hand(
         self,

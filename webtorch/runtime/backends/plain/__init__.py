@@ -180,12 +180,25 @@ class PlainBackend(ProcessorBackend):
         buffer.data[:] = memoryview(data).cast("B") if elements else b""
         return buffer
 
-    def download(self, buffer: PlainBuffer, first: int = 0, count: int | None = None) -> memoryview:
-        """Return a copy of the contents, or of `count` elements from `first` on. Raises what `synchronize` raises."""
+    def download(
+        self,
+        buffer: PlainBuffer,
+        first: int = 0,
+        count: int | None = None,
+        *,
+        into: memoryview | None = None,
+    ) -> memoryview:
+        """Return a copy of the contents, or of `count` elements from `first` on, in `into` if it is given. Raises what
+        `synchronize` raises.
+        """
         self.synchronize()
         size = buffer.dtype.itemsize
         end = None if count is None else (first + count) * size
-        return memoryview(bytes(buffer.data[first * size : end]))
+        source = buffer.data[first * size : end]
+        if into is None:
+            return memoryview(bytes(source))
+        into[:] = memoryview(source).cast("B")
+        return into
 
     def lend(self, buffer: PlainBuffer, before: object) -> object:
         """Raise ImportError: only NumPy arrays see memory."""

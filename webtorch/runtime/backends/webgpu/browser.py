@@ -17,7 +17,7 @@ from typing import Any
 
 from webtorch.errors import DeviceError
 from webtorch.runtime.backends.webgpu.binding import Compute, Entry, Made, Pointer
-from webtorch.runtime.backends.webgpu.native import Native, Problem, Ticket
+from webtorch.runtime.backends.webgpu.native import MAP_READ, Native, Problem, Ticket
 
 # Buffers from this size on are worth a wait to hear whether there was memory for them.
 _LARGE = 32 << 20
@@ -205,6 +205,7 @@ class BrowserNative(Native):
 
     engine = "browser"
     replays = True
+    maps_writes = False
 
     def __init__(self, device: Device) -> None:
         # Not the base class's: there is no C library.
@@ -240,7 +241,9 @@ class BrowserNative(Native):
         """Wait for the errors since `watch`."""
         return _problem(wait(self._script.watched(), doing))
 
-    def create_buffer(self, size: int, usage: int) -> tuple[Pointer, Problem | None]:
+    def create_buffer(
+        self, size: int, usage: int, mapped: bool = False
+    ) -> tuple[Pointer, Problem | None]:
         """Return a buffer's number, and what went wrong; large ones are watched for lack of memory."""
         if size >= _LARGE and self.watch():
             number = self._script.buffer(size, usage)
@@ -311,7 +314,7 @@ class BrowserNative(Native):
         if can_wait():
             wait(mark, "synchronize")
 
-    def map_read(self, buffer: Pointer, size: int) -> Ticket:
+    def begin_map(self, buffer: Pointer, size: int, mode: int = MAP_READ) -> Ticket:
         """Begin to map a buffer for reading; return its ticket."""
         ticket = Ticket()
         ticket.mark = self._script.map(buffer, size)

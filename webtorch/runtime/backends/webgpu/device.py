@@ -34,7 +34,7 @@ from webtorch.ir.kernel import Convolution, Matmul, Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.templates.tuning import family_of
-from webtorch.runtime.backend import Buffer, webgpu_lacks
+from webtorch.runtime.backend import Buffer, webgpu_bounds
 from webtorch.runtime.backends.webgpu import tuner
 from webtorch.runtime.backends.webgpu.adapter import (
     AdapterInfo,
@@ -47,10 +47,8 @@ from webtorch.runtime.backends.webgpu.adapter import (
 from webtorch.runtime.backends.webgpu.binding import Adapter, Device
 from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
 from webtorch.runtime.backends.webgpu.loop import MachineLoop, machine_loop
-from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, Pool, size_class
+from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, Pool
 from webtorch.runtime.backends.webgpu.native import (
-    COPY_DST,
-    MAP_READ,
     Pointer,
     Problem,
     Ticket,
@@ -61,7 +59,14 @@ from webtorch.runtime.backends.webgpu.native import (
 )
 from webtorch.runtime.backends.webgpu.pipeline import PipelineCache
 from webtorch.runtime.backends.webgpu.shader import UserShader
-from webtorch.runtime.backends.webgpu.transfer import Bytes, from_device, to_device
+from webtorch.runtime.backends.webgpu.staging import Staging
+from webtorch.runtime.backends.webgpu.transfer import (
+    LARGE,
+    Bytes,
+    copy_large,
+    from_device,
+    to_device,
+)
 from webtorch.runtime.churn import Churn
 
 if TYPE_CHECKING:
@@ -95,8 +100,6 @@ _LIMITS = (
 _RESERVED_BINDINGS = 2
 # A queued write holds a copy of its data until something is submitted.
 _WRITE_PIECE = 64 << 20
-# Staging buffers for reads that are kept for the next read.
-_STAGING_KEPT = 256 << 20
 # Submissions between two waits that keep Python from running away from the device.
 _BURST = 64
 
@@ -109,14 +112,18 @@ class _Read:
         "checked",
         "dtype",
         "elements",
+        "into",
         "nbytes",
         "problem",
         "staging",
         "ticket",
     )
 
-    def __init__(self, dtype: DType, elements: int, nbytes: int) -> None:
+    def __init__(
+        self, dtype: DType, elements: int, nbytes: int, into: memoryview | None = None
+    ) -> None:
         self.dtype = dtype
+        self.into = into
         self.elements = elements
         self.nbytes = nbytes
         self.checked: list[WebGPUExecutable] = []
@@ -144,7 +151,7 @@ class WebGPUBackend:
 
     def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:
         self.index = adapter.index
-        self.unsupported = webgpu_lacks()
+        self.bounds = webgpu_bounds()
         self.adapter = adapter
         self._renderer = renderer
         device = _request_device(adapter)
@@ -181,8 +188,7 @@ class WebGPUBackend:
         self._tunes = tuner.tuning_mode() == "on"
         if tuner.tuning_mode() != "off":
             self.tuned.update(tuner.load(self))
-        self._staging: dict[int, list[Pointer]] = {}
-        self._staging_bytes = 0
+        self.staging = Staging(self.native, self.limits.max_binding_bytes)
         self._unflushed = 0
         self._marks: deque[object] = deque()
         # Reads that were asked for asynchronously and not submitted yet, see `settle`.
@@ -293,8 +299,8 @@ class WebGPUBackend:
     # -- memory
 
     def allocate(self, dtype: DType, elements: int) -> DeviceBuffer:
-        """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type in `unsupported`."""
-        if dtype in self.unsupported:
+        """Return uninitialised memory. Raises OutOfMemoryError; DTypeError for a type that there is not."""
+        if self.bounds.get(dtype, 0) < 0:
             raise DTypeError(
                 f"allocate: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
             )
@@ -334,11 +340,7 @@ class WebGPUBackend:
         """Drop what keeps unused memory alive: bind groups and staging buffers."""
         for executable in list(self.executables):
             executable.forget_memory()
-        for free in self._staging.values():
-            for pointer in free:
-                self.native.release_buffer(pointer)
-        self._staging.clear()
-        self._staging_bytes = 0
+        self.staging.release()
         self._take_out_trash()
 
     def _take_out_trash(self) -> None:
@@ -362,7 +364,7 @@ class WebGPUBackend:
         Raises OverflowError for int64 values beyond 32 bits, ValueError when the size of `data` is
         wrong.
         """
-        if dtype in self.unsupported:
+        if self.bounds.get(dtype, 0) < 0:
             raise DTypeError(
                 f"upload: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
             )
@@ -370,9 +372,53 @@ class WebGPUBackend:
         with self.lock:
             self.settle()
             buffer = self.pool.buffer(dtype, elements)
-            if elements:
+            if len(narrow) < LARGE or not self.native.maps_writes:
+                if elements:
+                    self.write(buffer.block.pointer, narrow)
+                return buffer
+        if not self._write_mapped(buffer.block.pointer, memoryview(narrow)):
+            with self.lock:
                 self.write(buffer.block.pointer, narrow)
-            return buffer
+        return buffer
+
+    def _write_mapped(self, pointer: Pointer, data: memoryview) -> bool:
+        """Write to the start of a native buffer through mapped memory, which is filled while others use the device.
+
+        False where there is no such memory.
+        """
+        native = self.native
+        for start in range(0, len(data), _WRITE_PIECE):
+            piece = data[start : start + _WRITE_PIECE]
+            whole = (len(piece) + 3) & ~3
+            capacity = self.staging.capacity(whole)
+            with self.lock:
+                self.settle()
+                taken = self.staging.take_writable(capacity)
+            if taken is None:
+                return False
+            staged, ticket = taken
+            if ticket is not None:
+                native.wait_map(ticket)
+                if ticket.error is not None:
+                    # The buffer is not given back: what became of it is not known.
+                    self.staging.lose(capacity)
+                    return False
+            target = native.writable(staged, whole)
+            copy_large(target, piece)
+            target[len(piece) :] = bytes(whole - len(piece))
+            with self.lock:
+                self.settle()
+                native.unmap(staged)
+                native.capture()
+                try:
+                    encoder = native.create_encoder()
+                    native.copy(encoder, staged, 0, pointer, start, whole)
+                    commands = native.finish(encoder)
+                finally:
+                    problem = native.captured()
+                self.submit(commands, problem, "upload")
+                self.staging.give_back(capacity, staged)
+        return True
 
     def write(self, pointer: Pointer, data: Bytes) -> None:
         """Queue a write to the start of a native buffer, padding the tail to a word. Needs the lock.
@@ -409,8 +455,10 @@ class WebGPUBackend:
 
     # -- download
 
-    def download(self, buffer: Buffer) -> Bytes:
+    def download(self, buffer: Buffer, *, into: memoryview | None = None) -> Bytes:
         """Wait for all work that writes `buffer`, and return its contents in the type's PyTorch size.
+
+        They lie in `into`, memory of that size, where it is given.
 
         Raises IndexOutOfRangeError when a program since the last read reported a bad index; the GIL
         is free while waiting.
@@ -420,17 +468,17 @@ class WebGPUBackend:
         self.waited += self.limits.is_gpu
         with self.lock:
             self.settle()
-            read = _Read(mine.dtype, mine.elements, mine.nbytes)
+            read = _Read(mine.dtype, mine.elements, mine.nbytes, into)
             self._start(mine, read)
         return self._finish(read)
 
-    def download_async(self, buffer: Buffer) -> Awaitable[Bytes]:
+    def download_async(self, buffer: Buffer, *, into: memoryview | None = None) -> Awaitable[Bytes]:
         """Return an awaitable of what `download` returns; other coroutines run meanwhile.
 
         The contents are those at the time of this call, whatever runs before it is awaited.
         """
         mine = self._own(buffer)
-        read = _Read(mine.dtype, mine.elements, mine.nbytes)
+        read = _Read(mine.dtype, mine.elements, mine.nbytes, into)
         if self.native.engine == "browser":
             # There are no threads, and a submission does not block.
             with self.lock:
@@ -471,7 +519,7 @@ class WebGPUBackend:
         total = data + 8 * len(read.checked)
         if total == 0:
             return
-        read.capacity = size_class(total, self.limits.max_binding_bytes)
+        read.capacity = self.staging.capacity(total)
         read.staging = self._take_staging(read.capacity)
         native.capture()
         try:
@@ -492,7 +540,7 @@ class WebGPUBackend:
         self.checks.clear()
         native.capture()
         try:
-            read.ticket = native.map_read(read.staging, total)
+            read.ticket = native.begin_map(read.staging, total)
         finally:
             problem = native.captured()
         if problem is not None:
@@ -509,7 +557,7 @@ class WebGPUBackend:
             with self.lock:
                 raise self.error(("Map", read.ticket.error), "download")
         data = native.mapped(read.staging, 0, read.nbytes) if read.nbytes else b""
-        found = from_device(data, read.dtype, read.elements)
+        found = from_device(data, read.dtype, read.elements, read.into)
         words: list[int] = []
         if read.checked:
             start = (read.nbytes + 7) & ~7
@@ -517,7 +565,7 @@ class WebGPUBackend:
             words = status.cast("i").tolist()
         with self.lock:
             native.unmap(read.staging)
-            self._keep_staging(read.capacity, read.staging)
+            self.staging.keep(read.capacity, read.staging)
         for number, executable in enumerate(read.checked):
             site, value = words[2 * number : 2 * number + 2]
             if site:
@@ -525,22 +573,11 @@ class WebGPUBackend:
         return found
 
     def _take_staging(self, capacity: int) -> Pointer:
-        free = self._staging.get(capacity)
-        if free:
-            self._staging_bytes -= capacity
-            return free.pop()
-        pointer, problem = self.native.create_buffer(capacity, COPY_DST | MAP_READ)
-        if problem is not None:
+        made = self.staging.take(capacity)
+        if made[1] is not None:
             self.pool.release_unused()
-            pointer, problem = self.native.create_buffer(capacity, COPY_DST | MAP_READ)
-        return self.check((pointer, problem), "download")
-
-    def _keep_staging(self, capacity: int, pointer: Pointer) -> None:
-        if self._staging_bytes + capacity > _STAGING_KEPT:
-            self.native.release_buffer(pointer)
-            return
-        self._staging.setdefault(capacity, []).append(pointer)
-        self._staging_bytes += capacity
+            made = self.staging.take(capacity)
+        return self.check(made, "download")
 
     # -- the queue
 

@@ -21,7 +21,7 @@ from webtorch.runtime.backends.webgpu.binding import Device, LibraryDevice, Made
 # (kind, message) of an error that the library reported: kind is "Validation", "OutOfMemory", "Internal", ...
 Problem: TypeAlias = tuple[str, str]
 
-STORAGE, UNIFORM, COPY_DST, COPY_SRC, MAP_READ = 0x80, 0x40, 0x08, 0x04, 0x01
+STORAGE, UNIFORM, COPY_DST, COPY_SRC, MAP_WRITE, MAP_READ = 0x80, 0x40, 0x08, 0x04, 0x02, 0x01
 # wgpu-native: "Parent device is lost"; Dawn: "[Device] is lost".
 _LOST = re.compile(r"\bdevice\b[^.\n]{0,40} (is|was) (lost|destroyed)", re.IGNORECASE)
 _NO_MEMORY = re.compile(
@@ -64,6 +64,8 @@ class Native:
     engine: str
     # Whether `plan` and `replay` encode and submit a whole program in one call.
     replays = False
+    # Whether memory for `map_write` can be written in place.
+    maps_writes = True
 
     def __init__(self, module: ModuleType, package: str, device: LibraryDevice) -> None:
         self.wrapper: Device = device
@@ -103,11 +105,16 @@ class Native:
         del trusted_indices, trusted_loops
         return self.wrapper.create_shader_module(code=source)
 
-    def create_buffer(self, size: int, usage: int) -> tuple[Pointer, Problem | None]:
-        """Create a buffer of `size` bytes; on failure the problem comes with it and the pointer is worthless."""
+    def create_buffer(
+        self, size: int, usage: int, mapped: bool = False
+    ) -> tuple[Pointer, Problem | None]:
+        """Create a buffer of `size` bytes, mapped for writing if `mapped`; on failure the problem comes with it and the
+        pointer is worthless.
+        """
         descriptor = self._buffer_descriptor
         descriptor.size = size
         descriptor.usage = usage
+        descriptor.mappedAtCreation = mapped
         self.capture()
         try:
             pointer = self.lib.wgpuDeviceCreateBuffer(self.device, descriptor)
@@ -191,8 +198,12 @@ class Native:
         """Block, with the GIL released, until what `mark` stands for is done."""
         raise NotImplementedError
 
-    def map_read(self, buffer: Pointer, size: int) -> Ticket:
-        """Ask for `buffer` to be mapped when the work submitted so far is done."""
+    def begin_map(self, buffer: Pointer, size: int, mode: int = MAP_READ) -> Ticket:
+        """Ask for `buffer` to be mapped when the work submitted so far is done: to be read, or written (MAP_WRITE)."""
+        raise NotImplementedError
+
+    def poll(self) -> None:
+        """Look, without waiting, whether requests are answered."""
         raise NotImplementedError
 
     def wait_map(self, ticket: Ticket) -> None:
@@ -205,6 +216,13 @@ class Native:
         if address == self.ffi.NULL:
             raise RuntimeError("the buffer is not mapped")
         return memoryview(self.ffi.buffer(self.ffi.cast("char *", address) + start, size))
+
+    def writable(self, buffer: Pointer, size: int) -> memoryview:
+        """Return the first bytes of a buffer that is mapped for writing. Raises RuntimeError if it is not."""
+        address = self.lib.wgpuBufferGetMappedRange(buffer, 0, (size + 3) & ~3)
+        if address == self.ffi.NULL:
+            raise RuntimeError("the buffer is not mapped")
+        return memoryview(self.ffi.buffer(self.ffi.cast("char *", address), size))
 
     def unmap(self, buffer: Pointer) -> None:
         """Give a mapped buffer back to the device."""
@@ -308,8 +326,8 @@ class WgpuNative(Native):
         """Wait until the submission of a mark has run."""
         self.lib.wgpuDevicePoll(self.device, True, mark)
 
-    def map_read(self, buffer: Pointer, size: int) -> Ticket:
-        """Begin to map a buffer for reading; return its ticket."""
+    def begin_map(self, buffer: Pointer, size: int, mode: int = MAP_READ) -> Ticket:
+        """Begin to map a buffer; return its ticket."""
         # No empty submit before it, as the wrapper does: on lavapipe that blocks until running work is done.
         ticket = Ticket()
         ticket.mark = self.mark()
@@ -317,8 +335,12 @@ class WgpuNative(Native):
         self._tickets[key] = ticket
         info = self._map_info
         info.userdata1 = self.ffi.cast("void *", key)
-        self.lib.wgpuBufferMapAsync(buffer, self.lib.WGPUMapMode_Read, 0, size, info[0])
+        self.lib.wgpuBufferMapAsync(buffer, mode, 0, size, info[0])
         return ticket
+
+    def poll(self) -> None:
+        """Answer what has been done by now."""
+        self.lib.wgpuDevicePoll(self.device, False, self.null)
 
     def wait_map(self, ticket: Ticket) -> None:
         """Poll until a buffer is mapped."""
@@ -384,8 +406,8 @@ class DawnNative(Native):
         assert isinstance(mark, tuple)
         self._wait_future(*mark)
 
-    def map_read(self, buffer: Pointer, size: int) -> Ticket:
-        """Begin to map a buffer for reading; return its ticket."""
+    def begin_map(self, buffer: Pointer, size: int, mode: int = MAP_READ) -> Ticket:
+        """Begin to map a buffer; return its ticket."""
         ticket = Ticket()
         success = self.lib.WGPUMapAsyncStatus_Success
 
@@ -396,11 +418,13 @@ class DawnNative(Native):
             ticket.ready.set()
 
         self._map_info.userdata1 = self._callbacks.register(on_map)
-        future = self.lib.wgpuBufferMapAsync(
-            buffer, self.lib.WGPUMapMode_Read, 0, size, self._map_info[0]
-        )
+        future = self.lib.wgpuBufferMapAsync(buffer, mode, 0, size, self._map_info[0])
         ticket.mark = int(future.id)
         return ticket
+
+    def poll(self) -> None:
+        """Answer what has been done by now."""
+        self.lib.wgpuInstanceProcessEvents(self._instance)
 
     def wait_map(self, ticket: Ticket) -> None:
         """Wait until a buffer is mapped."""

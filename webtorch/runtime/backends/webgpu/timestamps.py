@@ -115,7 +115,7 @@ def _stamped(device: WebGPUBackend, plan: _Plan) -> Callable[[], list[Pair]]:
     finally:
         problem = native.captured()
     device.submit(commands, problem, "profile")
-    ticket = native.map_read(staging, size)
+    ticket = native.begin_map(staging, size)
     found: list[Pair] | None = None
 
     def pairs() -> list[Pair]:
