@@ -9,9 +9,11 @@ the group's sends what has arrived and writes what comes back, in the order of t
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -106,6 +108,7 @@ class _Lane:
             for kind in ("collectives", "messages")
         )
         self._connection: c10d.ProcessGroup | None = None
+        self._store: c10d.Store | None = None
 
     def connection(self, group: c10d.ProcessGroup) -> c10d.ProcessGroup:
         """Return the group for collectives of the device, made at the first one: all ranks take part in that."""
@@ -113,7 +116,7 @@ class _Lane:
             _, store = distributed_c10d._world.pg_map.get(group, (None, None))
             if store is None:
                 return group
-            store = c10d.PrefixStore(NAME, store)
+            self._store = store = c10d.PrefixStore(NAME, store)
             options = group._get_backend(torch.device("cpu")).options
             gloo = c10d.ProcessGroupGloo(store, self.rank, self.size, timeout=options._timeout)
             kind = c10d.ProcessGroup.BackendType.GLOO
@@ -123,10 +126,44 @@ class _Lane:
             self._connection = made
         return self._connection
 
+    def silent(self, group: c10d.ProcessGroup) -> str:
+        """Return in words which ranks do not say within a moment that a collective has failed for them too."""
+        store, missing = self._store, [rank for rank in range(self.size) if rank != self.rank]
+        if store is None:
+            return ""
+
+        def ask() -> None:
+            nonlocal missing
+            store.set(f"failed {self.rank}", "")
+            while missing:
+                missing = [rank for rank in missing if not store.check([f"failed {rank}"])]
+                time.sleep(_MOMENT / 10)
+
+        # A store whose process is gone does not answer.
+        thread = threading.Thread(target=_quietly, args=(ask,), daemon=True)
+        thread.start()
+        thread.join(_MOMENT)
+        if not missing:
+            return ""
+        ranks = torch.distributed.get_process_group_ranks(group)
+        named = ", ".join([str(ranks[rank]) for rank in missing])
+        return (
+            f"No word from rank {named}: it has ended, hangs, or has not come to this collective. "
+        )
+
     def __del__(self) -> None:
         """Let the threads end."""
         self.collectives.shutdown(wait=False)
         self.messages.shutdown(wait=False)
+
+
+# Seconds that ranks have to tell each other of a failure.
+_MOMENT = 0.5
+
+
+def _quietly(function: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        function()
 
 
 _lanes: weakref.WeakKeyDictionary[c10d.ProcessGroup, _Lane] = weakref.WeakKeyDictionary()
@@ -267,7 +304,8 @@ class _Work(c10d.Work):
         try:
             self._found = run()
         except Exception as error:
-            self._error = RuntimeError(f"{call.title()}: {error}")
+            silent = call.lane.silent(call.group) if "transport" in str(error) else ""
+            self._error = RuntimeError(f"{call.title()}: {silent}{error}")
             self._error.__cause__ = error
         # What waits for it may call and await other collectives.
         _followers.submit(self._end.set_result, None)
