@@ -224,9 +224,7 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
         # program, which works while the next is recorded.
         if not torch.is_grad_enabled() and src.numel() > 1 and len(runtime().pending) >= _TURN:
             flush()
-        # Small types travel as they are and are converted on the device, where that moves fewer bytes.
-        kind = TO_WEBTORCH[src.dtype if src.element_size() < dst.element_size() else dst.dtype]
-        store(dst, upload(src, kind), fresh=True)
+        _put(dst, src)
         return dst
     if dst.device.type == "cpu" and dst.numel():
         host_address(dst)
@@ -237,6 +235,22 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
         return dst
     dst.copy_(download(src))
     return dst
+
+
+def _put(dst: torch.Tensor, src: torch.Tensor) -> None:
+    """Overwrite a tensor on the device with one on the host."""
+    # Small types travel as they are and are converted on the device, where that moves fewer bytes.
+    kind = TO_WEBTORCH[src.dtype if src.element_size() < dst.element_size() else dst.dtype]
+    store(dst, upload(src, kind), fresh=True)
+
+
+def overwrite(dst: torch.Tensor, src: torch.Tensor) -> None:
+    """Overwrite a tensor on the device with one of its shape and type on the host, from any thread: what others have
+    recorded is left as it is.
+    """
+    if dst.numel():
+        _put(dst, src)
+    torch.autograd.graph.increment_version(dst)
 
 
 def to_copy(

@@ -8,6 +8,7 @@ the group's sends what has arrived and writes what comes back, in the order of t
 
 from __future__ import annotations
 
+import collections
 import math
 import sys
 import threading
@@ -24,7 +25,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
 from webtorch.pytorch import interrupt
-from webtorch.pytorch.copying import begin_download, host_tensor
+from webtorch.pytorch.copying import begin_download, host_tensor, overwrite
 from webtorch_autoload.device import NAME, hide, libraries
 
 # Messages from one process to another, which Gloo tells apart by their tags: they keep no order with collectives.
@@ -204,9 +205,9 @@ class _Call:
             )
         # What it has of the host's memory until it is done.
         self._taken: list[torch.Tensor] = []
-        # By the tensor on the device: what gives its values here.
+        # By the tensor on the device: what gives its values here. Of a sparse one they are read at once.
         self.arriving = {
-            id(x): begin_download(x, self.memory)
+            id(x): begin_download(x, self.memory) if x.layout is torch.strided else x.detach().cpu
             for name in self.reads
             for x in tree_leaves(args[name])
             if x.device.type == NAME
@@ -248,13 +249,16 @@ class _Call:
         """Write what has come back."""
         if x is host:
             return
+        if x.layout is not torch.strided:
+            x.copy_(host)
+            return
         if self.reduction == "AVG":
             host = host.div(
                 self.lane.size, rounding_mode=None if host.is_floating_point() else "trunc"
             )
         if self.reduction is None and host.dtype is not x.dtype:
             host = host.view(x.dtype)
-        x.copy_(host.reshape(x.shape))
+        overwrite(x, host.reshape(x.shape))
 
     def issue(self, group: c10d.ProcessGroup) -> tuple[list[Any], dict[int, torch.Tensor]]:
         """Give Gloo the call, and return its works and the tensors in the host's memory, by those on the device."""
@@ -294,7 +298,9 @@ class _Call:
 
 def _parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
     """Return the parts of a dense tensor on the host that are summed up by themselves."""
-    count = min(_MOST_PARTS, x.numel() * x.element_size() // _PART) if x.is_contiguous() else 1
+    if x.layout is not torch.strided or not x.is_contiguous():
+        return [x]
+    count = min(_MOST_PARTS, x.numel() * x.element_size() // _PART)
     return x.view(-1).chunk(count) if count > 1 else [x]
 
 
@@ -318,7 +324,13 @@ class _Work(c10d.Work):
     def start(self) -> None:
         """Let the threads of its group do it, after those before it."""
         assert self._call is not None
-        self._call.lane.collectives.submit(self._issue)
+        thread = self._call.lane.collectives
+        if torch.autograd._profiler_enabled():
+            # Gloo tells the profiler of the thread that gives it the call.
+            thread.submit(int).result()
+            self._issue()
+        else:
+            thread.submit(self._issue)
 
     def _issue(self) -> None:
         call = self._call
@@ -369,6 +381,8 @@ class _Work(c10d.Work):
             if self._error is not None:
                 raise self._error from self._error.__cause__
             raise
+        if all(x.numel() == 1 for x in self._found):
+            _numbers.append(self)
         return True
 
     def is_completed(self) -> bool:
@@ -425,6 +439,8 @@ _followers = ThreadPoolExecutor(16, thread_name_prefix="webtorch-follower")
 # Works that somebody in C++ may still ask.
 _open: dict[int, _Work] = {}
 _MOST_OPEN = 1024
+# The last ones that gave a number: a reducer asks for that after it has waited (how many ranks still train).
+_numbers: collections.deque[_Work] = collections.deque(maxlen=16)
 
 
 _taught: list[bool] = []
@@ -493,4 +509,7 @@ def register() -> None:
         for schema in torch._C._jit_get_all_schemas():
             operator = _Operator.of(schema) if schema.name.startswith("c10d::") else None
             if operator is not None:
-                library.impl(operator.name, _kernel(operator), "PrivateUse1")
+                kernel = _kernel(operator)
+                library.impl(operator.name, kernel, "PrivateUse1")
+                if operator.name == "allreduce_":
+                    library.impl(operator.name, kernel, "SparsePrivateUse1")
