@@ -46,7 +46,8 @@ def main(steps: int = 120) -> None:
     x, y = points()
     arguments = TrainingArguments(
         tempfile.mkdtemp(), use_cpu=True, max_steps=steps, per_device_train_batch_size=64, learning_rate=3e-3,
-        lr_scheduler_type="constant", logging_steps=20, ddp_find_unused_parameters=False, save_strategy="no", report_to=[], disable_tqdm=True,
+        lr_scheduler_type="constant", logging_steps=20, ddp_find_unused_parameters=False,
+        save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     data: Any = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]
     trainer = Trainer(Spirals(), arguments, train_dataset=data, callbacks=[Losses()])
