@@ -42,8 +42,8 @@ REASONS: tuple[tuple[str, str], ...] = (
         "Quantised, 8-bit float and sub-byte types are not supported: see `webtorch.nn.quantized`.",
     ),
     (
-        r"complex32|chalf|Complex|^eig$|^symeig$",
-        "Complex numbers of 16-bit parts, and functions that PyTorch itself has removed.",
+        r"ComplexType|^eig$|^symeig$",
+        "Types of TorchScript, and functions that PyTorch itself has removed.",
     ),
     (
         r"cudnn|miopen|cuda|mps|mtia|maia|xpu|xla|ipu|hip|vulkan|fbgemm|accelerator|AcceleratorError|Stream|Event"

@@ -8,6 +8,8 @@ the group's sends what has arrived and writes what comes back, in the order of t
 
 from __future__ import annotations
 
+import collections
+import functools
 import sys
 import threading
 import warnings
@@ -159,9 +161,9 @@ class _Call:
                 f"{self.title()}: Gloo has no PREMUL_SUM, and PyTorch tells only NCCL its factor; multiply the tensor "
                 "first and use ReduceOp.SUM"
             )
-        # By the tensor on the device: what gives its values here.
+        # By the tensor on the device: what gives its values here. Of a sparse one they are read at once.
         self.arriving = {
-            id(x): begin_download(x)
+            id(x): begin_download(x) if x.layout is torch.strided else x.detach().cpu
             for name in self.reads
             for x in tree_leaves(args[name])
             if x.device.type == NAME
@@ -195,6 +197,9 @@ class _Call:
     def to_device(self, x: torch.Tensor, host: torch.Tensor) -> None:
         """Write what has come back."""
         if x is host:
+            return
+        if x.layout is not torch.strided:
+            x.copy_(host)
             return
         if self.reduction == "AVG":
             host = host.div(
@@ -282,6 +287,8 @@ class _Work(c10d.Work):
             if self._error is not None:
                 raise self._error from self._error.__cause__
             raise
+        if all(x.numel() == 1 for x in self._found):
+            _numbers.append(self)
         return True
 
     def is_completed(self) -> bool:
@@ -340,6 +347,8 @@ _followers = ThreadPoolExecutor(16, thread_name_prefix="webtorch-follower")
 # Works that somebody in C++ may still ask.
 _open: dict[int, _Work] = {}
 _MOST_OPEN = 1024
+# The last ones that gave a number: a reducer asks for that after it has waited (how many ranks still train).
+_numbers: collections.deque[_Work] = collections.deque(maxlen=16)
 
 
 _taught: list[bool] = []
@@ -383,7 +392,12 @@ def _kernel(operator: _Operator) -> Callable[..., Any]:
         lane = call.lane
         if operator.name not in _MESSAGES:
             work: Any = _Work(call)
-            work.start(lane.collectives, call.run)
+            run = call.run
+            if torch.autograd._profiler_enabled():
+                # Gloo tells the profiler of the thread that gives it the call, after those before it.
+                lane.collectives.submit(int).result()
+                run = functools.partial(call.settle, *call.issue(lane.connection(call.group)))
+            work.start(lane.collectives, run)
         else:
             work, host = call.issue(call.group)
             if call.writes:
@@ -408,4 +422,7 @@ def register() -> None:
         for schema in torch._C._jit_get_all_schemas():
             operator = _Operator.of(schema) if schema.name.startswith("c10d::") else None
             if operator is not None:
-                library.impl(operator.name, _kernel(operator), "PrivateUse1")
+                kernel = _kernel(operator)
+                library.impl(operator.name, kernel, "PrivateUse1")
+                if operator.name == "allreduce_":
+                    library.impl(operator.name, kernel, "SparsePrivateUse1")

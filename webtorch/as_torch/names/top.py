@@ -31,7 +31,6 @@ class AbsentDType:
         )
 
 
-complex32 = chalf = AbsentDType("complex32", complex=True)
 float8_e4m3fn = AbsentDType("float8_e4m3fn", True)
 float8_e4m3fnuz = AbsentDType("float8_e4m3fnuz", True)
 float8_e5m2 = AbsentDType("float8_e5m2", True)
