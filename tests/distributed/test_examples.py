@@ -51,3 +51,16 @@ def test_an_example_learns(
     said = run(*launcher, str(EXAMPLES / f"{name}.py"), *options)
     losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", said)]
     assert losses and losses[-1] < 0.15, said
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "options", [(), (f"--python={sys.executable} -m webtorch run", "--device=cpu")]
+)
+def test_a_worker_leaves_and_comes_back(options: tuple[str, ...]) -> None:
+    said = run(str(EXAMPLES / "slow_links.py"), "--leave", "--rounds=16", *options)
+    assert "is killed" in said and "is started again" in said
+    workers = [int(found) for found in re.findall(r"(\d) workers", said)]
+    losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", said)]
+    assert set(workers) == {2, 3} and workers[-1] == 3
+    assert losses[-1] < 0.3, said
