@@ -70,7 +70,8 @@ def test_layouts_and_formats_are_of_their_classes() -> None:
 
 
 def test_rooms_of_other_devices_say_that_there_is_none() -> None:
-    assert not webtorch.distributed.is_available()
+    assert webtorch.distributed.is_available() and not webtorch.distributed.is_initialized()
+    assert not webtorch.distributed.is_nccl_available()
     assert not webtorch.xpu.is_available() and webtorch.xpu.device_count() == 0
     assert not webtorch.mps.is_available()
     assert webtorch.get_num_interop_threads() == 1 and not webtorch.is_storage(webtorch.ones(1))

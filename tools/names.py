@@ -42,8 +42,8 @@ REASONS: tuple[tuple[str, str], ...] = (
         "Quantised, 8-bit float and sub-byte types are not supported: see `webtorch.nn.quantized`.",
     ),
     (
-        r"complex32|chalf|Complex|^eig$|^symeig$",
-        "Complex numbers of 16-bit parts, and functions that PyTorch itself has removed.",
+        r"ComplexType|^eig$|^symeig$",
+        "Types of TorchScript, and functions that PyTorch itself has removed.",
     ),
     (
         r"cudnn|miopen|cuda|mps|mtia|maia|xpu|xla|ipu|hip|vulkan|fbgemm|accelerator|AcceleratorError|Stream|Event"
@@ -143,9 +143,11 @@ BEHAVIOUR = """
 - Second derivatives of products in which several zeros meet (`index_reduce`, `scatter_reduce`) are 0.
 - Functions take `out=` wherever their result is a tensor; PyTorch has it for some.
 - `logsumexp` of integers over no dimension and average pooling of complex numbers: taken here, refused by PyTorch.
-- `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`.
+- `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`. `_neg_view` and
+  `_efficientzerotensor` are absent.
 - Nothing is written where several elements share one place (`out=` and in-place forms of expanded memory); PyTorch
-  writes one over the other in some (`bmm`, `cummax`, `tril`, sums, norms, `index_fill_`), some with a warning.
+  writes one over the other in some (`bmm`, `cummax`, `tril`, sums, norms). `masked_fill_`,
+  `index_fill_` and `index_put_` write, with its warning, unless gradients are recorded.
 - `heaviside` promotes its two types; PyTorch wants one.
 - uint16, uint32 and uint64 are taken wherever integers are; PyTorch's CPU lacks half of the operations (`+`, `<`).
   As there, they meet floats and numbers alone. WebGPU refuses uint64.

@@ -16,13 +16,12 @@ from webtorch.version import PACKAGE as __version__
 
 # Rooms: name -> module.
 _OWN = """_higher_order_ops accelerator amp autograd backends capture compiler cuda data debug
-    distributions errors fft func functions fx io ir jit linalg lower masked multiprocessing nn onnx ops
-    optim overrides profiler quasirandom random runtime signal sparse special tensors testing types utils
+    distributed distributions errors fft func functions futures fx io ir jit linalg lower masked multiprocessing nn
+    onnx ops optim overrides profiler quasirandom random runtime signal sparse special tensors testing types utils
     version webgpu"""
 _ROOMS = {
     **{name: f"webtorch.{name}" for name in _OWN.split()},
     "_C": "webtorch.as_torch.names.core",
-    "distributed": "webtorch.as_torch.names.distributed",
     "hub": "webtorch.as_torch.names.hub",
     "library": "webtorch.as_torch.names.library",
     "mps": "webtorch.backends.mps",

@@ -10,11 +10,13 @@ from webtorch import compiler as compiler
 from webtorch import cuda as cuda
 from webtorch import data as data
 from webtorch import debug as debug
+from webtorch import distributed as distributed
 from webtorch import distributions as distributions
 from webtorch import errors as errors
 from webtorch import fft as fft
 from webtorch import func as func
 from webtorch import functions as functions
+from webtorch import futures as futures
 from webtorch import fx as fx
 from webtorch import io as io
 from webtorch import ir as ir
@@ -56,7 +58,6 @@ from webtorch.amp.autocast_mode import set_autocast_dtype as set_autocast_dtype
 from webtorch.amp.autocast_mode import set_autocast_enabled as set_autocast_enabled
 from webtorch.as_torch import install_as_torch as install_as_torch
 from webtorch.as_torch import uninstall_as_torch as uninstall_as_torch
-from webtorch.as_torch.names import distributed as distributed
 from webtorch.as_torch.names import hub as hub
 from webtorch.as_torch.names import library as library
 from webtorch.as_torch.names import xpu as xpu

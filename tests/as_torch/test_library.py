@@ -97,3 +97,14 @@ def test_attention_with_functions_of_indices() -> None:
         webtorch.testing.assert_close(
             one, webtorch.tensor(other.tolist(), device="cpu"), rtol=1e-5, atol=1e-5
         )
+
+
+def test_a_librarys_operator_is_given_by_a_decorator() -> None:
+    mine = library.Library("given", "DEF")
+    mine.define("twice(Tensor x) -> Tensor")
+
+    @library.impl(mine, "twice", "CompositeExplicitAutograd")
+    def twice(x: Any) -> Any:
+        return x + x
+
+    assert operators.given.twice(webtorch.ones(2)).tolist() == twice(webtorch.ones(2)).tolist()

@@ -20,7 +20,8 @@ ORDER = (
     "runtime",
     "tensors",
     "scripts",
-    "functions debug",
+    "functions debug futures",
+    "distributed",
     "autograd amp data fft linalg masked overrides profiler quasirandom random signal sparse special testing types "
     "webgpu",
     "nn accelerator cuda",

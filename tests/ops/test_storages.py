@@ -169,3 +169,16 @@ def test_on_the_device_without_data(lib: Any) -> None:
         storage.cpu()
     with pytest.raises(NotImplementedError, match="Cannot copy out"):
         lib.LongStorage(3).copy_(storage)
+
+
+@BOTH
+def test_a_tensor_of_a_storage_shares_its_memory(lib: Any) -> None:
+    memory = lib.UntypedStorage(10)
+    memory.fill_(0)
+    x = lib.tensor(memory)
+    assert (x.shape, x.dtype, x._base) == ((1,), lib.int64, None)
+    y = lib.tensor(memory, dtype=lib.float32)
+    y.fill_(1.0)
+    assert memory.tolist() == [0, 0, 128, 63, 0, 0, 128, 63, 0, 0]
+    assert x.item() == 0x3F8000003F800000
+    assert lib.Tensor(memory).tolist() == lib.zeros(1).new(memory).tolist() == [1.0, 1.0]

@@ -128,6 +128,22 @@ def _mixed(device: str) -> Any:
     return [float(x.sum()), host.tolist()]
 
 
+def _sparse(device: str) -> Any:
+    rank = dist.get_rank()
+    x = torch.sparse_coo_tensor([[rank, 2]], torch.tensor([1.0, 2.0]), (3,), check_invariants=True)
+    x = x.to(device)
+    dist.all_reduce(x)
+    return [x.is_coalesced(), x.coalesce().indices().tolist(), x.coalesce().values().tolist()]
+
+
+def _profiled(device: str) -> Any:
+    x = torch.ones(2, 3, device=device)
+    with torch.autograd.profiler.profile(record_shapes=True) as found:
+        dist.all_reduce(x)
+    events = [e for e in found.function_events if e.name.startswith("gloo:")]
+    return [(e.name, e.is_async, e.input_shapes) for e in events]
+
+
 def _refused(device: str) -> Any:
     try:
         dist.all_reduce(torch.ones(2, device=device), op=dist.ReduceOp.BAND)
@@ -140,6 +156,7 @@ COLLECTIVES: dict[str, Callable[[str], Any]] = {
     **{f"all_reduce {d}": lambda device, d=d: _all_reduce(device, d) for d in DTYPES},  # type: ignore[misc]
     "work": _work, "broadcast": _broadcast, "gathers": _gathers, "scatters": _scatters, "reduce": _reduce,
     "all_to_all": _all_to_all, "messages": _messages, "groups": _groups, "mixed": _mixed, "refused": _refused,
+    "sparse": _sparse, "profiled": _profiled,
 }  # fmt: skip
 # What Gloo's CPU has not.
 OURS: dict[str, Callable[[str], Any]] = {
@@ -184,6 +201,61 @@ def _parallel(kind: str, model: nn.Sequential) -> nn.Module:
         )
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     return wrapped
+
+
+def _several(kind: str) -> float:
+    """Return how far gradients are from those of the CPU."""
+    rank, found = dist.get_rank(), []
+    torch.manual_seed(3)
+    x, start = torch.randn(2 * RANKS, 6)[2 * rank : 2 * rank + 2], torch.randn(4, 6)
+    for device in ("cpu", "webgpu"):
+        a, b = nn.Linear(6, 4, bias=False), nn.Linear(6, 4, bias=False)
+        model = nn.ModuleList([a, b]).to(device)
+        for weight in model.parameters():
+            weight.data.copy_(start)
+        options = {"static_graph": True} if kind == "static graph" else {}
+        if kind == "unused":
+            options = {"find_unused_parameters": True}
+        wrapped = nn.parallel.DistributedDataParallel(_First(model, kind == "unused"), **options)
+        for _ in range(2):
+            wrapped(x.to(device), rank).square().mean().backward()
+        found.append([p.grad.cpu() for p in model.parameters() if p.grad is not None])
+    here, there = found
+    assert len(here) == len(there)
+    return max(float((u - v).abs().max()) for u, v in zip(here, there, strict=True))
+
+
+class _First(nn.Module):
+    """Two layers, of which a rank may use one."""
+
+    def __init__(self, layers: nn.ModuleList, alone: bool) -> None:
+        super().__init__()
+        self.layers, self.alone = layers, alone
+
+    def forward(self, x: torch.Tensor, rank: int) -> torch.Tensor:
+        """Return what one layer, or both, make of it."""
+        if self.alone:
+            return self.layers[rank % 2](x)  # type: ignore[no-any-return]
+        return self.layers[0](x) + self.layers[1](x.cos())  # type: ignore[no-any-return]
+
+
+def _synchronized() -> float:
+    """Return how far a norm over the batches of all ranks, with gradients, is from that over the whole batch."""
+    torch.manual_seed(4)
+    x = torch.randn(RANKS * 3, 2, 4)
+    mine = slice(3 * dist.get_rank(), 3 * dist.get_rank() + 3)
+    alone, norm = nn.BatchNorm1d(2), nn.SyncBatchNorm(2).to("webgpu")
+    whole, part = x.clone().requires_grad_(), x[mine].to("webgpu").requires_grad_()
+    out, there = alone(whole), norm(part)
+    (out * x.cos()).square().sum().backward()
+    (there * x[mine].cos().to("webgpu")).square().sum().backward()
+    weight = norm.weight.grad
+    dist.all_reduce(weight)
+    pairs = [
+        (there, out[mine]), (part.grad, whole.grad[mine]), (weight, alone.weight.grad),
+        (norm.running_mean, alone.running_mean), (norm.running_var, alone.running_var),
+    ]  # fmt: skip
+    return max(float(((u.cpu() - v).abs().max() / v.abs().max()).detach()) for u, v in pairs)
 
 
 MODELS = ("ddp", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
@@ -242,6 +314,9 @@ def run(rank: int, folder: Path) -> None:
         found[name] = collective("webgpu")
     for kind in MODELS:
         found[kind] = _train(kind, folder)
+    for kind in ("unused", "static graph"):
+        found[kind] = _several(kind)
+    found["norm"] = _synchronized()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from webtorch.pytorch import device
-from webtorch.runtime import realize
+from webtorch.runtime import ahead, realize
 
 
 class _Waiting:
@@ -29,11 +29,11 @@ def waiting(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> _Waiting:
     device.flush()
     runtime = device.runtime()
     runtime.programs.clear()
-    monkeypatch.setattr(runtime, "ahead", realize._Ahead(runtime.backend, runtime.counters))
+    monkeypatch.setattr(runtime, "ahead", ahead.Ahead(runtime.backend, runtime.counters))
     monkeypatch.setattr(runtime.backend, "waited", 0)
-    monkeypatch.setattr(realize, "_AHEAD", 8)
-    monkeypatch.setattr(realize, "_MUCH", 16)
-    monkeypatch.setattr(realize, "_FAR", 512)
+    monkeypatch.setattr(ahead, "_AHEAD", 8)
+    monkeypatch.setattr(ahead, "_MUCH", 16)
+    monkeypatch.setattr(ahead, "_FAR", 512)
     return _Waiting(runtime)
 
 

@@ -53,6 +53,11 @@ def test_parts_of_a_batch_train_as_the_whole(found: Found, kind: str) -> None:
     assert all(each[kind] <= near for each in found)
 
 
+@pytest.mark.parametrize("kind", ["unused", "static graph", "norm"])
+def test_modules_of_several_processes_are_those_of_the_cpu(found: Found, kind: str) -> None:
+    assert all(each[kind] <= 2e-6 for each in found)
+
+
 def test_a_process_of_several_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"there is one WebGPU device, number 0$"):
         torch.webgpu.set_device(1)

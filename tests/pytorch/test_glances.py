@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from webtorch.pytorch import device
 from webtorch.runtime import realize
+from webtorch.runtime.churn import Churn
 from webtorch.tensors.override import override
 
 
@@ -109,3 +112,95 @@ def test_a_bad_index_is_reported_where_it_is_used(webgpu: str) -> None:
     bad_one = nn.functional.embedding(bad, weight).relu().sum()
     with pytest.raises(IndexError, match=rf"test_glances\.py:{line}\)"):
         bad_one.item()
+
+
+class _Decoder:
+    """Layers of attention over a cache that grows, beside what is written in place and read before and after."""
+
+    def __init__(self, where: str) -> None:
+        torch.manual_seed(0)
+        self.weights = [[(torch.randn(4, 4) / 3).to(where) for _ in range(4)] for _ in range(3)]
+
+    def run(self, lengths: int, read: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        """Return what each length gives, and what was written."""
+        where = self.weights[0][0].device
+        caches = [[torch.zeros(1, 4, device=where)] * 2 for _ in self.weights]
+        sums = [torch.zeros(4, device=where) for _ in self.weights]
+        x, found = torch.linspace(-1, 1, 4).to(where)[None], []
+        for _ in range(lengths):
+            for n, (q, k, v, o) in enumerate(self.weights):
+                y = x + (sums[n] * 0.5).tanh() @ o
+                sums[n] += x[0] @ q
+                keys, values = caches[n] = [
+                    torch.cat((c, y @ w)) for c, w in zip(caches[n], (k, v))
+                ]
+                shares = (y @ q @ keys.t() + sums[n].sum()).softmax(-1)
+                x = (y + shares @ values @ o).tanh()
+            found.append(read(x * 1.0))
+        return [*found, *[each.cpu() for each in sums]]
+
+
+@pytest.fixture
+def decoder(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> _Decoder:
+    device.flush()
+    runtime = device.runtime()
+    runtime.programs.clear()
+    monkeypatch.setattr(runtime, "divided", {})
+    monkeypatch.setattr(runtime, "churn", Churn("programs", "Pad."))
+    monkeypatch.setattr(realize, "_IN_PARTS_MOST", 8)
+    return _Decoder(webgpu)
+
+
+def test_a_cache_that_grows_is_found_in_parts(decoder: _Decoder, frozen: list[int]) -> None:
+    expected = _Decoder("cpu").run(7, torch.clone)
+    runtime = device.runtime()
+    for _ in range(6):
+        frozen.clear()
+        missed = runtime.counters.misses, runtime.counters.hits
+        torch.testing.assert_close(decoder.run(7, torch.Tensor.cpu), expected)
+    assert not frozen
+    assert runtime.counters.misses == missed[0]
+    # Several programs for each length, until the same ones have come so often that they are compiled as a whole.
+    assert runtime.counters.hits - missed[1] > 20
+    for _ in range(6):
+        missed = runtime.counters.misses, runtime.counters.hits
+        torch.testing.assert_close(decoder.run(7, torch.Tensor.cpu), expected)
+    assert not frozen or runtime.counters.misses == missed[0]
+    assert runtime.counters.hits - missed[1] < 20
+
+
+@pytest.mark.parametrize("part", [1, 2, 4])
+def test_what_fails_between_known_parts_loses_nothing(
+    part: int, decoder: _Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = _Decoder("cpu").run(7, torch.clone)
+    for _ in range(5):
+        decoder.run(7, torch.Tensor.cpu)
+    runtime = device.runtime()
+    compute, count = runtime._run_known_parts, runtime._count
+    due, failed = list[int](), list[str]()
+
+    def fail(*args: Any) -> None:
+        if due:
+            due[0] -= 1
+            if not due[0]:
+                due.clear()
+                raise ValueError("once")
+        count(*args)
+
+    def known(*args: Any) -> bool:
+        if not failed and len(args[2].parts) > 4:
+            due.append(part)
+        return compute(*args)
+
+    def read(x: torch.Tensor) -> torch.Tensor:
+        try:
+            return x.cpu()
+        except ValueError as error:
+            failed.append(str(error))
+            return x.cpu()
+
+    monkeypatch.setattr(runtime, "_count", fail)
+    monkeypatch.setattr(runtime, "_run_known_parts", known)
+    torch.testing.assert_close(decoder.run(7, read), expected)
+    assert failed == ["once"]

@@ -541,3 +541,61 @@ def test_tensors_change_places() -> None:
     swap_tensors(x, webtorch.zeros(2))
     with pytest.raises(RuntimeError, match="poisoned by swap_tensors"):
         out.backward()
+
+
+# Writes to tensors whose elements share places: PyTorch does some, with a warning.
+SHARED_WRITES: dict[str, Callable[[Any, Any, Any], object]] = {
+    "index_fill": lambda lib, x, at: x.index_fill_(1, at, 1.0),
+    "index_put": lambda lib, x, at: x.index_put_((at[:2], at), lib.arange(3.0) + 5),
+    "accumulated": lambda lib, x, at: x.index_put_((at[:1], at), lib.arange(3.0), accumulate=True),
+    "masked_fill": lambda lib, x, at: x.masked_fill_(mask=lib.arange(6) > 3, value=2.0),
+    "by a 0-d tensor": lambda lib, x, at: x.masked_fill_(lib.arange(6) > 3, lib.tensor(2.0)),
+    "x[mask]": lambda lib, x, at: x.__setitem__(x == 0, 3.0),
+    "x[indices]": lambda lib, x, at: x.__setitem__((at[1:], at[1:]), 3.0),
+    "masked_scatter": lambda lib, x, at: x.masked_scatter_(x == 0, x + 1),
+    "its own mask": lambda lib, x, at: (x[0] > 2)[1:].masked_fill_((x[0] > 2)[:-1], False),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_WRITES)
+def test_writes_to_places_that_elements_share(name: str) -> None:
+    def run(lib: Any) -> object:
+        x, at = lib.zeros(3, 1).expand(3, 6), lib.tensor([2, 1, 0])
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            try:
+                SHARED_WRITES[name](lib, x, at)
+            except (RuntimeError, IndexError) as error:
+                return str(error)[:60]
+        # PyTorch's last warning: with a mask it warns of both ways that it takes.
+        return x.tolist(), [str(w.message)[:60] for w in found][-1:]
+
+    assert run(webtorch) == run(torch)
+
+
+@BOTH
+def test_functions_of_the_graph(lib: Any) -> None:
+    x = lib.rand(3, 3).requires_grad_()
+    spread, mean = lib.var_mean(x, dim=0)
+    assert spread.grad_fn is mean.grad_fn
+    mean.grad_fn.register_prehook(lambda grads: tuple(2 * g for g in grads))
+    order: list[str] = []
+    a, b = spread + 1, mean + 2
+    for name, y in (("a", a), ("b", b)):
+        y.register_hook(lambda _, name=name: order.append(name))
+    a.grad_fn._set_sequence_nr(b.grad_fn._sequence_nr() + 1)
+    (a + b).sum().backward()
+    assert order == ["a", "b"]
+    (other,) = lib.autograd.grad(sum(y.sum() for y in lib.var_mean(x, dim=0)), x)
+    assert lib.allclose(x.grad, 2 * other)
+
+
+@BOTH
+def test_hooks_after_a_gradient_was_added_see_it(lib: Any) -> None:
+    x = lib.ones(3).requires_grad_()
+    x.register_hook(lambda g: g * 2)
+    x.register_post_accumulate_grad_hook(lambda x: x.grad.__setitem__(slice(None), 1.5))
+    end = x.view_as(x).grad_fn.next_functions[0][0]
+    end.register_hook(lambda _, grads: setattr(x, "grad", grads[0] * 10))
+    x.sum().backward()
+    assert x.grad.tolist() == [15.0] * 3

@@ -113,9 +113,6 @@ class _Type(top.AbsentDType):
         return webtorch.dtype
 
 
-ANSWERS |= {f"torch.{name}": _Type(name) for name in ("quint4x2", "quint2x4")}
-
-
 class _Borrowed:
     """Finds the borrowed files, and stand-ins for modules that import statements name."""
 

@@ -38,6 +38,10 @@ _WORDS = (
     "device type at start of device string: lazy",
     "are not on the device",
     "cannot be shared with other libraries",
+    # Views that are negated or conjugated when they are read, and zeros without memory.
+    "has no attribute '_neg_view'",
+    "torch._neg_view",
+    "torch._efficientzerotensor",
     "of a nested tensor: the device has no kernel",
 )
 

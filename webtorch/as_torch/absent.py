@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 _PROCESSES = (
-    "webtorch works in one process (torch.distributed.is_available() is False); nn.DataParallel takes "
-    "several devices"
+    "webtorch has the collectives of torch.distributed and DistributedDataParallel; sharded tensors and modules are "
+    "there for real PyTorch's device 'webgpu'"
 )
 _QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"
 _ONNX = "webtorch writes no ONNX file of TorchScript graphs"
@@ -23,10 +23,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         "DeQuantStub FakeQuantize MinMaxObserver QConfig QuantStub QuantWrapper convert default_observer "
         "default_qconfig default_weight_observer fuse_modules fuse_modules_qat get_default_qat_qconfig "
         "get_default_qconfig prepare prepare_qat quantize quantize_dynamic",
-    ),
-    "torch.distributed.nn": (
-        _PROCESSES,
-        "ReduceOp all_gather all_reduce all_to_all all_to_all_single broadcast gather reduce reduce_scatter scatter",
     ),
     "torch.distributed.tensor": (
         _PROCESSES,
@@ -60,7 +56,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         "BackendType RRef RpcBackendOptions TensorPipeRpcBackendOptions WorkerInfo get_worker_info init_rpc remote "
         "rpc_async rpc_sync shutdown",
     ),
-    "torch.futures": (_PROCESSES, "Future collect_all wait_all"),
     "torch.onnx.symbolic_opset11": (_ONNX, "select squeeze unsqueeze"),
 }
 

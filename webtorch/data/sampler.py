@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Generic, TypeVar
 
+from webtorch.distributed import world
 from webtorch.functions import public as webtorch
 from webtorch.functions.random import Generator
 from webtorch.tensors.device import DeviceLike
@@ -201,8 +202,8 @@ class BatchSampler(Sampler[list[int]]):
 class DistributedSampler(Sampler[int]):
     """The indices of one of several processes, each of which reads another part.
 
-    Without drop_last the first indices are read twice, until all parts are as long. webtorch works in one
-    process: num_replicas and rank are given where several programs share a dataset.
+    Without drop_last the first indices are read twice, until all parts are as long. num_replicas and rank are
+    those of the process group unless given.
     """
 
     def __init__(
@@ -216,9 +217,10 @@ class DistributedSampler(Sampler[int]):
     ) -> None:
         """Hold the dataset and the place of this process."""
         if num_replicas is None or rank is None:
-            raise RuntimeError(
-                "Requires distributed package to be available: webtorch has none, so give num_replicas and rank"
-            )
+            if not world.is_available():
+                raise RuntimeError("Requires distributed package to be available")
+            num_replicas = world.get_world_size() if num_replicas is None else num_replicas
+            rank = world.get_rank() if rank is None else rank
         if rank >= num_replicas or rank < 0:
             raise ValueError(
                 f"Invalid rank {rank}, rank should be in the interval [0, {num_replicas - 1}]"

@@ -46,7 +46,7 @@ CONVERTED = {
     "float": dt.float32, "double": dt.float64, "half": dt.float16, "bfloat16": dt.bfloat16,
     "long": dt.int64, "int": dt.int32,
     "short": dt.int16, "char": dt.int8, "byte": dt.uint8, "bool": dt.bool_,
-    "cfloat": dt.complex64, "cdouble": dt.complex128,
+    "chalf": dt.complex32, "cfloat": dt.complex64, "cdouble": dt.complex128,
 }  # fmt: skip
 CONVERSIONS: dict[str, Op] = {name: _conversion(name, dtype) for name, dtype in CONVERTED.items()}
 

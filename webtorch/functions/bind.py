@@ -102,7 +102,7 @@ def _bind(op: Op) -> None:
 def _publish(op: Op) -> None:
     for name in (op.name, *op.aliases):
         inplace = (
-            calls.bind_inplace(f"{name}_", op.function, op.autocast, op.overlap)
+            calls.bind_inplace(f"{name}_", op.function, op.autocast, op.overlap, op.once_in_place)
             if op.inplace
             else None
         )

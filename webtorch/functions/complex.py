@@ -11,7 +11,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import movement, pointwise
-from webtorch.ir.dtype import float16
+from webtorch.ir.dtype import float16, float32, float64
 from webtorch.ops import circular, comparison, elementwise
 from webtorch.ops.primitive import (
     conjugate,
@@ -35,11 +35,11 @@ def parts_together(name: str, first: Any, second: Any) -> tuple[Tensor, ...]:
             raise TypeError(
                 f"{name}(): argument '{title}' (position {position}) must be Tensor, not {type(x).__name__}"
             )
-        if x.dtype.kind != "float" or x.dtype.itemsize < 4:
+        narrow = x.dtype is float16 and name == "complex"
+        if x.dtype.kind != "float" or (x.dtype.itemsize < 4 and not narrow):
             word = "Half, Float or Double" if name == "complex" else "Float or Double"
             raise DTypeError(
                 f"Expected both inputs to be {word} tensors but got {first.dtype} and {second.dtype}"
-                + (": torch.complex32 is not available, use .float()" if x.dtype is float16 else "")
             )
     if first.dtype is not second.dtype:
         raise DTypeError(
@@ -72,7 +72,7 @@ def view_as_real(input: Tensor) -> Tensor:
 @composite(family="movement", function_in=FUNCTION, geometry=("view_as_complex",))
 def view_as_complex(input: Tensor) -> Tensor:
     """The complex tensor whose parts are along the last dim of a real one: a view."""
-    if input.dtype.kind != "float" or input.dtype.itemsize < 4:
+    if input.dtype not in (float16, float32, float64):
         raise RuntimeError(
             f"view_as_complex is only supported for half, float and double tensors, but got a tensor of scalar "
             f"type: {input.dtype}"

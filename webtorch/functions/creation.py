@@ -327,10 +327,9 @@ def made_of(data: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
     if _is_array(data):
         return _from_array(data, dtype, device)
     if (seen := getattr(data, "_seen_as", None)) is not None:
-        # A storage.
-        return _moved(
-            seen(dtype or getattr(data, "dtype", get_default_dtype())).clone(), None, device
-        )
+        # A storage, whose memory is shared.
+        seen_as = dtype or getattr(data, "dtype", int64)
+        return _moved(seen(seen_as).detach(), None, device)
     shape = _shape_of(data)
     if len(shape) > 1 and _is_array(data[0]) and not isinstance(data[0], Tensor):
         warn_once(

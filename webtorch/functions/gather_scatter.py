@@ -318,9 +318,16 @@ def _as_value(op: str, value: object, like: Tensor) -> Tensor:
     return cast_to(value.to(like.device), like.dtype)
 
 
+def _filled_once(memory: Tensor, dim: int, index: Tensor, value: Any) -> tuple[Any, ...]:
+    """Each position along a dim whose elements share their places is the first."""
+    return dim, index if memory._shape[dim] > 1 else index * 0, value
+
+
 @composite(
     family="index",
     inplace=True,
+    overlap="none",
+    once_in_place=_filled_once,
     gradient_name="IndexFillBackward0",
     aten=("index_fill",),
     values=_along("index_fill_", wrap=True),

@@ -37,7 +37,7 @@ from webtorch.tensors.primitives import lay
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import taken_over, waited_for
-from webtorch.tensors.writing import check_overlap
+from webtorch.tensors.writing import check_overlap, repeated, written_once
 
 FUNCTIONAL = ("nn.functional",)
 BYTES = "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool instead."
@@ -298,6 +298,14 @@ def put_at(
     """
     layout = Layout(x._shape, tensors, single, names)
     value = put_value(value, layout.shape)
+    shared = repeated(x) if 0 in x._strides else ()
+    if (
+        shared
+        and tensors.keys() >= {*shared}
+        and (memory := written_once(x, "index_put_")) is not None
+    ):
+        tensors = {d: index * 0 if d in shared else index for d, index in tensors.items()}
+        return put_at(memory, tensors, value, single, accumulate, names, given)
     if given is not None and given.dtype is not x.dtype:
         raise DTypeError(
             f"Index put requires the source and destination dtypes match, got {x.dtype} for the "

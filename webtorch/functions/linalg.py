@@ -20,7 +20,7 @@ from webtorch.functions import joining, movement, slicing
 from webtorch.functions.check import demand
 from webtorch.functions.pointwise import where
 from webtorch.functions.ranges import eye
-from webtorch.ir.dtype import COMPLEX, DType, bool_, float32, float64, int32, int64
+from webtorch.ir.dtype import DType, bool_, complex64, complex128, float32, float64, int32, int64
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops.comparison import eq
 from webtorch.ops.primitive import (
@@ -40,7 +40,7 @@ from webtorch.tensors.tensor import Tensor
 
 LINALG = ("linalg",)
 EVERYWHERE = ("torch", "Tensor", "linalg")
-DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64, *COMPLEX)
+DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64, complex64, complex128)
 # Which results of a function of complex matrices are real.
 _REAL_RESULTS = {
     "solve": (1,), "inv": (1,), "lu_factor": (1, 2), "cholesky": (1,), "eigh": (0, 2), "eigvalsh": (0, 1),

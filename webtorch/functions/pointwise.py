@@ -397,8 +397,18 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
     return _where(condition, input, other)
 
 
+def _masked_once(memory: Tensor, mask: Tensor, value: Any) -> tuple[Any, ...]:
+    """A place is filled where one of the elements that share it is."""
+    check_mask("masked_fill", mask)
+    lead = mask.ndim - memory.ndim
+    shared = [d for d in range(mask.ndim) if d >= lead and memory._shape[d - lead] == 1]
+    return mask.any(shared, keepdim=True) if shared else mask, value
+
+
 @composite(
     inplace=True,
+    overlap="whole",
+    once_in_place=_masked_once,
     gradient_name="MaskedFillBackward0",
     direct=("masked_fill.Scalar", "masked_fill.Tensor"),
     aten=("masked_fill",),

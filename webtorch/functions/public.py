@@ -15,6 +15,7 @@ from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.dtype import DType as dtype
 from webtorch.ir.dtype import (
     bfloat16,
+    complex32,
     complex64,
     complex128,
     float16,
@@ -108,7 +109,7 @@ globals().update(_CONSTRUCTORS)
 
 float = float32
 double, half, long, short = float64, float16, int64, int16
-cfloat, cdouble = complex64, complex128
+chalf, cfloat, cdouble = complex32, complex64, complex128
 int = int32
 legacy_contiguous_format = contiguous_format
 inf, nan, pi, e = 1e400, 1e400 - 1e400, 3.141592653589793, 2.718281828459045

@@ -43,6 +43,7 @@ from webtorch.ir.dtype import Number as _Number
 from webtorch.ir.dtype import Scalar as _Scalar
 from webtorch.ir.dtype import bfloat16 as bfloat16
 from webtorch.ir.dtype import bool_ as _bool_
+from webtorch.ir.dtype import complex32 as complex32
 from webtorch.ir.dtype import complex64 as complex64
 from webtorch.ir.dtype import complex128 as complex128
 from webtorch.ir.dtype import float16 as float16

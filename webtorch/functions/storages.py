@@ -205,6 +205,9 @@ class StorageBase(_Memory):
         """Return the memory as a flat tensor of a type."""
         storage = self._storage
         whole = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True, storage.dtype, ())
+        if dtype is not storage.dtype and (over := storage.nbytes % dtype.itemsize):
+            # Bytes that fill no element are not seen.
+            whole = whole[: storage.elements - over // storage.dtype.itemsize]
         seen = whole if dtype is storage.dtype else whole.view(dtype)
         if self._part is None:
             return seen

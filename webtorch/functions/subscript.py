@@ -25,7 +25,7 @@ from webtorch.tensors.host import tracing
 from webtorch.tensors.remember import Views
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import taken_over, waited_for
-from webtorch.tensors.writing import Picked, check_overlap, leave_hooks
+from webtorch.tensors.writing import Picked, check_overlap, leave_hooks, repeated
 
 _BAD_TYPE = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
 _LIST = (
@@ -98,7 +98,11 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
     if mask is not None and value.numel() == 1:
         # No positions are needed, so nothing is read from the device.
         mask = movement.reshape(mask, mask._shape + (1,) * (x.ndim - mask.ndim))
-        write(x, pointwise.where(mask, movement.reshape(value, ()), x), fresh=True)
+        value = movement.reshape(value, ())
+        if 0 in x._strides and repeated(x):
+            x.masked_fill_(mask, value)
+        else:
+            write(x, pointwise.where(mask, value, x), fresh=True)
         return
     view, tensors, single, names = _parse(x, index)
     if tensors:

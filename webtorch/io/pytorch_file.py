@@ -53,7 +53,7 @@ _STORAGE_OF = {name: kind for kind, name in STORAGES.items()}
 DTYPES = {d.name: d for d in (*dtypes.ALL, *dtypes.COMPLEX)}
 # PyTorch's types that have no counterpart, by name, so that an error can say which it is.
 _ABSENT = (
-    "complex32", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
+    "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz",
     "float8_e5m2fnuz", "float8_e8m0fnu", "qint8", "quint8", "qint32", "quint4x2", "quint2x4",
 )  # fmt: skip
 

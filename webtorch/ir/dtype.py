@@ -55,20 +55,12 @@ class DType:
         return _PARTS.get(self, self)
 
     def to_complex(self) -> DType:
-        """Return the complex type with parts of this type; the default width for integers.
-
-        Raises TypeError for float16: there is no complex32 here. bfloat16's is complex64, as in PyTorch.
-        """
+        """Return the complex type with parts of this type; complex64 for bfloat16 and integers, as PyTorch has it."""
         if self.is_complex:
             return self
-        if self is float16:
-            raise TypeError(
-                f"{self}.to_complex(): torch.complex32 is not available; complex64 and complex128 are. "
-                "Convert the tensor with .float() first"
-            )
         if self.alone:
             raise RuntimeError(f"Unknown Complex ScalarType for {self.legacy}")
-        return complex128 if self is float64 else complex64
+        return _OF_PARTS.get(self, complex64)
 
     @property
     def is_integral(self) -> bool:
@@ -157,26 +149,31 @@ uint64 = DType(
     "uint64", "uint", 8, "Q", "UInt64", "long unsigned int", "uint64_t", webgpu=False, alone=True
 )
 bool_ = DType("bool", "bool", 1, "?", "Bool", "bool", "bool")
+# Held in 16-bit parts and computed in float32, as float16 is.
+complex32 = DType(
+    "complex32", "complex", 4, "", "ComplexHalf", "c10::complex<c10::Half>", is_complex=True, numpy="uint32"
+)  # fmt: skip
 complex64 = DType(
     "complex64", "complex", 8, "", "ComplexFloat", "c10::complex<float>", is_complex=True
 )
 complex128 = DType(
     "complex128", "complex", 16, "", "ComplexDouble", "c10::complex<double>", webgpu=False, is_complex=True
 )  # fmt: skip
-_PARTS: dict[DType, DType] = {complex64: float32, complex128: float64}
+_PARTS: dict[DType, DType] = {complex32: float16, complex64: float32, complex128: float64}
+_OF_PARTS = {part: whole for whole, part in _PARTS.items()}
 
 ALL: tuple[DType, ...] = (
     float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, uint16, uint32, uint64, bool_,
 )  # fmt: skip
 # The types above are those of graph nodes and kernels.
-COMPLEX: tuple[DType, ...] = (complex64, complex128)
+COMPLEX: tuple[DType, ...] = (complex32, complex64, complex128)
 FLOATS: tuple[DType, ...] = (float32, float64, float16, bfloat16)
 INTEGERS: tuple[DType, ...] = (int64, int32, int16, int8, uint8, uint16, uint32, uint64)
 
 _BY_NAME: dict[str, DType] = {d.name: d for d in (*ALL, *COMPLEX)}
 ALIASES: dict[str, DType] = {
     "float": float32, "double": float64, "half": float16, "long": int64, "int": int32, "short": int16,
-    "cfloat": complex64, "cdouble": complex128,
+    "chalf": complex32, "cfloat": complex64, "cdouble": complex128,
 }  # fmt: skip
 
 
@@ -216,8 +213,9 @@ def _promote(a: DType, b: DType) -> DType:
             f"{a.legacy} and {b.legacy}: cast one of them, as in x.to({int64})"
         )
     if a.is_complex or b.is_complex:
-        # complex64 holds 16-bit floats and every integer type, as PyTorch has it.
-        return complex128 if float64 in (a, b) or complex128 in (a, b) else complex64
+        # Integers take the other one's width.
+        parts = [d.to_real() for d in (a, b) if d.has_gradient]
+        return promote_types(parts[0], parts[-1]).to_complex()
     if _RANK[a.kind] != _RANK[b.kind]:
         return a if _RANK[a.kind] > _RANK[b.kind] else b
     if a.kind == "float":

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from webtorch.distributed import world
+from webtorch.distributed.nn.functional import all_reduce
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
@@ -13,6 +15,7 @@ from webtorch.nn import init
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -149,15 +152,20 @@ class _BatchNorm(_NormBase):
             raise NotImplementedError
         _check(input, *self._dims)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Normalize each channel by the batch's statistics, or by the running ones in eval mode."""
-        self._check_input_dim(input)
+    def _counted(self) -> Any:
+        """Count a batch, and return how far it moves the running statistics."""
         momentum: Any = 0.0 if self.momentum is None else self.momentum
         if self.training and self.track_running_stats:
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 # A plain average: batch n counts 1 / n. On the device, so that nothing is read.
                 momentum = 1.0 / self.num_batches_tracked.to(self.running_mean.dtype)
+        return momentum
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize each channel by the batch's statistics, or by the running ones in eval mode."""
+        self._check_input_dim(input)
+        momentum = self._counted()
         tracked = not self.training or self.track_running_stats
         return F.batch_norm(
             input,
@@ -442,7 +450,7 @@ class CrossMapLRN2d(Module):
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm over the batches of all processes: here there is one, so it is batch norm."""
+    """Batch norm over the batches of all processes; of one process, it is batch norm."""
 
     def __init__(
         self,
@@ -461,15 +469,39 @@ class SyncBatchNorm(_BatchNorm):
         super().__init__(
             num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias
         )
-        if process_group is not None:
-            raise NotImplementedError(
-                "SyncBatchNorm: process_group is not supported: there is one process. Leave it out."
-            )
         self.process_group = process_group
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Normalize each channel by the statistics of all processes' batches."""
+        group: Any = self.process_group
+        uses_batch = self.training or self.running_mean is None
+        if not (uses_batch and world.is_initialized() and world.get_world_size(group) > 1):
+            return super().forward(input)
+        self._check_input_dim(input)
+        momentum = self._counted()
+        dims = [d for d in range(input.dim()) if d != 1]
+        shape = [1, -1] + [1] * (input.dim() - 2)
+        x = input.float() if input.dtype.itemsize < 4 else input
+        count = x.new_full((1,), x.numel() // x.shape[1])
+        sums = all_reduce(webtorch.cat([x.sum(dims), count]), group=group)
+        count, mean = sums[-1], sums[:-1] / sums[-1]
+        x = x - mean.reshape(shape)
+        variance = all_reduce(x.square().sum(dims), group=group) / count
+        if self.training and self.track_running_stats:
+            with no_grad():
+                unbiased = variance * (count / (count - 1))
+                for running, new in ((self.running_mean, mean), (self.running_var, unbiased)):
+                    running.lerp_(new.to(running.dtype), momentum)
+        out = x * (variance + self.eps).rsqrt().reshape(shape)
+        if self.weight is not None:
+            out = out * self.weight.reshape(shape)
+        if self.bias is not None:
+            out = out + self.bias.reshape(shape)
+        return out.to(input.dtype)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: Module, process_group: object = None) -> Module:

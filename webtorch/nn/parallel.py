@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from webtorch import webgpu
 from webtorch.functions.joining import cat
 from webtorch.ir.lines import user_depth
+from webtorch.nn.distributed import DistributedDataParallel
 from webtorch.nn.module import Module
 from webtorch.tensors.device import device as as_device
 from webtorch.tensors.function import Function
@@ -22,7 +23,15 @@ from webtorch.tensors.tensor import Tensor
 
 _Network = TypeVar("_Network", bound=Module)
 
-__all__ = ["DataParallel", "data_parallel", "gather", "parallel_apply", "replicate", "scatter"]
+__all__ = [
+    "DataParallel",
+    "DistributedDataParallel",
+    "data_parallel",
+    "gather",
+    "parallel_apply",
+    "replicate",
+    "scatter",
+]
 
 
 def _device(which: object) -> object:

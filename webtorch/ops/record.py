@@ -193,6 +193,9 @@ class Op:
     # Whether the function in nn.functional takes `out=` too, as those in torch and its libraries do.
     takes_out: bool = False
     overlap: Overlap = "any"
+    # What is written in place to the memory of an expanded tensor, whose elements share places, as PyTorch does with a
+    # warning: given the memory once and the other arguments, those of the call on it. None where that is refused.
+    once_in_place: Callable[..., tuple[Any, ...]] | None = None
     # The in-place forms that PyTorch has as functions too: "torch.relu_".
     inplace_functions: tuple[str, ...] = ()
     # Where PyTorch has it too, under another name or in another library: "special.expit".

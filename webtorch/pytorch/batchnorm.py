@@ -119,3 +119,99 @@ def _batch_norm_index(
         out = out + bias[0]
     statistics = x.new_empty(x.shape[1:2], dtype=torch.float32)
     return out, statistics, statistics.clone(), x.new_empty((0,), dtype=torch.uint8), 0
+
+
+# What `SyncBatchNorm` is made of: statistics of a part of the batch, their mean over the parts, and so for gradients.
+# Parts in 16 bits have statistics in float32.
+
+
+def _by_channel(x: torch.Tensor, *of_channels: torch.Tensor | None) -> list[Any]:
+    """Return each vector of channels such that it stands beside `x`."""
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    return [None if v is None else v.reshape(shape) for v in of_channels]
+
+
+def _sums(x: torch.Tensor) -> list[int]:
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+@composed("batch_norm_stats")
+def _batch_norm_stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    var, mean = torch.var_mean(_wide(x), _sums(x), correction=0)
+    return mean, (var + eps).rsqrt()
+
+
+@composed("batch_norm_gather_stats_with_counts")
+def _batch_norm_gather(
+    x: torch.Tensor,
+    means: torch.Tensor,
+    scales: torch.Tensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    share = (counts.to(means.dtype) / counts.sum()).unsqueeze(1)
+    mean = (means * share).sum(0)
+    var = ((scales.pow(-2) - eps + (means - mean).square()) * share).sum(0)
+    if running_mean is not None:
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    if running_var is not None:
+        whole = counts.sum()
+        running_var.lerp_((var * whole / (whole - 1)).to(running_var.dtype), momentum)
+    return mean, (var + eps).rsqrt()
+
+
+@composed("batch_norm_elemt")
+def _batch_norm_elements(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    weight, bias, mean, scale = _by_channel(x, weight, bias, mean, scale)
+    out = (_wide(x) - mean) * (scale if weight is None else scale * weight)
+    return (out if bias is None else out + bias).to(x.dtype)
+
+
+@composed("batch_norm_backward_reduce")
+def _batch_norm_backward_sums(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor | None,
+    of_input: bool,
+    of_weight: bool,
+    of_bias: bool,
+) -> tuple[torch.Tensor, ...]:
+    wide, dims = _wide(gradient), _sums(x)
+    total = wide.sum(dims)
+    with_input = (wide * (_wide(x) - _by_channel(x, mean)[0])).sum(dims)
+    kind = total.dtype if weight is None else weight.dtype
+    return total, with_input, (with_input * scale).to(kind), total.to(kind)
+
+
+@composed("batch_norm_backward_elemt")
+def _batch_norm_backward_elements(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    scale: torch.Tensor,
+    weight: torch.Tensor | None,
+    total: torch.Tensor,
+    with_input: torch.Tensor,
+    counts: torch.Tensor,
+) -> torch.Tensor:
+    count = counts.sum()
+    slope = with_input * scale.square() / count
+    mean, scale, weight, share, slope = _by_channel(x, mean, scale, weight, total / count, slope)
+    out = (_wide(gradient) - share - (_wide(x) - mean) * slope) * scale
+    return (out if weight is None else out * weight).to(gradient.dtype)

@@ -65,6 +65,7 @@ TO_WEBTORCH: dict[torch.dtype, DType] = {
     torch.uint64: dtypes.uint64,
     torch.bool: dtypes.bool_,
     torch.float64: dtypes.float64,
+    torch.complex32: dtypes.complex32,
     torch.complex64: dtypes.complex64,
     torch.complex128: dtypes.complex128,
 }

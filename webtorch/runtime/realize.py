@@ -23,6 +23,7 @@ from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Form, Graph, Node
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import kept
+from webtorch.runtime.ahead import MAX_PENDING, Ahead, Counters
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
@@ -42,21 +43,12 @@ from webtorch.runtime.frozen import (
     to_graph,
 )
 from webtorch.runtime.interrupt import whole
-from webtorch.runtime.parts import FEWEST, Cut, Held, changed_sizes, cut, structure
+from webtorch.runtime.known import Known, KnownParts
+from webtorch.runtime.parts import FEWEST, Cut, Held, Part, changed_sizes, cut, structure
 from webtorch.runtime.recording import Owner, Recording
 from webtorch.runtime.trace import debug_level, show_pass, show_program, show_run
 from webtorch.runtime.watch import watch
 
-# Recorded but unrealized results are bounded: at this number they are computed.
-_MAX_PENDING = 8192
-# Where a thread waits each time for what it has recorded, so many results are computed ahead...
-_AHEAD = 48
-# ... once it has waited so often for at least so many and all was known, and never recorded so many without waiting.
-_AHEAD_AFTER = 3
-_MUCH = 96
-_FAR = 4096
-# How often something may be compiled for that until it is given up.
-_NEWS = 8
 _MAX_PROGRAMS = 1024
 _MAX_GLANCES = 512
 # Graphs that differ in sizes only are computed in parts once so many were compiled one after the other...
@@ -101,15 +93,6 @@ _PART = "a part of a graph that comes at ever new sizes"
 
 
 @dataclass(slots=True)
-class Counters:
-    """How often the program cache was asked, and how often it had to compile."""
-
-    realized: int = 0
-    hits: int = 0
-    misses: int = 0
-
-
-@dataclass(slots=True)
 class Divided:
     """What is known of graphs of one structure that are computed in parts."""
 
@@ -122,6 +105,18 @@ class Divided:
     times: dict[int, int] = field(default_factory=dict)
 
 
+def _only(pending: Sequence[weakref.ref[Owner]]) -> weakref.ref[Owner] | None:
+    """Return the last reference to the one owner that is alive; None where there are several, or none."""
+    only: weakref.ref[Owner] | None = None
+    for reference in pending:
+        if reference() is not None:
+            # There is one reference to an owner, however often it is made.
+            if only is not None and only is not reference:
+                return None
+            only = reference
+    return only
+
+
 def _most() -> int:
     """Return how many nodes a graph of one value has at most that is looked at as it stands: larger ones may be steps
     of a script, and while one is learned or followed all may be.
@@ -129,48 +124,6 @@ def _most() -> int:
     if listener is None:
         return _MOST_NODES
     return 0 if active.count else listener.fewest - 1
-
-
-class _Known:
-    """What is known of graphs of one key: their program, and what it is run with."""
-
-    __slots__ = ("args", "executable", "family", "moved", "order", "runtime")
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        executable: Executable,
-        given: Sequence[Node],
-        frozen: Frozen,
-        places: dict[Node, int],
-    ) -> None:
-        self.runtime, self.executable = runtime, weakref.ref(executable)
-        self.family = runtime.families.get(id(executable))
-        # Which of what is given is which input (None: in their order).
-        place = {n: i for i, n in enumerate(given)}
-        order = [place[n] for n in frozen.inputs]
-        self.order = None if order == list(range(len(given))) else order
-        # The arguments (None: those of the graph), and which of them are numbers of the graph.
-        self.moved: list[tuple[int, int]] = []
-        at = 0
-        for node in frozen.order:
-            first, count = places.get(node), len(node.scalars)
-            if first is not None:
-                self.moved += [(at + i, first + i) for i in range(count)]
-            at += count
-        own = self.moved == [(i, i) for i in range(at)]
-        self.args = None if own else [*frozen.args]
-
-    def numbers(self, given: Sequence[Scalar]) -> Sequence[Scalar]:
-        """Return the arguments of a run, of a graph's numbers."""
-        args = self.args
-        if args is None:
-            return given
-        if self.moved:
-            args = args.copy()
-            for at, place in self.moved:
-                args[at] = given[place]
-        return args
 
 
 def _key_of_call(
@@ -190,52 +143,6 @@ def _key_of_call(
         code, instruction = node.line
         key = key, code.co_filename, code.co_firstlineno, instruction
     return key
-
-
-class _Ahead:
-    """Decides when a device that computes by itself begins with what is pending.
-
-    A thread that waits for each result leaves the device idle while it records, and is idle while that computes. Where
-    it does not wait, a whole step is one program, which works while the next one is recorded. Numbers of results decide
-    and no times, so that a loop has the same programs in each run.
-    """
-
-    def __init__(self, backend: Backend, counters: Counters) -> None:
-        self.backend, self.counters = backend, counters
-        # How many pending results it begins with.
-        self.most = _MAX_PENDING
-        self._waited, self._missed = backend.waited, counters.misses
-        self._count = self._times = 0
-        self._after, self._news = _AHEAD_AFTER, _NEWS
-
-    def take(self, count: int) -> None:
-        """Note that `count` results are computed."""
-        waited = self.backend.waited
-        if waited != self._waited:
-            self._waited = waited
-            if self._count >= _MUCH:
-                self._turn(self.counters.misses)
-            self._count = 0
-        elif self._count >= _FAR:
-            self._times, self.most = 0, _MAX_PENDING
-        self._count += count
-
-    def divide(self) -> None:
-        """Note that something was computed in parts of its own, since its sizes change."""
-        self._missed = -1
-
-    def _turn(self, missed: int) -> None:
-        """Note that a thread has waited for much, and how many programs were compiled so far."""
-        new, self._missed = missed != self._missed, missed
-        if self.most == _MAX_PENDING:
-            self._times = 0 if new else self._times + 1
-            if self._times >= self._after:
-                self.most, self._news = _AHEAD, _NEWS
-        elif new:
-            self._news -= 1
-            if not self._news:
-                # Sizes that change, as of a growing cache, would make all parts anew.
-                self._times, self.most, self._after = 0, _MAX_PENDING, 8 * self._after
 
 
 class Runtime:
@@ -258,10 +165,10 @@ class Runtime:
         self.single: dict[tuple[object, ...], weakref.ref[Executable]] = {}
         # What is known of graphs that are looked at with their calls not taken apart: small ones of one value, and
         # all where who records follows no scripts, and says so by `apart`.
-        self.glances: dict[tuple[Any, ...], _Known] = {}
+        self.glances: dict[tuple[Any, ...], Known | KnownParts] = {}
         self.apart = False
         self.counters = Counters()
-        self.ahead = _Ahead(backend, self.counters)
+        self.ahead = Ahead(backend, self.counters)
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
         # Graphs that are computed in parts, by structure.
         self.divided: dict[Any, Divided] = {}
@@ -291,7 +198,7 @@ class Runtime:
             return
         pending = self.pending
         pending.append(weakref.ref(owner))
-        if len(pending) > _MAX_PENDING or (self.lent and _reads_lent(owner.node)):
+        if len(pending) > MAX_PENDING or (self.lent and _reads_lent(owner.node)):
             self.realize()
 
     def settle(self, owner: Owner) -> None:
@@ -416,6 +323,8 @@ class Runtime:
         lock = self.lock
         lock.acquire()
         try:
+            if not self.pending and not self.apart:
+                return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
             if few and recording is None and not self.lent and self._launch():
                 return
@@ -436,42 +345,38 @@ class Runtime:
         """Compute the one value that is wanted by the program that is known for others of its form. Return whether
         there is one: what is read at once pays for no more than this.
         """
-        owner: Owner | None = None
-        count = 0
-        for reference in self.pending:
-            found = reference()
-            count += 1
-            if found is not None:
-                if owner is not None and found is not owner:
-                    return self._launch_results()
-                owner, wanted = found, reference
-        if owner is None or self.debug or watch.before is not None:
-            return False
+        pending = self.pending
+        count = len(pending)
+        wanted = pending[0] if count == 1 else _only(pending[:count])
+        owner = None if wanted is None else wanted()
+        if wanted is None or owner is None or self.debug or watch.before is not None:
+            return self._launch_results()
+        running = self.running
         # Whoever gives the owner another value from here on sees that it must be computed, too.
-        self.running += 1
+        self.running = running + 1
         try:
             node = owner.node
             form = node.form
             if form is None or node.kind == "buffer" or owner.donor is not None:
                 return False
-            known: _Known | None
+            known: Known | None
             key: Any = node.attrs[1] if node.kind == "call" else 0
             args: Sequence[Scalar] = node.scalars
             buffers = []
             given = node.srcs
             for s in given:
                 if s.kind != "buffer":
+                    seen = glance((owner,), _most())
+                    if seen is None:
+                        return False
+                    key, inputs, args, _ = seen
+                    buffers = [n.buffer for n in inputs]
+                    looked = self.glances.get(key)
+                    known = looked if type(looked) is Known else None
                     break
                 buffers.append(s.buffer)
-            places = len(given)
-            if len(buffers) < places:
-                seen = glance((owner,), _most())
-                if seen is None:
-                    return False
-                key, inputs, args, _ = seen
-                buffers = [n.buffer for n in inputs]
-                known = self.glances.get(key)
             else:
+                places = len(buffers)
                 if places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places):
                     key = key, tuple([given.index(s) for s in given])
                 if form.picks and node.line is not None:
@@ -488,17 +393,30 @@ class Runtime:
             if known.args is not None:
                 args = known.numbers(args)
             self.settled[id(owner)] = wanted
-            del self.pending[:count]
+            # Nobody else takes from the list meanwhile, and what others add comes last.
+            del pending[:count]
             try:
                 node.become_buffer(executable.run(buffers, args)[0])
             except BaseException as error:
                 if not isinstance(error, Exception):
                     # Stopped before it ran: the result is still wanted.
-                    self.pending.insert(0, wanted)
+                    pending.insert(0, wanted)
                 raise
         finally:
-            self.running -= 1
-        self._launched(known, executable)
+            self.running = running
+        # As `_launched` does, without a frame.
+        counters, family = self.counters, known.family
+        counters.realized += 1
+        counters.hits += 1
+        self.churn.hits += 1
+        if family is not None:
+            family.in_a_row = 0
+        if (
+            active.count
+            or len(self.settled) > self.most_settled
+            or len(self.programs) > _MAX_PROGRAMS // 2
+        ):
+            self._tidy(executable)
         return True
 
     def _launch_results(self) -> bool:
@@ -521,7 +439,7 @@ class Runtime:
                 other = owner.node
                 if other.srcs is not given or other.form is not form or owner.donor is not None:
                     return False
-            known: _Known | None = form.programs.get(_key_of_call(owners, node, form, given))
+            known: Known | None = form.programs.get(_key_of_call(owners, node, form, given))
             executable = None if known is None or known.runtime is not self else known.executable()
             if known is None or executable is None:
                 return False
@@ -545,16 +463,16 @@ class Runtime:
         self._launched(known, executable)
         return True
 
-    def _launched(self, known: _Known, executable: Executable) -> None:
+    def _launched(self, known: Known, executable: Executable) -> None:
         """Count a run of a program that was known."""
-        counters, family = self.counters, known.family
+        self.counters.realized += 1
+        self._count(executable, known.family)
+        self._tidy(executable)
+
+    def _tidy(self, executable: Executable) -> None:
+        """After a run of a known program, tell who listens, and drop what is known of the dead."""
         if len(self.programs) > _MAX_PROGRAMS // 2:
             self.used.add(id(executable))
-        counters.realized += 1
-        counters.hits += 1
-        self.churn.hits += 1
-        if family is not None:
-            family.in_a_row = 0
         if len(self.settled) > self.most_settled:
             self._forget_dead()
         if active.count and listener is not None:
@@ -630,7 +548,7 @@ class Runtime:
         if (
             len(frozen.order) >= FEWEST
             and frozen.key not in self.programs
-            and self._run_in_parts(frozen)
+            and self._run_in_parts(frozen, seen if apart else None)
         ):
             self.ahead.divide()
             if listener is not None:
@@ -638,16 +556,26 @@ class Runtime:
             return
         executable = self.program(frozen.key, frozen)
         if seen is not None:
-            key, inputs, _, places = seen
-            if len(self.glances) >= _MAX_GLANCES:
-                self.glances.clear()
-            self.glances[key] = _Known(self, executable, inputs, frozen, places)
+            self._keep(
+                seen[0],
+                Known(
+                    self, self.families.get(id(executable)), executable, seen[1], frozen, seen[3]
+                ),
+            )
         self._run_frozen(frozen, executable)
+
+    def _keep(self, key: tuple[Any, ...], known: Known | KnownParts) -> None:
+        """Keep what is known of graphs that look alike."""
+        if len(self.glances) >= _MAX_GLANCES:
+            self.glances.clear()
+        self.glances[key] = known
 
     def _run_known(self, owners: Sequence[Value], seen: Glance) -> bool:
         """Compute a graph whose calls need not be taken apart, because it is known. Return whether it is."""
         key, inputs, args, _ = seen
         known = self.glances.get(key)
+        if isinstance(known, KnownParts):
+            return self._run_known_parts(owners, seen, known)
         executable = known.executable() if known is not None else None
         if known is None or executable is None:
             return False
@@ -659,6 +587,54 @@ class Runtime:
         if listener is not None:
             listener.ran(self, None, None)
         return True
+
+    def _run_known_parts(self, owners: Sequence[Value], seen: Glance, known: KnownParts) -> bool:
+        """Compute a graph in parts that are known. Its owners get their values at the end, as those of one program do:
+        until then what they stand on stays in memory, and comes to lie at the same places each time.
+        """
+        key, inputs, args, _ = seen
+        work = [(part, part.executable(), gone) for part, gone in known.parts]
+        times = known.times.get(known.number, 0)
+        if self.lent or times >= _IN_PARTS_MOST or not all(each for _, each, _ in work):
+            del self.glances[key]
+            return False
+        known.times[known.number] = times + 1
+        values = [n.buffer for n in inputs]
+        done = 0
+        with whole:
+            try:
+                for part, executable, gone in work:
+                    assert executable is not None
+                    self._count(executable, None)
+                    order = part.order
+                    given = [values[i] for i in order or ()]
+                    values += executable.run(given, part.numbers(args))
+                    for i in gone:
+                        values[i] = None
+                    done += 1
+            except BaseException:
+                self._settle_parts(owners, known.cut.parts[:done], values[len(inputs) :])
+                raise
+            for owner, place in zip(owners, known.results, strict=True):
+                owner.node.become_buffer(values[place])
+                owner.donor = None
+        if listener is not None:
+            listener.ran(self, None, None)
+        self.ahead.divide()
+        return True
+
+    @staticmethod
+    def _settle_parts(owners: Sequence[Value], parts: Sequence[Part], values: list[Any]) -> None:
+        """Note the values of the parts that had run when one failed: they may lie where others were."""
+        order = freeze(owners).order
+        made = iter(values)
+        for part in parts:
+            for node in [owners[n].node for n in part.owners] + [order[n] for n in part.nodes]:
+                buffer = next(made)
+                if buffer is not None:
+                    node.become_buffer(buffer)
+            for n in part.owners:
+                owners[n].donor = None
 
     def _run_frozen(self, frozen: Frozen, executable: Executable) -> None:
         owners = frozen.owners
@@ -674,9 +650,9 @@ class Runtime:
         if self.debug >= 4:
             show_run(len(executable.program.steps), time.perf_counter() - started)
 
-    def _run_in_parts(self, frozen: Frozen) -> bool:
+    def _run_in_parts(self, frozen: Frozen, seen: Glance | None) -> bool:
         """Compute a graph that differs from those before it in sizes only in parts, most of which are
-        compiled already. Return whether that was done.
+        compiled already. Return whether that was done. What is found is kept for others that look as was `seen`.
         """
         form = family(frozen.order)
         known = self.churn.known(form)
@@ -709,6 +685,11 @@ class Runtime:
         if len(divided.times) > _MAX_PROGRAMS:
             divided.times.pop(next(iter(divided.times)))
         owners = frozen.owners
+        found = None
+        if seen is not None:
+            key, inputs, _, places = seen
+            found = KnownParts(divided.cut, divided.times, number)
+            found.values += inputs
         for n in divided.cut.keeping:
             owners[n].donor = None
         work = [
@@ -728,7 +709,14 @@ class Runtime:
                 started = time.perf_counter()
                 executable = self._compiled(part.key, part, varying)
                 self._note(executable, time.perf_counter() - started, _PART)
+            if found is not None:
+                found.add(
+                    Known(self, None, executable, found.values, part, places, part=True), mine
+                )
             self._run_frozen(part, executable)
+        if found is not None:
+            found.end(len(inputs), owners)
+            self._keep(key, found)
         return True
 
     def _run_call(self, owners: Sequence[Value]) -> bool:
@@ -755,7 +743,7 @@ class Runtime:
         if donor is not None:
             key = key, given.index(donor) if donor in given else -1, donor.dtype, donor.shape
             given = *given, donor
-        known: _Known | None = form.programs.get(key)
+        known: Known | None = form.programs.get(key)
         executable = known.executable() if known is not None and known.runtime is self else None
         if known is None or executable is None:
             known, executable = self._program_of_call(owners, given, called)
@@ -775,12 +763,13 @@ class Runtime:
 
     def _program_of_call(
         self, owners: Sequence[Value], given: Sequence[Node], called: bool
-    ) -> tuple[_Known, Executable]:
+    ) -> tuple[Known, Executable]:
         """Return the program of a call on data, and what others of its form are to know of it."""
         frozen = freeze(owners)
         executable = self.program(frozen.key, frozen)
         places = {} if called else {owners[0].node: 0}
-        return _Known(self, executable, given, frozen, places), executable
+        family = self.families.get(id(executable))
+        return Known(self, family, executable, given, frozen, places), executable
 
     def _run_single(self, owner: Value) -> bool:
         """Compute a value that is one operation on data or on views of data, and knows of no others like it."""
@@ -935,9 +924,8 @@ def _plain(number: Scalar) -> Scalar:
 class Listener(Protocol):
     """Who is told of what is computed."""
 
-    @property
-    def fewest(self) -> int:
-        """How many nodes a graph has, at least, that it wants to know of while it looks at no calls."""
+    # How many nodes a graph has, at least, that it wants to know of while it looks at no calls.
+    fewest: int
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed: by one program, or otherwise (None)."""

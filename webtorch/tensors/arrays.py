@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from webtorch.ir.dtype import Scalar
+from webtorch.ir.dtype import DType, Scalar
 from webtorch.ir.view import is_contiguous, numel
 
 if TYPE_CHECKING:
@@ -29,7 +29,12 @@ def _empty(shape: tuple[int, ...]) -> object:
     return [_empty(shape[1:]) for _ in range(shape[0])] if len(shape) > 1 else []
 
 
-_NO_BFLOAT16 = "Got unsupported ScalarType BFloat16: NumPy has no bfloat16; use .float() first"
+def _check_type(dtype: DType) -> None:
+    if dtype.numpy:
+        wider = "cfloat" if dtype.is_complex else "float"
+        raise TypeError(
+            f"Got unsupported ScalarType {dtype.legacy}: NumPy has no {dtype.name}; use .{wider}() first"
+        )
 
 
 def _numpy() -> Any:
@@ -44,8 +49,7 @@ def _numpy() -> Any:
 def as_numpy(contents: bytes | bytearray | memoryview, tensor: Tensor) -> np.ndarray:
     """Return contents of the device as an array of its own."""
     numpy = _numpy()
-    if tensor.dtype.name == "bfloat16":
-        raise TypeError(_NO_BFLOAT16)
+    _check_type(tensor.dtype)
     data = numpy.frombuffer(contents, dtype=numpy.dtype(tensor.dtype.name), count=tensor.numel())
     return data.reshape(tensor._shape).copy()
 
@@ -54,8 +58,7 @@ def see(tensor: Tensor) -> np.ndarray:
     """Return the array that shares a CPU tensor's memory."""
     numpy = _numpy()
     as_strided = numpy.lib.stride_tricks.as_strided
-    if tensor.dtype.name == "bfloat16":
-        raise TypeError(_NO_BFLOAT16)
+    _check_type(tensor.dtype)
     if not numel(tensor._shape):
         return numpy.empty(tensor._shape, tensor.dtype.name)
     flat = tensor._storage.lend()

@@ -46,7 +46,13 @@ from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import SavedTensor, composed, geometry_of
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import asking
-from webtorch.tensors.writing import check_overlap, check_places, check_writable, leave_hooks
+from webtorch.tensors.writing import (
+    check_overlap,
+    check_places,
+    check_writable,
+    leave_hooks,
+    written_once,
+)
 
 
 def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tensor:
@@ -528,11 +534,12 @@ def bind_inplace(
     function: Callable[..., Any],
     autocast: Autocast | None = None,
     overlap: Overlap = "any",
+    once: Callable[..., tuple[Any, ...]] | None = None,
 ) -> Callable[..., Any]:
     """Return the in-place form of a function whose first argument is the tensor to overwrite.
 
     `autocast`: the rules of the function, which the in-place form does not follow: it keeps the type. `overlap`: what
-    memory of the other arguments may be overwritten.
+    memory of the other arguments may be overwritten. `once`: what an expanded tensor takes instead of its arguments.
     """
 
     def run(args: Args, kwargs: Kwargs) -> Tensor:
@@ -542,6 +549,9 @@ def bind_inplace(
         if asked and override.is_foreign(args[1:], kwargs):
             raise Foreign(f"{name}(): expected tensors and numbers")
         x: Tensor = args[0]
+        if once is not None and 0 in x._strides and (place := written_once(x, name)) is not None:
+            run((place, *once(place, *args[1:], **kwargs)), {})
+            return x
         check_writable(x)
         if overlap != "any":
             read = (*args[1:], *kwargs.values()) if kwargs else args[1:]

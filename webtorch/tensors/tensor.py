@@ -74,6 +74,9 @@ class Tensor(TensorBase):
             made = TABLE["empty"](0, device=device)
         elif isinstance(data, Tensor):
             made = data.detach()
+        elif hasattr(data, "_seen_as"):
+            # On the memory of a storage.
+            made = TABLE["empty"](0, device=device).set_(data)
         else:
             made = TABLE["tensor"](data, device=device)
             made = made if made.dtype.has_gradient else made.float()

@@ -12,6 +12,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.view import OVERWRITTEN, Place, Shape, contiguous_strides, is_overwritten, numel
 from webtorch.ops import primitive
 from webtorch.ops.bits import WHOLE, reinterpreted
+from webtorch.ops.purity import warn
 from webtorch.tensors.batching import Levels, batch, levels_of, physical
 from webtorch.tensors.device import device
 from webtorch.tensors.forward import write_tangents, write_twins
@@ -70,15 +71,34 @@ def check_graph(x: Tensor) -> None:
             )
 
 
+def repeated(x: Tensor) -> tuple[int, ...]:
+    """Return the dims along which the elements of x share places."""
+    places = zip(x._shape, x._strides, strict=True)
+    return tuple([d for d, (size, stride) in enumerate(places) if not stride and size > 1])
+
+
+def written_once(x: Tensor, name: str) -> Tensor | None:
+    """Warn as PyTorch does where it writes to an expanded tensor, and return its memory with each element once. None
+    of other tensors, and where gradients would have to tell the elements apart.
+    """
+    dims = repeated(x)
+    if not dims or x._levels or x.requires_grad or 0 in x._shape:
+        return None
+    warn(
+        f"Use of {name} on expanded tensors is deprecated. Please clone() the tensor before performing this operation. "
+        "This also applies to advanced indexing e.g. tensor[indices] = tensor"
+    )
+    shape = tuple([1 if d in dims else size for d, size in enumerate(x._shape)])
+    return as_view(x, shape, x._strides, x._offset)
+
+
 def check_places(x: Tensor) -> None:
     """Raise RuntimeError if several elements of x share one place, so that none can be written alone."""
     if 0 in x._shape or any(not size for _, size, _ in x._levels):
         return
-    if (
-        0 in x._strides
-        and 0 not in x._shape
-        and any(stride == 0 and size > 1 for size, stride in zip(x._shape, x._strides, strict=True))
-    ) or (x._levels and any(stride == 0 and size > 1 for _, size, stride in x._levels)):
+    if (0 in x._strides and repeated(x)) or (
+        x._levels and any(stride == 0 and size > 1 for _, size, stride in x._levels)
+    ):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a "
             "single memory location. Please "

@@ -5,6 +5,7 @@ Imports PyTorch; webtorch comes with the first tensor (`_engine`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -97,6 +98,7 @@ def _process_groups(torch: ModuleType) -> None:
 
     config.__init__ = with_host
     _communication_hooks(torch)
+    _unused_parameters(torch)
 
 
 def _communication_hooks(torch: ModuleType) -> None:
@@ -112,6 +114,51 @@ def _communication_hooks(torch: ModuleType) -> None:
         check(self, hook)
 
     parallel._check_comm_hook = check_comm_hook
+
+
+def _unused_parameters(torch: ModuleType) -> None:
+    """Let DistributedDataParallel look for unused parameters: a note on an outside device comes from pinned memory.
+
+    There is none, so the note stays on the CPU.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Notes(TorchDispatchMode):
+        """Make what has a number for each of `count` parameters on the CPU."""
+
+        def __init__(self, count: int) -> None:
+            super().__init__()  # type: ignore[no-untyped-call]
+            self.count = count
+
+        def __torch_dispatch__(
+            self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            """Run an operator."""
+            options = dict(kwargs or {})
+            if (
+                operator is torch.ops.aten.empty.memory_format
+                and options.get("dtype") is torch.int32
+                and list(args[0]) == [self.count]
+            ):
+                options["device"] = torch.device("cpu")
+            return operator(*args, **options)
+
+    parallel: Any = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
+
+    def noting(method: Any) -> Any:
+        """Return a method, which begins to note which parameters are used."""
+
+        @functools.wraps(method)
+        def run(self: Any, *args: Any, **options: Any) -> None:
+            """Run it."""
+            here = self.device_type == NAME
+            with Notes(len(self._module_parameters)) if here else contextlib.nullcontext():
+                method(self, *args, **options)
+
+        return run
+
+    for name in ("_ddp_init_helper", "_set_static_graph"):
+        setattr(parallel, name, noting(getattr(parallel, name)))
 
 
 def _allocation(torch: ModuleType) -> None:

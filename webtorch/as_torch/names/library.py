@@ -172,8 +172,17 @@ def define(qualname: str, schema: object = None, *, lib: object = None, tags: ob
     _operator(qualname)
 
 
-def impl(qualname: str, types: object, func: object = None, *, lib: object = None) -> Any:
-    """Give the function of an operator for devices of some kinds."""
+def impl(qualname: Any, types: Any, func: object = None, *, lib: object = None) -> Any:
+    """Give the function of an operator for devices of some kinds; or of one of a library, as in its own `impl`."""
+    if isinstance(qualname, Library):
+
+        def given(function: Callable[..., Any]) -> Callable[..., Any]:
+            """Give the function to the library's operator."""
+            key = func if isinstance(func, str) else ""
+            qualname.impl(types, function, key)
+            return function
+
+        return given
     return _operator(qualname).register_kernel(types, func)
 
 

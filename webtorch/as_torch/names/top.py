@@ -31,7 +31,6 @@ class AbsentDType:
         )
 
 
-complex32 = chalf = AbsentDType("complex32", complex=True)
 float8_e4m3fn = AbsentDType("float8_e4m3fn", True)
 float8_e4m3fnuz = AbsentDType("float8_e4m3fnuz", True)
 float8_e5m2 = AbsentDType("float8_e5m2", True)
@@ -39,6 +38,7 @@ float8_e5m2fnuz = AbsentDType("float8_e5m2fnuz", True)
 float8_e8m0fnu = AbsentDType("float8_e8m0fnu", True)
 float4_e2m1fn_x2 = AbsentDType("float4_e2m1fn_x2", True)
 qint8, quint8, qint32 = AbsentDType("qint8"), AbsentDType("quint8"), AbsentDType("qint32")
+quint4x2, quint2x4 = AbsentDType("quint4x2"), AbsentDType("quint2x4")
 
 
 def _is_all_true(input: Any) -> Any:

@@ -1,0 +1,66 @@
+"""webtorch.distributed against PyTorch's, in two processes each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+from tests.distributed.models import KINDS, MODELS
+from tests.distributed.ranks import NAMES, RANKS
+
+
+def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
+    folder = mkdtemp()
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.distributed.ranks",
+        folder,
+        library,
+        device,
+    ]
+    started = [
+        subprocess.Popen([*command, str(rank), *rest], stderr=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    for process in started:
+        _, said = process.communicate(timeout=300)
+        assert not process.returncode, said[-3000:]
+    return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@cache
+def _found(library: str, device: str) -> list[dict[str, Any]]:
+    return _processes(library, device, RANKS)
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_collectives_are_pytorchs(device: str) -> None:
+    for ours, theirs in zip(_found("webtorch", device), _found("torch", "cpu"), strict=True):
+        for name in NAMES:
+            assert ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_models_train_as_in_one_process(device: str) -> None:
+    for ours in _found("webtorch", device):
+        for name in MODELS:
+            assert ours[name] < 1e-5, name
+        for kind in KINDS if device == "cpu" else ():
+            assert ours[kind] < (3e-3 if kind == "bfloat16" else 1e-5), kind
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_fifty_steps_are_those_of_one_process(ranks: int) -> None:
+    for ours in _processes("webtorch", "cpu", ranks, str(ranks), "50"):
+        assert max(ours[name] for name in MODELS) < 1e-5, ours

@@ -1,0 +1,265 @@
+"""Run PyTorch's own tests of several processes with tensors on "webgpu", beside Gloo's on the CPU: docs/upstream.md.
+
+    python -m tests.upstream.groups [FOLDER] [--only distributed_test,fsdp/] [--tests words] [--every 1] [--again]
+
+The tests of all collectives and of DistributedDataParallel are in PyTorch's wheel; FOLDER is the folder
+`test/distributed` of a checkout for the others. Each test runs with Gloo on the CPU; those that pass run on the
+device, where tensors are made unless a test says otherwise, and what it says of "cuda" is meant. Results are kept
+in .cache/upstream/groups.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import re
+import sys
+import time
+import traceback
+import unittest
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.conformance.pool import Worker, work_off
+from tests.upstream.report import CACHE, causes
+from tests.upstream.worker import names, prepare
+
+OF_THE_WHEEL = "distributed_test"
+# Files of a folder `test/distributed` that Gloo runs, or threads of one process.
+FILES = (
+    OF_THE_WHEEL, "test_multi_threaded_pg", "test_functional_api", "test_c10d_object_collectives", "test_device_mesh",
+    "algorithms/ddp_comm_hooks/test_ddp_hooks", "algorithms/test_join", "optim/test_zero_redundancy_optimizer",
+    "optim/test_apply_optimizer_in_backward",
+    *(f"_tensor/test_{name}" for name in (
+        "api", "attention", "common_rules", "convolution_ops", "dtensor", "embedding_ops", "experimental_ops", "init",
+        "math_ops", "matrix_ops", "op_strategy", "optimizers", "pointwise_ops", "random_ops", "redistribute",
+        "tensor_ops", "utils", "view_ops",
+    )),
+    *(f"tensor/parallel/test_{name}" for name in (
+        "parallelize_api", "tp_examples", "tp_random_state", "tp_style",
+    )),
+    *(f"_composable/fsdp/test_fully_shard_{name}" for name in (
+        "autograd", "clip_grad_norm_", "comm", "extensions", "frozen", "init", "logging", "memory", "mixed_precision",
+        "overlap", "state", "state_dict", "training",
+    )),
+    *(f"fsdp/test_fsdp_{name}" for name in (
+        "clip_grad_norm", "core", "flatten_params", "grad_acc", "misc", "state_dict", "use_orig_params",
+    )),
+    *(f"checkpoint/test_{name}" for name in (
+        "checkpoint", "dtensor_checkpoint", "dtensor_resharding", "file_system_checkpoint", "state_dict",
+    )),
+)  # fmt: skip
+SECONDS = 60
+SETTINGS = {
+    "BACKEND": "gloo", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "INIT_METHOD": "env://", "MASTER_ADDR": "127.0.0.1",
+    "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS),
+}  # fmt: skip
+WAYS = ("pytorch", "device")
+
+
+class _Rank(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined, misc]
+    """A process as a launcher starts it."""
+
+    def run(self) -> None:
+        os.environ["LOCAL_RANK"] = str(self._args[0])
+        super().run()
+
+
+def _read(way: str, folder: Path, file: str) -> ModuleType:
+    """Return a file as a module."""
+    import torch
+    import torch.testing._internal as wheel
+    import torch.testing._internal.common_distributed as common
+    import torch.testing._internal.common_utils as utils
+
+    wants: Any = common
+    if way == "device":
+        wants.TEST_CUDA = True
+        torch.cuda.device_count = lambda: 8
+        utils.TEST_CUDA = True
+        # By the name of another kind: PyTorch asks CUDA's own functions for more.
+        wants.TEST_XPU = True
+        torch.xpu.device_count = lambda: 8
+        torch.webgpu.device_count = lambda: 8
+        wants.DistTestCases.backend_feature["webgpu"] = {"gloo"}
+    wants.MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(_Rank)
+    home = Path(wheel.__file__).parent / "distributed" if file == OF_THE_WHEEL else folder
+    path = home / f"{file}.py"
+    sys.path[0:1] = [str(path.parent)]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    text = path.read_text()
+    if way == "device":
+        text = re.sub(r"(?<!use_)cuda(?!\.amp)", "webgpu", text)
+    exec(compile(text, path, "exec"), vars(module))
+    vars(module).pop("load_tests", None)
+    if file == OF_THE_WHEEL:
+        base, tests = module.TestDistBackend, module.DistributedTest._DistTestBase
+
+        def start(self: Any) -> None:
+            base.setUp(self)
+            self._spawn_processes()
+
+        module.TestGloo = type("TestGloo", (base, tests), {"setUp": start})  # type: ignore[attr-defined]
+        module.TestGloo.__module__ = module.__name__
+        del module.TestDistBackend
+    return module
+
+
+def _run(way: str, module: ModuleType, name: str) -> dict[str, Any]:
+    """Run one test, and tell the last lines of an error."""
+    import torch
+
+    if way == "device":
+        torch.set_default_device("webgpu")
+        name = name.replace("cuda", "webgpu")
+    result, start = unittest.TestResult(), time.monotonic()
+    unittest.defaultTestLoader.loadTestsFromName(name, module).run(result)
+    record: dict[str, Any] = {"seconds": round(time.monotonic() - start, 2)}
+    if bad := [*result.errors, *result.failures]:
+        lines = [line for line in bad[0][1].splitlines() if line.strip(" ^")]
+        told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
+        return {**record, "outcome": "failed", "message": "\n".join(told), "at": lines[-16:]}
+    reason = {"message": result.skipped[0][1]} if result.skipped else {}
+    return {**record, "outcome": "skipped" if result.skipped else "passed", **reason}
+
+
+def _forked(way: str, module: ModuleType, name: str) -> dict[str, Any]:
+    """Run one test in a process of its own, which has read everything."""
+    out, inner = os.pipe()
+    child = os.fork()
+    if not child:
+        os.setsid()
+        try:
+            answer = _run(way, module, name)
+        except BaseException:
+            answer = {"outcome": "failed", "message": traceback.format_exc()[-1500:]}
+        os.write(inner, json.dumps(answer).encode())
+        os._exit(0)
+    os.close(inner)
+    with os.fdopen(out, "rb") as file:
+        import select
+
+        text = file.read() if select.select([file], [], [], 1.5 * SECONDS)[0] else b""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, 9)
+    os.waitpid(child, 0)
+    return json.loads(text) if text else {"outcome": "died", "message": "it died, or hung"}
+
+
+def work() -> None:
+    """Answer tasks (way, file, test), a line each, until the input ends; the test "" asks for the names of a file's."""
+    way, folder, file = sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    del sys.argv[1:]
+    os.environ.update(SETTINGS)
+    prepare(way)
+    if way == "device":
+        importlib.import_module("webtorch.pytorch.library")
+        interrupt = importlib.import_module("webtorch.pytorch.interrupt")
+
+        # Nothing has used the device before a fork here.
+        os.register_at_fork(
+            after_in_child=lambda: vars(interrupt.flag).update(pressed=False, forked=False)
+        )
+    try:
+        module: ModuleType | None = _read(way, folder, file)
+        error = ""
+    except (Exception, SystemExit) as found:
+        module, error = None, f"{type(found).__name__}: {found}"
+    for line in sys.stdin:
+        test = json.loads(line)[2]
+        if module is None:
+            result: dict[str, Any] = {"outcome": "failed", "message": error}
+        elif test:
+            result = _forked(way, module, test)
+        else:
+            result = {"tests": names("", module)}
+        answers.write(json.dumps(result) + "\n")
+        answers.flush()
+
+
+def ask(way: str, folder: Path, file: str, tests: list[str]) -> dict[str, Any]:
+    """Run tests of a file; results that are kept are not made again."""
+    path = CACHE / "groups" / way / f"{file}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def finish(task: tuple[str, str, str], result: dict[str, Any], place: str) -> None:
+        if "died" in result:
+            result = {"outcome": "died", "message": result["died"]}
+        found[task[2]] = result
+        path.write_text(json.dumps(found, indent=1))
+
+    def start() -> Worker[tuple[str, str, str]]:
+        return Worker(
+            ("-m", "tests.upstream.groups", "--worker", way, str(folder), file), os.environ
+        )
+
+    work_off(
+        [(way, file, test) for test in tests if test not in found], 1, start, 3 * SECONDS, finish
+    )
+    return {test: found[test] for test in tests}
+
+
+def main() -> None:
+    """Run what was asked for, and tell what passes."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("."))
+    parser.add_argument("--only", default="", help="beginnings of file names, separated by commas")
+    parser.add_argument("--tests", default="", help="parts of names of tests, separated by commas")
+    parser.add_argument("--every", type=int, default=1, help="a sample: every so many tests")
+    parser.add_argument(
+        "--again", action="store_true", help="run what does not pass on the device again"
+    )
+    options = parser.parse_args()
+    folder, wanted = options.folder.resolve(), options.tests.split(",")
+    results: dict[str, dict[str, Any]] = {}
+    for file in [f for f in FILES if f.startswith(tuple(options.only.split(",")))]:
+        if file != OF_THE_WHEEL and not (folder / f"{file}.py").exists():
+            continue
+        listed = ask("pytorch", folder, file, [""])[""]
+        if "tests" not in listed:
+            print(f"{file}: PyTorch itself cannot read it: {listed['message']}")
+            continue
+        tests = [t for t in listed["tests"] if any(word in t for word in wanted)]
+        known = ask("pytorch", folder, file, tests[:: options.every])
+        passing = [test for test, result in known.items() if result["outcome"] == "passed"]
+        # Those that Gloo's CPU leaves out have nothing to be compared with.
+        cards = [
+            test
+            for test, result in known.items()
+            if result["outcome"] == "skipped" and re.search("(?i)cuda|gpu", result["message"])
+        ]
+        kept = CACHE / "groups" / "device" / f"{file}.json"
+        if options.again and kept.exists():
+            old = json.loads(kept.read_text())
+            kept.write_text(
+                json.dumps(
+                    {t: r for t, r in old.items() if r["outcome"] == "passed" or t not in tests}
+                )
+            )
+        for what, chosen in (("of the CPU's", passing), ("of cards'", cards)):
+            found = ask("device", folder, file, chosen)
+            results[f"{file} {what}"] = {"device": found}
+            count = Counter(result["outcome"] for result in found.values())
+            print(f"{file} {what}: {count['passed']} of {len(chosen)} {dict(count)}", flush=True)
+    for cause, where in causes(results, "device"):
+        print(f"{len(where):4} {cause}\n       {' '.join(where[:4])}")
+
+
+if __name__ == "__main__":
+    if "--worker" in sys.argv:
+        work()
+    else:
+        main()

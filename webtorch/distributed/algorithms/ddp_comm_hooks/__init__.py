@@ -1,0 +1,1 @@
+"""Hooks that DistributedDataParallel calls with each bucket of gradients. Floor 5."""

@@ -1,0 +1,517 @@
+"""Collectives and messages of tensors, with PyTorch's names. Floor 5.
+
+Each calls Gloo with the tensors' own memory on the CPU, or with copies of those on WebGPU. `async_op=True` returns
+a `Work`; what it writes is there after `work.wait()`.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from webtorch.distributed.engine import engine
+from webtorch.distributed.group import Exchange, ProcessGroup, Work
+from webtorch.distributed.reduction import ReduceOp
+from webtorch.distributed.world import Group, get_group_rank, member
+from webtorch.tensors.tensor import Tensor
+
+
+def _tensor(value: object, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{name}` of type torch.Tensor\n"
+            f"             but got {type(value)} instead."
+        )
+
+
+def _tensors(value: Any, name: str) -> None:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(x, Tensor) for x in value):
+        kinds = [type(x) for x in value] if isinstance(value, (list, tuple)) else None
+        raise TypeError(
+            f"Invalid function argument. Expected parameter `{name}` of type List[torch.Tensor]\n"
+            f"             but got {type(value)} with elements of type {kinds}."
+        )
+
+
+def _same_type(*tensors: Tensor) -> None:
+    for x in tensors[1:]:
+        if x.dtype is not tensors[0].dtype:
+            raise ValueError(
+                "Invalid usage of tensors with different dtypes"
+                f"Found {tensors[0].dtype} and  {x.dtype}"
+            )
+
+
+def _reduced(name: str, op: Any, x: Tensor) -> tuple[ReduceOp, Any]:
+    """Return the reduction, and Gloo's."""
+    chosen = ReduceOp(op)
+    if chosen is ReduceOp.PREMUL_SUM:
+        raise NotImplementedError(
+            f"{name}: Gloo has no PREMUL_SUM; multiply the tensor first and use ReduceOp.SUM"
+        )
+    if x.dtype.is_complex and chosen not in (ReduceOp.SUM, ReduceOp.AVG):
+        raise ValueError(f"{name} does not support {chosen.name} on complex tensors")
+    # Gloo has no mean: sums are divided when they are there.
+    kind = "SUM" if chosen is ReduceOp.AVG else chosen.name
+    return chosen, getattr(engine().c10d.ReduceOp, kind)
+
+
+def _root(root: int | None, group_root: int | None, group: ProcessGroup, name: str) -> int:
+    """Return the rank in the group of who sends, or collects."""
+    if group_root is not None:
+        if root is not None:
+            raise ValueError(f"Can't specify both group_{name} and {name}")
+        return group_root
+    if root is None:
+        raise ValueError(f"Must specify {name} or group_{name}")
+    return get_group_rank(group, root)
+
+
+def _options(name: str, **values: object) -> Any:
+    made = getattr(engine().c10d, name)()
+    for key, value in values.items():
+        setattr(made, key, value)
+    return made
+
+
+def _ended(work: Work, async_op: bool) -> Work | None:
+    if async_op:
+        return work
+    work.wait()
+    return None
+
+
+def all_reduce(
+    tensor: Tensor, op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Let the tensor of each process become the sum (or what `op` says) of all."""
+    _tensor(tensor, "tensor")
+    found = member(group, "all_reduce")
+    if found is None:
+        return None
+    chosen, kind = _reduced("all_reduce", op, tensor)
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        return gloo.allreduce([exchange.host(tensor)], _options("AllreduceOptions", reduceOp=kind))
+
+    return _ended(found.call("all_reduce", [tensor], [tensor], issue, chosen), async_op)
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[Tensor], op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
+) -> Any:
+    """Reduce several tensors, as `all_reduce` does one."""
+    _tensors(tensors, "tensor")
+    works = [w for x in tensors if (w := all_reduce(x, op, group, True)) is not None]
+    if async_op:
+        return works[-1] if works else None
+    for work in works:
+        work.wait()
+    return None
+
+
+def reduce(
+    tensor: Tensor,
+    dst: int | None = None,
+    op: Any = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Let the tensor of process `dst` become the sum (or what `op` says) of all."""
+    _tensor(tensor, "tensor")
+    found = member(group, "reduce")
+    if found is None:
+        return None
+    root = _root(dst, group_dst, found, "dst")
+    chosen, kind = _reduced("reduce", op, tensor)
+    mine = found.rank() == root
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        host = exchange.host(tensor, mine)
+        # What Gloo leaves in the others' memory is nobody's.
+        host = host if mine else host.clone()
+        return gloo.reduce([host], _options("ReduceOptions", reduceOp=kind, rootRank=root))
+
+    written = [tensor] if mine else []
+    return _ended(found.call("reduce", [tensor], written, issue, chosen), async_op)
+
+
+def broadcast(
+    tensor: Tensor,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Let the tensor of each process become that of process `src`."""
+    _tensor(tensor, "tensor")
+    found = member(group, "broadcast")
+    if found is None:
+        return None
+    root = _root(src, group_src, found, "src")
+    mine = found.rank() == root
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        host = exchange.host(tensor, not mine)
+        return gloo.broadcast([host], _options("BroadcastOptions", rootRank=root, rootTensor=0))
+
+    reads, written = ([tensor], []) if mine else ([], [tensor])
+    return _ended(found.call("broadcast", reads, written, issue), async_op)
+
+
+def all_gather(
+    tensor_list: Sequence[Tensor], tensor: Tensor, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Fill the list with the tensors of all processes."""
+    _tensors(tensor_list, "tensor_list")
+    _tensor(tensor, "tensor")
+    _same_type(*tensor_list, tensor)
+    found = member(group, "all_gather")
+    if found is None:
+        return None
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        given = exchange.host(tensor, False)
+        return gloo.allgather([[exchange.host(x) for x in tensor_list]], [given])
+
+    return _ended(found.call("all_gather", [tensor], tensor_list, issue), async_op)
+
+
+def all_gather_into_tensor(
+    output_tensor: Tensor, input_tensor: Tensor, group: Group = None, async_op: bool = False
+) -> Work | None:
+    """Join the tensors of all processes along the first dim, or stack them, as the output's shape says."""
+    _tensor(input_tensor, "input_tensor")
+    _tensor(output_tensor, "output_tensor")
+    _same_type(output_tensor, input_tensor)
+    found = member(group, "all_gather_into_tensor")
+    if found is None:
+        return None
+    if output_tensor.numel() != input_tensor.numel() * found.size():
+        raise ValueError("output tensor size must be equal to world_size times input tensor size")
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        given = exchange.host(input_tensor, False)
+        out = exchange.host(output_tensor)
+        parts = list(out.view(-1).chunk(found.size()))
+        return gloo.allgather([parts], [given.view(-1)])
+
+    return _ended(
+        found.call("all_gather_into_tensor", [input_tensor], [output_tensor], issue), async_op
+    )
+
+
+all_gather_single = all_gather_into_tensor
+
+
+def gather(
+    tensor: Tensor,
+    gather_list: Sequence[Tensor] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Fill the list of process `dst` with the tensors of all."""
+    _tensor(tensor, "tensor")
+    if gather_list:
+        _tensors(gather_list, "gather_list")
+    lists = list(gather_list or [])
+    _same_type(tensor, *lists)
+    found = member(group, "gather")
+    if found is None:
+        return None
+    root = _root(0 if dst is None and group_dst is None else dst, group_dst, found, "dst")
+    if found.rank() == root and not lists:
+        raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
+    if found.rank() != root and lists:
+        raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        given = exchange.host(tensor, False)
+        out = [[exchange.host(x) for x in lists]] if lists else []
+        return gloo.gather(out, [given], _options("GatherOptions", rootRank=root))
+
+    return _ended(found.call("gather", [tensor], lists, issue), async_op)
+
+
+def scatter(
+    tensor: Tensor,
+    scatter_list: Sequence[Tensor] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Let the tensor of each process become its entry of the list of process `src`."""
+    _tensor(tensor, "tensor")
+    if scatter_list:
+        _tensors(scatter_list, "scatter_list")
+    lists = list(scatter_list or [])
+    _same_type(tensor, *lists)
+    found = member(group, "scatter")
+    if found is None:
+        return None
+    root = _root(0 if src is None and group_src is None else src, group_src, found, "src")
+    if found.rank() == root and not lists:
+        raise ValueError("Argument ``scatter_list`` must be specified on source rank.")
+    if found.rank() != root and lists:
+        raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        given = [[exchange.host(x, False) for x in lists]] if lists else []
+        out = exchange.host(tensor)
+        return gloo.scatter([out], given, _options("ScatterOptions", rootRank=root))
+
+    return _ended(found.call("scatter", lists, [tensor], issue), async_op)
+
+
+def reduce_scatter(
+    output: Tensor,
+    input_list: Sequence[Tensor],
+    op: Any = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Let the output of each process become the sum (or what `op` says) of all processes' entries for it."""
+    _tensor(output, "output")
+    _tensors(input_list, "input_list")
+    _same_type(output, *input_list)
+    found = member(group, "reduce_scatter")
+    if found is None:
+        return None
+    chosen, kind = _reduced("reduce_scatter", op, output)
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        given = [exchange.host(x, False) for x in input_list]
+        out = exchange.host(output)
+        return gloo.reduce_scatter([out], [given], _options("ReduceScatterOptions", reduceOp=kind))
+
+    return _ended(found.call("reduce_scatter", input_list, [output], issue, chosen), async_op)
+
+
+def reduce_scatter_tensor(
+    output: Tensor,
+    input: Tensor,
+    op: Any = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Let the output of each process become the sum (or what `op` says) of all processes' parts for it."""
+    _tensor(output, "output")
+    _tensor(input, "input")
+    _same_type(output, input)
+    found = member(group, "reduce_scatter_tensor")
+    if found is None:
+        return None
+    if input.numel() != output.numel() * found.size():
+        raise ValueError("input tensor must be the same size as output size times world size")
+    chosen, kind = _reduced("reduce_scatter_tensor", op, output)
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        given = list(exchange.host(input, False).view(-1).chunk(found.size()))
+        out = exchange.host(output).view(-1)
+        return gloo.reduce_scatter([out], [given], _options("ReduceScatterOptions", reduceOp=kind))
+
+    return _ended(found.call("reduce_scatter_tensor", [input], [output], issue, chosen), async_op)
+
+
+reduce_scatter_single = reduce_scatter_tensor
+
+
+def all_to_all(
+    output_tensor_list: Sequence[Tensor],
+    input_tensor_list: Sequence[Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send entry i to process i, and fill the output with what processes sent here."""
+    _tensors(output_tensor_list, "output_tensor_list")
+    _tensors(input_tensor_list, "input_tensor_list")
+    _same_type(*output_tensor_list, *input_tensor_list)
+    found = member(group, "all_to_all")
+    if found is None:
+        return None
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        given = [exchange.host(x, False) for x in input_tensor_list]
+        return gloo.alltoall([exchange.host(x) for x in output_tensor_list], given)
+
+    work = found.call("all_to_all", input_tensor_list, output_tensor_list, issue)
+    return _ended(work, async_op)
+
+
+def all_to_all_single(
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send part i of the input's first dim to process i, and join what processes sent here."""
+    _tensor(output, "output")
+    _tensor(input, "input")
+    _same_type(output, input)
+    found = member(group, "all_to_all_single")
+    if found is None:
+        return None
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        given = exchange.host(input, False)
+        out = exchange.host(output)
+        return gloo.alltoall_base(
+            out, given, list(output_split_sizes or []), list(input_split_sizes or [])
+        )
+
+    return _ended(found.call("all_to_all_single", [input], [output], issue), async_op)
+
+
+def isend(
+    tensor: Tensor,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Begin to send a tensor to one process."""
+    _tensor(tensor, "tensor")
+    found = member(group, "isend")
+    if found is None:
+        return None
+    to = _root(dst, group_dst, found, "dst")
+    if to == found.rank():
+        raise ValueError(
+            "Invalid destination rank: destination rank should not be the same as the rank of the current process."
+        )
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        return gloo.send([exchange.host(tensor, False)], to, tag)
+
+    return found.call("isend", [tensor], [], issue, is_message=True)
+
+
+def irecv(
+    tensor: Tensor,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work | None:
+    """Begin to receive a tensor from one process; from any without `src`."""
+    _tensor(tensor, "tensor")
+    found = member(group, "irecv")
+    if found is None:
+        return None
+    of = None if src is None and group_src is None else _root(src, group_src, found, "src")
+
+    def issue(gloo: Any, exchange: Exchange) -> Any:
+        host = [exchange.host(tensor)]
+        return gloo.recv_anysource(host, tag) if of is None else gloo.recv(host, of, tag)
+
+    return found.call("irecv", [], [tensor], issue, is_message=True)
+
+
+def send(
+    tensor: Tensor,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> None:
+    """Send a tensor to one process."""
+    work = isend(tensor, dst, group, tag, group_dst)
+    if work is not None:
+        work.wait()
+
+
+def recv(
+    tensor: Tensor,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> int:
+    """Receive a tensor from one process, from any without `src`, and return whose it is."""
+    found = member(group, "recv")
+    work = irecv(tensor, src, group, tag, group_src)
+    if work is None or found is None:
+        return -1
+    work.wait()
+    if src is not None:
+        return src
+    return found.ranks[work.source_rank() if group_src is None else group_src]
+
+
+class P2POp:
+    """A message for `batch_isend_irecv`: `isend` or `irecv`, its tensor and the other process."""
+
+    def __init__(
+        self,
+        op: Callable[..., Work | None],
+        tensor: Tensor,
+        peer: int | None = None,
+        group: Group = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        """Hold the message."""
+        if op not in (isend, irecv):
+            raise ValueError(
+                "Invalid ``op``. Expected ``op`` to be of type ``torch.distributed.isend`` or "
+                "``torch.distributed.irecv``."
+            )
+        _tensor(tensor, "tensor")
+        self.op, self.tensor, self.peer, self.group = op, tensor, peer, group
+        self.tag, self.group_peer = tag, group_peer
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.op.__name__} peer={self.peer}, {tuple(self.tensor.shape)}, {self.tensor.dtype})"
+
+
+def batch_isend_irecv(p2p_op_list: Any) -> list[Work]:
+    """Begin all messages, and return their works."""
+    if (
+        not isinstance(p2p_op_list, list)
+        or not p2p_op_list
+        or not all(isinstance(p, P2POp) for p in p2p_op_list)
+    ):
+        raise ValueError(
+            "Invalid ``p2p_op_list``. Each op is expected to to be of type ``torch.distributed.P2POp``."
+        )
+    found = [p.op(p.tensor, p.peer, p.group, p.tag, p.group_peer) for p in p2p_op_list]
+    return [work for work in found if work is not None]
+
+
+def barrier(
+    group: Group = None, async_op: bool = False, device_ids: Sequence[int] | None = None
+) -> Work | None:
+    """Wait until all processes of the group are here."""
+    found = member(group, "barrier")
+    if found is None:
+        return None
+    work = found.call("barrier", [], [], lambda gloo, _: gloo.barrier(_options("BarrierOptions")))
+    return _ended(work, async_op)
+
+
+def monitored_barrier(
+    group: Group = None, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """Wait until all processes are here. Raises RuntimeError on process 0 with those that have not come in time."""
+    found = member(group, "monitored_barrier")
+    if found is not None:
+        found.settled()
+        found.gloo().monitored_barrier(
+            found.timeout if timeout is None else timeout, wait_all_ranks
+        )
+
+
+@contextmanager
+def _coalescing_manager(
+    group: Group = None, device: object = None, async_ops: bool = False
+) -> Iterator[Any]:
+    """Call collectives together; each goes on its way at once."""
+    yield None

@@ -1,0 +1,1 @@
+"""`torch.distributed.elastic`: what programs that torchrun starts import of it. Floor 5."""

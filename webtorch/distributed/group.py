@@ -1,0 +1,377 @@
+"""Process groups, and the works that their collectives return. Floor 5.
+
+A tensor on the CPU is given to Gloo as it lies: Gloo reads and writes its memory. One on WebGPU is read first, which
+its group's thread waits for, so that the caller goes on; `wait()` writes back what has come.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future as Pending
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from webtorch.dispatch.call import refuse_scripts, settle_scripts
+from webtorch.distributed.engine import engine
+from webtorch.distributed.reduction import ReduceOp
+from webtorch.futures import Future
+from webtorch.ir import dtype as dtypes
+from webtorch.ops import primitive
+from webtorch.tensors.arrays import see
+from webtorch.tensors.creation import from_contents
+from webtorch.tensors.host import reads, tracing
+from webtorch.tensors.modes import no_grad
+from webtorch.tensors.storage import writes
+from webtorch.tensors.tensor import Tensor
+
+# Types that Gloo adds up in another one: those of 16 bits would be rounded at each step.
+_SUMMED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "uint8", "int16": "int32"}
+# Types that Gloo does not move; their bytes it does.
+_MOVED_AS_BYTES = frozenset(("bool", "int16", "uint16", "uint32", "uint64"))
+
+
+class Exchange:
+    """The tensors of one call as Gloo takes them, and what is to be done with those that it writes.
+
+    `reduction`: what happens to their values; None where bytes are moved.
+    """
+
+    def __init__(self, title: str, size: int, reduction: ReduceOp | None = None) -> None:
+        self.title, self.size, self.reduction = title, size, reduction
+        # What is written back when the work is done: in this thread, and in the one that waits.
+        self._after: list[Callable[[], None]] = []
+        self._written: list[tuple[Tensor, Any]] = []
+        # Tensors that are on their way to the host.
+        self._arriving: dict[int, Any] = {}
+
+    def begin(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
+        """Compute what is read, and begin to read what is not in the host's memory; return whether all is there."""
+        settle_scripts("tensors are sent to other processes")
+        refuse_scripts("tensors are sent to other processes")
+        if tracing.active:
+            # The function that is captured runs as usual from here on.
+            with reads.are_needed():
+                for runtime in {x._storage.runtime for x in (*given, *written)}:
+                    runtime.realize()
+            tracing.refuse("it sends tensors to other processes, which a program cannot")
+        for x in (*given, *written):
+            _check(self.title, x)
+        for x in written:
+            if writes.guard is not None:
+                writes.guard(x._storage)
+            x._counter.version += 1
+        for x in given:
+            if not x.is_cpu and x.numel() and id(x) not in self._arriving:
+                values = x.detach()
+                self._arriving[id(x)] = (
+                    values._pairs() if values.dtype.is_complex else values
+                )._arriving()
+        return all(x.is_cpu for x in (*given, *written))
+
+    def host(self, x: Tensor, is_written: bool = True) -> Any:
+        """Return what stands for a tensor: its own memory, or a copy of its values."""
+        torch = engine().torch
+        found = _view(x) if x.is_cpu else self._copy(x)
+        given = found
+        if x.dtype.is_complex:
+            given = torch.view_as_real(given)
+        elif self.reduction is not None:
+            given = given.to(getattr(torch, _SUMMED_AS.get(x.dtype.name, x.dtype.name)))
+        elif x.dtype.name in _MOVED_AS_BYTES:
+            # The first dim may be what is split.
+            given = given.reshape(given.shape[0] if given.dim() else 1, -1).contiguous()
+            given = given.view(torch.uint8)
+        given = given.contiguous()
+        if is_written:
+            self._after.append(functools.partial(self._settle, found, given))
+            if not x.is_cpu:
+                self._written.append((x, found))
+        return given
+
+    def _copy(self, x: Tensor) -> Any:
+        torch = engine().torch
+        coming = self._arriving.get(id(x))
+        shape, kind = tuple(x.shape), getattr(torch, x.dtype.name)
+        if coming is None:
+            return torch.empty(shape, dtype=kind)
+        import asyncio
+
+        contents = bytearray(asyncio.run(_arrive(coming)))
+        return torch.frombuffer(contents, dtype=kind, count=x.numel()).reshape(shape)
+
+    def _settle(self, found: Any, given: Any) -> None:
+        """Bring what came to the memory that it belongs to."""
+        torch = engine().torch
+        if self.reduction is ReduceOp.AVG:
+            mode = None if given.is_floating_point() else "trunc"
+            given.copy_(given.div(self.size, rounding_mode=mode))
+        if given.data_ptr() == found.data_ptr():
+            return
+        if found.is_complex():
+            given = torch.view_as_complex(given)
+        elif self.reduction is None and given.dtype is not found.dtype:
+            given = given.view(found.dtype)
+        found.copy_(given.reshape(found.shape))
+
+    def settle(self) -> None:
+        """Bring all that came to where it belongs in the host's memory."""
+        for after in self._after:
+            after()
+        self._after.clear()
+
+    def finish(self) -> None:
+        """Write what came to the device."""
+        with no_grad():
+            for x, found in self._written:
+                primitive.write(x.detach(), _uploaded(found, x))
+        self._written.clear()
+
+
+async def _arrive(coming: Any) -> Any:
+    return await coming
+
+
+def _view(x: Tensor) -> Any:
+    """Return a tensor of PyTorch's on the memory of one of ours."""
+    torch, x = engine().torch, x.detach()
+    if not x.numel():
+        return torch.empty(tuple(x.shape), dtype=getattr(torch, x.dtype.name))
+    if x.dtype is dtypes.bfloat16:
+        flat = torch.from_numpy(x._storage.lend().view("int16")).view(torch.bfloat16)
+        return flat.as_strided(tuple(x._shape), tuple(x._strides), x._offset)
+    return torch.from_numpy(see(x))
+
+
+def _uploaded(found: Any, like: Tensor) -> Tensor:
+    """Return what PyTorch's tensor holds where ours is."""
+    contents = found.contiguous().reshape(-1).view(engine().torch.uint8).numpy()
+    return from_contents(memoryview(contents), like._shape, like.dtype, like._storage.runtime)
+
+
+def _check(title: str, x: Tensor) -> None:
+    if x.is_meta:
+        raise RuntimeError(f"{title}: a tensor on the device 'meta' has no values to send")
+    if "strided" not in str(x.layout):
+        raise RuntimeError(f"{title}: tensors must be dense; convert it first with to_dense()")
+    if x._levels:
+        raise RuntimeError(f"{title}: there is no rule for vmap: call it outside")
+
+
+class Work:
+    """A collective that is under way."""
+
+    def __init__(self, exchange: Exchange, result: Sequence[Tensor], group: ProcessGroup) -> None:
+        self._exchange: Exchange | None = exchange
+        self._title = exchange.title
+        self._result, self._group = list(result), group
+        self._gloo: Any = None
+        self._pending: Pending[None] | None = None
+        self._error: RuntimeError | None = None
+        self._future: Future[list[Tensor]] | None = None
+        self._source = -1
+
+    def _start(self, issue: Callable[[Exchange], Any], here: bool) -> None:
+        """Give Gloo the call, now or when the group's thread comes to it."""
+        exchange = self._exchange
+        assert exchange is not None
+        if here:
+            self._gloo = issue(exchange)
+            return
+
+        def run() -> None:
+            work = issue(exchange)
+            work.wait()
+            exchange.settle()
+
+        self._pending = self._group._in_order(run)
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> bool:
+        """Wait until it is done. Raises RuntimeError with the collective, its tensors and the rank where it failed."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            try:
+                if self._pending is not None:
+                    self._pending.result(None if timeout is None else timeout.total_seconds())
+                else:
+                    _wait(self._gloo, timeout)
+                    exchange.settle()
+                    self._source = _source(self._gloo)
+                exchange.finish()
+            except Exception as error:
+                self._error = RuntimeError(f"{self._title}: {error}")
+                self._error.__cause__ = error
+            self._pending = self._gloo = None
+            self._complete()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _complete(self) -> None:
+        future = self._future
+        if future is not None and not future._done:
+            if self._error is not None:
+                future.set_exception(self._error)
+            else:
+                future.set_result(self._result)
+
+    def is_completed(self) -> bool:
+        """Whether it is done, or has failed."""
+        if self._exchange is None:
+            return True
+        done = self._pending.done() if self._pending is not None else self._gloo.is_completed()
+        if done:
+            self._ended()
+        return bool(done)
+
+    def _ended(self) -> None:
+        try:
+            self.wait()
+        except RuntimeError:
+            # Kept: whoever waits gets it.
+            return
+
+    def is_success(self) -> bool:
+        """Whether it is done."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        """Return its error, if there is one by now."""
+        self.is_completed()
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        """Return what it has written."""
+        self.wait()
+        return self._result
+
+    def synchronize(self) -> None:
+        """Wait until it is done."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Return the rank in the group whose message it was."""
+        self.wait()
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """Return a future of what it writes."""
+        if self._future is None:
+            future: Future[list[Tensor]] = Future()
+            self._future = future
+
+            def comes(wait: bool) -> bool:
+                if wait:
+                    self._ended()
+                return self.is_completed()
+
+            future._comes = comes
+            if self._exchange is None:
+                self._complete()
+        return self._future
+
+
+def _wait(gloo: Any, timeout: datetime.timedelta | None) -> None:
+    if timeout is None:
+        gloo.wait()
+    else:
+        gloo.wait(timeout)
+
+
+def _source(gloo: Any) -> int:
+    try:
+        return int(gloo._source_rank())
+    except RuntimeError:
+        # It is no message that came.
+        return -1
+
+
+class ProcessGroup:
+    """Processes that call collectives together: PyTorch's Gloo between them."""
+
+    def __init__(
+        self, store: Any, ranks: Sequence[int], rank: int, name: str, timeout: datetime.timedelta
+    ) -> None:
+        """Connect the processes of global `ranks`; `rank` is this one's number among them."""
+        self.ranks, self._rank, self.group_name, self.timeout = list(ranks), rank, name, timeout
+        self.store = store
+        self._gloo: Any = engine().c10d.ProcessGroupGloo(store, rank, len(self.ranks), timeout)
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: Pending[None] | None = None
+        self.bound_device_id: object = None
+        self.group_desc = "undefined"
+
+    def rank(self) -> int:
+        """Return this process's number in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """Return the number of processes."""
+        return len(self.ranks)
+
+    def name(self) -> str:
+        """Return "gloo"."""
+        return "gloo"
+
+    def __repr__(self) -> str:
+        return f"<ProcessGroup {self.group_name!r}: rank {self._rank} of {self.size()}, gloo>"
+
+    def gloo(self) -> Any:
+        """Return Gloo's group. Raises RuntimeError after `destroy_process_group`."""
+        if self._gloo is None:
+            raise RuntimeError(f"the process group {self.group_name!r} was destroyed")
+        return self._gloo
+
+    def _in_order(self, run: Callable[[], None]) -> Pending[None]:
+        """Let the group's thread call `run` after what came before."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"webtorch-{self.group_name}")
+        self._last = self._thread.submit(run)
+        return self._last
+
+    def settled(self) -> None:
+        """Wait until Gloo has been given all calls so far, so that processes agree on their order."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.exception()
+
+    def call(
+        self,
+        name: str,
+        given: Sequence[Tensor],
+        written: Sequence[Tensor],
+        issue: Callable[[Any, Exchange], Any],
+        reduction: ReduceOp | None = None,
+        is_message: bool = False,
+    ) -> Work:
+        """Begin a collective: `issue(gloo, exchange)` gives it to Gloo and returns Gloo's work."""
+        gloo = self.gloo()
+        exchange = Exchange(self.title(name, [*given, *written]), self.size(), reduction)
+        with no_grad():
+            there = exchange.begin(given, written)
+        work = Work(exchange, written or given, self)
+        if there:
+            self.settled()
+        try:
+            work._start(lambda found: issue(gloo, found), there or is_message)
+        except RuntimeError as error:
+            raise RuntimeError(f"{exchange.title}: {error}") from error
+        return work
+
+    def title(self, name: str, tensors: Sequence[Tensor]) -> str:
+        """Return what a call is, for errors."""
+        given = list({id(x): x for x in tensors}.values())
+        what = ", ".join([f"{x.dtype} {tuple(x.shape)}" for x in given[:3]])
+        more = f" and {len(given) - 3} more" if len(given) > 3 else ""
+        of = f" of {what}{more}" if given else ""
+        return f"{name}{of} on rank {self._rank} of {self.size()} (group {self.group_name!r})"
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self.settled()
+        if self._thread is not None:
+            self._thread.shutdown(wait=True)
+        self._gloo = self._thread = None

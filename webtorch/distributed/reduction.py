@@ -1,0 +1,23 @@
+"""`ReduceOp`: what is done with the values of all processes. Floor 5."""
+
+from __future__ import annotations
+
+import enum
+
+
+class ReduceOp(enum.IntEnum):
+    """What a reduction over processes does."""
+
+    SUM = 0
+    AVG = 1
+    PRODUCT = 2
+    MIN = 3
+    MAX = 4
+    BAND = 5
+    BOR = 6
+    BXOR = 7
+    PREMUL_SUM = 8
+
+
+# Its older name.
+reduce_op = ReduceOp
