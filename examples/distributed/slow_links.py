@@ -223,7 +223,8 @@ def lead(options: argparse.Namespace) -> None:
             inside = there
             if well:
                 break
-    if any([running[n].wait() for n in inside]):
+    codes = [running[n].wait() for n in inside]
+    if any(codes):
         raise SystemExit("a worker has failed")
 
 
