@@ -452,3 +452,41 @@ def test_no_mode_no_difference() -> None:
     with log_of(webtorch):
         assert active.count == before + 1
     assert active.count == before
+
+
+def test_gradients_of_wrapped_tensors_are_linear_where_pytorchs_are() -> None:
+    """What an operator is linear in has no part in its gradient."""
+
+    class Wrapped(webtorch.Tensor):
+        inner: Any
+
+        @staticmethod
+        def __new__(cls, inner: Any) -> Any:
+            made = webtorch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+            made.inner = inner
+            return made
+
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            def bare(x: Any) -> Any:
+                return x.inner if isinstance(x, cls) else x
+
+            found = func(
+                *webtorch.utils._pytree.tree_map(bare, args),
+                **webtorch.utils._pytree.tree_map(bare, kwargs or {}),
+            )
+            return cls(found) if isinstance(found, webtorch.Tensor) else found
+
+    x = Wrapped(webtorch.arange(3.0)).requires_grad_()
+    functions = (
+        lambda x: (3 * x).sum(),
+        lambda x: x.clone().reshape(-1)[1],
+        lambda x: (x * x).sum(),
+    )
+    for f, wanted, depends in zip(
+        functions, ([3.0] * 3, [0.0, 1.0, 0.0], [0.0, 2.0, 4.0]), (0, 0, 1), strict=True
+    ):
+        (g,) = webtorch.autograd.grad(f(x), x, create_graph=True)
+        assert (g.inner.tolist(), g.requires_grad) == (wanted, bool(depends))

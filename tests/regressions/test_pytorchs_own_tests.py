@@ -571,3 +571,31 @@ def test_writes_to_places_that_elements_share(name: str) -> None:
         return x.tolist(), [str(w.message)[:60] for w in found][-1:]
 
     assert run(webtorch) == run(torch)
+
+
+@BOTH
+def test_functions_of_the_graph(lib: Any) -> None:
+    x = lib.rand(3, 3).requires_grad_()
+    spread, mean = lib.var_mean(x, dim=0)
+    assert spread.grad_fn is mean.grad_fn
+    mean.grad_fn.register_prehook(lambda grads: tuple(2 * g for g in grads))
+    order: list[str] = []
+    a, b = spread + 1, mean + 2
+    for name, y in (("a", a), ("b", b)):
+        y.register_hook(lambda _, name=name: order.append(name))
+    a.grad_fn._set_sequence_nr(b.grad_fn._sequence_nr() + 1)
+    (a + b).sum().backward()
+    assert order == ["a", "b"]
+    (other,) = lib.autograd.grad(sum(y.sum() for y in lib.var_mean(x, dim=0)), x)
+    assert lib.allclose(x.grad, 2 * other)
+
+
+@BOTH
+def test_hooks_after_a_gradient_was_added_see_it(lib: Any) -> None:
+    x = lib.ones(3).requires_grad_()
+    x.register_hook(lambda g: g * 2)
+    x.register_post_accumulate_grad_hook(lambda x: x.grad.__setitem__(slice(None), 1.5))
+    end = x.view_as(x).grad_fn.next_functions[0][0]
+    end.register_hook(lambda _, grads: setattr(x, "grad", grads[0] * 10))
+    x.sum().backward()
+    assert x.grad.tolist() == [15.0] * 3

@@ -540,7 +540,7 @@ def pulled_back(
 ) -> None:
     """Give results of an operator, of which somebody else has computed the values, their gradient function."""
     entry = TABLE.get(operator._opname)
-    if operator._opname == "detach" or (entry is not None and entry.factory):
+    if operator._opname == "detach" or (entry and (entry.factory or entry.family == "creation")):
         return
     tensors = list(_tensors((args, kwargs)))
     needs = [x.requires_grad and x.dtype.has_gradient for x in tensors]

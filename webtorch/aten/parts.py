@@ -758,6 +758,19 @@ def _mv_backward(needs: Any, g: Any, _out: object, a: Any, v: Any) -> object:
     return outer, aten.mv(aten.t(a), g) if needs[1] else None
 
 
+def _mul_backward(needs: Any, g: Any, _out: object, x: Any, y: Any) -> tuple[Any, ...]:
+    """What the operands give each other, which a number has no part in."""
+
+    def to(operand: Any, other: Any) -> object:
+        is_complex = isinstance(other, complex) or getattr(other, "is_complex", bool)()
+        factor = aten.conj(other) if is_complex and isinstance(other, Tensor) else other
+        factor = factor.conjugate() if isinstance(factor, complex) else factor
+        return _summed(aten.mul(g, factor), operand._shape)
+
+    pairs = [(a, b) for a, b in ((x, y), (y, x)) if isinstance(a, Tensor)]
+    return tuple([to(a, b) if need else None for need, (a, b) in zip(needs, pairs, strict=True)])
+
+
 def _needs(needs: Sequence[bool], *given: object) -> list[bool]:
     """Return which of three optional tensors need a gradient, of which those that there are have one of `needs`."""
     rest = iter(needs)
@@ -838,6 +851,9 @@ def _permuted_back(
 for _name in ("view", "_unsafe_view", "reshape", "squeeze"):
     BACKWARD[f"aten.{_name}.default"] = lambda _n, g, _out, x, *_: aten.reshape(g, list(x.shape))
 BACKWARD.update({
+    "aten.clone.default": lambda _n, g, _out, _x, **_: g,
+    "aten.sum.default": lambda _n, g, _out, x, **_: aten.expand(g, list(x.shape)),
+    "aten.mul.Tensor": _mul_backward,
     "aten.t.default": lambda _n, g, _out, _x: aten.t(g),
     "aten.transpose.int": lambda _n, g, _out, _x, *dims: aten.transpose(g, *dims),
     "aten.permute.default": _permuted_back,

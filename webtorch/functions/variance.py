@@ -32,6 +32,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.purity import warn
 from webtorch.ops.record import (
+    ANEW,
     WHOLE,
     composite,
 )
@@ -170,6 +171,8 @@ def std(
     samples=_SPREADS,
     autocast=WHOLE,
     gradient_name="VarMeanBackward0",
+    vjp=ANEW,
+    outputs=2,
 )
 def var_mean(
     input: Tensor,
@@ -191,6 +194,8 @@ def var_mean(
     samples=_SPREADS,
     autocast=WHOLE,
     gradient_name="StdMeanBackward0",
+    vjp=ANEW,
+    outputs=2,
 )
 def std_mean(
     input: Tensor,

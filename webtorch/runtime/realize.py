@@ -105,6 +105,18 @@ class Divided:
     times: dict[int, int] = field(default_factory=dict)
 
 
+def _only(pending: Sequence[weakref.ref[Owner]]) -> weakref.ref[Owner] | None:
+    """Return the last reference to the one owner that is alive; None where there are several, or none."""
+    only: weakref.ref[Owner] | None = None
+    for reference in pending:
+        if reference() is not None:
+            # There is one reference to an owner, however often it is made.
+            if only is not None and only is not reference:
+                return None
+            only = reference
+    return only
+
+
 def _most() -> int:
     """Return how many nodes a graph of one value has at most that is looked at as it stands: larger ones may be steps
     of a script, and while one is learned or followed all may be.
@@ -311,6 +323,8 @@ class Runtime:
         lock = self.lock
         lock.acquire()
         try:
+            if not self.pending and not self.apart:
+                return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
             if few and recording is None and not self.lent and self._launch():
                 return
@@ -331,19 +345,15 @@ class Runtime:
         """Compute the one value that is wanted by the program that is known for others of its form. Return whether
         there is one: what is read at once pays for no more than this.
         """
-        owner: Owner | None = None
-        count = 0
-        for reference in self.pending:
-            found = reference()
-            count += 1
-            if found is not None:
-                if owner is not None and found is not owner:
-                    return self._launch_results()
-                owner, wanted = found, reference
-        if owner is None or self.debug or watch.before is not None:
-            return False
+        pending = self.pending
+        count = len(pending)
+        wanted = pending[0] if count == 1 else _only(pending[:count])
+        owner = None if wanted is None else wanted()
+        if wanted is None or owner is None or self.debug or watch.before is not None:
+            return self._launch_results()
+        running = self.running
         # Whoever gives the owner another value from here on sees that it must be computed, too.
-        self.running += 1
+        self.running = running + 1
         try:
             node = owner.node
             form = node.form
@@ -356,18 +366,17 @@ class Runtime:
             given = node.srcs
             for s in given:
                 if s.kind != "buffer":
+                    seen = glance((owner,), _most())
+                    if seen is None:
+                        return False
+                    key, inputs, args, _ = seen
+                    buffers = [n.buffer for n in inputs]
+                    looked = self.glances.get(key)
+                    known = looked if type(looked) is Known else None
                     break
                 buffers.append(s.buffer)
-            places = len(given)
-            if len(buffers) < places:
-                seen = glance((owner,), _most())
-                if seen is None:
-                    return False
-                key, inputs, args, _ = seen
-                buffers = [n.buffer for n in inputs]
-                looked = self.glances.get(key)
-                known = looked if type(looked) is Known else None
             else:
+                places = len(buffers)
                 if places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places):
                     key = key, tuple([given.index(s) for s in given])
                 if form.picks and node.line is not None:
@@ -384,17 +393,30 @@ class Runtime:
             if known.args is not None:
                 args = known.numbers(args)
             self.settled[id(owner)] = wanted
-            del self.pending[:count]
+            # Nobody else takes from the list meanwhile, and what others add comes last.
+            del pending[:count]
             try:
                 node.become_buffer(executable.run(buffers, args)[0])
             except BaseException as error:
                 if not isinstance(error, Exception):
                     # Stopped before it ran: the result is still wanted.
-                    self.pending.insert(0, wanted)
+                    pending.insert(0, wanted)
                 raise
         finally:
-            self.running -= 1
-        self._launched(known, executable)
+            self.running = running
+        # As `_launched` does, without a frame.
+        counters, family = self.counters, known.family
+        counters.realized += 1
+        counters.hits += 1
+        self.churn.hits += 1
+        if family is not None:
+            family.in_a_row = 0
+        if (
+            active.count
+            or len(self.settled) > self.most_settled
+            or len(self.programs) > _MAX_PROGRAMS // 2
+        ):
+            self._tidy(executable)
         return True
 
     def _launch_results(self) -> bool:
@@ -443,14 +465,14 @@ class Runtime:
 
     def _launched(self, known: Known, executable: Executable) -> None:
         """Count a run of a program that was known."""
-        counters, family = self.counters, known.family
+        self.counters.realized += 1
+        self._count(executable, known.family)
+        self._tidy(executable)
+
+    def _tidy(self, executable: Executable) -> None:
+        """After a run of a known program, tell who listens, and drop what is known of the dead."""
         if len(self.programs) > _MAX_PROGRAMS // 2:
             self.used.add(id(executable))
-        counters.realized += 1
-        counters.hits += 1
-        self.churn.hits += 1
-        if family is not None:
-            family.in_a_row = 0
         if len(self.settled) > self.most_settled:
             self._forget_dead()
         if active.count and listener is not None:
@@ -902,9 +924,8 @@ def _plain(number: Scalar) -> Scalar:
 class Listener(Protocol):
     """Who is told of what is computed."""
 
-    @property
-    def fewest(self) -> int:
-        """How many nodes a graph has, at least, that it wants to know of while it looks at no calls."""
+    # How many nodes a graph has, at least, that it wants to know of while it looks at no calls.
+    fewest: int
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed: by one program, or otherwise (None)."""

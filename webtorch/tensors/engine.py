@@ -371,11 +371,15 @@ class Backward:
         if found is None:
             return
         if variable._requires_grad:
+            fresh = variable.grad is None and not self.create_graph
             _accumulate(variable, found, self.create_graph)
             hooks = variable._post_accumulate or {}
             for key, hook in list(hooks.items()):
                 if (yield Turn(hook, (variable,), hooks, key)) is not None:
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+            # The first one is the leaf's gradient itself, which hooks may have written.
+            if fresh and variable.grad is not None:
+                found = variable.grad
         _after(end, (), [found])
 
 

@@ -233,6 +233,15 @@ class GradFn:
         """Return the name, such as "MulBackward0"."""
         return self.title
 
+    def _sequence_nr(self) -> int:
+        """Return the number by which functions that wait are ordered: the largest runs first."""
+        return self.sequence
+
+    def _set_sequence_nr(self, number: int) -> None:
+        """Order this function anew among those that wait."""
+        self._changes("orders a function anew")
+        self.sequence = number
+
     @property
     def _input_metadata(self) -> list[Meta | None]:
         """What the cotangents are like that come here."""
