@@ -478,29 +478,30 @@ def is_plain() -> bool:
     )
 
 
-def whole(overload: OpOverload, function: Kernel) -> Kernel:
+def whole(overload: OpOverload, function: Kernel, recorded: Kernel | None = None) -> Kernel:
     """Return the kernel of an operator that PyTorch makes of others above its gradient: one operation where no
-    gradient is recorded and nobody sees what it is made of.
+    gradient is recorded and nobody sees what it is made of. `recorded` takes its place where a gradient is.
     """
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     compose = functools.partial(overload._op_dk, composite)
-    one = structured(overload, function, compose)
+    one, differentiated = structured(overload, function, compose), recorded or compose
 
     def kernel(*args: object, **kwargs: object) -> Any:
         """Run the operator."""
         if not is_plain():
             return compose(*args, **kwargs)
-        recorded = torch.is_grad_enabled()
+        records, run = torch.is_grad_enabled(), one
         for x in tensors_of(args):
             if (
                 type(x) not in _PLAIN
-                or (recorded and x.requires_grad)
                 or x.layout is not torch.strided
                 or x.is_complex()
                 or x.is_neg()
             ):
                 return compose(*args, **kwargs)
-        return one(*args, **kwargs)
+            if records and x.requires_grad:
+                run = differentiated
+        return run(*args, **kwargs)
 
     return kernel
 

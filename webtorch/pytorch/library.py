@@ -33,6 +33,7 @@ from webtorch.pytorch import (
 )
 from webtorch.pytorch import batchnorm as batchnorm  # declares itself
 from webtorch.pytorch import own as own  # declares itself
+from webtorch.pytorch import products as products  # declares itself
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
 from webtorch.pytorch.device import CPU, empty, empty_strided, untyped_storage
 from webtorch.pytorch.kernels import (
@@ -145,7 +146,8 @@ def _register_own(library: torch.library.Library) -> None:
         # So that Module.to keeps its Parameters: tied weights stay tied, and optimizers made before it stay valid.
         library.impl("_has_compatible_shallow_copy_type", hide(lambda a, b: True), key)
         for name, kernel in COMPOSITIONS.items():
-            library.impl(name, kernel, key)
+            if key != "PrivateUse1" or name not in KERNELS:
+                library.impl(name, kernel, key)
         for name, decomposition in RECURRENT.items():
             library.impl(name, recurrent_layer(decomposition), key)
         for name in ("lstm", "gru"):
