@@ -27,6 +27,7 @@ def runtime(device: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(found, "churn", Churn(f"Programs on {device}", "Pad."))
     monkeypatch.setattr(found, "programs", OrderedDict())
     monkeypatch.setattr(found, "divided", {})
+    monkeypatch.setattr(found, "parted", {})
     # While NumPy sees values, as other tests' arrays do, nothing is cut.
     monkeypatch.setattr(found, "lent", [])
     return found
@@ -160,6 +161,8 @@ def test_what_fails_between_parts_loses_nothing(
     monkeypatch.setattr(runtime, "_run_frozen", fail)
 
     def train(failing: bool) -> list[Any]:
+        # As parts that have not run before.
+        runtime.parted.clear()
         webtorch.manual_seed(0)
         model = webtorch.nn.Sequential(*[webtorch.nn.Linear(6, 6) for _ in range(6)]).to(device)
         optimizer = webtorch.optim.AdamW(model.parameters(), lr=1e-2)

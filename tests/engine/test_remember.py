@@ -465,3 +465,27 @@ def test_views_at_a_place_of_the_storage() -> None:
 def test_copies_of_views_are_row_major(call: Callable[[Any, Any], Any]) -> None:
     ours, theirs = (call(t, t.arange(24.0).reshape(4, 6)) for t in (webtorch, torch))
     assert (ours.tolist(), ours.stride()) == (theirs.tolist(), theirs.stride())
+
+
+def test_calls_of_one_tensor_in_order_are_told_apart(again: list[int]) -> None:
+    """What is written out for a tensor alone, or with an integer, finds what the long way keeps, and nothing else."""
+    data = np.arange(12, dtype=np.float32).reshape(3, 4)
+    calls: list[Call] = [
+        lambda t: t.sum(0),
+        lambda t: t.sum(1),
+        lambda t: t.sum(),
+        lambda t: t.t().contiguous().sum(0),
+        lambda t: t[1:].sum(0),
+        lambda t: t.clone().requires_grad_().sum(0).detach(),
+        lambda t: t.softmax(0),
+        lambda t: t.to(t.dtype).cumsum(1),
+    ]
+    for turn in range(5):
+        for call in calls:
+            want = call(torch.from_numpy(data + turn))
+            np.testing.assert_allclose(call(webtorch.tensor(data + turn)).numpy(), want, rtol=1e-6)
+        lrn = [L.nn.functional.local_response_norm(x[None], 2) for L, x in (
+            (torch, torch.from_numpy(data + turn)), (webtorch, webtorch.tensor(data + turn))
+        )]  # fmt: skip
+        np.testing.assert_allclose(lrn[1].numpy(), lrn[0], rtol=1e-6)
+    assert len(again) > 10

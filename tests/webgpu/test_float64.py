@@ -113,6 +113,11 @@ CALLS: dict[str, Callable[..., Any]] = {
     "erf": lambda lib, x, y: lib.erf(x),
     "angles": lambda lib, x, y: lib.stack([lib.atan(x * 3), lib.asin(x.cos()), lib.acos(x.cos())]),
     "hyperbolic": lambda lib, x, y: lib.stack([x.sinh(), (x * 20).cosh(), lib.exp2(x * 9)]),
+    "erfc": lambda lib, x, y: lib.special.erfc(x * 9),
+    "inverses": lambda lib, x, y: lib.stack(
+        [lib.asinh(x * 1e9), lib.acosh(x.abs() + 1), lib.atanh(x / 4)]
+    ),
+    "angle": lambda lib, x, y: lib.atan2(x, y),
     "powers": lambda lib, x, y: (
         x ** lib.tensor([-19.0, 3.0, 0.0, 0.5, 2.0], dtype=lib.float64, device=x.device)
     ),
@@ -121,12 +126,36 @@ CALLS: dict[str, Callable[..., Any]] = {
     "views": lambda lib, x, y: lib.where(x < y, x.T.reshape(7, 5), y)[
         lib.tensor([1, 4], device=x.device)
     ],
+    "order": lambda lib, x, y: lib.cat(
+        [
+            x.sort(0).values[2],
+            x.flatten().topk(4).values,
+            y.median(0).values,
+            x.argsort(1)[0].double(),
+        ]
+    ),
+    "added at places": lambda lib, x, y: lib.stack(
+        [
+            x.index_add(0, lib.tensor([1, 6, 1, 1, 0, 6, 1], device=x.device), y),
+            x.scatter_reduce(0, y.argsort(0) % 3, y, "amax"),
+        ]
+    ),
     "complex": lambda lib, x, y: lib.view_as_real(lib.complex(x, y) * lib.complex(y, x)),
 }
 
 
 # A software adapter compiles these for seconds.
-SLOW = ("log and tanh", "log1p", "positions", "erf", "angles", "hyperbolic", "powers")
+SLOW = (
+    "log and tanh",
+    "log1p",
+    "positions",
+    "erf",
+    "angles",
+    "hyperbolic",
+    "powers",
+    "erfc",
+    "inverses",
+)
 
 
 @pytest.mark.parametrize(
@@ -152,10 +181,42 @@ def test_gradients_are_pytorchs() -> None:
 
 def test_what_has_no_form_is_refused() -> None:
     x = webtorch.ones(3, dtype=float64, device="webgpu")
-    with pytest.raises(DTypeError, match="no WGSL form"):
-        webtorch.special.erfc(x).tolist()
     with pytest.raises(DTypeError, match="computes no float64"):
-        x.sort().values.tolist()
+        webtorch.linalg.qr(x[:, None]).R.tolist()
+
+
+# Small matrices, of which a workgroup has one, and blocks of columns.
+@pytest.mark.parametrize("n", [5, pytest.param(90, marks=pytest.mark.long)])
+def test_gaussian_processes(n: int) -> None:
+    def run(lib: Any, device: str) -> list[Any]:
+        x = lib.linspace(0, 1, n, dtype=lib.float64).to(device)
+        a = (1 / (1 + 9 * (x[:, None] - x) ** 2) + 0.1 * lib.eye(n, device=device)).requires_grad_()
+        factor = lib.linalg.cholesky(a)
+        weights = lib.cholesky_solve(x[:, None], factor)
+        (weights * weights).sum().backward()
+        return [v.detach().cpu().numpy() for v in (factor, weights, a.grad)]
+
+    for found, expected in zip(run(webtorch, "webgpu"), run(torch, "cpu"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
+    with pytest.raises(webtorch.linalg.LinAlgError, match="order 1 is not positive"):
+        webtorch.linalg.cholesky(-webtorch.eye(n, dtype=float64, device="webgpu")).tolist()
+
+
+def test_ties_and_nan_are_in_pytorchs_order() -> None:
+    values = np.array([*SPECIAL, 1 + 2.0**-52, 1 + 2.0**-51, 1.0, np.nan, -1 - 2.0**-52])
+    x, y = webtorch.tensor(values, device="webgpu"), torch.tensor(values)
+    for descending in (False, True):
+        found = webtorch.argsort(x, descending=descending, stable=True)
+        assert found.tolist() == torch.argsort(y, descending=descending, stable=True).tolist()
+
+
+def test_gradients_of_rows_that_are_chosen_twice() -> None:
+    def grad(lib: Any, device: str) -> Any:
+        x = lib.linspace(-1, 1, 5, dtype=lib.float64).to(device).requires_grad_()
+        (x[lib.tensor([1, 1, 4], device=device)] ** 3).sum().backward()
+        return x.grad.cpu().numpy()
+
+    np.testing.assert_array_equal(grad(webtorch, "webgpu"), grad(torch, "cpu"))
 
 
 def test_few_elements_need_no_option(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,23 @@ def _linear_backward(
     return gx, gw, op.sum(rows, 0) if mask[2] else None
 
 
+@aten("matmul_backward")
+def _matmul_backward(
+    g: Tensor, x: Tensor, y: Tensor, mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Of operands of two dims or more."""
+    x_shape = x._shape
+    gx = op.matmul(g, y.transpose(-2, -1)) if mask[0] else None
+    if y.ndim == 2 and x.ndim > 2 and mask[1]:
+        # One product of all rows, in the place of a sum of products.
+        x, g = x.reshape(-1, x._shape[-1]), g.reshape(-1, g._shape[-1])
+    gy = op.matmul(x.transpose(-2, -1), g) if mask[1] else None
+    return (
+        None if gx is None else gx.sum_to_size(x_shape),
+        None if gy is None else gy.sum_to_size(y._shape),
+    )
+
+
 @aten("_int_mm")
 def _int_mm(x: Tensor, y: Tensor) -> Tensor:
     return op.mm(cast_to(x, int32), cast_to(y, int32))

@@ -13,7 +13,7 @@ from webtorch.errors import ShapeError
 from webtorch.functions import gather_scatter, indexing, joining, movement, pointwise, slicing
 from webtorch.functions.check import dynamic
 from webtorch.functions.reduce import one_of_all
-from webtorch.ir.dtype import bool_, int64
+from webtorch.ir.dtype import bool_, float64, int64
 from webtorch.ir.view import normalize_dim, numel
 from webtorch.ops import comparison, elementwise
 from webtorch.ops.layout import of_first, row_major
@@ -21,6 +21,7 @@ from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.record import BOOL, Autocast, composite, over_dims, return_type
+from webtorch.runtime.backend import FEW
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import taken_over, waited_for
 
@@ -65,6 +66,19 @@ class Nanmedian(NamedTuple):
     indices: Tensor
 
 
+def _by_rank(x: Tensor, descending: bool, first: int, count: int) -> Tensor:
+    """Return `sort_places` of float64 on WebGPU, whose keys of two words it cannot sort: each is compared with all."""
+    other, mine = x[:, None], x[:, :, None]
+    if descending:
+        other, mine = mine, other
+    less = (other < mine) | (comparison.isnan(mine) & ~comparison.isnan(other))
+    more = (mine < other) | (comparison.isnan(other) & ~comparison.isnan(mine))
+    place = iota(x._shape[1], 0, 1, int64, x.device)
+    before = pointwise.where(place < place[:, None], ~more, less)
+    rank = reduce_dims(cast_to(before, int64), "sum", (2,))
+    return sort_places(movement.reshape(rank, x._shape), False, first, count)
+
+
 def _order(
     x: Tensor, dim: int, descending: bool, first: int = 0, count: int | None = None
 ) -> Tensor:
@@ -77,7 +91,9 @@ def _order(
     x = x.detach()
     moved = movement.movedim(x, dim, -1)
     rows = movement.reshape(moved, (x.numel() // n, n))
-    found = sort_places(rows, descending, first, count)
+    compares = x.dtype is float64 and x._storage.runtime.kind == "webgpu" and n <= FEW
+    by = _by_rank if compares else sort_places
+    found = by(rows, descending, first, count)
     found = movement.reshape(found, (*moved._shape[:-1], count))
     return movement.contiguous(movement.movedim(found, -1, dim))
 

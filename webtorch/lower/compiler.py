@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from webtorch.ir.garbage import not_collecting
 from webtorch.ir.graph import Graph
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
@@ -24,21 +23,9 @@ def compile_graph(
     The graph's "buffer" nodes are the program's inputs, in order; its outputs are the graph's
     outputs, in order.
     """
-    with _not_collecting():
+    with not_collecting():
         graph.verify()
         return plan_program(run_passes(graph, limits, watch), limits)
-
-
-@contextlib.contextmanager
-def _not_collecting() -> Iterator[None]:
-    """Make no collections: a large graph's nodes would be looked through again and again."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def compile_within(
@@ -48,7 +35,7 @@ def compile_within(
     it takes: what does not fit is computed again instead of kept. It may take more where nothing is
     left to compute again.
     """
-    with _not_collecting():
+    with not_collecting():
         graph.verify()
         passed = run_passes(graph, limits)
         return fit_budget(passed, budget, lambda g: plan_program(g, limits), peak)

@@ -30,7 +30,7 @@ from webtorch.lower.wgsl_shader import (
     fold_grid,
     group_number,
 )
-from webtorch.lower.wgsl_writer import VECTOR_POINTS, KernelWriter, Scope, rounded_by_store
+from webtorch.lower.wgsl_writer import TAKERS, VECTOR_POINTS, KernelWriter, Scope, rounded_by_store
 
 
 def render_kernel(kernel: Kernel, limits: Limits, engine: Engine) -> list[WgslPass]:
@@ -148,7 +148,7 @@ def _draft(kernel: Kernel, limits: Limits, wanted: int = 0, vectors: bool = True
     kernel = _flat(kernel)
     writer = KernelWriter(kernel, limits)
     count = kernel.outer_count
-    if vectors:
+    if vectors and not writer.in_turn:
         writer.choose_lanes(count)
     else:
         writer.choose_slots()
@@ -156,6 +156,14 @@ def _draft(kernel: Kernel, limits: Limits, wanted: int = 0, vectors: bool = True
     top = writer.top
     body = top.lines
     across = None if wanted else _transposed_dim(writer)
+    if writer.in_turn:
+        size = min(64, limits.max_workgroup_invocations)
+        grid = fold_grid(TAKERS // size, limits)
+        body.append(f"let own = {group_number(grid)} * {size}u + lid;")
+        body.append(f"for (var i = 0; i < {count}; i = i + 1) {{")
+        write_points(writer)
+        body.append("}")
+        return Draft(writer, body, [], size, grid, has_status=bool(kernel.checks))
     if across is not None:
         size, grid = 256, _write_square(writer, across, body)
     else:

@@ -47,6 +47,8 @@ from webtorch.lower.wgsl_table import (
 )
 
 _INT32 = integer_limits(int32)
+# Invocations that share the elements which a kernel adds to in turn.
+TAKERS = 256
 # Below this many points, parallelism is worth more than four-element loads.
 VECTOR_POINTS = 1 << 15
 
@@ -130,6 +132,14 @@ class KernelWriter:
         self.fast_inner = bool(kernel.reduces)
         self.fast_count = kernel.inner_count if self.fast_inner else kernel.outer_count
         self.slots: dict[int, Slot] = {}
+        # Whether each invocation adds to elements of its own: there are no atomic words of 64 bits.
+        self.in_turn = any(
+            s.combine != "set" and kernel.buffers[s.buffer].dtype is float64 for s in kernel.stores
+        )
+        if self.in_turn and kernel.reduces:
+            raise DTypeError(
+                "float64: WebGPU adds sums to several places at once in 32 bits only. Use float32, or device='cpu'"
+            )
         # Functions that the body may call, by name.
         self.functions: dict[str, list[str]] = {}
         self.top = Scope()
@@ -349,11 +359,7 @@ class KernelWriter:
             return declared
         declared.native_f16 = slot.dtype is float16
         if combines:
-            if slot.dtype is float64:
-                raise DTypeError(
-                    "float64: WebGPU adds to several places at once in 32 bits only. Use float32, or device='cpu'"
-                )
-            declared.atomic = True
+            declared.atomic = not self.in_turn
             return declared
         if (
             self.lanes == 4
@@ -768,6 +774,8 @@ class KernelWriter:
         position = self.named(self.value(store.position, scope), scope.lines)
         value = self.named(value, scope.lines)
         tests = [guard] if guard else []
+        if store.combine != "set" and self.in_turn:
+            tests.append(f"u32({position}) % {TAKERS}u == own")
         if store.valid is not None:
             tests.append(self.value(store.valid, scope))
         if not self.in_range(store.position, slot.slot.elements):
@@ -782,6 +790,8 @@ class KernelWriter:
         dtype = slot.slot.dtype
         kind = wgsl_type(dtype)
         if not slot.atomic:
+            if how != "set":
+                value = combine(how, kind, f"{slot.name}[{position}]", value)
             stored = f"f16({value})" if slot.native_f16 else value
             if slot.width == 4:
                 return [f"{slot.name}[{position} >> 2u][{position} & 3] = {stored};"]

@@ -590,6 +590,7 @@ fn wt_f64_mod(a: wt_f64, b: wt_f64) -> wt_f64 {
 fn wt_f64_atan(x: wt_f64) -> wt_f64 {{
   if (wt_f64_isnan(x)) {{ return x; }}
   var t = wt_f64_abs(x);
+  if (wt_f64_lt(t, {literal(2.0**-27)})) {{ return x; }}
   let beyond = wt_f64_lt({_ONE}, t);
   if (beyond) {{ t = wt_f64_div({_ONE}, t); }}
   for (var i = 0; i < 2; i = i + 1) {{
@@ -618,6 +619,66 @@ fn wt_f64_erf(x: wt_f64) -> wt_f64 {{
   }}
   let factor = wt_f64_mul(wt_f64_exp(wt_f64_neg(square)), {literal(2 / math.sqrt(math.pi))});
   return wt_f64_mul(x, wt_f64_mul(factor, y));
+}}
+""",
+    # Beyond a half a continued fraction, from its end; what x * x rounds off has an exponential of its own.
+    "wt_f64_erfc": f"""
+fn wt_f64_erfc(x: wt_f64) -> wt_f64 {{
+  if (wt_f64_isnan(x)) {{ return x; }}
+  if (wt_f64_lt(x, {_HALF})) {{ return wt_f64_sub({_ONE}, wt_f64_erf(x)); }}
+  if (wt_f64_lt({literal(28.0)}, x)) {{ return wt_f64(0u, 0u); }}
+  let high = wt_f64(0u, x.y);
+  let rest = wt_f64_mul(wt_f64_sub(x, high), wt_f64_add(x, high));
+  var y = x;
+  for (var n = 20u + wt_f64_to_u32(wt_f64_div({literal(200.0)}, wt_f64_mul(x, x))); n > 0u; n = n - 1u) {{
+    y = wt_f64_add(x, wt_f64_div(wt_f64_mul(wt_f64_from_u32(n), {_HALF}), y));
+  }}
+  let size = wt_f64_exp(wt_f64_neg(wt_f64_mul(high, high)));
+  let density = wt_f64_mul(size, wt_f64_exp(wt_f64_neg(rest)));
+  return wt_f64_mul(density, wt_f64_div({literal(1 / math.sqrt(math.pi))}, y));
+}}
+""",
+    "wt_f64_atan2": f"""
+fn wt_f64_atan2(y: wt_f64, x: wt_f64) -> wt_f64 {{
+  if (wt_f64_isnan(x) || wt_f64_isnan(y)) {{ return {_NAN}; }}
+  var t = {_ONE};
+  if (!(wt_f64_isinf(x) && wt_f64_isinf(y))) {{ t = wt_f64_div(wt_f64_abs(y), wt_f64_abs(x)); }}
+  if (wt_f64_iszero(y)) {{ t = wt_f64(0u, 0u); }}
+  t = wt_f64_atan(t);
+  if (x.y >= 0x80000000u) {{ t = wt_f64_sub({literal(math.pi)}, t); }}
+  return wt_f64_copysign(t, y);
+}}
+""",
+    # Where 1 no longer counts beside x * x, the logarithm of 2 x.
+    "wt_f64_asinh": f"""
+fn wt_f64_asinh(x: wt_f64) -> wt_f64 {{
+  let size = wt_f64_abs(x);
+  let square = wt_f64_mul(size, size);
+  let root = wt_f64_sqrt(wt_f64_add({_ONE}, square));
+  let large = wt_f64_lt({literal(2.0**28)}, size);
+  let more = wt_f64_add(size, wt_f64_div(square, wt_f64_add({_ONE}, root)));
+  var y = wt_f64_log1p(select(more, wt_f64_sub(size, {_ONE}), large));
+  if (large) {{ y = wt_f64_add(y, {literal(math.log(2))}); }}
+  return wt_f64_copysign(y, x);
+}}
+""",
+    "wt_f64_acosh": f"""
+fn wt_f64_acosh(x: wt_f64) -> wt_f64 {{
+  let t = wt_f64_sub(x, {_ONE});
+  if (t.y >= 0x80000000u) {{ return {_NAN}; }}
+  let root = wt_f64_sqrt(wt_f64_mul(t, wt_f64_add(t, {literal(2.0)})));
+  let large = wt_f64_lt({literal(2.0**28)}, x);
+  let y = wt_f64_log1p(select(wt_f64_add(t, root), t, large));
+  if (large) {{ return wt_f64_add(y, {literal(math.log(2))}); }}
+  return y;
+}}
+""",
+    "wt_f64_atanh": f"""
+fn wt_f64_atanh(x: wt_f64) -> wt_f64 {{
+  let size = wt_f64_abs(x);
+  let twice = wt_f64_add(size, size);
+  let y = wt_f64_log1p(wt_f64_div(twice, wt_f64_sub({_ONE}, size)));
+  return wt_f64_copysign(wt_f64_mul(y, {_HALF}), x);
 }}
 """,
     "wt_f64_asin": f"""

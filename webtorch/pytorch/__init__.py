@@ -18,6 +18,7 @@ wide       float64 and complex128, which the CPU engine computes
 kernels    how a meaning becomes a PyTorch kernel
 known      calls of known kinds: one look-up instead of the meaning
 foreach    operations on lists of tensors
+products   matmul and einsum whose gradient is recorded
 own        kernels with a form of their own: memory, creation
 compositions  operators that are written with others of PyTorch
 optimizer  fused optimizers, and Adam as users write it

@@ -9,9 +9,11 @@ the group's sends what has arrived and writes what comes back, in the order of t
 from __future__ import annotations
 
 import collections
-import functools
+import contextlib
+import math
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
 from webtorch.pytorch import interrupt
-from webtorch.pytorch.copying import begin_download
+from webtorch.pytorch.copying import begin_download, host_tensor, overwrite
 from webtorch_autoload.device import NAME, hide, libraries
 
 # Messages from one process to another, which Gloo tells apart by their tags: they keep no order with collectives.
@@ -94,18 +96,56 @@ class _Operator:
         return {**self.defaults, **dict(zip(self.arguments, args)), **options}
 
 
+# A sum of this size is cut into parts, which travel side by side.
+_PART = 1 << 20
+_MOST_PARTS = 8
+# Bytes of the host's memory that a group keeps for the next tensors: new memory costs a page fault for every 4 KiB.
+_KEPT = 512 << 20
+
+
+class _HostMemory:
+    """Memory of the host that tensors are read into, kept for the next of their size."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor."""
+        size = math.prod(shape) * dtype.itemsize
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                self._size -= size
+                return free.pop().view(dtype).view(shape)
+        return host_tensor((size,), torch.uint8).view(dtype).view(shape)
+
+    def keep(self, x: torch.Tensor) -> None:
+        """Take back a tensor that nobody uses any more."""
+        size = x.numel() * x.element_size()
+        with self._lock:
+            if size and self._size + size <= _KEPT:
+                self._size += size
+                self._free.setdefault(size, []).append(x.view(-1).view(torch.uint8))
+
+
 class _Lane:
     """What a process group has for its tensors on the device: a connection of their own, since the group's own
-    collectives on the CPU do not wait for them, and threads that keep the order of the calls.
+    collectives on the CPU do not wait for them, and threads that keep the order of the calls: while one collective is
+    written to the device, the next is sent, and those after it are read.
     """
 
     def __init__(self, group: c10d.ProcessGroup) -> None:
         self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
-        self.collectives, self.messages = (
+        self.memory = _HostMemory()
+        self.collectives, self.results, self.messages = (
             ThreadPoolExecutor(1, thread_name_prefix=f"webtorch-{kind}-{self.name}")
-            for kind in ("collectives", "messages")
+            for kind in ("collectives", "results", "messages")
         )
         self._connection: c10d.ProcessGroup | None = None
+        self._store: c10d.Store | None = None
+        self._failed = False
 
     def connection(self, group: c10d.ProcessGroup) -> c10d.ProcessGroup:
         """Return the group for collectives of the device, made at the first one: all ranks take part in that."""
@@ -113,9 +153,14 @@ class _Lane:
             _, store = distributed_c10d._world.pg_map.get(group, (None, None))
             if store is None:
                 return group
-            store = c10d.PrefixStore(NAME, store)
-            options = group._get_backend(torch.device("cpu")).options
-            gloo = c10d.ProcessGroupGloo(store, self.rank, self.size, timeout=options._timeout)
+            self._store = store = c10d.PrefixStore(NAME, store)
+            kind: Any = c10d.ProcessGroupGloo
+            options = kind._Options()
+            options._timeout = group._get_backend(torch.device("cpu")).options._timeout
+            # The same number on all ranks: each is a connection to every other.
+            options._threads = ways = max(1, min(_MOST_PARTS, 128 // self.size))
+            options._devices = [kind.create_default_device() for _ in range(ways)]
+            gloo = kind(store, self.rank, self.size, options)
             kind = c10d.ProcessGroup.BackendType.GLOO
             made = c10d.ProcessGroup(store, self.rank, self.size)
             made._set_default_backend(kind)
@@ -123,10 +168,46 @@ class _Lane:
             self._connection = made
         return self._connection
 
+    def silent(self, group: c10d.ProcessGroup) -> str:
+        """Return in words which ranks do not say within a moment that a collective has failed for them too, once."""
+        store, missing = self._store, [rank for rank in range(self.size) if rank != self.rank]
+        if store is None or self._failed:
+            return ""
+        self._failed = True
+
+        def ask() -> None:
+            nonlocal missing
+            store.set(f"failed {self.rank}", "")
+            while missing:
+                missing = [rank for rank in missing if not store.check([f"failed {rank}"])]
+                time.sleep(_MOMENT / 10)
+
+        # A store whose process is gone does not answer.
+        thread = threading.Thread(target=_quietly, args=(ask,), daemon=True)
+        thread.start()
+        thread.join(_MOMENT)
+        if not missing:
+            return ""
+        ranks = torch.distributed.get_process_group_ranks(group)
+        named = ", ".join([str(ranks[rank]) for rank in missing])
+        return (
+            f"No word from rank {named}: it has ended, hangs, or has not come to this collective. "
+        )
+
     def __del__(self) -> None:
         """Let the threads end."""
         self.collectives.shutdown(wait=False)
+        self.results.shutdown(wait=False)
         self.messages.shutdown(wait=False)
+
+
+# Seconds that ranks have to tell each other of a failure.
+_MOMENT = 0.5
+
+
+def _quietly(function: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        function()
 
 
 _lanes: weakref.WeakKeyDictionary[c10d.ProcessGroup, _Lane] = weakref.WeakKeyDictionary()
@@ -161,13 +242,21 @@ class _Call:
                 f"{self.title()}: Gloo has no PREMUL_SUM, and PyTorch tells only NCCL its factor; multiply the tensor "
                 "first and use ReduceOp.SUM"
             )
+        # What it has of the host's memory until it is done.
+        self._taken: list[torch.Tensor] = []
         # By the tensor on the device: what gives its values here. Of a sparse one they are read at once.
         self.arriving = {
-            id(x): begin_download(x) if x.layout is torch.strided else x.detach().cpu
+            id(x): begin_download(x, self.memory) if x.layout is torch.strided else x.detach().cpu
             for name in self.reads
             for x in tree_leaves(args[name])
             if x.device.type == NAME
         }
+
+    def memory(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor on the host, for this call."""
+        made = self.lane.memory.take(shape, dtype)
+        self._taken.append(made)
+        return made
 
     def title(self) -> str:
         """Return what the call is, for errors."""
@@ -186,9 +275,10 @@ class _Call:
         if x.device.type != NAME:
             return x
         read = self.arriving.get(id(x))
-        host = torch.empty(x.shape, dtype=x.dtype) if read is None else read()
+        host = self.memory(x.shape, x.dtype) if read is None else read()
         if self.reduction is not None:
-            host = host.to(_SUMMED_AS.get(x.dtype, x.dtype))
+            if x.dtype in _SUMMED_AS:
+                host = self.memory(x.shape, _SUMMED_AS[x.dtype]).copy_(host)
         elif x.dtype not in _MOVED:
             # Bytes are moved as bytes; the first dim may be what is split.
             host = host.reshape(x.shape[0] if x.dim() else 1, -1).view(torch.uint8)
@@ -207,10 +297,10 @@ class _Call:
             )
         if self.reduction is None and host.dtype is not x.dtype:
             host = host.view(x.dtype)
-        x.copy_(host.reshape(x.shape))
+        overwrite(x, host.reshape(x.shape))
 
-    def issue(self, group: c10d.ProcessGroup) -> tuple[Any, dict[int, torch.Tensor]]:
-        """Give Gloo the call, and return its work and the tensors in the host's memory, by those on the device."""
+    def issue(self, group: c10d.ProcessGroup) -> tuple[list[Any], dict[int, torch.Tensor]]:
+        """Give Gloo the call, and return its works and the tensors in the host's memory, by those on the device."""
         host: dict[int, torch.Tensor] = {}
 
         def stand_in(x: torch.Tensor) -> torch.Tensor:
@@ -223,21 +313,34 @@ class _Call:
             args[name] = tree_map(stand_in, args[name])
         if self.reduction == "AVG":
             args["reduce_op"] = torch.classes.c10d.ReduceOp()
-        found = self.operator.overload(*[args[name] for name in self.operator.arguments])
-        return c10d.Work.unbox(found[-1] if type(found) is tuple else found), host
+        calls = [args]
+        if self.operator.name == "allreduce_" and len(args["tensors"]) == 1:
+            calls = [{**args, "tensors": [part]} for part in _parts(args["tensors"][0])]
+        works = []
+        for each in calls:
+            found = self.operator.overload(*[each[name] for name in self.operator.arguments])
+            works.append(c10d.Work.unbox(found[-1] if type(found) is tuple else found))
+        return works, host
 
-    def settle(self, work: Any, host: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+    def settle(self, works: Sequence[Any], host: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """Wait for what Gloo does, write what came, and return what was written."""
-        work.wait()
+        for work in works:
+            work.wait()
         with torch.no_grad():
             for name in self.writes:
                 for x in tree_leaves(self.args[name]):
                     self.to_device(x, host[id(x)])
+        while self._taken:
+            self.lane.memory.keep(self._taken.pop())
         return self.written()
 
-    def run(self) -> list[torch.Tensor]:
-        """Do all of a collective."""
-        return self.settle(*self.issue(self.lane.connection(self.group)))
+
+def _parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the parts of a dense tensor on the host that are summed up by themselves."""
+    if x.layout is not torch.strided or not x.is_contiguous():
+        return [x]
+    count = min(_MOST_PARTS, x.numel() * x.element_size() // _PART)
+    return x.view(-1).chunk(count) if count > 1 else [x]
 
 
 class _Work(c10d.Work):
@@ -257,18 +360,50 @@ class _Work(c10d.Work):
             for key in [key for key, work in _open.items() if work.is_completed()]:
                 _open.pop(key, None)
 
-    def start(self, thread: ThreadPoolExecutor, run: Callable[[], list[torch.Tensor]]) -> None:
-        """Let a thread do it, after those before it."""
-        thread.submit(self._do, run)
+    def start(self) -> None:
+        """Let the threads of its group do it, after those before it."""
+        assert self._call is not None
+        thread = self._call.lane.collectives
+        if torch.autograd._profiler_enabled():
+            # Gloo tells the profiler of the thread that gives it the call.
+            thread.submit(int).result()
+            self._issue()
+        else:
+            thread.submit(self._issue)
 
-    def _do(self, run: Callable[[], list[torch.Tensor]]) -> None:
-        call, self._call = self._call, None
+    def _issue(self) -> None:
+        call = self._call
         assert call is not None
         try:
-            self._found = run()
+            issued = call.issue(call.lane.connection(call.group))
         except Exception as error:
-            self._error = RuntimeError(f"{call.title()}: {error}")
-            self._error.__cause__ = error
+            self._fail(error)
+        else:
+            call.lane.results.submit(self._settle, *issued)
+
+    def _settle(self, works: Sequence[Any], host: dict[int, torch.Tensor]) -> None:
+        assert self._call is not None
+        try:
+            self._found = self._call.settle(works, host)
+            self._note(works)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._finish()
+
+    def _note(self, works: Sequence[Any]) -> None:
+        """Keep what Gloo's works tell beside the tensors."""
+
+    def _fail(self, error: Exception) -> None:
+        assert self._call is not None
+        call = self._call
+        silent = call.lane.silent(call.group) if "transport" in str(error) else ""
+        self._error = RuntimeError(f"{call.title()}: {silent}{error}")
+        self._error.__cause__ = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self._call = None
         # What waits for it may call and await other collectives.
         _followers.submit(self._end.set_result, None)
 
@@ -327,15 +462,13 @@ class _Message(_Work):
 
     source = -1
 
-    def start_waiting(self, call: _Call, work: Any, host: dict[int, torch.Tensor]) -> None:
+    def start_waiting(self, works: Sequence[Any], host: dict[int, torch.Tensor]) -> None:
         """Let a thread wait for it."""
+        assert self._call is not None
+        self._call.lane.messages.submit(self._settle, works, host)
 
-        def run() -> list[torch.Tensor]:
-            found = call.settle(work, host)
-            self.source = int(work._source_rank())
-            return found
-
-        self.start(call.lane.messages, run)
+    def _note(self, works: Sequence[Any]) -> None:
+        self.source = int(works[0]._source_rank())
 
     def _source_rank(self) -> int:
         self.wait()
@@ -389,20 +522,15 @@ def _kernel(operator: _Operator) -> Callable[..., Any]:
         interrupt.check()
         _teach_sharding()
         call = _Call(operator, operator.bind(args, options))
-        lane = call.lane
         if operator.name not in _MESSAGES:
             work: Any = _Work(call)
-            run = call.run
-            if torch.autograd._profiler_enabled():
-                # Gloo tells the profiler of the thread that gives it the call, after those before it.
-                lane.collectives.submit(int).result()
-                run = functools.partial(call.settle, *call.issue(lane.connection(call.group)))
-            work.start(lane.collectives, run)
+            work.start()
         else:
-            work, host = call.issue(call.group)
+            issued, host = call.issue(call.group)
+            work = issued[0]
             if call.writes:
-                issued, work = work, _Message(call)
-                work.start_waiting(call, issued, host)
+                work = _Message(call)
+                work.start_waiting(issued, host)
         return (
             (call.args[operator.writes[0]], work.boxed())
             if operator.gives_tensors

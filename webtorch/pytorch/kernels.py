@@ -462,6 +462,27 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
     return kernel
 
 
+def numbered(overload: OpOverload, function: Kernel) -> Kernel:
+    """Return the kernel of a functional form that PyTorch makes of the out= form, and that is given numbers in the
+    place of tensors, which that does not take.
+    """
+    usual = structured(overload, function)
+    of_numbers = functional(overload._name.removeprefix("aten::"), function)
+    places = [n for n, a in enumerate(overload._schema.arguments) if str(a.type) == "Tensor"]
+
+    def kernel(*args: object, **kwargs: object) -> Any:
+        """Run the operator."""
+        for n in places:
+            if type(args[n]) in _NUMBERS:
+                return of_numbers(*args, **kwargs)
+        return usual(*args, **kwargs)
+
+    return kernel
+
+
+_NUMBERS = frozenset((bool, int, float, complex))
+
+
 def is_transformed() -> bool:
     """Whether a transform of functions, or forward derivatives, are at work."""
     return (
@@ -478,29 +499,30 @@ def is_plain() -> bool:
     )
 
 
-def whole(overload: OpOverload, function: Kernel) -> Kernel:
+def whole(overload: OpOverload, function: Kernel, recorded: Kernel | None = None) -> Kernel:
     """Return the kernel of an operator that PyTorch makes of others above its gradient: one operation where no
-    gradient is recorded and nobody sees what it is made of.
+    gradient is recorded and nobody sees what it is made of. `recorded` takes its place where a gradient is.
     """
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     compose = functools.partial(overload._op_dk, composite)
-    one = structured(overload, function, compose)
+    one, differentiated = structured(overload, function, compose), recorded or compose
 
     def kernel(*args: object, **kwargs: object) -> Any:
         """Run the operator."""
         if not is_plain():
             return compose(*args, **kwargs)
-        recorded = torch.is_grad_enabled()
+        records, run = torch.is_grad_enabled(), one
         for x in tensors_of(args):
             if (
                 type(x) not in _PLAIN
-                or (recorded and x.requires_grad)
                 or x.layout is not torch.strided
                 or x.is_complex()
                 or x.is_neg()
             ):
                 return compose(*args, **kwargs)
-        return one(*args, **kwargs)
+            if records and x.requires_grad:
+                run = differentiated
+        return run(*args, **kwargs)
 
     return kernel
 

@@ -196,11 +196,6 @@ own("binary_cross_entropy_with_logits")(
 )
 
 for _operator, _meaning in (
-    (torch.ops.aten.matmul.default, lambda a, b: op.matmul(a, b)),
-    (
-        torch.ops.aten.einsum.default,
-        lambda words, tensors, *, path=None: op.einsum(words, *tensors),
-    ),
     (torch.ops.aten.one_hot.default, lambda x, classes=-1: op.one_hot(x, classes)),
     (torch.ops.aten.where.ScalarOther, FUNCTIONS["where"]),
     (torch.ops.aten.where.ScalarSelf, FUNCTIONS["where"]),

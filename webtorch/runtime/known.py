@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Node
@@ -13,24 +14,33 @@ from webtorch.runtime.frozen import Frozen, Value
 from webtorch.runtime.parts import Cut
 
 
+def _nothing() -> None:
+    """Return what is gone."""
+
+
 class Known:
     """What is known of graphs of one key: their program, and what it is run with."""
 
-    __slots__ = ("args", "executable", "family", "moved", "order", "runtime")
+    __slots__ = ("args", "executable", "family", "moved", "order", "parts", "runtime")
 
     def __init__(
         self,
         runtime: object,
         family: Family | None,
-        executable: Executable,
+        program: Executable | KnownParts,
         given: Sequence[Node],
         frozen: Frozen,
         places: dict[Node, int],
         *,
         part: bool = False,
     ) -> None:
-        self.runtime, self.executable = runtime, weakref.ref(executable)
-        self.family = family
+        self.runtime, self.family = runtime, family
+        self.executable: Callable[[], Executable | None] = _nothing
+        self.parts: weakref.ref[KnownParts] | None = None
+        if isinstance(program, KnownParts):
+            self.parts = weakref.ref(program)
+        else:
+            self.executable = weakref.ref(program)
         # Which of what is given is which input (None: in their order).
         place = {n: i for i, n in enumerate(given)}
         order = [place[n] for n in frozen.inputs]
@@ -58,31 +68,49 @@ class Known:
         return args
 
 
+@dataclass(slots=True)
+class Divided:
+    """What is known of graphs of one structure that are computed in parts."""
+
+    # The numbers of the nodes that have been seen to change.
+    changing: set[int] = field(default_factory=set)
+    cut: Cut | None = None
+    # Whether the cut left all that changes in the parts that may change, last time.
+    fits: bool = False
+    # How often each came, by the hash of its key.
+    times: dict[int, int] = field(default_factory=dict)
+
+
 class KnownParts:
     """What is known of graphs of one key that are computed in parts."""
 
-    __slots__ = ("cut", "number", "parts", "results", "times", "values")
+    __slots__ = ("__weakref__", "cut", "divided", "number", "parts", "results")
 
-    def __init__(self, cut: Cut, times: dict[int, int], number: int) -> None:
-        self.cut, self.times, self.number = cut, times, number
-        # Each part, and which values nothing reads any more after it.
+    def __init__(self, divided: Divided, cut: Cut, number: int) -> None:
+        self.divided, self.cut, self.number = divided, cut, number
+        # Each part, and which values nothing reads any more after it. The values are the inputs and then the results of
+        # each part in turn.
         self.parts: list[tuple[Known, list[int]]] = []
         # Where among all values those of the owners are.
         self.results: list[int] = []
-        # While this is made: the inputs, then the results of each part in turn.
-        self.values: list[Node] = []
 
-    def add(self, part: Known, results: Sequence[Value]) -> None:
-        """Note a part."""
-        self.parts.append((part, []))
-        self.values += [r.node for r in results]
+    @property
+    def times(self) -> dict[int, int]:
+        """How often graphs of this structure came."""
+        return self.divided.times
 
-    def end(self, inputs: int, owners: Sequence[Value]) -> None:
-        """Note that all parts are there. The first `inputs` values are there before they run."""
-        place = {n: i for i, n in enumerate(self.values)}
+    def is_there(self) -> bool:
+        """Whether all parts have run once, and none of their programs is gone."""
+        return bool(self.results) and all(part.executable() for part, _ in self.parts)
+
+    def end(
+        self, parts: Sequence[Known], values: Sequence[Node], inputs: int, owners: Sequence[Value]
+    ) -> None:
+        """Note all parts. The first `inputs` values are there before they run."""
+        place = {n: i for i, n in enumerate(values)}
         self.results = [place[owner.node] for owner in owners]
         kept = {*range(inputs), *self.results}
-        for known, gone in reversed(self.parts):
-            gone += {*(known.order or ())} - kept
+        for known in reversed(parts):
+            gone = [*({*(known.order or ())} - kept)]
             kept.update(gone)
-        self.values = []
+            self.parts.insert(0, (known, gone))

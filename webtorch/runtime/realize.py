@@ -14,12 +14,13 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from webtorch.dispatch.call import active
 from webtorch.errors import CaptureError, OutOfMemoryError
 from webtorch.ir.dtype import Scalar
+from webtorch.ir.garbage import not_collecting
 from webtorch.ir.graph import Form, Graph, Node
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import kept
@@ -43,8 +44,8 @@ from webtorch.runtime.frozen import (
     to_graph,
 )
 from webtorch.runtime.interrupt import whole
-from webtorch.runtime.known import Known, KnownParts
-from webtorch.runtime.parts import FEWEST, Cut, Held, Part, changed_sizes, cut, structure
+from webtorch.runtime.known import Divided, Known, KnownParts
+from webtorch.runtime.parts import FEWEST, Held, Part, changed_sizes, cut, structure
 from webtorch.runtime.recording import Owner, Recording
 from webtorch.runtime.trace import debug_level, show_pass, show_program, show_run
 from webtorch.runtime.watch import watch
@@ -56,6 +57,7 @@ _IN_PARTS_FROM = 2
 # ... unless the very same one has come so often: as a whole it runs faster.
 _IN_PARTS_MOST = 32
 _MAX_DIVIDED = 64
+_MAX_PARTED = 256
 # With so few values pending at most, a small graph of one of them is looked at as it stands.
 _FEW = 16
 _MOST_NODES = 32
@@ -92,17 +94,16 @@ _REMEDY = (
 _PART = "a part of a graph that comes at ever new sizes"
 
 
-@dataclass(slots=True)
-class Divided:
-    """What is known of graphs of one structure that are computed in parts."""
-
-    # The numbers of the nodes that have been seen to change.
-    changing: set[int] = field(default_factory=set)
-    cut: Cut | None = None
-    # Whether the cut left all that changes in the parts that may change, last time.
-    fits: bool = False
-    # How often each came, by the hash of its key.
-    times: dict[int, int] = field(default_factory=dict)
+def _only(pending: Sequence[weakref.ref[Owner]]) -> weakref.ref[Owner] | None:
+    """Return the last reference to the one owner that is alive; None where there are several, or none."""
+    only: weakref.ref[Owner] | None = None
+    for reference in pending:
+        if reference() is not None:
+            # There is one reference to an owner, however often it is made.
+            if only is not None and only is not reference:
+                return None
+            only = reference
+    return only
 
 
 def _most() -> int:
@@ -153,11 +154,13 @@ class Runtime:
         self.single: dict[tuple[object, ...], weakref.ref[Executable]] = {}
         # What is known of graphs that are looked at with their calls not taken apart: small ones of one value, and
         # all where who records follows no scripts, and says so by `apart`.
-        self.glances: dict[tuple[Any, ...], Known | KnownParts] = {}
+        self.glances: dict[tuple[Any, ...], Known] = {}
         self.apart = False
         self.counters = Counters()
         self.ahead = Ahead(backend, self.counters)
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
+        # By the keys of whole graphs, the parts in which they were computed.
+        self.parted: dict[tuple[Any, ...], KnownParts] = {}
         # Graphs that are computed in parts, by structure.
         self.divided: dict[Any, Divided] = {}
         # By executable: the family it belongs to.
@@ -311,6 +314,8 @@ class Runtime:
         lock = self.lock
         lock.acquire()
         try:
+            if not self.pending and not self.apart:
+                return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
             if few and recording is None and not self.lent and self._launch():
                 return
@@ -331,19 +336,15 @@ class Runtime:
         """Compute the one value that is wanted by the program that is known for others of its form. Return whether
         there is one: what is read at once pays for no more than this.
         """
-        owner: Owner | None = None
-        count = 0
-        for reference in self.pending:
-            found = reference()
-            count += 1
-            if found is not None:
-                if owner is not None and found is not owner:
-                    return self._launch_results()
-                owner, wanted = found, reference
-        if owner is None or self.debug or watch.before is not None:
-            return False
+        pending = self.pending
+        count = len(pending)
+        wanted = pending[0] if count == 1 else _only(pending[:count])
+        owner = None if wanted is None else wanted()
+        if wanted is None or owner is None or self.debug or watch.before is not None:
+            return self._launch_results()
+        running = self.running
         # Whoever gives the owner another value from here on sees that it must be computed, too.
-        self.running += 1
+        self.running = running + 1
         try:
             node = owner.node
             form = node.form
@@ -356,18 +357,16 @@ class Runtime:
             given = node.srcs
             for s in given:
                 if s.kind != "buffer":
+                    seen = glance((owner,), _most())
+                    if seen is None:
+                        return False
+                    key, inputs, args, _ = seen
+                    buffers = [n.buffer for n in inputs]
+                    known = self.glances.get(key)
                     break
                 buffers.append(s.buffer)
-            places = len(given)
-            if len(buffers) < places:
-                seen = glance((owner,), _most())
-                if seen is None:
-                    return False
-                key, inputs, args, _ = seen
-                buffers = [n.buffer for n in inputs]
-                looked = self.glances.get(key)
-                known = looked if type(looked) is Known else None
             else:
+                places = len(buffers)
                 if places > 1 and (given[0] is given[1] if places == 2 else len({*given}) < places):
                     key = key, tuple([given.index(s) for s in given])
                 if form.picks and node.line is not None:
@@ -384,17 +383,30 @@ class Runtime:
             if known.args is not None:
                 args = known.numbers(args)
             self.settled[id(owner)] = wanted
-            del self.pending[:count]
+            # Nobody else takes from the list meanwhile, and what others add comes last.
+            del pending[:count]
             try:
                 node.become_buffer(executable.run(buffers, args)[0])
             except BaseException as error:
                 if not isinstance(error, Exception):
                     # Stopped before it ran: the result is still wanted.
-                    self.pending.insert(0, wanted)
+                    pending.insert(0, wanted)
                 raise
         finally:
-            self.running -= 1
-        self._launched(known, executable)
+            self.running = running
+        # As `_launched` does, without a frame.
+        counters, family = self.counters, known.family
+        counters.realized += 1
+        counters.hits += 1
+        self.churn.hits += 1
+        if family is not None:
+            family.in_a_row = 0
+        if (
+            active.count
+            or len(self.settled) > self.most_settled
+            or len(self.programs) > _MAX_PROGRAMS // 2
+        ):
+            self._tidy(executable)
         return True
 
     def _launch_results(self) -> bool:
@@ -443,14 +455,14 @@ class Runtime:
 
     def _launched(self, known: Known, executable: Executable) -> None:
         """Count a run of a program that was known."""
-        counters, family = self.counters, known.family
+        self.counters.realized += 1
+        self._count(executable, known.family)
+        self._tidy(executable)
+
+    def _tidy(self, executable: Executable) -> None:
+        """After a run of a known program, tell who listens, and drop what is known of the dead."""
         if len(self.programs) > _MAX_PROGRAMS // 2:
             self.used.add(id(executable))
-        counters.realized += 1
-        counters.hits += 1
-        self.churn.hits += 1
-        if family is not None:
-            family.in_a_row = 0
         if len(self.settled) > self.most_settled:
             self._forget_dead()
         if active.count and listener is not None:
@@ -522,84 +534,87 @@ class Runtime:
                     return
             elif few and len(owners) == 1 and owners[0].donor is None and owners[0].node.form:
                 seen = glance(owners, _most())
-        frozen = freeze(owners)
-        if (
-            len(frozen.order) >= FEWEST
-            and frozen.key not in self.programs
-            and self._run_in_parts(frozen, seen if apart else None)
-        ):
-            self.ahead.divide()
-            if listener is not None:
-                listener.ran(self, None, None)
+        with not_collecting():
+            frozen = freeze(owners)
+            large = len(frozen.order) >= FEWEST and frozen.key not in self.programs
+            parts = self._parts(frozen) if large else None
+        if parts is not None:
+            if seen is not None:
+                self._keep(seen, Known(self, None, parts, seen[1], frozen, seen[3]))
+            if parts.results:
+                args = frozen.args if listener is None else list(map(_plain, frozen.args))
+                self._run_known_parts(owners, parts, [n.buffer for n in frozen.inputs], args)
+            else:
+                self._run_in_parts(frozen, parts)
             return
         executable = self.program(frozen.key, frozen)
         if seen is not None:
-            self._keep(
-                seen[0],
-                Known(
-                    self, self.families.get(id(executable)), executable, seen[1], frozen, seen[3]
-                ),
-            )
+            family = self.families.get(id(executable))
+            self._keep(seen, Known(self, family, executable, seen[1], frozen, seen[3]))
         self._run_frozen(frozen, executable)
 
-    def _keep(self, key: tuple[Any, ...], known: Known | KnownParts) -> None:
-        """Keep what is known of graphs that look alike."""
+    def _keep(self, seen: Glance, known: Known) -> None:
+        """Keep what is known of graphs that look as one was seen."""
         if len(self.glances) >= _MAX_GLANCES:
             self.glances.clear()
-        self.glances[key] = known
+        self.glances[seen[0]] = known
 
     def _run_known(self, owners: Sequence[Value], seen: Glance) -> bool:
         """Compute a graph whose calls need not be taken apart, because it is known. Return whether it is."""
         key, inputs, args, _ = seen
         known = self.glances.get(key)
-        if isinstance(known, KnownParts):
-            return self._run_known_parts(owners, seen, known)
-        executable = known.executable() if known is not None else None
-        if known is None or executable is None:
+        if known is None:
             return False
-        self._count(executable, known.family)
+        executable = known.executable()
+        parts = None if known.parts is None else known.parts()
+        if executable is None and (parts is None or not self._runs(parts)):
+            return False
         buffers = [n.buffer for n in inputs]
         if known.order is not None:
             buffers = [buffers[i] for i in known.order]
+        if executable is None:
+            assert parts is not None
+            self._run_known_parts(owners, parts, buffers, known.numbers(args))
+            return True
+        self._count(executable, known.family)
         self._write_run(owners, executable, buffers, known.numbers(args))
         if listener is not None:
             listener.ran(self, None, None)
         return True
 
-    def _run_known_parts(self, owners: Sequence[Value], seen: Glance, known: KnownParts) -> bool:
+    def _runs(self, known: KnownParts) -> bool:
+        """Whether a graph is still computed in these parts."""
+        often = known.times.get(known.number, 0) >= _IN_PARTS_MOST
+        return not self.lent and not often and known.is_there()
+
+    def _run_known_parts(
+        self, owners: Sequence[Value], known: KnownParts, values: list[Any], args: Sequence[Scalar]
+    ) -> None:
         """Compute a graph in parts that are known. Its owners get their values at the end, as those of one program do:
         until then what they stand on stays in memory, and comes to lie at the same places each time.
         """
-        key, inputs, args, _ = seen
-        work = [(part, part.executable(), gone) for part, gone in known.parts]
-        times = known.times.get(known.number, 0)
-        if self.lent or times >= _IN_PARTS_MOST or not all(each for _, each, _ in work):
-            del self.glances[key]
-            return False
-        known.times[known.number] = times + 1
-        values = [n.buffer for n in inputs]
-        done = 0
+        known.times[known.number] = known.times.get(known.number, 0) + 1
+        inputs, done = len(values), 0
         with whole:
             try:
-                for part, executable, gone in work:
+                for part, gone in known.parts:
+                    executable = part.executable()
                     assert executable is not None
                     self._count(executable, None)
-                    order = part.order
-                    given = [values[i] for i in order or ()]
+                    given = [values[i] for i in part.order or ()]
                     values += executable.run(given, part.numbers(args))
                     for i in gone:
                         values[i] = None
                     done += 1
             except BaseException:
-                self._settle_parts(owners, known.cut.parts[:done], values[len(inputs) :])
+                self._settle_parts(owners, known.cut.parts[:done], values[inputs:])
                 raise
             for owner, place in zip(owners, known.results, strict=True):
                 owner.node.become_buffer(values[place])
                 owner.donor = None
+        self.ahead.divide()
         if listener is not None:
             listener.ran(self, None, None)
-        self.ahead.divide()
-        return True
 
     @staticmethod
     def _settle_parts(owners: Sequence[Value], parts: Sequence[Part], values: list[Any]) -> None:
@@ -628,26 +643,29 @@ class Runtime:
         if self.debug >= 4:
             show_run(len(executable.program.steps), time.perf_counter() - started)
 
-    def _run_in_parts(self, frozen: Frozen, seen: Glance | None) -> bool:
-        """Compute a graph that differs from those before it in sizes only in parts, most of which are
-        compiled already. Return whether that was done. What is found is kept for others that look as was `seen`.
+    def _parts(self, frozen: Frozen) -> KnownParts | None:
+        """Return the parts in which a graph is computed that differs from those before it in sizes only; None if it is
+        computed as a whole. What they run is known if it has been before.
         """
+        found = self.parted.get(frozen.key)
+        if found is not None and self._runs(found):
+            return found
         form = family(frozen.order)
         known = self.churn.known(form)
         if known is None or self.lent:
-            return False
+            return None
         form = form, structure(frozen.order, frozen.owners)
         divided = self.divided.get(form)
         if divided is None:
             if known.in_a_row < _IN_PARTS_FROM:
-                return False
+                return None
             if len(self.divided) == _MAX_DIVIDED:
                 self.divided.pop(next(iter(self.divided)))
             divided = self.divided[form] = Divided()
         number = hash(frozen.key)
         times = divided.times.get(number, 0)
         if times >= _IN_PARTS_MOST:
-            return False
+            return None
         if not divided.fits:
             outline = outline_of(frozen.order)
             before: Any = known.last
@@ -658,44 +676,50 @@ class Runtime:
         if divided.cut is None:
             # As a whole. Of the next that is new in a row it is asked again.
             del self.divided[form]
-            return False
+            return None
         divided.times[number] = times + 1
         if len(divided.times) > _MAX_PROGRAMS:
             divided.times.pop(next(iter(divided.times)))
-        owners = frozen.owners
-        found = None
-        if seen is not None:
-            key, inputs, _, places = seen
-            found = KnownParts(divided.cut, divided.times, number)
-            found.values += inputs
-        for n in divided.cut.keeping:
+        if len(self.parted) >= _MAX_PARTED:
+            self.parted.pop(next(iter(self.parted)))
+        found = self.parted[frozen.key] = KnownParts(divided, divided.cut, number)
+        return found
+
+    def _run_in_parts(self, frozen: Frozen, found: KnownParts) -> None:
+        """Compute a graph in parts, most of which are compiled already, and note them."""
+        owners, values, places = frozen.owners, [*frozen.inputs], dict[Node, int]()
+        at = 0
+        for node in frozen.order:
+            places[node] = at
+            at += len(node.scalars)
+        for n in found.cut.keeping:
             owners[n].donor = None
         work = [
             ([owners[n] for n in p.owners] + [Held(frozen.order[n]) for n in p.nodes], p.varying)
-            for p in divided.cut.parts
+            for p in found.cut.parts
         ]
+        parts = []
         # Values between parts go when the last that reads them is done.
         frozen.order.clear()
         while work:
             mine, varying = work.pop(0)
-            part = freeze(mine)
+            with not_collecting():
+                part = freeze(mine)
             executable = self._found(part.key)
             if executable is None:
                 self.counters.misses += 1
                 # What should not have changed did, once all parts have been compiled.
-                divided.fits = varying and divided.fits
+                found.divided.fits = varying and found.divided.fits
                 started = time.perf_counter()
                 executable = self._compiled(part.key, part, varying)
                 self._note(executable, time.perf_counter() - started, _PART)
-            if found is not None:
-                found.add(
-                    Known(self, None, executable, found.values, part, places, part=True), mine
-                )
+            parts.append(Known(self, None, executable, values, part, places, part=True))
+            values += [r.node for r in mine]
             self._run_frozen(part, executable)
-        if found is not None:
-            found.end(len(inputs), owners)
-            self._keep(key, found)
-        return True
+        found.end(parts, values, len(frozen.inputs), owners)
+        self.ahead.divide()
+        if listener is not None:
+            listener.ran(self, None, None)
 
     def _run_call(self, owners: Sequence[Value]) -> bool:
         """Compute the results of one call on data by a program of their own, with less work than a larger graph
@@ -902,9 +926,8 @@ def _plain(number: Scalar) -> Scalar:
 class Listener(Protocol):
     """Who is told of what is computed."""
 
-    @property
-    def fewest(self) -> int:
-        """How many nodes a graph has, at least, that it wants to know of while it looks at no calls."""
+    # How many nodes a graph has, at least, that it wants to know of while it looks at no calls.
+    fewest: int
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed: by one program, or otherwise (None)."""

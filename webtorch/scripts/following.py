@@ -1247,14 +1247,11 @@ class _Listener:
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
+        # How many operations a program has, at least, that may be part of a script.
+        self.fewest = _FEWEST
         self.choosing = threading.Lock()
         # Those of the threads that have computed, and what they have seen: one is on at a time.
         self.known: dict[int, Follower] = {}
-
-    @property
-    def fewest(self) -> int:
-        """How many operations a program has, at least, that may be part of a script."""
-        return _FEWEST
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed."""
@@ -1334,5 +1331,6 @@ _setting = os.environ.get("WEBTORCH_SCRIPTS", "1")
 if _setting == "always":
     # For tests: whatever is computed twice.
     _REPEATS, _FEWEST, _PATIENCE = 1, 1, 1 << 60
+    _listener.fewest = _FEWEST
 if _setting != "0":
     begin_to_look()

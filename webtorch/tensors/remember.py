@@ -117,10 +117,32 @@ class Memory:
         """
         if self.failures >= 0 or look.watching or transforms.count:
             return None
+        count = len(args)
+        if 1 <= count <= 2 and not kwargs:
+            # What `_kind_of` says of a tensor in order, alone or with an integer, written out.
+            x = args[0]
+            if type(x) is Tensor and x._whole and not x._requires_grad and x._base is None:
+                storage = x._storage
+                node, runtime, shape = storage.node, storage.runtime, x._shape
+                if runtime.recording is None and node.host is None and node.shape == shape:
+                    kept = node.kind == "buffer"
+                    key: tuple[Any, ...] | None
+                    if count == 1:
+                        key = runtime, mode.keeps_sums, shape, x.dtype, False, kept
+                    elif type(n := args[1]) is int:
+                        key = runtime, mode.keeps_sums, shape, x.dtype, False, kept, int, n or "0"
+                    else:
+                        return self._found(args, kwargs)
+                    found = self.known.get(key)
+                    return _again(found, [node]) if type(found) is Result else None
+        return self._found(args, kwargs)
+
+    def _found(self, args: Args, kwargs: Kwargs) -> Any:
+        """Do the same for arguments of all kinds."""
         nodes: list[Node] = []
         key = self._kind_of(args, kwargs, nodes)
         found = self.known.get(key) if key is not None else None
-        return _again(found, nodes) if type(found) is Result else None
+        return _again(found, nodes, 5) if type(found) is Result else None
 
     def run(self, args: Args, kwargs: Kwargs) -> Any:
         """Call the function, or record a node for what it is known to record."""
@@ -391,12 +413,14 @@ def _constant(x: Any, kind: type[object], parts: list[object]) -> bool:
     return True
 
 
-def _again(found: Result, nodes: list[Node]) -> object:
-    """Record a remembered call, from within `Memory.find` or `Memory.run`. None if it is to raise."""
+def _again(found: Result, nodes: list[Node], inside: int = 4) -> object:
+    """Record a remembered call, from within `Memory.find` or `Memory.run`. None if it is to raise. `inside`: how many
+    frames are known to be the package's.
+    """
     leaves: tuple[Any, ...] = tuple(
         nodes if found.straight else [nodes[x] if type(x) is int else x for x in found.leaves]
     )
-    line = user_line(4)
+    line = user_line(inside)
     if found.kind is None:
         place = found.places[0]
         return _tensor(leaves, line, found.runtime, place, place[0])

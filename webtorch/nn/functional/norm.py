@@ -7,6 +7,7 @@ from webtorch.errors import DTypeError
 from webtorch.functions import public as webtorch
 from webtorch.nn.functional.table import table
 from webtorch.tensors.calls import store_in
+from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["local_response_norm", "normalize"]
@@ -37,6 +38,11 @@ def local_response_norm(
         raise DTypeError(
             f"local_response_norm: not implemented for {input.dtype}. Convert it with .float()."
         )
+    return _divided(input, size, alpha, beta, k)
+
+
+@remembered
+def _divided(input: Tensor, size: int, alpha: float, beta: float, k: float) -> Tensor:
     squares = input * input
     channels = input.shape[1]
     before = size // 2
