@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import webtorch
 from webtorch import cuda
+from webtorch.functions import legacy, storages
 
 
 class _Absent:
@@ -51,6 +51,6 @@ def _refuse(*args: Any, **kwargs: Any) -> Any:
 
 def __getattr__(name: str) -> Any:
     # The old classes, by the names that they have in torch.
-    if name.endswith(("Tensor", "Storage")) and hasattr(webtorch, name):
+    if name in legacy.CONSTRUCTORS or name in storages._dtype_to_storage_type_map().values():
         return _Named(f"torch.cuda.{name}", (), {})
     raise AttributeError(name)
