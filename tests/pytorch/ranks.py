@@ -322,4 +322,9 @@ def run(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(run, (Path(sys.argv[1]),), nprocs=RANKS)
+    # Nothing has opened the device yet.
+    import webtorch.pytorch.copying  # noqa: F401
+
+    torch.multiprocessing.start_processes(
+        run, (Path(sys.argv[1]),), nprocs=RANKS, start_method="fork"
+    )

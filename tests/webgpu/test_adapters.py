@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 
 import cffi
 import pytest
@@ -119,6 +120,7 @@ else:
 def test_importing_the_backend_imports_no_binding_and_opens_nothing():
     code = """
 import sys
+import types
 import webtorch.runtime.backends.webgpu
 bad = {"wgpu", "wgpudawn", "numpy", "torch"} & set(sys.modules)
 assert not bad, bad
@@ -152,3 +154,21 @@ with mock.patch.object(wgpu.gpu, "enumerate_adapters_sync", nothing, create=True
 """
     env = {"WEBTORCH_WEBGPU": "wgpu", "PATH": "/usr/bin:/bin"}
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=60)
+
+
+def test_each_of_several_cards_of_one_kind_is_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dawn's binding lists the first of them only."""
+    extras = types.ModuleType("extras")
+    monkeypatch.setitem(sys.modules, "wgpudawn.backends.dawn.extras", extras)
+
+    def card(uuid: bytes, interface: str = "Vulkan") -> types.SimpleNamespace:
+        info = {"backend_type": interface, "device_id": 7, "device": "H100"}
+        return types.SimpleNamespace(info=info, which={"vulkan_uuids": {"device_uuid": uuid}})
+
+    extras.get_adapter_properties = lambda adapter: adapter.which  # type: ignore[attr-defined]
+    every = [card(b"a"), card(b"b"), card(b"a"), card(b"a", "Null")]
+    gpu = types.SimpleNamespace(
+        enumerate_adapters_sync=lambda: every[:1], _enumerate_all_adapters=lambda: every
+    )
+    assert module._each_card(gpu, types.ModuleType("wgpudawn")) == every[:2]
+    assert module._each_card(gpu, types.ModuleType("wgpu")) == every[:1]

@@ -181,8 +181,25 @@ def test_gradients_are_pytorchs() -> None:
 
 def test_what_has_no_form_is_refused() -> None:
     x = webtorch.ones(3, dtype=float64, device="webgpu")
-    with pytest.raises(DTypeError, match="float64"):
-        webtorch.linalg.cholesky(webtorch.diag(x)).tolist()
+    with pytest.raises(DTypeError, match="computes no float64"):
+        webtorch.linalg.qr(x[:, None]).R.tolist()
+
+
+# Small matrices, of which a workgroup has one, and blocks of columns.
+@pytest.mark.parametrize("n", [5, pytest.param(90, marks=pytest.mark.long)])
+def test_gaussian_processes(n: int) -> None:
+    def run(lib: Any, device: str) -> list[Any]:
+        x = lib.linspace(0, 1, n, dtype=lib.float64).to(device)
+        a = (1 / (1 + 9 * (x[:, None] - x) ** 2) + 0.1 * lib.eye(n, device=device)).requires_grad_()
+        factor = lib.linalg.cholesky(a)
+        weights = lib.cholesky_solve(x[:, None], factor)
+        (weights * weights).sum().backward()
+        return [v.detach().cpu().numpy() for v in (factor, weights, a.grad)]
+
+    for found, expected in zip(run(webtorch, "webgpu"), run(torch, "cpu"), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-11)
+    with pytest.raises(webtorch.linalg.LinAlgError, match="order 1 is not positive"):
+        webtorch.linalg.cholesky(-webtorch.eye(n, dtype=float64, device="webgpu")).tolist()
 
 
 def test_ties_and_nan_are_in_pytorchs_order() -> None:

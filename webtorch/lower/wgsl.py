@@ -56,7 +56,7 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
                 routine = generic.conv_kernel(routine)
             case Scan():
                 routine = generic.scan_kernel(routine)
-            case Kernel() | Several():
+            case Kernel() | Several() | Host():
                 pass
             case _:
                 raise DTypeError(

@@ -9,9 +9,11 @@ the group's sends what has arrived and writes what comes back, in the order of t
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -142,6 +144,8 @@ class _Lane:
             for kind in ("collectives", "results", "messages")
         )
         self._connection: c10d.ProcessGroup | None = None
+        self._store: c10d.Store | None = None
+        self._failed = False
 
     def connection(self, group: c10d.ProcessGroup) -> c10d.ProcessGroup:
         """Return the group for collectives of the device, made at the first one: all ranks take part in that."""
@@ -149,7 +153,7 @@ class _Lane:
             _, store = distributed_c10d._world.pg_map.get(group, (None, None))
             if store is None:
                 return group
-            store = c10d.PrefixStore(NAME, store)
+            self._store = store = c10d.PrefixStore(NAME, store)
             kind: Any = c10d.ProcessGroupGloo
             options = kind._Options()
             options._timeout = group._get_backend(torch.device("cpu")).options._timeout
@@ -164,11 +168,46 @@ class _Lane:
             self._connection = made
         return self._connection
 
+    def silent(self, group: c10d.ProcessGroup) -> str:
+        """Return in words which ranks do not say within a moment that a collective has failed for them too, once."""
+        store, missing = self._store, [rank for rank in range(self.size) if rank != self.rank]
+        if store is None or self._failed:
+            return ""
+        self._failed = True
+
+        def ask() -> None:
+            nonlocal missing
+            store.set(f"failed {self.rank}", "")
+            while missing:
+                missing = [rank for rank in missing if not store.check([f"failed {rank}"])]
+                time.sleep(_MOMENT / 10)
+
+        # A store whose process is gone does not answer.
+        thread = threading.Thread(target=_quietly, args=(ask,), daemon=True)
+        thread.start()
+        thread.join(_MOMENT)
+        if not missing:
+            return ""
+        ranks = torch.distributed.get_process_group_ranks(group)
+        named = ", ".join([str(ranks[rank]) for rank in missing])
+        return (
+            f"No word from rank {named}: it has ended, hangs, or has not come to this collective. "
+        )
+
     def __del__(self) -> None:
         """Let the threads end."""
         self.collectives.shutdown(wait=False)
         self.results.shutdown(wait=False)
         self.messages.shutdown(wait=False)
+
+
+# Seconds that ranks have to tell each other of a failure.
+_MOMENT = 0.5
+
+
+def _quietly(function: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        function()
 
 
 _lanes: weakref.WeakKeyDictionary[c10d.ProcessGroup, _Lane] = weakref.WeakKeyDictionary()
@@ -357,7 +396,9 @@ class _Work(c10d.Work):
 
     def _fail(self, error: Exception) -> None:
         assert self._call is not None
-        self._error = RuntimeError(f"{self._call.title()}: {error}")
+        call = self._call
+        silent = call.lane.silent(call.group) if "transport" in str(error) else ""
+        self._error = RuntimeError(f"{call.title()}: {silent}{error}")
         self._error.__cause__ = error
         self._finish()
 

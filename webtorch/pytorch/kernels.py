@@ -462,6 +462,27 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
     return kernel
 
 
+def numbered(overload: OpOverload, function: Kernel) -> Kernel:
+    """Return the kernel of a functional form that PyTorch makes of the out= form, and that is given numbers in the
+    place of tensors, which that does not take.
+    """
+    usual = structured(overload, function)
+    of_numbers = functional(overload._name.removeprefix("aten::"), function)
+    places = [n for n, a in enumerate(overload._schema.arguments) if str(a.type) == "Tensor"]
+
+    def kernel(*args: object, **kwargs: object) -> Any:
+        """Run the operator."""
+        for n in places:
+            if type(args[n]) in _NUMBERS:
+                return of_numbers(*args, **kwargs)
+        return usual(*args, **kwargs)
+
+    return kernel
+
+
+_NUMBERS = frozenset((bool, int, float, complex))
+
+
 def is_transformed() -> bool:
     """Whether a transform of functions, or forward derivatives, are at work."""
     return (

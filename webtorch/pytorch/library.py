@@ -43,6 +43,7 @@ from webtorch.pytorch.kernels import (
     dispatched,
     functional,
     kernel_for,
+    numbered,
     overloads,
     structured,
 )
@@ -62,19 +63,20 @@ def _has_kernel(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
 
 
-def _is_composed(packet: str, name: str, operator: OpOverload, known: set[str]) -> bool:
+def _is_composed(name: str, operator: OpOverload) -> bool:
     """Whether PyTorch makes an operator of its out= form, and we may call what it makes.
 
-    Not where another overload gives it numbers as tensors without dims: kernels see numbers, which PyTorch does not
-    take from them. What is composed twice must not draw random numbers.
+    What is composed twice must not draw random numbers.
     """
+    arguments = [a.name for a in operator._schema.arguments]
+    return _has_kernel(name, STRUCTURED.name) and "generator" not in arguments
+
+
+def _is_given_numbers(packet: str, operator: OpOverload, known: set[str]) -> bool:
+    """Whether another overload gives it numbers as tensors without dims, of which kernels see the numbers."""
     entry = TABLE.get(packet.removesuffix("_"))
-    if not _has_kernel(name, STRUCTURED.name):
-        return False
     types = [str(a.type) for a in operator._schema.arguments]
-    if "generator" in [a.name for a in operator._schema.arguments]:
-        return False
-    return (entry is not None and entry.numbers_as_tensors) or not any(
+    return not (entry is not None and entry.numbers_as_tensors) and any(
         mine == "Tensor" and str(a.type) == "number"
         for _, other in overloads(packet)
         if other._name in known
@@ -108,9 +110,13 @@ def _register_meanings(library: torch.library.Library) -> int:
             if _needs_kernel(name) or name in DIRECT:
                 make = kernel_for
                 function = meaning(packet, overload)
-            elif _is_composed(packet, name, operator, known):
-                # An in-place form means what the functional one does.
+            elif _is_composed(name, operator):
                 make = structured
+                if _is_given_numbers(packet, operator, known):
+                    if packet.endswith("_"):
+                        continue
+                    make = numbered
+                # An in-place form means what the functional one does.
                 function = meaning(packet.removesuffix("_"), overload)
             else:
                 continue

@@ -51,13 +51,14 @@ from webtorch.runtime.trace import debug_level, show_pass, show_program, show_ru
 from webtorch.runtime.watch import watch
 
 _MAX_PROGRAMS = 1024
-_MAX_GLANCES = 512
+_MAX_GLANCES = 1024
 # Graphs that differ in sizes only are computed in parts once so many were compiled one after the other...
 _IN_PARTS_FROM = 2
 # ... unless the very same one has come so often: as a whole it runs faster.
 _IN_PARTS_MOST = 32
 _MAX_DIVIDED = 64
-_MAX_PARTED = 256
+# How long the keys of whole graphs that are computed in parts are together: 400 tokens of 24 layers, 120 MB.
+_MAX_KEYS = 1 << 22
 # With so few values pending at most, a small graph of one of them is looked at as it stands.
 _FEW = 16
 _MOST_NODES = 32
@@ -161,6 +162,7 @@ class Runtime:
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
         # By the keys of whole graphs, the parts in which they were computed.
         self.parted: dict[tuple[Any, ...], KnownParts] = {}
+        self.keys = 0
         # Graphs that are computed in parts, by structure.
         self.divided: dict[Any, Divided] = {}
         # By executable: the family it belongs to.
@@ -556,7 +558,7 @@ class Runtime:
     def _keep(self, seen: Glance, known: Known) -> None:
         """Keep what is known of graphs that look as one was seen."""
         if len(self.glances) >= _MAX_GLANCES:
-            self.glances.clear()
+            self.glances.pop(next(iter(self.glances)))
         self.glances[seen[0]] = known
 
     def _run_known(self, owners: Sequence[Value], seen: Glance) -> bool:
@@ -680,8 +682,11 @@ class Runtime:
         divided.times[number] = times + 1
         if len(divided.times) > _MAX_PROGRAMS:
             divided.times.pop(next(iter(divided.times)))
-        if len(self.parted) >= _MAX_PARTED:
-            self.parted.pop(next(iter(self.parted)))
+        self.keys += 0 if frozen.key in self.parted else len(frozen.key)
+        while self.keys > _MAX_KEYS and self.parted:
+            oldest = next(iter(self.parted))
+            del self.parted[oldest]
+            self.keys -= len(oldest)
         found = self.parted[frozen.key] = KnownParts(divided, divided.cut, number)
         return found
 

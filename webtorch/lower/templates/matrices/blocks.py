@@ -86,7 +86,7 @@ def substitution(
   for (var i = 0u; i < at.width; i = i + 1u) {{
     var value = {given("i", "c")};
     for (var k = 0u; k < i; k = k + 1u) {{
-      value = value - mul({a("i", "k")}, {x("k", "c")});
+      value = less(value, mul({a("i", "k")}, {x("k", "c")}));
     }}
 {divide}    {x("i", "c")} = value;
   }}"""
@@ -142,13 +142,14 @@ def product(
     text.append("for (var k = 0u; k < at.depth; k = k + 1u) {")
     text += [f"  let x{r} = {left(f'r{r}', 'k')};" for r in own]
     text += [f"  let y{c} = {right('k', f'c{c}')};" for c in own]
-    text += [f"  s{r}{c} = s{r}{c} + mul(x{r}, y{c});" for r in own for c in own]
+    text += [f"  s{r}{c} = plus(s{r}{c}, mul(x{r}, y{c}));" for r in own for c in own]
     text.append("}")
     for r in own:
         for c in own:
             i, j = f"i{r + 1}", f"j{c + 1}"
             place = out(i, j)
-            value = f"{place} {sign} s{r}{c}" if sign else f"s{r}{c}"
+            how = {"-": "less", "+": "plus"}.get(sign)
+            value = f"{how}({place}, s{r}{c})" if how else f"s{r}{c}"
             test = only.replace("$i", i).replace("$j", j)
             text.append(
                 f"if ({i} < at.rows && {j} < at.columns && {test}) {{ {place} = {value}; }}"

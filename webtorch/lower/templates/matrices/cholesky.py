@@ -33,23 +33,23 @@ if (lid == 0u) {{
 workgroupBarrier();
 for (var j = 0u; j < w; j = j + 1u) {{
   let pivot = re(tile[j * w + j]);
-  let root = sqrt(pivot);
+  let root = root_of(pivot);
   if (lid == 0u && failed == 0u && !is_positive(pivot)) {{
     failed = {at} + j + 1u;
   }}
   for (var i = j + 1u + lid; i < w; i = i + {size}u) {{
-    tile[i * w + j] = tile[i * w + j] / root;
+    tile[i * w + j] = over_real(tile[i * w + j], root);
   }}
   workgroupBarrier();
   if (lid == 0u) {{
-    tile[j * w + j] = num_of(root);
+    tile[j * w + j] = of_real(root);
   }}
   let left = w - j - 1u;
   for (var e = lid; e < left * left; e = e + {size}u) {{
     let i = j + 1u + e / left;
     let k = j + 1u + e % left;
     if (k <= i) {{
-      tile[i * w + k] = tile[i * w + k] - mul(tile[i * w + j], conj(tile[k * w + j]));
+      tile[i * w + k] = less(tile[i * w + k], mul(tile[i * w + j], conj(tile[k * w + j])));
     }}
   }}
   workgroupBarrier();
@@ -59,7 +59,7 @@ for (var e = lid; e < w * w; e = e + {size}u) {{
   let j = e % w;
   {rest}
 }}
-if (lid == 0u && ({at} == 0u || (failed != 0u && re({w.out}[told]) == 0.0))) {{
+if (lid == 0u && ({at} == 0u || (failed != 0u && is_zero({w.out}[told])))) {{
   {w.out}[told] = num_of(f32(failed));
 }}"""
     shared = [f"tile: array<num, {width * width}>", "failed: u32"]

@@ -12,10 +12,33 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from webtorch.errors import DTypeError
+from webtorch.ir.dtype import float64
 from webtorch.ir.kernel import Host
 from webtorch.ir.limits import Limits
+from webtorch.lower.prelude import HELPERS as PRELUDE
 from webtorch.lower.wgsl_shader import Binding, WgslPass, fold_grid
+from webtorch.lower.wide import HELPERS, KIND
 
+# Of float64, two words each (`lower/wide`): what the kernels of `_OF_WIDE` ask for.
+_WIDE = {
+    "num_of": "fn num_of(x: f32) -> num { return wt_f64_from_f32(x); }",
+    "re": "fn re(x: num) -> real { return x; }",
+    "of_real": "fn of_real(x: real) -> num { return x; }",
+    "conj": "fn conj(x: num) -> num { return x; }",
+    "plus": "fn plus(a: num, b: num) -> num { return wt_f64_add(a, b); }",
+    "less": "fn less(a: num, b: num) -> num { return wt_f64_sub(a, b); }",
+    "mul": "fn mul(a: num, b: num) -> num { return wt_f64_mul(a, b); }",
+    "over": "fn over(a: num, b: num) -> num { return wt_f64_div(a, b); }",
+    "over_real": "fn over_real(a: num, b: real) -> num { return wt_f64_div(a, b); }",
+    "root_of": "fn root_of(x: real) -> real { return wt_f64_sqrt(x); }",
+    "is_zero": "fn is_zero(x: num) -> bool { return wt_f64_iszero(x); }",
+    "is_positive": (
+        "fn is_positive(x: real) -> bool { return x.y < 0x80000000u && !wt_f64_iszero(x) && !wt_f64_isnan(x); }"
+    ),
+    **{name: text for name, text in HELPERS.items() if name != KIND},
+    "wt_mulhi": PRELUDE["wt_mulhi"],
+}
 _REAL = {
     "num_of": "fn num_of(x: f32) -> num { return x; }",
     "re": "fn re(x: num) -> f32 { return x; }",
@@ -26,6 +49,7 @@ _REAL = {
     "pivot_size": "fn pivot_size(x: num) -> f32 { return abs(x); }",
     "largest": "fn largest(x: num) -> f32 { return abs(x); }",
     "is_zero": "fn is_zero(x: num) -> bool { return x == 0.0; }",
+    "of_real": "fn of_real(x: real) -> num { return x; }",
     "phase": "fn phase(x: num) -> num { return select(1.0, -1.0, x < 0.0); }",
     "modulus": "fn modulus(x: num) -> f32 { return abs(x); }",
 }
@@ -51,6 +75,7 @@ fn over(a: num, b: num) -> num {
     "pivot_size": "fn pivot_size(x: num) -> f32 { return abs(x.x) + abs(x.y); }",
     "largest": "fn largest(x: num) -> f32 { return max(abs(x.x), abs(x.y)); }",
     "is_zero": "fn is_zero(x: num) -> bool { return x.x == 0.0 && x.y == 0.0; }",
+    "of_real": "fn of_real(x: real) -> num { return num(x, 0.0); }",
     "phase": """
 fn phase(x: num) -> num {
   let most = max(abs(x.x), abs(x.y));
@@ -67,6 +92,10 @@ fn modulus(x: num) -> f32 {
 }""".strip(),
 }
 _SHARED = {
+    "plus": "fn plus(a: num, b: num) -> num { return a + b; }",
+    "less": "fn less(a: num, b: num) -> num { return a - b; }",
+    "over_real": "fn over_real(a: num, b: real) -> num { return a / b; }",
+    "root_of": "fn root_of(x: real) -> real { return sqrt(x); }",
     # Comparisons say nothing of NaN that all adapters agree on: these look at the bits.
     "bits_of": "fn bits_of(x: f32) -> u32 { return bitcast<u32>(x) & 0x7fffffffu; }",
     "is_positive": (
@@ -79,6 +108,8 @@ _SHARED = {
 
 # Bytes of a workgroup's memory that are left for what its invocations sum: at most 256 of them, 16 bytes each.
 _RESERVED = 4352
+# What is written with functions alone, so that float64 can be computed.
+_OF_WIDE = ("cholesky", "solve_triangular")
 
 
 class Writer:
@@ -90,7 +121,12 @@ class Writer:
         # Of each input the sizes, without the pair of a complex number.
         self.shapes = [s[:-1] if self.complex else s for s in r.shapes]
         self.count = self.shapes[0][0]
-        self.bytes = 8 if self.complex else 4
+        self.wide = r.buffers[0].dtype is float64
+        if self.wide and (self.complex or r.function not in _OF_WIDE):
+            raise DTypeError(
+                f"{r.function}: WebGPU computes no float64 here. Use float32, or device='cpu'"
+            )
+        self.bytes = 8 if self.complex or self.wide else 4
         self.out = f"b{len(r.buffers) - 1}"
         self.scratch: tuple[int, ...] = ()
         # What the numbers of each scratch buffer are.
@@ -99,7 +135,7 @@ class Writer:
             tuple[str, int, tuple[str, ...], tuple[str, ...]],
             tuple[str, tuple[int, ...], tuple[Binding, ...]],
         ] = {}
-        self._functions = _SHARED | (_COMPLEX if self.complex else _REAL)
+        self._functions = _WIDE if self.wide else _SHARED | (_COMPLEX if self.complex else _REAL)
 
     def ask(self, *elements: int, types: Sequence[str] = ()) -> None:
         """Ask for scratch memory: how many elements of each buffer, and of what type (num)."""
@@ -157,7 +193,9 @@ class Writer:
         self, body: str, size: int, shared: tuple[str, ...], numbers: tuple[str, ...]
     ) -> tuple[str, tuple[int, ...], tuple[Binding, ...]]:
         """Return a shader, the buffers of the routine that it uses, and its bindings."""
-        lines = ["alias num = " + ("vec2<f32>;" if self.complex else "f32;")]
+        kinds = (KIND, KIND) if self.wide else ("vec2<f32>" if self.complex else "f32", "f32")
+        lines = [f"alias num = {kinds[0]};", f"alias real = {kinds[1]};"]
+        lines += [HELPERS[KIND]] if self.wide else []
         bindings: list[Binding] = []
         slots: list[int] = []
         last = len(self.r.buffers) - 1

@@ -167,6 +167,25 @@ def _parse_types_quickly(module: ModuleType) -> None:
     parser.parse_type = parse_type
 
 
+def _each_card(gpu: Any, module: ModuleType) -> list[Adapter]:
+    """Return the adapters. Dawn's binding lists one of several cards of one kind, so its own list is asked for that."""
+    listed: list[Adapter] = list(gpu.enumerate_adapters_sync())
+    every = getattr(gpu, "_enumerate_all_adapters", None)
+    if module.__name__ != "wgpudawn" or every is None:
+        return listed
+    extras = importlib.import_module("wgpudawn.backends.dawn.extras")
+    # The binding leaves out interfaces that compute nothing.
+    interfaces = {adapter.info["backend_type"] for adapter in listed}
+    found: dict[object, Adapter] = {}
+    for adapter in every():
+        info = adapter.info
+        if info["backend_type"] in interfaces:
+            which = extras.get_adapter_properties(adapter)
+            card = which.get("vulkan_uuids", which.get("d3d")) or info["device"]
+            found.setdefault((info["backend_type"], info["device_id"], str(card)), adapter)
+    return list(found.values())
+
+
 def _handles() -> list[Adapter]:
     module = binding()
     if binding_name() == "browser":
@@ -178,7 +197,7 @@ def _handles() -> list[Adapter]:
             # Loading the library gives the binding another `gpu`.
             gpu = module.gpu
             _parse_types_quickly(module)
-            return list(gpu.enumerate_adapters_sync())
+            return _each_card(gpu, module)
         except RuntimeError:
             # wgpu-native raises when neither a Vulkan loader nor EGL exists.
             return []
