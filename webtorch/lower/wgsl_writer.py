@@ -51,6 +51,8 @@ _INT32 = integer_limits(int32)
 TAKERS = 256
 # Below this many points, parallelism is worth more than four-element loads.
 VECTOR_POINTS = 1 << 15
+# Above so much work at a point, wide loads gain nothing, and four times the text takes long to compile.
+_MOST_WORK = 512
 
 
 @dataclass(slots=True)
@@ -290,6 +292,7 @@ class KernelWriter:
             self.lanes < 4
             and self.fast_count % 4 == 0
             and vector_points >= VECTOR_POINTS
+            and ex.cost(*k.expressions()) <= _MOST_WORK
             and all(s.combine == "set" for s in fast)
             and (wide or any(self.is_vector(s.position, 4, 4) for s in plain))
         ):
