@@ -108,3 +108,36 @@ def test_a_librarys_operator_is_given_by_a_decorator() -> None:
         return x + x
 
     assert operators.given.twice(webtorch.ones(2)).tolist() == twice(webtorch.ones(2)).tolist()
+
+
+def test_cuda_and_the_base_of_tensors_are_refused_as_in_pytorch() -> None:
+    """Of PyTorch's builds without CUDA, and of what is no class to make tensors of."""
+    from webtorch.as_torch.names import core, cuda, top
+
+    for call in (
+        lambda lib: lib.tensor([1], device="cuda"),
+        lambda lib: lib.tensor([1]).cuda(),
+        lambda lib: lib.tensor([1]).to("cuda"),
+    ):
+        for lib in (torch, webtorch):
+            with pytest.raises(AssertionError, match="Torch not compiled with CUDA enabled"):
+                call(lib)
+    assert not isinstance(webtorch.ones(2), cuda.FloatTensor)
+    with pytest.raises(TypeError, match="Torch not compiled with CUDA enabled"):
+        cuda.FloatTensor()
+    with (
+        pytest.warns(UserWarning, match="deprecated"),
+        pytest.raises(TypeError, match="Torch not compiled with CUDA enabled"),
+    ):
+        webtorch.set_default_tensor_type(cuda.FloatTensor)
+    with pytest.raises(RuntimeError, match="Not available for CUDA storage"):
+        cuda.ByteStorage.from_buffer()
+    base = core.TensorBase
+    assert isinstance(webtorch.ones(2), base)
+    assert issubclass(webtorch.Tensor, base)
+    assert base.add is webtorch.Tensor.add
+    with pytest.raises(RuntimeError, match="Cannot directly construct"):
+        base()
+    with pytest.raises(RuntimeError, match="Cannot subclass"):
+        type("Own", (base,), {})
+    assert top._grid_sampler_2d_cpu_fallback is webtorch.functions.public.grid_sampler_2d

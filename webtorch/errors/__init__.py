@@ -25,6 +25,10 @@ class DeviceError(WebtorchError):
     """Tensors are on different devices, or the device does not exist here."""
 
 
+class NoCudaError(DeviceError, AssertionError):
+    """A program asks for CUDA: PyTorch's builds without it raise AssertionError."""
+
+
 class OutOfMemoryError(WebtorchError):
     """The device has no memory left; names the largest live tensors."""
 

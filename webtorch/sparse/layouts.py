@@ -191,6 +191,7 @@ def _title(layout: Layout) -> str:
 
 
 def _checked_blocks(blocksize: Any, name: str) -> tuple[int, int]:
+    blocksize = (blocksize,) * 2 if isinstance(blocksize, int) else blocksize
     if len(blocksize) != 2:
         raise RuntimeError(
             f"{name}: blocksize needs to be a tuple of size 2, but got {len(blocksize)}"

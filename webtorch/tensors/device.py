@@ -9,7 +9,7 @@ import warnings
 from types import TracebackType
 from typing import Any
 
-from webtorch.errors import DeviceError
+from webtorch.errors import DeviceError, NoCudaError
 from webtorch.ir.lines import user_depth
 from webtorch.runtime.meta import meta_runtime
 from webtorch.runtime.realize import Runtime, runtime_for
@@ -119,9 +119,11 @@ def resolve(where: DeviceLike) -> Runtime:
     if where.type == "meta":
         return meta_runtime()
     if where.type in _OTHERS:
-        raise DeviceError(
-            f"device '{where}': webtorch has {' and '.join(map(repr, _KINDS))}; a program asks "
-            f"torch.cuda.is_available() before it uses 'cuda'. Use 'webgpu' instead"
+        is_cuda = where.type == "cuda"
+        raise (NoCudaError if is_cuda else DeviceError)(
+            f"{'Torch not compiled with CUDA enabled: ' if is_cuda else ''}device '{where}': webtorch has "
+            f"{' and '.join(map(repr, _KINDS))}; a program asks torch.cuda.is_available() before it uses 'cuda'. Use "
+            "'webgpu' instead"
         )
     return runtime_for(where.type, where.index or 0)
 

@@ -124,8 +124,10 @@ def set_default_tensor_type(t: Any, /) -> None:
         stacklevel=user_depth(),
     )
     name = t if isinstance(t, str) else t.__name__
+    if "cuda" in name:
+        raise TypeError(f"type {name} not available. Torch not compiled with CUDA enabled.")
     kinds = {"Float": float32, "Double": float64, "Half": float16}
     for kind, dtype in kinds.items():
-        if name.rpartition(".")[2] == f"{kind}Tensor" and "cuda" not in name:
+        if name.rpartition(".")[2] == f"{kind}Tensor":
             return set_default_dtype(dtype)
     raise TypeError(f"invalid type {name}: webtorch.set_default_dtype takes a floating dtype")

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.dispatch.call import plays
-from webtorch.errors import DeviceError, DTypeError, NoValuesError
+from webtorch.errors import DTypeError, NoCudaError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64
 from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
@@ -820,7 +820,7 @@ class Tensor(TensorBase):
     @plays("operation")
     def cuda(self, *args: object, **kwargs: object) -> Tensor:
         """Raise: there is no CUDA here."""
-        raise DeviceError(
+        raise NoCudaError(
             "Torch not compiled with CUDA enabled (Tensor.cuda): webtorch has the devices 'cpu' and "
             "'webgpu'; use .to('webgpu')"
         )

@@ -18,7 +18,33 @@ from webtorch.tensors.override import state
 from webtorch.tensors.storage import is_lazily_cloned
 from webtorch.tensors.tape import AccumulateGrad, GradFn, shown
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.tensor import Tensor as TensorBase
+
+
+class _OfTensors(type):
+    """The class of tensors' base: tensors are instances, and its names are theirs."""
+
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
+        raise RuntimeError(
+            "Cannot directly construct TensorBase; subclass it and then construct that"
+        )
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, Tensor)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(Tensor, name)
+
+
+class TensorBase(metaclass=_OfTensors):
+    """What tensors derive from in PyTorch's core."""
+
+    def __init_subclass__(cls) -> None:
+        """Refuse."""
+        raise RuntimeError("Cannot subclass _TensorBase directly")
+
 
 _TensorBase = TensorBase
 # As `__torch_dispatch__` of a class, it says that the class replaces no kernel.

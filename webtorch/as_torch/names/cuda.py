@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch import cuda
+from webtorch.functions import legacy, storages
 
 
 class _Absent:
@@ -30,3 +31,26 @@ class StreamContext(_Absent):
 
 class graph(_Absent):
     """A block that is captured as a graph of CUDA."""
+
+
+class _Named(type):
+    """A class of CUDA's tensors or storages, of which nothing is an instance."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(f"type {cls.__name__} not available. Torch not compiled with CUDA enabled.")
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__") or cls.__name__.endswith("Tensor"):
+            raise AttributeError(f"type object '{cls.__name__}' has no attribute '{name}'")
+        return _refuse
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("Not available for CUDA storage")
+
+
+def __getattr__(name: str) -> Any:
+    # The old classes, by the names that they have in torch.
+    if name in legacy.CONSTRUCTORS or name in storages._dtype_to_storage_type_map().values():
+        return _Named(f"torch.cuda.{name}", (), {})
+    raise AttributeError(name)

@@ -102,6 +102,9 @@ def compiled_with_cxx11_abi() -> bool:
     return True
 
 
+_grid_sampler_2d_cpu_fallback = webtorch.grid_sampler_2d
+
+
 def _int_mm(input: Any, mat2: Any) -> Any:
     """Return the product of two matrices of int8 in int32."""
     return webtorch.mm(input.int(), mat2.int())
