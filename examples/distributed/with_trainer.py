@@ -1,9 +1,6 @@
 """Hugging Face's Trainer in several processes.
 
 torchrun --nproc_per_node=2 examples/distributed/with_trainer.py
-
-DistributedDataParallel looks for unused parameters in pinned memory, which PyTorch has for devices of its own only: the
-Trainer asks for that with models that are not transformers', so it is told not to.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ def main(steps: int = 120) -> None:
     x, y = points()
     arguments = TrainingArguments(
         tempfile.mkdtemp(), use_cpu=True, max_steps=steps, per_device_train_batch_size=64, learning_rate=3e-3,
-        lr_scheduler_type="constant", logging_steps=20, ddp_find_unused_parameters=False,
+        lr_scheduler_type="constant", logging_steps=20,
         save_strategy="no", report_to=[], disable_tqdm=True,
     )  # fmt: skip
     data: Any = [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)]

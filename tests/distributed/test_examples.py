@@ -64,3 +64,14 @@ def test_a_worker_leaves_and_comes_back(options: tuple[str, ...]) -> None:
     losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", said)]
     assert set(workers) == {2, 3} and workers[-1] == 3
     assert losses[-1] < 0.3, said
+
+
+@pytest.mark.long
+def test_scale_measures_and_predicts() -> None:
+    said = run("-m", "benchmarks.scale", "--quick")
+    rows = [line for line in said.splitlines() if line.startswith(("| DDP", "| FSDP2", "| DiLoCo"))]
+    assert len(rows) == 9 and "4 processes:" in said
+    for row in rows:
+        parts = [float(part) for part in row.split("|")[3:-1]]
+        # More devices on the same links are never better.
+        assert parts == sorted(parts, reverse=True) and 0 < parts[-1] <= parts[0] <= 100

@@ -709,3 +709,13 @@ def test_operators_that_pytorch_composes_of_nothing(webgpu: str, scramble: bool)
     assert torch._saturate_weight_to_fp16(ranged * 3e4).tolist() == [3e4, 6e4, 65504, 65504]
     first = torch._sobol_engine_initialize_state_(torch.zeros_like(turned), 3)
     assert torch.equal(first.cpu(), torch.quasirandom.SobolEngine(3).sobolstate)
+
+
+def test_a_linear_layer_without_inputs_or_outputs_has_gradients() -> None:
+    # As a part of a layer that several processes split.
+    for shape in ((3, 0), (0, 3), (0, 0)):
+        weight = torch.ones(shape, device="webgpu", requires_grad=True)
+        x = torch.ones(2, 2, shape[1], device="webgpu", requires_grad=True)
+        F.linear(x, weight).sum().backward()
+        assert weight.grad is not None and weight.grad.shape == shape
+        assert x.grad is not None and x.grad.cpu().eq(shape[0]).all()

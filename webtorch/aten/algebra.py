@@ -81,9 +81,10 @@ def _fft_c2r(x: Tensor, dim: Sequence[int], normalization: int, last_dim_size: i
 def _linear_backward(
     x: Tensor, g: Tensor, weight: Tensor, mask: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    rows = g.reshape(-1, g._shape[-1])
+    many = math.prod(g._shape[:-1])
+    rows = g.reshape(many, g._shape[-1])
     gx = op.matmul(g, conjugate(weight)) if mask[0] else None
-    gw = op.matmul(rows.t(), conjugate(x.reshape(-1, x._shape[-1]))) if mask[1] else None
+    gw = op.matmul(rows.t(), conjugate(x.reshape(many, x._shape[-1]))) if mask[1] else None
     return gx, gw, op.sum(rows, 0) if mask[2] else None
 
 
