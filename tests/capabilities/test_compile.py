@@ -235,7 +235,7 @@ def test_a_step_is_one_submission_and_reads_nothing_back(
     submitted, read = [], []
     submit, download = backend.submit, backend.download
     monkeypatch.setattr(backend, "submit", lambda *a: (submitted.append(1), submit(*a))[1])
-    monkeypatch.setattr(backend, "download", lambda *a: (read.append(1), download(*a))[1])
+    monkeypatch.setattr(backend, "download", lambda *a, **o: (read.append(1), download(*a, **o))[1])
     for _ in range(5):
         loss = run(x, y)
     assert len(submitted) == 5 and not read

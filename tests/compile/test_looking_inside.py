@@ -167,7 +167,9 @@ def test_named_results_are_read_back_together(device: str, monkeypatch: pytest.M
         reads: list[int] = []
         download = backend.download
         monkeypatch.setattr(
-            backend, "download", lambda *args: (reads.append(1), download(*args))[1]
+            backend,
+            "download",
+            lambda *args, **options: (reads.append(1), download(*args, **options))[1],
         )
         for factor in (1, 2):
             everything(x * factor)

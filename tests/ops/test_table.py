@@ -17,6 +17,7 @@ from tests import long
 from tests.ops import table
 from webtorch.ir.dtype import ALL, DType, uint16, uint64
 from webtorch.ops.record import Op
+from webtorch.runtime.backend import FEW
 
 OPS = table.tested()
 # PyTorch warns of the degenerate inputs that the layouts include; so do we, and neither is the
@@ -66,7 +67,7 @@ def _cases(op: Op, dtype: DType, device: str) -> list[tuple[str, Any, Any]]:
 def test_values(op: Op, dtype: DType, device: str) -> None:
     if device == "webgpu" and not dtype.webgpu:
         with pytest.raises(webtorch.errors.DTypeError):
-            webtorch.zeros(2, dtype=dtype, device=device)
+            webtorch.zeros(2 * FEW, dtype=dtype, device=device)
         return
     if not _oracle_takes(op, dtype):
         return

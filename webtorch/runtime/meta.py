@@ -69,7 +69,7 @@ class _MetaBackend:
         """Return memory that is nothing."""
         return _Nothing(dtype, elements)
 
-    def download(self, buffer: object) -> NoReturn:
+    def download(self, buffer: object, *, into: object = None) -> NoReturn:
         """Raise NoValuesError."""
         raise NoValuesError(
             "Cannot copy out of meta tensor; no data! Make it on a device that holds values: "

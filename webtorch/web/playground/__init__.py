@@ -36,8 +36,8 @@ EXAMPLES = {
     "siren": "SIREN: a network becomes a picture",
     "basics": "First steps",
 }
-# Neither PyTorch nor a command line is in a page: what makes a device of it is left out, and the commands.
-_LEFT_OUT = {"__pycache__", "pytorch", "cli"}
+# Neither PyTorch nor TensorBoard nor a command line is in a page: what needs them is left out.
+_LEFT_OUT = {"__pycache__", "pytorch", "cli", "tensorboard.py"}
 
 
 class PyodideMissingError(WebtorchError):
