@@ -26,7 +26,7 @@ def _tensor(value: object, name: str) -> None:
         )
 
 
-def _tensors(value: Any, name: str) -> None:
+def _tensors(value: object, name: str) -> None:
     if not isinstance(value, (list, tuple)) or not all(isinstance(x, Tensor) for x in value):
         kinds = [type(x) for x in value] if isinstance(value, (list, tuple)) else None
         raise TypeError(
@@ -472,7 +472,7 @@ class P2POp:
         return f"P2POp({self.op.__name__} peer={self.peer}, {tuple(self.tensor.shape)}, {self.tensor.dtype})"
 
 
-def batch_isend_irecv(p2p_op_list: Any) -> list[Work]:
+def batch_isend_irecv(p2p_op_list: object) -> list[Work]:
     """Begin all messages, and return their works."""
     if (
         not isinstance(p2p_op_list, list)

@@ -293,7 +293,7 @@ class ProcessGroup:
     """Processes that call collectives together: PyTorch's Gloo between them."""
 
     def __init__(
-        self, store: Any, ranks: Sequence[int], rank: int, name: str, timeout: datetime.timedelta
+        self, store: object, ranks: Sequence[int], rank: int, name: str, timeout: datetime.timedelta
     ) -> None:
         """Connect the processes of global `ranks`; `rank` is this one's number among them."""
         self.ranks, self._rank, self.group_name, self.timeout = list(ranks), rank, name, timeout

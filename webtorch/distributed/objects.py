@@ -101,7 +101,7 @@ def broadcast_object_list(
 
 
 def scatter_object_list(
-    scatter_object_output_list: Any,
+    scatter_object_output_list: object,
     scatter_object_input_list: Sequence[Any] | None = None,
     src: int | None = None,
     group: Group = None,

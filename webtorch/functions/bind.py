@@ -250,7 +250,7 @@ def _operators() -> None:
 def _part_property(name: str) -> property:
     part = TABLE[name].function
 
-    def put(self: Tensor, value: Any) -> None:
+    def put(self: Tensor, value: object) -> None:
         part(self).copy_(value if isinstance(value, Tensor) else torch_tensor(value))
 
     torch_tensor = TABLE["tensor"].function

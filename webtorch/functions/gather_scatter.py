@@ -318,7 +318,7 @@ def _as_value(op: str, value: object, like: Tensor) -> Tensor:
     return cast_to(value.to(like.device), like.dtype)
 
 
-def _filled_once(memory: Tensor, dim: int, index: Tensor, value: Any) -> tuple[Any, ...]:
+def _filled_once(memory: Tensor, dim: int, index: Tensor, value: object) -> tuple[Any, ...]:
     """Each position along a dim whose elements share their places is the first."""
     return dim, index if memory._shape[dim] > 1 else index * 0, value
 

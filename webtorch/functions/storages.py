@@ -164,7 +164,7 @@ class StorageBase(_Memory):
             )
         return super().__new__(cls)
 
-    def __init__(self, *args: Any, device: DeviceLike = None) -> None:
+    def __init__(self, *args: object, device: DeviceLike = None) -> None:
         """Take a number of bytes, or a sequence of them."""
         given = args[0] if len(args) == 1 else None
         if isinstance(given, StorageBase):
@@ -358,7 +358,7 @@ class TypedStorage(_Memory):
 
     def __init__(
         self,
-        *args: Any,
+        *args: object,
         wrap_storage: StorageBase | None = None,
         dtype: DType | None = None,
         device: DeviceLike = None,

@@ -259,7 +259,7 @@ class DataParallel(Module):
         self,
         module: Module,
         device_ids: Sequence[Any] | None = None,
-        output_device: Any = None,
+        output_device: object = None,
         dim: int = 0,
     ) -> None:
         """Hold the module; one device alone gets it at once."""
@@ -274,7 +274,7 @@ class DataParallel(Module):
         if len(self.device_ids) == 1:
             self.module.to(self.device_ids[0])
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+    def forward(self, *inputs: object, **kwargs: object) -> Any:
         """Call the module on all devices and gather what it returns."""
         devices = self.device_ids
         if not devices:

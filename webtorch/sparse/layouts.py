@@ -65,7 +65,7 @@ def _split(places: Tensor, shape: Sequence[int]) -> Tensor:
     return dense.stack([places, *reversed(rows)])
 
 
-def to_dense(x: Tensor, dtype: Any = None, *, masked_grad: bool | None = None) -> Tensor:
+def to_dense(x: Tensor, dtype: object = None, *, masked_grad: bool | None = None) -> Tensor:
     """Return the dense tensor of the same elements."""
     out = whole(x) if isinstance(x, SparseTensor) else x
     return out if dtype is None else out.to(dtype)
@@ -135,7 +135,7 @@ def _to_coo(x: Tensor, sparse_dim: int | None) -> SparseTensor:
 
 
 def to_compressed(
-    x: Tensor, layout: Layout, dense_dim: int | None = None, blocksize: Any = None
+    x: Tensor, layout: Layout, dense_dim: int | None = None, blocksize: object = None
 ) -> SparseTensor:
     """Return a matrix, or a batch of them, in a compressed layout. Raises RuntimeError where PyTorch has no such
     conversion.

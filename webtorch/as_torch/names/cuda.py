@@ -9,7 +9,7 @@ from webtorch.functions import legacy, storages
 
 
 class _Absent:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         cuda.init()
 
 
@@ -45,7 +45,7 @@ class _Named(type):
         return _refuse
 
 
-def _refuse(*args: Any, **kwargs: Any) -> Any:
+def _refuse(*args: object, **kwargs: object) -> Any:
     raise RuntimeError("Not available for CUDA storage")
 
 

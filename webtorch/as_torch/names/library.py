@@ -110,7 +110,7 @@ class CustomOpDef:
 def _differentiated(operator: CustomOpDef) -> Any:
     class Operator(autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
+        def forward(ctx: object, *args: object) -> Any:
             """Run the operator, and its setup_context if it has one."""
             out = operator._run(*args)
             if operator._setup_context is not None:
@@ -118,7 +118,7 @@ def _differentiated(operator: CustomOpDef) -> Any:
             return out
 
         @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
+        def backward(ctx: object, *grads: object) -> Any:
             """Return the gradients that the registered function gives."""
             assert operator._backward is not None
             return operator._backward(ctx, *grads)
@@ -172,7 +172,7 @@ def define(qualname: str, schema: object = None, *, lib: object = None, tags: ob
     _operator(qualname)
 
 
-def impl(qualname: Any, types: Any, func: object = None, *, lib: object = None) -> Any:
+def impl(qualname: object, types: object, func: object = None, *, lib: object = None) -> Any:
     """Give the function of an operator for devices of some kinds; or of one of a library, as in its own `impl`."""
     if isinstance(qualname, Library):
 

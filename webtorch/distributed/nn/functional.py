@@ -99,7 +99,7 @@ def all_gather(tensor: Tensor, group: Group = None) -> tuple[Tensor, ...]:
 
 
 def reduce_scatter(
-    output: Tensor, input_list: list[Tensor], op: Any = ReduceOp.SUM, group: Group = None
+    output: Tensor, input_list: list[Tensor], op: object = ReduceOp.SUM, group: Group = None
 ) -> Tensor:
     """Return the sum of all processes' entries for this one. Differentiable."""
     return _ReduceScatter.apply(op, group, *input_list)

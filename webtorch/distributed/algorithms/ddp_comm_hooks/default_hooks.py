@@ -54,7 +54,7 @@ def bf16_compress_hook(process_group: ProcessGroup | None, bucket: GradBucket) -
 
 
 def _wrapped(hook: Hook, dtype: DType) -> Hook:
-    def compress(state: Any, bucket: GradBucket) -> Future[Tensor]:
+    def compress(state: object, bucket: GradBucket) -> Future[Tensor]:
         whole = bucket.buffer()
         bucket.set_buffer(whole.to(dtype))
 
