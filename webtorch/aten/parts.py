@@ -742,7 +742,15 @@ def _added(product: str) -> Function:
     multiply = getattr(aten, product)
 
     def rule(
-        needs: Any, g: Any, _out: object, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1
+        needs: Any,
+        g: Any,
+        _out: object,
+        x: Any,
+        a: Any,
+        b: object,
+        *,
+        beta: Any = 1,
+        alpha: Any = 1,
     ) -> Any:
         return (
             _summed(_scaled(g, beta), x._shape) if needs[0] else None,
@@ -753,12 +761,12 @@ def _added(product: str) -> Function:
     return rule
 
 
-def _mv_backward(needs: Any, g: Any, _out: object, a: Any, v: Any) -> object:
+def _mv_backward(needs: Any, g: object, _out: object, a: Any, v: Any) -> object:
     outer = aten.mul(aten.unsqueeze(g, 1), v) if needs[0] else None
     return outer, aten.mv(aten.t(a), g) if needs[1] else None
 
 
-def _mul_backward(needs: Any, g: Any, _out: object, x: Any, y: Any) -> tuple[Any, ...]:
+def _mul_backward(needs: Any, g: object, _out: object, x: Any, y: Any) -> tuple[Any, ...]:
     """What the operands give each other, which a number has no part in."""
 
     def to(operand: Any, other: Any) -> object:
@@ -783,7 +791,7 @@ def _present(found: Sequence[object], *given: object) -> tuple[Any, ...]:
 
 
 def _convolution_backward(
-    needs: Any, g: object, _out: object, x: Any, w: Any, b: Any, *rest: object
+    needs: Any, g: object, _out: object, x: object, w: Any, b: Any, *rest: object
 ) -> object:
     sizes = [b.shape[0]] if b is not None else None
     mask = _needs(needs, x, w, b)
@@ -791,14 +799,14 @@ def _convolution_backward(
 
 
 def _layer_norm_backward(
-    needs: Any, gs: Any, out: Any, x: Any, shape: Any, w: Any, b: Any, _eps: float
+    needs: Any, gs: Any, out: Any, x: Any, shape: object, w: Any, b: Any, _eps: float
 ) -> object:
     mask = _needs(needs, x, w, b)
     return _present(aten.native_layer_norm_backward(gs[0], x, shape, *out[1:], w, b, mask), x, w, b)
 
 
 def _group_norm_backward(
-    needs: Any, gs: Any, out: Any, x: Any, w: Any, b: Any, *rest: object
+    needs: Any, gs: Any, out: Any, x: object, w: Any, b: Any, *rest: object
 ) -> object:
     mask = _needs(needs, x, w, b)
     return _present(
@@ -807,7 +815,7 @@ def _group_norm_backward(
 
 
 def _batch_norm_backward(
-    needs: Any, gs: Any, out: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, training: bool, _momentum: float,
+    needs: Any, gs: Any, out: Any, x: Any, w: Any, b: object, mean: Any, var: Any, training: bool, _momentum: float,
     eps: float,
 ) -> object:  # fmt: skip
     mask = _needs(needs, x, w, b)
@@ -823,7 +831,7 @@ def _flash_backward_of(
 
 
 def _efficient_backward_of(
-    _needs: object, gs: Any, out: Any, q: Any, k: Any, v: Any, mask: Any, _sums: object, p: float, causal: bool,
+    _needs: object, gs: Any, out: Any, q: Any, k: object, v: Any, mask: Any, _sums: object, p: float, causal: bool,
     **options: object,
 ) -> object:  # fmt: skip
     name = "_scaled_dot_product_efficient_attention_backward"
@@ -834,7 +842,7 @@ def _efficient_backward_of(
 
 
 def _nll_loss_backward(
-    _needs: object, gs: Any, out: Any, x: Any, target: Any, weight: Any, *rest: object
+    _needs: object, gs: Any, out: Any, x: object, target: Any, weight: Any, *rest: object
 ) -> object:
     found = aten.nll_loss_backward(gs[0], x, target, weight, *rest, out[1])
     return (found, *_present((None, None), target, weight))

@@ -595,7 +595,7 @@ def svd(input: Tensor, some: bool = True, compute_uv: bool = True) -> OldSVD:
 # -- pseudo-inverse, least squares, rank, condition ---------------------------------------------------
 
 
-def _tolerance(a: Tensor, largest: Any, atol: Any, rtol: Any) -> Tensor:
+def _tolerance(a: Tensor, largest: object, atol: Any, rtol: Any) -> Tensor:
     """Return max(atol, rtol * largest), of the shape of the batch."""
     if rtol is None:
         rtol = EPSILON[a.dtype.to_real()] * max(a._shape[-2:])

@@ -173,7 +173,7 @@ range_ = range  # the builtin: PyTorch's function of this name stands below
     name="range", family="creation", function_in=TORCH, factory=True, example=Example((), (1, 9, 2))
 )
 def _range(
-    start: Any = 0,
+    start: object = 0,
     end: Any = None,
     step: Any = 1,
     *,

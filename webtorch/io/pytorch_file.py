@@ -413,7 +413,7 @@ class _Reader:
         """Stand for `torch._utils._rebuild_tensor_v3`, of dtypes that have no storage class."""
         return self.view(stored, dtype, offset, shape, strides, grad)
 
-    def meta_tensor(self, dtype: Any, shape: Any, strides: Any, grad: object) -> Tensor:
+    def meta_tensor(self, dtype: object, shape: Any, strides: Any, grad: object) -> Tensor:
         """Stand for `torch._utils._rebuild_meta_tensor_no_storage`: a tensor on "meta", without values."""
         if not (isinstance(dtype, DType) and _counts(shape) and _counts(strides)):
             self.archive.refuse(f"a tensor without values has shape {short(shape)} of {dtype}")
@@ -446,7 +446,7 @@ class _Reader:
         except (RuntimeError, ValueError, IndexError) as error:
             self.archive.refuse(f"a sparse tensor is damaged: {error}")
 
-    def wrapper(self, kind: Any, dtype: Any, shape: Any, strides: Any, offset: Any, layout: Any,
+    def wrapper(self, kind: Any, dtype: Any, shape: Any, strides: Any, offset: Any, layout: object,
                 device: Any, grad: Any) -> Tensor:  # fmt: skip
         """Stand for `torch._utils._rebuild_wrapper_subclass`: a tensor of a class that wraps others."""
         if not (isinstance(kind, type) and issubclass(kind, Tensor)):

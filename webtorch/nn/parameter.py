@@ -146,7 +146,9 @@ class _Uninitialized(Tensor):
     _becomes: ClassVar[Any]
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
         """Call what needs no shape. Raises ValueError for all else."""
         if func.__name__ in _WITHOUT_SHAPE:
             return super().__torch_function__(func, types, args, kwargs)

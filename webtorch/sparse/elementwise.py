@@ -137,7 +137,7 @@ def _divided(input: Any, other: Any, rounding_mode: str | None) -> SparseTensor:
 
 
 @rule("add", "_add")
-def add(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+def add(input: object, other: Any, *, alpha: Any = 1) -> Tensor:
     """Return the sum: of two sparse tensors a sparse one, of a dense and a sparse one a dense one."""
     if isinstance(input, SparseTensor) and isinstance(other, SparseTensor):
         return _sum(input, other, alpha)
@@ -196,6 +196,6 @@ def _sum(a: SparseTensor, b: SparseTensor, alpha: Any) -> Tensor:
 
 
 @rule("sub", "_sub")
-def sub(input: Any, other: Any, *, alpha: Any = 1) -> Tensor:
+def sub(input: object, other: Any, *, alpha: Any = 1) -> Tensor:
     """Return the difference, where `add` gives the sum."""
     return add(input, other, alpha=-alpha)

@@ -276,7 +276,7 @@ def _all(
 
 
 def _each(
-    parts: Sequence[tuple[int, Callable[..., Any] | None]], g: Any, out: Any, *values: Any
+    parts: Sequence[tuple[int, Callable[..., Any] | None]], g: object, out: Any, *values: Any
 ) -> tuple[Any, ...]:
     """Return the cotangents by rules for single operands."""
     found: list[Any] = []

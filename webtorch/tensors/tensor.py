@@ -87,7 +87,7 @@ class Tensor(TensorBase):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+        cls, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function that met a tensor of this class; its results are of this class, too.
 

@@ -282,7 +282,7 @@ class FlopCounterMode:
         if self.display:
             print(self.get_table(self.depth))  # noqa: T201
 
-    def count(self, operator: object, out: Any, args: Any, kwargs: Any) -> None:
+    def count(self, operator: object, out: object, args: Any, kwargs: Any) -> None:
         """Count a call for the modules that run."""
         formula = self.flop_registry.get(operator)
         if formula is not None:

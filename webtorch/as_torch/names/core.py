@@ -174,7 +174,7 @@ _ConvBackend = enum.Enum(
 
 
 def _select_conv_backend(
-    input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    input: Any, weight: Any, bias: object, stride: Any, padding: object, dilation: Any, transposed: bool,
     output_padding: Any, groups: int, *_: object,
 ) -> Any:  # fmt: skip
     """Return which of its kernels PyTorch would take without libraries of others: they compute the same."""

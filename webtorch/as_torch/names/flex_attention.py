@@ -26,7 +26,7 @@ def noop_mask(batch: Any, head: object, token_q: object, token_kv: object) -> An
 def and_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
     """Return the mask function that is true where all of them are."""
 
-    def mask(b: Any, h: Any, q: Any, k: Any) -> Any:
+    def mask(b: Any, h: object, q: Any, k: Any) -> Any:
         """Return whether all masks let the query see the key."""
         found = mask_mods[0](b, h, q, k)
         for one in mask_mods[1:]:

@@ -43,7 +43,7 @@ class FunctionalModuleWithBuffers(Module):
 class FunctionalModule(FunctionalModuleWithBuffers):
     """A module that is called with its parameters, in order."""
 
-    def forward(self, params: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, params: object, *args: Any, **kwargs: Any) -> Any:
         """Call the module with these in place of its own."""
         return super().forward(params, (), *args, **kwargs)
 

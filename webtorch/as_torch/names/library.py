@@ -215,7 +215,7 @@ def register_autocast(
 
 
 def register_autograd(
-    op: Any, backward: Any, /, *, setup_context: Any = None, lib: object = None
+    op: object, backward: Any, /, *, setup_context: Any = None, lib: object = None
 ) -> None:
     """Take the gradient of an operator."""
     _operator(op).register_autograd(backward, setup_context=setup_context)

@@ -27,7 +27,7 @@ def _convert_indices_from_csr_to_coo(
 
 
 def _validate_sparse_coo_tensor_args(
-    indices: Any, values: Any, size: Any, is_coalesced: bool = False
+    indices: object, values: Any, size: Any, is_coalesced: bool = False
 ) -> None:
     """Raise RuntimeError where these are not the parts of a COO tensor."""
     construction.sparse_coo_tensor(
@@ -36,7 +36,7 @@ def _validate_sparse_coo_tensor_args(
 
 
 def _validate_sparse_compressed_tensor_args(
-    compressed_indices: Any, plain_indices: Any, values: Any, size: Any, layout: Any
+    compressed_indices: object, plain_indices: Any, values: object, size: Any, layout: Any
 ) -> None:
     """Raise RuntimeError where these are not the parts of a compressed tensor."""
     construction.sparse_compressed_tensor(
@@ -45,14 +45,14 @@ def _validate_sparse_compressed_tensor_args(
 
 
 def _validate_sparse_csr_tensor_args(
-    crow_indices: Any, col_indices: Any, values: Any, size: Any
+    crow_indices: Any, col_indices: object, values: Any, size: Any
 ) -> None:
     """Raise RuntimeError where these are not the parts of a CSR tensor."""
     construction.sparse_csr_tensor(crow_indices, col_indices, values, size, check_invariants=True)
 
 
 def _validate_sparse_csc_tensor_args(
-    ccol_indices: Any, row_indices: Any, values: Any, size: Any
+    ccol_indices: Any, row_indices: object, values: Any, size: Any
 ) -> None:
     """Raise RuntimeError where these are not the parts of a CSC tensor."""
     construction.sparse_csc_tensor(ccol_indices, row_indices, values, size, check_invariants=True)
