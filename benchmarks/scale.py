@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,9 @@ BACKWARD = 2 / 3
 # Between machines; within one it is measured.
 NETWORK_LATENCY = 50e-6
 BUCKET = 25 * 2**20
+
+# What a process measured, by name.
+Times: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def measure(folder: str, rank: int, n: int, quick: bool) -> None:
     for _ in range(3):
         step()
         alone()
-    found: dict[str, Any] = {"step": best(step, turns), "alone": best(alone, turns)}
+    found: Times = {"step": best(step, turns), "alone": best(alone, turns)}
     size = found["size"] = sum(p.numel() * 4 for p in model.parameters())
     found["sent"] = 2 * (n - 1) / n * size
     there, here = torch.zeros(size // 4, device="webgpu"), torch.zeros(size // 4)
@@ -136,7 +139,7 @@ def measure(folder: str, rank: int, n: int, quick: bool) -> None:
     dist.destroy_process_group()
 
 
-def fitted(one: dict[str, Any], two: dict[str, Any]) -> Fit:
+def fitted(one: Times, two: Times) -> Fit:
     """Return latency and bandwidth from the all-reduces of two processes, staging from one process, and what is hidden
     from their steps.
     """
@@ -154,7 +157,7 @@ def fitted(one: dict[str, Any], two: dict[str, Any]) -> Fit:
     return Fit(fit.latency, fit.bandwidth, staging, hidden, True, max(1.0, waited / whole))
 
 
-def processes(n: int, quick: bool, folder: str) -> dict[str, Any]:
+def processes(n: int, quick: bool, folder: str) -> Times:
     """Return what n processes measure."""
     command = [
         sys.executable,

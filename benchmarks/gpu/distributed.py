@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,8 @@ from benchmarks.gpu.networks import resnet
 from benchmarks.harness import Row, show
 
 _REACH = 0.9
+# What a rank found, by name.
+_Found: TypeAlias = dict[str, Any]
 
 
 def _network(quick: bool) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
@@ -71,7 +73,7 @@ def _rank(device: str, quick: bool, out: Path) -> None:
     if dist.get_world_size() > 1:
         net = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
-    last: list[Any] = []
+    last: list[torch.Tensor] = []
 
     def step() -> None:
         optimizer.zero_grad()
@@ -86,7 +88,7 @@ def _rank(device: str, quick: bool, out: Path) -> None:
     times = _times(step, device, 3 if quick else 6, 1 if quick else 4)
     gradients = [p.grad for p in plain.parameters() if p.grad is not None]
     size = sum(g.numel() * g.element_size() for g in gradients)
-    found: dict[str, Any] = {"times": times, "bytes": size, "loss": float(last[0])}
+    found: _Found = {"times": times, "bytes": size, "loss": float(last[0])}
     if dist.get_world_size() > 1:
         flat = torch.ones(size // 4, device=device)
         found["alone"] = _times(lambda: dist.all_reduce(flat), device, 3, 1)
@@ -109,7 +111,7 @@ def _rank(device: str, quick: bool, out: Path) -> None:
     dist.destroy_process_group()
 
 
-def _measure(device: str, cards: int, quick: bool) -> dict[str, Any]:
+def _measure(device: str, cards: int, quick: bool) -> _Found:
     """Return what rank 0 of some processes found."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
@@ -117,7 +119,7 @@ def _measure(device: str, cards: int, quick: bool) -> dict[str, Any]:
         command += ["--standalone", "-m", "benchmarks.gpu.distributed"]
         command += ["--rank", str(out), "--device", device, *(["--quick"] if quick else [])]
         subprocess.run(command, check=True)
-        found: dict[str, Any] = json.loads(out.read_text())
+        found: _Found = json.loads(out.read_text())
         return found
 
 
@@ -134,7 +136,7 @@ def main() -> None:
         return
     rows = []
     for device in options.device:
-        alone: dict[str, Any] | None = None
+        alone: _Found | None = None
         for cards in options.cards:
             found = _measure(device, cards, options.quick)
             alone = alone or found

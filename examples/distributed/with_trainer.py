@@ -32,7 +32,9 @@ class Spirals(nn.Module):
 class Losses(TrainerCallback):
     """Prints losses."""
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+    def on_log(
+        self, args: object, state: object, control: object, logs: Any = None, **kwargs: object
+    ) -> None:
         """Print what is logged."""
         if state.is_world_process_zero and "loss" in logs:
             print(f"step {state.global_step}: loss {float(logs['loss']):.4f}", flush=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
+# PyTorch or webtorch, and what either makes.
+Either: TypeAlias = Any
 BATCH = 8
 
 
-def _gpt(torch: Any) -> Any:
+def _gpt(torch: Either) -> Either:
     nn = torch.nn
 
     class GPT(nn.Module):  # type: ignore[misc, name-defined]
@@ -17,14 +19,14 @@ def _gpt(torch: Any) -> Any:
             self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
             self.head = nn.Linear(16, 17)
 
-        def forward(self, x: Any) -> Any:
+        def forward(self, x: Either) -> Either:
             h = self.tokens(x) + self.places(torch.arange(8, device=x.device))
             return self.head(self.block(h)).flatten(0, 1)
 
     return GPT()
 
 
-def _cnn(torch: Any) -> Any:
+def _cnn(torch: Either) -> Either:
     nn = torch.nn
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2), nn.ReLU(),
@@ -32,16 +34,16 @@ def _cnn(torch: Any) -> Any:
     )  # fmt: skip
 
 
-def _embedding(torch: Any) -> Any:
+def _embedding(torch: Either) -> Either:
     return torch.nn.Sequential(torch.nn.EmbeddingBag(50, 8), torch.nn.Linear(8, 5))
 
 
-def _small(torch: Any) -> Any:
+def _small(torch: Either) -> Either:
     nn = torch.nn
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 5))
 
 
-def _data(torch: Any, name: str, generator: Any) -> tuple[Any, Any]:
+def _data(torch: Either, name: str, generator: Either) -> tuple[Either, Either]:
     if name == "gpt":
         x = torch.randint(0, 17, (BATCH, 9), generator=generator)
         return x[:, :-1], x[:, 1:]
@@ -59,8 +61,8 @@ MODELS = ("gpt", "cnn", "embedding")
 KINDS = ("synchronized", "accumulated", "bfloat16", "views", "unused", "compiled")
 
 
-def _wrapped(torch: Any, model: Any, kind: str) -> Any:
-    options: dict[str, Any] = {"bucket_cap_mb": 0.004}
+def _wrapped(torch: Either, model: Either, kind: str) -> Either:
+    options: dict[str, Either] = {"bucket_cap_mb": 0.004}
     if kind == "views":
         options["gradient_as_bucket_view"] = True
     if kind == "unused":
@@ -78,7 +80,7 @@ def _wrapped(torch: Any, model: Any, kind: str) -> Any:
     return wrapped
 
 
-def train(torch: Any, name: str, device: str, steps: int, kind: str = "") -> float:
+def train(torch: Either, name: str, device: str, steps: int, kind: str = "") -> float:
     """Return how far the weights are, relatively, from those of one process with the whole batch."""
     nn, dist = torch.nn, torch.distributed
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -119,18 +121,18 @@ def train(torch: Any, name: str, device: str, steps: int, kind: str = "") -> flo
     return float((a - b).norm() / b.norm())
 
 
-def _layers(model: Any, x: Any) -> Any:
+def _layers(model: Either, x: Either) -> Either:
     for name, layer in model.named_children():
         if name.isdigit():
             x = layer(x)
     return x
 
 
-def _forward(model: Any, x: Any, rank: int, size: int) -> Any:
+def _forward(model: Either, x: Either, rank: int, size: int) -> Either:
     out = _layers(model, x)
     return out + model.last(x) if rank == size - 1 else out
 
 
-def _forward_whole(torch: Any, model: Any, x: Any, first: int) -> Any:
+def _forward_whole(torch: Either, model: Either, x: Either, first: int) -> Either:
     out = _layers(model, x)
     return torch.cat([out[:first], out[first:] + model.last(x[first:])])

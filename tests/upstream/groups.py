@@ -25,7 +25,7 @@ import unittest
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from tests.conformance.pool import Worker, work_off
 from tests.upstream.report import CACHE, causes
@@ -62,6 +62,9 @@ SETTINGS = {
     "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS),
 }  # fmt: skip
 WAYS = ("pytorch", "device")
+
+# How a test ended.
+Result: TypeAlias = dict[str, Any]
 
 
 class _Rank(multiprocessing.get_context("fork").Process):  # type: ignore[name-defined, misc]
@@ -115,7 +118,7 @@ def _read(way: str, folder: Path, file: str) -> ModuleType:
     return module
 
 
-def _run(way: str, module: ModuleType, name: str) -> dict[str, Any]:
+def _run(way: str, module: ModuleType, name: str) -> Result:
     """Run one test, and tell the last lines of an error."""
     import torch
 
@@ -124,7 +127,7 @@ def _run(way: str, module: ModuleType, name: str) -> dict[str, Any]:
         name = name.replace("cuda", "webgpu")
     result, start = unittest.TestResult(), time.monotonic()
     unittest.defaultTestLoader.loadTestsFromName(name, module).run(result)
-    record: dict[str, Any] = {"seconds": round(time.monotonic() - start, 2)}
+    record: Result = {"seconds": round(time.monotonic() - start, 2)}
     if bad := [*result.errors, *result.failures]:
         lines = [line for line in bad[0][1].splitlines() if line.strip(" ^")]
         told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
@@ -133,7 +136,7 @@ def _run(way: str, module: ModuleType, name: str) -> dict[str, Any]:
     return {**record, "outcome": "skipped" if result.skipped else "passed", **reason}
 
 
-def _forked(way: str, module: ModuleType, name: str) -> dict[str, Any]:
+def _forked(way: str, module: ModuleType, name: str) -> Result:
     """Run one test in a process of its own, which has read everything."""
     out, inner = os.pipe()
     child = os.fork()
@@ -180,7 +183,7 @@ def work() -> None:
     for line in sys.stdin:
         test = json.loads(line)[2]
         if module is None:
-            result: dict[str, Any] = {"outcome": "failed", "message": error}
+            result: Result = {"outcome": "failed", "message": error}
         elif test:
             result = _forked(way, module, test)
         else:
@@ -189,13 +192,13 @@ def work() -> None:
         answers.flush()
 
 
-def ask(way: str, folder: Path, file: str, tests: list[str]) -> dict[str, Any]:
+def ask(way: str, folder: Path, file: str, tests: list[str]) -> Result:
     """Run tests of a file; results that are kept are not made again."""
     path = CACHE / "groups" / way / f"{file}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    found: Result = json.loads(path.read_text()) if path.exists() else {}
 
-    def finish(task: tuple[str, str, str], result: dict[str, Any], place: str) -> None:
+    def finish(task: tuple[str, str, str], result: Result, place: str) -> None:
         if "died" in result:
             result = {"outcome": "died", "message": result["died"]}
         found[task[2]] = result
@@ -224,7 +227,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     folder, wanted = options.folder.resolve(), options.tests.split(",")
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Result] = {}
     for file in [f for f in FILES if f.startswith(tuple(options.only.split(",")))]:
         if file != OF_THE_WHEEL and not (folder / f"{file}.py").exists():
             continue

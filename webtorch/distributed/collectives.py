@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from webtorch.distributed.engine import engine
+from webtorch.distributed.engine import Foreign, engine
 from webtorch.distributed.group import Exchange, ProcessGroup, Work
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.world import Group, get_group_rank, member
@@ -44,7 +44,7 @@ def _same_type(*tensors: Tensor) -> None:
             )
 
 
-def _reduced(name: str, op: Any, x: Tensor) -> tuple[ReduceOp, Any]:
+def _reduced(name: str, op: Any, x: Tensor) -> tuple[ReduceOp, Foreign]:
     """Return the reduction, and Gloo's."""
     chosen = ReduceOp(op)
     if chosen is ReduceOp.PREMUL_SUM:
@@ -69,7 +69,7 @@ def _root(root: int | None, group_root: int | None, group: ProcessGroup, name: s
     return get_group_rank(group, root)
 
 
-def _options(name: str, **values: object) -> Any:
+def _options(name: str, **values: object) -> Foreign:
     made = getattr(engine().c10d, name)()
     for key, value in values.items():
         setattr(made, key, value)
@@ -93,7 +93,8 @@ def all_reduce(
         return None
     chosen, kind = _reduced("all_reduce", op, tensor)
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         return gloo.allreduce([exchange.host(tensor)], _options("AllreduceOptions", reduceOp=kind))
 
     return _ended(found.call("all_reduce", [tensor], [tensor], issue, chosen), async_op)
@@ -129,7 +130,8 @@ def reduce(
     chosen, kind = _reduced("reduce", op, tensor)
     mine = found.rank() == root
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         host = exchange.host(tensor, mine)
         # What Gloo leaves in the others' memory is nobody's.
         host = host if mine else host.clone()
@@ -154,7 +156,8 @@ def broadcast(
     root = _root(src, group_src, found, "src")
     mine = found.rank() == root
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         host = exchange.host(tensor, not mine)
         return gloo.broadcast([host], _options("BroadcastOptions", rootRank=root, rootTensor=0))
 
@@ -173,7 +176,8 @@ def all_gather(
     if found is None:
         return None
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         given = exchange.host(tensor, False)
         return gloo.allgather([[exchange.host(x) for x in tensor_list]], [given])
 
@@ -193,7 +197,8 @@ def all_gather_into_tensor(
     if output_tensor.numel() != input_tensor.numel() * found.size():
         raise ValueError("output tensor size must be equal to world_size times input tensor size")
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         given = exchange.host(input_tensor, False)
         out = exchange.host(output_tensor)
         parts = list(out.view(-1).chunk(found.size()))
@@ -230,7 +235,8 @@ def gather(
     if found.rank() != root and lists:
         raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         given = exchange.host(tensor, False)
         out = [[exchange.host(x) for x in lists]] if lists else []
         return gloo.gather(out, [given], _options("GatherOptions", rootRank=root))
@@ -261,7 +267,8 @@ def scatter(
     if found.rank() != root and lists:
         raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         given = [[exchange.host(x, False) for x in lists]] if lists else []
         out = exchange.host(tensor)
         return gloo.scatter([out], given, _options("ScatterOptions", rootRank=root))
@@ -285,7 +292,8 @@ def reduce_scatter(
         return None
     chosen, kind = _reduced("reduce_scatter", op, output)
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         given = [exchange.host(x, False) for x in input_list]
         out = exchange.host(output)
         return gloo.reduce_scatter([out], [given], _options("ReduceScatterOptions", reduceOp=kind))
@@ -311,7 +319,8 @@ def reduce_scatter_tensor(
         raise ValueError("input tensor must be the same size as output size times world size")
     chosen, kind = _reduced("reduce_scatter_tensor", op, output)
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         given = list(exchange.host(input, False).view(-1).chunk(found.size()))
         out = exchange.host(output).view(-1)
         return gloo.reduce_scatter([out], [given], _options("ReduceScatterOptions", reduceOp=kind))
@@ -336,7 +345,8 @@ def all_to_all(
     if found is None:
         return None
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         given = [exchange.host(x, False) for x in input_tensor_list]
         return gloo.alltoall([exchange.host(x) for x in output_tensor_list], given)
 
@@ -360,7 +370,8 @@ def all_to_all_single(
     if found is None:
         return None
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         given = exchange.host(input, False)
         out = exchange.host(output)
         return gloo.alltoall_base(
@@ -388,7 +399,8 @@ def isend(
             "Invalid destination rank: destination rank should not be the same as the rank of the current process."
         )
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         return gloo.send([exchange.host(tensor, False)], to, tag)
 
     return found.call("isend", [tensor], [], issue, is_message=True)
@@ -408,7 +420,8 @@ def irecv(
         return None
     of = None if src is None and group_src is None else _root(src, group_src, found, "src")
 
-    def issue(gloo: Any, exchange: Exchange) -> Any:
+    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+        """Give Gloo the call."""
         host = [exchange.host(tensor)]
         return gloo.recv_anysource(host, tag) if of is None else gloo.recv(host, of, tag)
 

@@ -14,7 +14,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+# An object of PyTorch's, which is not imported where types are checked: a Gloo group, its works, tensors and options.
+Foreign: TypeAlias = Any
 
 MISSING = (
     "webtorch.distributed: processes are connected by PyTorch's Gloo, and PyTorch is not installed: "

@@ -11,10 +11,9 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from webtorch.dispatch.call import refuse_scripts, settle_scripts
-from webtorch.distributed.engine import engine
+from webtorch.distributed.engine import Foreign, engine
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.futures import Future
 from webtorch.ir import dtype as dtypes
@@ -42,9 +41,9 @@ class Exchange:
         self.title, self.size, self.reduction = title, size, reduction
         # What is written back when the work is done: in this thread, and in the one that waits.
         self._after: list[Callable[[], None]] = []
-        self._written: list[tuple[Tensor, Any]] = []
+        self._written: list[tuple[Tensor, Foreign]] = []
         # Tensors that are on their way to the host.
-        self._arriving: dict[int, Any] = {}
+        self._arriving: dict[int, Foreign] = {}
 
     def begin(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
         """Compute what is read, and begin to read what is not in the host's memory; return whether all is there."""
@@ -70,7 +69,7 @@ class Exchange:
                 )._arriving()
         return all(x.is_cpu for x in (*given, *written))
 
-    def host(self, x: Tensor, is_written: bool = True) -> Any:
+    def host(self, x: Tensor, is_written: bool = True) -> Foreign:
         """Return what stands for a tensor: its own memory, or a copy of its values."""
         torch = engine().torch
         found = _view(x) if x.is_cpu else self._copy(x)
@@ -90,7 +89,7 @@ class Exchange:
                 self._written.append((x, found))
         return given
 
-    def _copy(self, x: Tensor) -> Any:
+    def _copy(self, x: Tensor) -> Foreign:
         torch = engine().torch
         coming = self._arriving.get(id(x))
         shape, kind = tuple(x.shape), getattr(torch, x.dtype.name)
@@ -101,7 +100,7 @@ class Exchange:
         contents = bytearray(asyncio.run(_arrive(coming)))
         return torch.frombuffer(contents, dtype=kind, count=x.numel()).reshape(shape)
 
-    def _settle(self, found: Any, given: Any) -> None:
+    def _settle(self, found: Foreign, given: Foreign) -> None:
         """Bring what came to the memory that it belongs to."""
         torch = engine().torch
         if self.reduction is ReduceOp.AVG:
@@ -129,11 +128,11 @@ class Exchange:
         self._written.clear()
 
 
-async def _arrive(coming: Any) -> Any:
+async def _arrive(coming: Foreign) -> Foreign:
     return await coming
 
 
-def _view(x: Tensor) -> Any:
+def _view(x: Tensor) -> Foreign:
     """Return a tensor of PyTorch's on the memory of one of ours."""
     torch, x = engine().torch, x.detach()
     if not x.numel():
@@ -144,7 +143,7 @@ def _view(x: Tensor) -> Any:
     return torch.from_numpy(see(x))
 
 
-def _uploaded(found: Any, like: Tensor) -> Tensor:
+def _uploaded(found: Foreign, like: Tensor) -> Tensor:
     """Return what PyTorch's tensor holds where ours is."""
     contents = found.contiguous().reshape(-1).view(engine().torch.uint8).numpy()
     return from_contents(memoryview(contents), like._shape, like.dtype, like._storage.runtime)
@@ -166,13 +165,13 @@ class Work:
         self._exchange: Exchange | None = exchange
         self._title = exchange.title
         self._result, self._group = list(result), group
-        self._gloo: Any = None
+        self._gloo: Foreign = None
         self._pending: Pending[None] | None = None
         self._error: RuntimeError | None = None
         self._future: Future[list[Tensor]] | None = None
         self._source = -1
 
-    def _start(self, issue: Callable[[Exchange], Any], here: bool) -> None:
+    def _start(self, issue: Callable[[Exchange], Foreign], here: bool) -> None:
         """Give Gloo the call, now or when the group's thread comes to it."""
         exchange = self._exchange
         assert exchange is not None
@@ -274,14 +273,14 @@ class Work:
         return self._future
 
 
-def _wait(gloo: Any, timeout: datetime.timedelta | None) -> None:
+def _wait(gloo: Foreign, timeout: datetime.timedelta | None) -> None:
     if timeout is None:
         gloo.wait()
     else:
         gloo.wait(timeout)
 
 
-def _source(gloo: Any) -> int:
+def _source(gloo: Foreign) -> int:
     try:
         return int(gloo._source_rank())
     except RuntimeError:
@@ -298,7 +297,7 @@ class ProcessGroup:
         """Connect the processes of global `ranks`; `rank` is this one's number among them."""
         self.ranks, self._rank, self.group_name, self.timeout = list(ranks), rank, name, timeout
         self.store = store
-        self._gloo: Any = engine().c10d.ProcessGroupGloo(store, rank, len(self.ranks), timeout)
+        self._gloo: Foreign = engine().c10d.ProcessGroupGloo(store, rank, len(self.ranks), timeout)
         self._thread: ThreadPoolExecutor | None = None
         self._last: Pending[None] | None = None
         self.bound_device_id: object = None
@@ -319,7 +318,7 @@ class ProcessGroup:
     def __repr__(self) -> str:
         return f"<ProcessGroup {self.group_name!r}: rank {self._rank} of {self.size()}, gloo>"
 
-    def gloo(self) -> Any:
+    def gloo(self) -> Foreign:
         """Return Gloo's group. Raises RuntimeError after `destroy_process_group`."""
         if self._gloo is None:
             raise RuntimeError(f"the process group {self.group_name!r} was destroyed")
@@ -343,7 +342,7 @@ class ProcessGroup:
         name: str,
         given: Sequence[Tensor],
         written: Sequence[Tensor],
-        issue: Callable[[Any, Exchange], Any],
+        issue: Callable[[Foreign, Exchange], Foreign],
         reduction: ReduceOp | None = None,
         is_message: bool = False,
     ) -> Work:

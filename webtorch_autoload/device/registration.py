@@ -11,9 +11,12 @@ import importlib
 import sys
 import weakref
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from webtorch_autoload.device import NAME, hide, libraries, module, state
+
+# A class or module of PyTorch's whose private parts no type tells.
+_Private: TypeAlias = Any
 
 
 @functools.cache
@@ -29,7 +32,7 @@ def register(torch: ModuleType) -> None:
         raise RuntimeError(f"PyTorch's place for an outside device is taken by {current!r}")
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-    base: Any = torch._C._acc.PrivateUse1Hooks
+    base: _Private = torch._C._acc.PrivateUse1Hooks
 
     class Hooks(base):
         """Answers of `torch.accelerator`. Does not open a device."""
@@ -46,7 +49,7 @@ def register(torch: ModuleType) -> None:
             """Return True: there is nothing to build."""
             return True
 
-    guard: Any = torch._C._acc.DeviceGuard
+    guard: _Private = torch._C._acc.DeviceGuard
 
     class Guard(guard):
         """What C++ functions that may not throw ask for the device's type: no frame of Python runs for the answer.
@@ -82,7 +85,7 @@ def _process_groups(torch: ModuleType) -> None:
     """Let groups of Gloo's have tensors of the device: `webtorch.pytorch.distributed` is what they call for these."""
     if not torch.distributed.is_available():
         return
-    groups: Any = importlib.import_module("torch.distributed.distributed_c10d")
+    groups: _Private = importlib.import_module("torch.distributed.distributed_c10d")
     gloo, backends, config = groups.Backend.GLOO, groups.Backend, groups.BackendConfig
     backends.default_device_backend_map.setdefault(NAME, gloo)
     if NAME not in backends.backend_capability[gloo]:
@@ -90,7 +93,7 @@ def _process_groups(torch: ModuleType) -> None:
     init = config.__init__
 
     @functools.wraps(init)
-    def with_host(self: Any, backend: Any) -> None:
+    def with_host(self: _Private, backend: Any) -> None:
         """Let a group of the device's have tensors of the host, too."""
         init(self, backend)
         if self.device_backend_map.get(NAME) == gloo:
@@ -103,11 +106,13 @@ def _process_groups(torch: ModuleType) -> None:
 
 def _communication_hooks(torch: ModuleType) -> None:
     """Let gradients travel as bfloat16: PyTorch asks for a CUDA that can, whatever the device."""
-    parallel: Any = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
+    parallel: _Private = importlib.import_module(
+        "torch.nn.parallel.distributed"
+    ).DistributedDataParallel
     check = parallel._check_comm_hook
 
     @functools.wraps(check)
-    def check_comm_hook(self: Any, hook: Any) -> None:
+    def check_comm_hook(self: _Private, hook: _Private) -> None:
         """Check a hook. Raises TypeError or ValueError where it takes or gives something else than hooks do."""
         if self.device_type == NAME and "bf16" in getattr(hook, "__name__", ""):
             return
@@ -143,13 +148,15 @@ def _unused_parameters(torch: ModuleType) -> None:
                 options["device"] = torch.device("cpu")
             return operator(*args, **options)
 
-    parallel: Any = importlib.import_module("torch.nn.parallel.distributed").DistributedDataParallel
+    parallel: _Private = importlib.import_module(
+        "torch.nn.parallel.distributed"
+    ).DistributedDataParallel
 
     def noting(method: Any) -> Any:
         """Return a method, which begins to note which parameters are used."""
 
         @functools.wraps(method)
-        def run(self: Any, *args: Any, **options: Any) -> None:
+        def run(self: _Private, *args: Any, **options: Any) -> None:
             """Run it."""
             here = self.device_type == NAME
             with Notes(len(self._module_parameters)) if here else contextlib.nullcontext():
@@ -212,14 +219,14 @@ def _storages(torch: ModuleType) -> None:
     torch.UntypedStorage.__new__ = staticmethod(new)
     made = torch.UntypedStorage.new
 
-    def new_like(self: Any) -> object:
+    def new_like(self: _Private) -> object:
         """Return an empty storage on the same device."""
         return new(type(self), 0, device=self.device) if self.device.type == NAME else made(self)
 
     torch.UntypedStorage.new = new_like
     resized = torch.UntypedStorage.resize_
 
-    def resize_(self: Any, nbytes: int) -> object:
+    def resize_(self: _Private, nbytes: int) -> object:
         """Change the size, keeping the bytes that fit."""
         if self.device.type == NAME:
             return importlib.import_module("webtorch.pytorch.device").resize_storage(self, nbytes)
@@ -229,11 +236,11 @@ def _storages(torch: ModuleType) -> None:
     # PyTorch reads and writes files through another storage of the address, which is only a name.
     written, read = torch.UntypedStorage._write_file, torch.UntypedStorage._set_from_file
 
-    def write_file(self: Any, *args: Any, **options: Any) -> object:
+    def write_file(self: _Private, *args: Any, **options: Any) -> object:
         """Write the bytes to a file."""
         return written(self.cpu() if self.device.type == NAME else self, *args, **options)
 
-    def set_from_file(self: Any, *args: Any, **options: Any) -> object:
+    def set_from_file(self: _Private, *args: Any, **options: Any) -> object:
         """Read the bytes from a file."""
         if self.device.type != NAME:
             return read(self, *args, **options)
@@ -243,7 +250,7 @@ def _storages(torch: ModuleType) -> None:
     torch.UntypedStorage._set_from_file = set_from_file
     found = torch.UntypedStorage.__getitem__
 
-    def get_item(self: Any, place: object) -> object:
+    def get_item(self: _Private, place: object) -> object:
         """Return a byte; of a slice a storage of its own, as an address within another one is none."""
         if isinstance(place, slice) and self.device.type == NAME:
             return new(type(self), self.cpu()[place].tolist(), device=self.device)
@@ -251,7 +258,7 @@ def _storages(torch: ModuleType) -> None:
 
     torch.UntypedStorage.__getitem__ = get_item
     # What `_setup_privateuseone_for_python_backend` leaves out: storage.webgpu(), storage.is_webgpu.
-    registration: Any = importlib.import_module("torch.utils.backend_registration")
+    registration: _Private = importlib.import_module("torch.utils.backend_registration")
     registration._generate_storage_methods_for_privateuse1_backend(NAME)
 
 
@@ -344,7 +351,7 @@ def _refuse_export(torch: ModuleType) -> None:
     def guarded(function: Any, name: str, error: type[Exception]) -> Any:
         """Return the method, which raises for tensors on the device."""
 
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(self: _Private, *args: Any, **kwargs: Any) -> Any:
             """Raise for a tensor on the device, else call the method."""
             if self.device.type == NAME:
                 raise error(f"{name}: {text}")
@@ -370,10 +377,10 @@ def _refuse_export(torch: ModuleType) -> None:
 
 def _printing(torch: ModuleType) -> None:
     """Print from a CPU copy: PyTorch formats numbers in float64, which the device does not have."""
-    module: Any = importlib.import_module("torch._tensor_str")
+    module: _Private = importlib.import_module("torch._tensor_str")
     original = module._tensor_str
 
-    def tensor_str(self: Any, indent: Any) -> Any:
+    def tensor_str(self: _Private, indent: Any) -> Any:
         """Return the text of a tensor's values, from a copy on the CPU."""
         return original(self.cpu() if self.device.type == NAME else self, indent)
 
@@ -451,7 +458,7 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
     torch.accelerator.set_device_index = set_device_index
     exchange = torch.accelerator.device_index.__enter__
 
-    def enter(self: Any) -> None:
+    def enter(self: _Private) -> None:
         """Check the index, and enter PyTorch's context."""
         module._check("device_index", self.idx)
         exchange(self)
@@ -459,7 +466,7 @@ def _accelerator(torch: ModuleType, module: ModuleType) -> None:
     torch.accelerator.device_index.__enter__ = enter
 
 
-def _stand_in(base: Any) -> Any:
+def _stand_in(base: _Private) -> Any:
     """Return the type of a class that takes the place of `base`: what is one of those is one of these."""
 
     class Meta(type(base)):  # type: ignore[misc]
@@ -472,7 +479,7 @@ def _stand_in(base: Any) -> Any:
     return Meta
 
 
-def _streams(torch: ModuleType, module: Any) -> None:
+def _streams(torch: ModuleType, module: _Private) -> None:
     """Let `torch.Stream` and `torch.Event` of the device be those of its module, which wait and have times.
 
     PyTorch asks a guard in C++ for these, in functions that Python cannot provide.
@@ -488,7 +495,7 @@ def _streams(torch: ModuleType, module: Any) -> None:
         module._check("Event", device)
         return module.Event(**options)
 
-    def replace(base: Any, own: Any) -> None:
+    def replace(base: _Private, own: Any) -> None:
         """Put a class in the place of PyTorch's, which makes ours for our device."""
 
         class Replaced(base, metaclass=_stand_in(base)):  # type: ignore[metaclass]
@@ -518,7 +525,7 @@ def _streams(torch: ModuleType, module: Any) -> None:
 
 def _generators(torch: ModuleType) -> None:
     """Let `torch.Generator(device="webgpu")` exist: a CPU generator whose numbers seed the device's own streams."""
-    base: Any = torch._C.Generator
+    base: _Private = torch._C.Generator
 
     class Generator(base, metaclass=_stand_in(base)):  # type: ignore[metaclass]
         __doc__ = base.__doc__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from webtorch.distributed import collectives
 from webtorch.distributed.reduction import ReduceOp
@@ -12,12 +12,15 @@ from webtorch.functions.movement import clone
 from webtorch.tensors.function import Function
 from webtorch.tensors.tensor import Tensor
 
+# What a function keeps for its gradient: any attributes.
+_Context: TypeAlias = Any
+
 __all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
 
 
 class _AllReduce(Function):
     @staticmethod
-    def forward(ctx: Any, op: Any, group: Group, x: Tensor) -> Tensor:
+    def forward(ctx: _Context, op: object, group: Group, x: Tensor) -> Tensor:
         """Return the sum of all."""
         ctx.op, ctx.group = op, group
         out = clone(x)
@@ -25,14 +28,14 @@ class _AllReduce(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the sum of all gradients."""
         return None, None, _AllReduce.apply(ctx.op, ctx.group, grad)
 
 
 class _Broadcast(Function):
     @staticmethod
-    def forward(ctx: Any, src: int, group: Group, x: Tensor) -> Tensor:
+    def forward(ctx: _Context, src: int, group: Group, x: Tensor) -> Tensor:
         """Return the tensor of `src`."""
         ctx.src, ctx.group = src, group
         out = clone(x)
@@ -40,7 +43,7 @@ class _Broadcast(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the sum of all gradients on `src`, zeros elsewhere."""
         found = default_group() if ctx.group is None else ctx.group
         whole = clone(grad)
@@ -51,7 +54,7 @@ class _Broadcast(Function):
 
 class _AllGather(Function):
     @staticmethod
-    def forward(ctx: Any, group: Group, x: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Context, group: Group, x: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors of all."""
         ctx.group = group
         found = default_group() if group is None else group
@@ -61,7 +64,7 @@ class _AllGather(Function):
         return tuple(out)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the sum of what all give for this process's tensor."""
         out = zeros_like(grads[0])
         collectives.reduce_scatter(out, [clone(g) for g in grads], group=ctx.group)
@@ -70,7 +73,7 @@ class _AllGather(Function):
 
 class _ReduceScatter(Function):
     @staticmethod
-    def forward(ctx: Any, op: Any, group: Group, *tensors: Tensor) -> Tensor:
+    def forward(ctx: _Context, op: object, group: Group, *tensors: Tensor) -> Tensor:
         """Return the sum of the entries for this process."""
         ctx.group = group
         out = zeros_like(tensors[0])
@@ -78,12 +81,12 @@ class _ReduceScatter(Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of all."""
         return None, None, *_AllGather.apply(ctx.group, grad)
 
 
-def all_reduce(tensor: Tensor, op: Any = ReduceOp.SUM, group: Group = None) -> Tensor:
+def all_reduce(tensor: Tensor, op: object = ReduceOp.SUM, group: Group = None) -> Tensor:
     """Return the sum of the tensors of all processes. Differentiable."""
     return _AllReduce.apply(op, group, tensor)
 
