@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
 
@@ -42,8 +42,8 @@ class Exchange:
         # What is written back when the work is done: in this thread, and in the one that waits.
         self._after: list[Callable[[], None]] = []
         self._written: list[tuple[Tensor, Foreign]] = []
-        # Tensors that are on their way to the host.
-        self._arriving: dict[int, Foreign] = {}
+        # Memory of the host's for tensors that are on their way there, and what to wait for.
+        self._arriving: dict[int, tuple[Foreign, Awaitable[object]]] = {}
 
     def begin(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
         """Compute what is read, and begin to read what is not in the host's memory; return whether all is there."""
@@ -64,9 +64,13 @@ class Exchange:
         for x in given:
             if not x.is_cpu and x.numel() and id(x) not in self._arriving:
                 values = x.detach()
+                found = _memory(x)
                 self._arriving[id(x)] = (
-                    values._pairs() if values.dtype.is_complex else values
-                )._arriving()
+                    found,
+                    (values._pairs() if values.dtype.is_complex else values)._arriving(
+                        _bytes(found)
+                    ),
+                )
         return all(x.is_cpu for x in (*given, *written))
 
     def host(self, x: Tensor, is_written: bool = True) -> Foreign:
@@ -90,15 +94,13 @@ class Exchange:
         return given
 
     def _copy(self, x: Tensor) -> Foreign:
-        torch = engine().torch
-        coming = self._arriving.get(id(x))
-        shape, kind = tuple(x.shape), getattr(torch, x.dtype.name)
-        if coming is None:
-            return torch.empty(shape, dtype=kind)
+        if id(x) not in self._arriving:
+            return _memory(x)
         import asyncio
 
-        contents = bytearray(asyncio.run(_arrive(coming)))
-        return torch.frombuffer(contents, dtype=kind, count=x.numel()).reshape(shape)
+        found, coming = self._arriving[id(x)]
+        asyncio.run(_arrive(coming))
+        return found
 
     def _settle(self, found: Foreign, given: Foreign) -> None:
         """Bring what came to the memory that it belongs to."""
@@ -128,8 +130,19 @@ class Exchange:
         self._written.clear()
 
 
-async def _arrive(coming: Foreign) -> Foreign:
-    return await coming
+async def _arrive(coming: Awaitable[object]) -> None:
+    await coming
+
+
+def _memory(like: Tensor) -> Foreign:
+    """Return an uninitialised tensor of PyTorch's in the host's memory."""
+    torch = engine().torch
+    return torch.empty(tuple(like.shape), dtype=getattr(torch, like.dtype.name))
+
+
+def _bytes(x: Foreign) -> memoryview:
+    """Return the memory of a contiguous tensor of PyTorch's."""
+    return memoryview(x.reshape(-1).view(engine().torch.uint8).numpy())
 
 
 def _view(x: Tensor) -> Foreign:
@@ -145,8 +158,8 @@ def _view(x: Tensor) -> Foreign:
 
 def _uploaded(found: Foreign, like: Tensor) -> Tensor:
     """Return what PyTorch's tensor holds where ours is."""
-    contents = found.contiguous().reshape(-1).view(engine().torch.uint8).numpy()
-    return from_contents(memoryview(contents), like._shape, like.dtype, like._storage.runtime)
+    contents = _bytes(found.contiguous())
+    return from_contents(contents, like._shape, like.dtype, like._storage.runtime)
 
 
 def _check(title: str, x: Tensor) -> None:

@@ -1930,7 +1930,7 @@ def randperm(
     pin_memory: builtins.bool = ...,
 ) -> _Tensor: ...
 def range(
-    start: _Any = ...,
+    start: object = ...,
     end: _Any = ...,
     step: _Any = ...,
     *,
