@@ -73,7 +73,7 @@ WHAT: dict[str, tuple[tuple[str, ...], str, str]] = {
     "accelerate_loop": (
         ("accelerate",),
         "`Accelerator.prepare`, `backward`, `accumulate`, clipping",
-        "several processes: webtorch works in one process",
+        "several processes under our own name (on PyTorch's device they work: [distributed.md](distributed.md))",
     ),
     "torchdiffeq_ode": (("torchdiffeq",), "four solvers, `odeint_adjoint`", ""),
     "geoopt_manifolds": (

@@ -76,6 +76,8 @@ def _killed(folder: Path) -> None:
                 folder / "new.pt",
             )
             (folder / "new.pt").rename(kept)
+        # The other rank would be killed before this one has saved.
+        dist.barrier()
     if not rank:
         weights = nn.utils.parameters_to_vector(model.parameters()).tolist()
         (folder / "found").write_text(json.dumps({"begin": begin, "weights": weights}))
