@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from webtorch.distributed.engine import Foreign, engine
-from webtorch.distributed.group import Exchange, ProcessGroup, Work
+from webtorch.distributed.group import Exchange, Work
 from webtorch.distributed.reduction import ReduceOp
-from webtorch.distributed.world import Group, get_group_rank, member
+from webtorch.distributed.world import Group, member, rank_in_group
 from webtorch.tensors.tensor import Tensor
 
 
@@ -58,15 +58,21 @@ def _reduced(name: str, op: Any, x: Tensor) -> tuple[ReduceOp, Foreign]:
     return chosen, getattr(engine().c10d.ReduceOp, kind)
 
 
-def _root(root: int | None, group_root: int | None, group: ProcessGroup, name: str) -> int:
-    """Return the rank in the group of who sends, or collects."""
-    if group_root is not None:
-        if root is not None:
-            raise ValueError(f"Can't specify both group_{name} and {name}")
-        return group_root
-    if root is None:
-        raise ValueError(f"Must specify {name} or group_{name}")
-    return get_group_rank(group, root)
+def _listed(tensor: Tensor, given: Sequence[Tensor] | None, name: str) -> list[Tensor]:
+    """Return the tensors of a list that one process gives, after a look at their types."""
+    _tensor(tensor, "tensor")
+    if given:
+        _tensors(given, name)
+    lists = list(given or [])
+    _same_type(tensor, *lists)
+    return lists
+
+
+def _check_listed(lists: Sequence[Tensor], is_root: bool, name: str, end: str) -> None:
+    if is_root and not lists:
+        raise ValueError(f"Argument ``{name}`` must be specified on {end} rank.")
+    if not is_root and lists:
+        raise ValueError(f"Argument ``{name}`` must NOT be specified on non-{end} ranks.")
 
 
 def _options(name: str, **values: object) -> Foreign:
@@ -126,7 +132,7 @@ def reduce(
     found = member(group, "reduce")
     if found is None:
         return None
-    root = _root(dst, group_dst, found, "dst")
+    root = rank_in_group(found, dst, group_dst)
     chosen, kind = _reduced("reduce", op, tensor)
     mine = found.rank() == root
 
@@ -153,7 +159,7 @@ def broadcast(
     found = member(group, "broadcast")
     if found is None:
         return None
-    root = _root(src, group_src, found, "src")
+    root = rank_in_group(found, src, group_src)
     mine = found.rank() == root
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
@@ -221,19 +227,12 @@ def gather(
     group_dst: int | None = None,
 ) -> Work | None:
     """Fill the list of process `dst` with the tensors of all."""
-    _tensor(tensor, "tensor")
-    if gather_list:
-        _tensors(gather_list, "gather_list")
-    lists = list(gather_list or [])
-    _same_type(tensor, *lists)
+    lists = _listed(tensor, gather_list, "gather_list")
     found = member(group, "gather")
     if found is None:
         return None
-    root = _root(0 if dst is None and group_dst is None else dst, group_dst, found, "dst")
-    if found.rank() == root and not lists:
-        raise ValueError("Argument ``gather_list`` must be specified on destination rank.")
-    if found.rank() != root and lists:
-        raise ValueError("Argument ``gather_list`` must NOT be specified on non-destination ranks.")
+    root = rank_in_group(found, dst, group_dst, 0)
+    _check_listed(lists, found.rank() == root, "gather_list", "destination")
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
@@ -253,19 +252,12 @@ def scatter(
     group_src: int | None = None,
 ) -> Work | None:
     """Let the tensor of each process become its entry of the list of process `src`."""
-    _tensor(tensor, "tensor")
-    if scatter_list:
-        _tensors(scatter_list, "scatter_list")
-    lists = list(scatter_list or [])
-    _same_type(tensor, *lists)
+    lists = _listed(tensor, scatter_list, "scatter_list")
     found = member(group, "scatter")
     if found is None:
         return None
-    root = _root(0 if src is None and group_src is None else src, group_src, found, "src")
-    if found.rank() == root and not lists:
-        raise ValueError("Argument ``scatter_list`` must be specified on source rank.")
-    if found.rank() != root and lists:
-        raise ValueError("Argument ``scatter_list`` must NOT be specified on non-source ranks.")
+    root = rank_in_group(found, src, group_src, 0)
+    _check_listed(lists, found.rank() == root, "scatter_list", "source")
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
@@ -393,7 +385,7 @@ def isend(
     found = member(group, "isend")
     if found is None:
         return None
-    to = _root(dst, group_dst, found, "dst")
+    to = rank_in_group(found, dst, group_dst)
     if to == found.rank():
         raise ValueError(
             "Invalid destination rank: destination rank should not be the same as the rank of the current process."
@@ -418,7 +410,7 @@ def irecv(
     found = member(group, "irecv")
     if found is None:
         return None
-    of = None if src is None and group_src is None else _root(src, group_src, found, "src")
+    of = None if src is None and group_src is None else rank_in_group(found, src, group_src)
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributed.collectives import all_gather, broadcast, recv, scatter, send
-from webtorch.distributed.world import Group, get_group_rank, member
+from webtorch.distributed.world import Group, member, rank_in_group
 from webtorch.ir.dtype import int64, uint8
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor
@@ -16,6 +16,10 @@ from webtorch.tensors.tensor import Tensor
 def _packed(value: object) -> Tensor:
     contents = pickle.dumps(value)
     return from_bytes(contents, (len(contents),), uint8)
+
+
+def _padded(x: Tensor, size: int) -> Tensor:
+    return from_bytes(bytes(x._contents()).ljust(size, b"\0"), (size,), uint8)
 
 
 def _unpacked(x: Tensor, size: int) -> Any:
@@ -41,7 +45,7 @@ def all_gather_object(object_list: list[Any], obj: object, group: Group = None) 
     all_gather(sizes, _numbers([mine.numel()]), found)
     numbers = [int(s.item()) for s in sizes]
     longest = max(numbers)
-    padded = from_bytes(bytes(mine._contents()).ljust(longest, b"\0"), (longest,), uint8)
+    padded = _padded(mine, longest)
     rooms = [_room(longest) for _ in numbers]
     all_gather(rooms, padded, found)
     object_list[:] = [_unpacked(x, n) for x, n in zip(rooms, numbers, strict=True)]
@@ -58,7 +62,7 @@ def gather_object(
     found = member(group, "gather_object")
     if found is None:
         return
-    root = _root(dst, group_dst, found)
+    root = rank_in_group(found, dst, group_dst, 0)
     mine = found.rank() == root
     if mine and object_gather_list is None:
         raise ValueError("Argument ``object_gather_list`` must be specified on destination rank.")
@@ -66,14 +70,6 @@ def gather_object(
     all_gather_object(gathered, obj, found)
     if mine and object_gather_list is not None:
         object_gather_list[:] = gathered
-
-
-def _root(root: int | None, group_root: int | None, group: Any) -> int:
-    if root is not None and group_root is not None:
-        raise ValueError("Can't specify both a rank and a rank in the group")
-    if group_root is not None:
-        return group_root
-    return 0 if root is None else get_group_rank(group, root)
 
 
 def broadcast_object_list(
@@ -88,7 +84,7 @@ def broadcast_object_list(
     found = member(group, "broadcast_object_list")
     if found is None:
         return
-    root = _root(src, group_src, found)
+    root = rank_in_group(found, src, group_src, 0)
     mine = found.rank() == root
     packed = [_packed(value) for value in object_list] if mine else []
     sizes = _numbers([x.numel() for x in packed] if mine else [0] * len(object_list))
@@ -115,7 +111,7 @@ def scatter_object_list(
         raise ValueError(
             "Expected argument scatter_object_output_list to be a list of size at least 1."
         )
-    root = _root(src, group_src, found)
+    root = rank_in_group(found, src, group_src, 0)
     mine = found.rank() == root
     packed = [_packed(value) for value in scatter_object_input_list or []] if mine else []
     longest = _numbers([max([x.numel() for x in packed], default=0), 0])
@@ -123,7 +119,7 @@ def scatter_object_list(
     most = int(longest.tolist()[0])
     size, room = _numbers([0]), _room(most)
     scatter(size, [_numbers([x.numel()]) for x in packed] or None, group=found, group_src=root)
-    padded = [from_bytes(bytes(x._contents()).ljust(most, b"\0"), (most,), uint8) for x in packed]
+    padded = [_padded(x, most) for x in packed]
     scatter(room, padded or None, group=found, group_src=root)
     scatter_object_output_list[0] = _unpacked(room, int(size.item()))
 

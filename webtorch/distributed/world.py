@@ -239,6 +239,20 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     return ranks.index(global_rank)
 
 
+def rank_in_group(
+    group: ProcessGroup, rank: int | None, group_rank: int | None, default: int | None = None
+) -> int:
+    """Return a rank in the group, which is told by one of two ways. Without either it is that of rank `default`."""
+    if group_rank is not None:
+        if rank is not None:
+            raise ValueError("Can't specify both group_rank and global_rank")
+        return group_rank
+    rank = default if rank is None else rank
+    if rank is None:
+        raise ValueError("Must specify global_rank or group_rank")
+    return get_group_rank(group, rank)
+
+
 def new_group(
     ranks: Iterable[int] | None = None,
     timeout: datetime.timedelta | None = None,
