@@ -269,7 +269,11 @@ class Backward:
             elif fn.turns is not None or fn.recalls or fn.is_watched:
                 self.paused = self._run_watched(fn, grads)
             elif self.needed is None or not self._ends(fn, grads):
-                self._pass_on(fn, self._call(fn, grads))
+                result = self._call(fn, grads)
+                if fn.post_hooks:
+                    # They came while the function ran, and see nothing of what it was given.
+                    result = _after(fn, result, [])
+                self._pass_on(fn, result)
 
     def _run_watched(self, fn: GradFn, grads: list[Tensor | None]) -> Turns:
         """Run a function at which some of the user's are called, each by whoever runs the pass; what it gives is sent
