@@ -148,7 +148,7 @@ def _check_steps(name: str, steps: object) -> None:
         raise TypeError(
             f"{name}(): argument 'steps' (position 3) must be int, not {type(steps).__name__}"
         )
-    if int(number_of(steps)) < 0:  # type: ignore[arg-type]
+    if int(number_of(steps)) < 0:
         raise RuntimeError(f"number of steps must be non-negative: {name} got {steps}")
 
 
