@@ -1,10 +1,14 @@
-"""DistributedDataParallel on "webgpu", a process a card: how much of a card's speed is left with several.
+"""DistributedDataParallel, a process a card: how much of a card's speed is left with several.
 
 Each process trains ResNet-50 on its own batch of 64, and all average their gradients. The efficiency of N cards is
-the time of a step on one card, alone, over the time of a step on each of N. Where PyTorch has CUDA, the same is
-measured there with NCCL.
+the time of a step on one card, alone, over the time of a step on each of N, of steps that are compiled alike. Steps in
+several forms: without DistributedDataParallel, with it, with its options for speed, and compiled; by PyTorch's device
+and by webtorch's own face (`--faces torch webtorch`). Where PyTorch has CUDA, the same is measured there with NCCL.
 
-    python -m benchmarks.gpu.distributed [--quick] [--cards 1 2 4] [--models resnet gpt]
+    python -m benchmarks.gpu.distributed [--cards 1 4] [--faces torch webtorch] [--device webgpu cuda]
+    WEBTORCH_PYTORCH_ENGINE=cpu python -m benchmarks.gpu.distributed --cards 1 2 --size thread
+
+Of the first process it tells how long the thread that runs the step computes, and how many programs it gives the card.
 """
 
 from __future__ import annotations
@@ -15,150 +19,285 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu.networks import resnet
-from benchmarks.harness import Row, show
 
 _REACH = 0.9
-# What a rank found, by name.
-_Found: TypeAlias = dict[str, Any]
+# Arguments of the network, pictures of a batch, their side, steps that warm up, turns and steps of a turn. "thread":
+# as many layers as ResNet-50 and little to compute, so that Python is what lasts.
+_SIZES: dict[str, tuple[Any, ...]] = {
+    "full": ((), 64, 224, 6, 4, 4),
+    "thread": (((3, 4, 6, 3), 8), 2, 32, 6, 4, 4),
+    "quick": (((1, 1, 1, 1), 8), 4, 32, 2, 2, 1),
+}
 
 
-def _network(quick: bool) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Return the network, a batch for this rank, and its labels."""
-    torch.manual_seed(0)
-    net = resnet((1, 1, 1, 1), 8) if quick else resnet()
-    torch.manual_seed(1 + dist.get_rank())
-    batch, side = (4, 32) if quick else (64, 224)
-    return net, torch.randn(batch, 3, side, side), torch.randint(1000, (batch,))
+class _Form(NamedTuple):
+    """A way to train."""
+
+    name: str
+    # What DistributedDataParallel is told; None without it.
+    options: dict[str, Any] | None = None
+    compiled: bool = False
 
 
-def _wait(device: str) -> None:
-    torch.get_device_module(device).synchronize()
+_FAST = {"gradient_as_bucket_view": True, "broadcast_buffers": False, "bucket_cap_mb": 50}
+_FORMS = (
+    _Form("plain"),
+    _Form("DDP", {}),
+    _Form("DDP, views", {"gradient_as_bucket_view": True}),
+    _Form("DDP, views, no buffers, 50 MB", _FAST),
+    _Form("compiled", compiled=True),
+    _Form("compiled DDP", {}, True),
+    _Form("compiled DDP, views", {"gradient_as_bucket_view": True}, True),
+)
 
 
-def _times(step: Callable[[], object], device: str, turns: int, count: int) -> list[float]:
-    """Return the seconds of one step, in each of some turns."""
-    found = []
+def _synchronize() -> None:
+    torch.accelerator.synchronize()
+
+
+class _Step:
+    """A step of training, and how long the threads of it have computed."""
+
+    def __init__(self, form: _Form, size: str, device: str, ours: bool) -> None:
+        """`ours`: `torch` is webtorch's own face, of which the network is compiled within."""
+        network, batch, side = _SIZES[size][:3]
+        torch.manual_seed(0)
+        model: Any = resnet(*network).to(device)
+        if form.compiled and ours:
+            model = torch.compile(model)
+        if form.options is not None:
+            model = DistributedDataParallel(model, **form.options)
+        if form.compiled and not ours:
+            model = torch.compile(model)
+        self.model, self.thread = model, threading.get_ident()
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+        torch.manual_seed(1 + dist.get_rank())
+        self.x = torch.randn(batch, 3, side, side).to(device)
+        self.y = torch.randint(1000, (batch,)).to(device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin to count."""
+        self.forward = self.backward = self.last = 0.0
+        self.of_backward: list[float] = []
+
+    def _note(self, gradient: object) -> None:
+        if threading.get_ident() != self.thread:
+            self.of_backward.append(time.thread_time())
+
+    def __call__(self) -> None:
+        """Train once."""
+        started = time.thread_time()
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(self.x), self.y)
+        loss.register_hook(self._note)
+        ended = time.thread_time()
+        self.forward += ended - started
+        loss.backward()
+        started = time.thread_time()
+        self.backward += started - ended
+        self.optimizer.step()
+        self.last += time.thread_time() - started
+
+    def threads(self, count: int) -> str:
+        """Return in words how long a step computes in each thread, of so many."""
+        times = self.of_backward
+        mine = (self.forward + self.backward + self.last) / count
+        parts = ", ".join([
+            f"{name} {1e3 * seconds / count:.1f}"
+            for name, seconds in (
+                ("forward", self.forward), ("backward", self.backward), ("step", self.last),
+            )
+        ])  # fmt: skip
+        theirs = (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
+        more = "" if theirs is None else f", another of the backward pass {1e3 * theirs:.1f}"
+        return f"thread {1e3 * mine:.1f} ms ({parts}){more}"
+
+
+def _runs() -> int:
+    """Return how many programs have run on devices of webtorch's."""
+    realize: Any = sys.modules.get("webtorch.runtime.realize")
+    return sum(r.counters.realized for r in realize.open_runtimes()) if realize else 0
+
+
+def _say(**found: object) -> None:
+    """Tell the first process what was found."""
+    if dist.get_rank() == 0:
+        print(json.dumps(found), flush=True)
+
+
+def _measure(form: _Form, size: str, device: str, ours: bool) -> None:
+    """Train in one form, and tell what it took."""
+    started = time.perf_counter()
+    step = _Step(form, size, device, ours)
+    warm, turns, count = _SIZES[size][3:]
+    for _ in range(warm):
+        step()
+    _synchronize()
+    ready = time.perf_counter() - started
+    step.clear()
+    times = []
+    before = _runs()
     for _ in range(turns):
-        _wait(device)
+        _synchronize()
         dist.barrier()
         started = time.perf_counter()
         for _ in range(count):
             step()
-        _wait(device)
-        found.append((time.perf_counter() - started) / count)
+        _synchronize()
+        times.append((time.perf_counter() - started) / count)
+    runs = (_runs() - before) / (turns * count)
+    _say(
+        form=form.name, times=times, compiled=form.compiled, ready=ready,
+        note=f"{step.threads(turns * count)}, {runs:.1f} runs",
+    )  # fmt: skip
+
+
+def _turns(work: Callable[[], object], turns: int = 6) -> list[float]:
+    """Return the seconds of each turn, which processes begin together."""
+    found = []
+    for _ in range(turns):
+        _synchronize()
+        dist.barrier()
+        started = time.perf_counter()
+        work()
+        _synchronize()
+        found.append(time.perf_counter() - started)
     return found
 
 
-def _rank(device: str, quick: bool, out: Path) -> None:
-    """Train on one card, beside the others, and let rank 0 write what it took."""
-    local = int(os.environ["LOCAL_RANK"])
-    torch.get_device_module(device).set_device(local)
-    dist.init_process_group("nccl" if device == "cuda" else None)
-    net, x, y = _network(quick)
-    net, x, y = net.to(device), x.to(device), y.to(device)
-    plain = net
-    if dist.get_world_size() > 1:
-        net = DistributedDataParallel(net)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
-    last: list[torch.Tensor] = []
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        optimizer.step()
-        last[:] = [loss.detach()]
-
-    for _ in range(2 if quick else 8):
-        step()
-    _wait(device)
-    times = _times(step, device, 3 if quick else 6, 1 if quick else 4)
-    gradients = [p.grad for p in plain.parameters() if p.grad is not None]
-    size = sum(g.numel() * g.element_size() for g in gradients)
-    found: _Found = {"times": times, "bytes": size, "loss": float(last[0])}
-    if dist.get_world_size() > 1:
-        flat = torch.ones(size // 4, device=device)
-        found["alone"] = _times(lambda: dist.all_reduce(flat), device, 3, 1)
-        started = time.perf_counter()
+def _exchange(device: str, size: int) -> None:
+    """Tell how long sums take, and what they are made of."""
+    for count in (1 << 10, size // 16, size):
+        flat = torch.ones(count // 4, device=device)
         host = flat.cpu()
-        found["read"] = time.perf_counter() - started
-        started = time.perf_counter()
-        flat.copy_(host)
-        _wait(device)
-        found["write"] = time.perf_counter() - started
-        if device != "cuda":
-            found["gloo"] = []
-            for _ in range(3):
-                started = time.perf_counter()
-                dist.all_reduce(host)
-                found["gloo"].append(time.perf_counter() - started)
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
+        parts = {
+            "all_reduce": _turns(partial(dist.all_reduce, flat)),
+            "read": _turns(flat.cpu),
+            "write": _turns(partial(flat.copy_, host)),
+        }
+        if not device.startswith("cuda"):
+            parts["gloo"] = _turns(partial(dist.all_reduce, host))
+        _say(form=f"exchange of {count / 1e6:.3g} MB", parts=parts)
+
+
+def _rank(ours: bool, device: str, size: str, forms: list[str], ends: float) -> None:
+    """Train on one card, beside the others."""
+    local = int(os.environ["LOCAL_RANK"])
+    if ours:
+        from webtorch import webgpu
+
+        cards = webgpu.graphics_cards()
+        device = f"webgpu:{cards[local % len(cards)]}" if cards else "cpu"
+    else:
+        torch.get_device_module(device).set_device(local)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    several = dist.get_world_size() > 1
+    if several and device != "cpu":
+        _exchange(device, 100_000_000 if size == "full" else 1_000_000)
+    for form in _FORMS:
+        if form.name not in forms or (form.options is not None and not several):
+            continue
+        late = torch.tensor(float(time.time() > ends))
+        if device == "cuda":
+            late = late.to(device)
+        dist.all_reduce(late)
+        if late.item():
+            _say(form=form.name, late=True)
+            continue
+        _measure(form, size, device, ours)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _measure(device: str, cards: int, quick: bool) -> _Found:
-    """Return what rank 0 of some processes found."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "found.json")
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={cards}"]
-        command += ["--standalone", "-m", "benchmarks.gpu.distributed"]
-        command += ["--rank", str(out), "--device", device, *(["--quick"] if quick else [])]
-        subprocess.run(command, check=True)
-        found: _Found = json.loads(out.read_text())
-        return found
+def _launch(face: str, device: str, cards: int, options: argparse.Namespace) -> list[Any]:
+    """Print and return what the first of some processes finds."""
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={cards}"]
+    command += ["--standalone", "-m", *(["webtorch", "run", "-m"] if face == "webtorch" else [])]
+    command += [
+        "benchmarks.gpu.distributed",
+        "--rank",
+        face,
+        "--device",
+        device,
+        "--size",
+        options.size,
+    ]
+    command += ["--ends", str(options.ends), "--forms", *options.forms]
+    found = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not line.startswith("{"):
+                print(line, end="", flush=True)
+                continue
+            found.append(json.loads(line))
+            _show(face, device, cards, found[-1])
+    if process.returncode:
+        print(f"{face} on {device}, {cards} processes: ended with {process.returncode}", flush=True)
+    return found
+
+
+# Seconds of a step on one card, by face, device and whether it is compiled.
+_alone: dict[tuple[str, str, bool], float] = {}
+
+
+def _show(face: str, device: str, cards: int, found: dict[str, Any]) -> None:
+    """Print one row of a table."""
+    title = f"| {face} on {device} | {cards} | {found['form']} |"
+    if "late" in found:
+        print(f"{title} left out: no time | | |", flush=True)
+        return
+    if "parts" in found:
+        best = ", ".join([f"{k} {1e3 * min(v):.1f} ms" for k, v in found["parts"].items()])
+        print(f"{title} {best} | | |", flush=True)
+        return
+    best, median = min(found["times"]), statistics.median(found["times"])
+    if cards == 1:
+        _alone[face, device, found["compiled"]] = median
+    alone = _alone.get((face, device, found["compiled"]))
+    efficiency = "" if alone is None else f"{alone / median:.2f} of {_REACH if cards > 1 else 1}"
+    print(
+        f"{title} {1e3 * best:.1f} ms, median {1e3 * median:.1f} | {efficiency} | {found['note']}; "
+        f"ready after {found['ready']:.1f} s |",
+        flush=True,
+    )
 
 
 def main() -> None:
     """Measure, or be one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a small network, few steps")
-    parser.add_argument("--cards", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--size", choices=_SIZES, default="full")
+    parser.add_argument("--cards", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--faces", nargs="+", default=["torch"], help="torch, webtorch")
     parser.add_argument("--device", nargs="+", default=["webgpu"], help="webgpu, cuda")
-    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--forms", nargs="+", default=[f.name for f in _FORMS])
+    parser.add_argument("--seconds", type=float, default=150, help="begin no form after this time")
+    parser.add_argument("--rank", metavar="FACE", help=argparse.SUPPRESS)
+    parser.add_argument("--ends", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
-        _rank(options.device[0], options.quick, options.rank)
+        ours, device = options.rank == "webtorch", options.device[0]
+        _rank(ours, device, options.size, options.forms, options.ends)
         return
-    rows = []
-    for device in options.device:
-        alone: _Found | None = None
-        for cards in options.cards:
-            found = _measure(device, cards, options.quick)
-            alone = alone or found
-            best, median = min(found["times"]), statistics.median(found["times"])
-            more = ", ".join(
-                f"{name} {1e3 * (min(v) if isinstance(v, list) else v):.1f} ms"
-                for name, v in found.items()
-                if name in ("alone", "read", "write", "gloo")
-            )
-            rows.append(
-                Row(
-                    f"{device}: ResNet-50 on {cards}",
-                    min(alone["times"]),
-                    statistics.median(alone["times"]),
-                    best,
-                    median,
-                    _REACH if cards > 1 else None,
-                    f"{found['bytes'] / 1e6:.0f} MB of gradients; {more}",
-                )
-            )
-            print(rows[-1], flush=True)
-    show(rows)
+    options.ends = time.time() + options.seconds
+    print("| what | cards | form | a step | efficiency | |\n|---|---|---|---|---|---|", flush=True)
+    for face in options.faces:
+        for device in options.device if face == "torch" else ["webgpu"]:
+            for cards in options.cards:
+                _launch(face, device, cards, options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,4 @@
-"""Functions that read values of what they compute: where webtorch stands in for PyTorch, they do
-compiled what they do uncompiled.
-"""
+"""Functions that read values of what they compute do compiled what they do uncompiled."""
 
 from __future__ import annotations
 
@@ -13,16 +11,9 @@ import torch
 
 import webtorch
 from webtorch.errors import CaptureError
-from webtorch.tensors.host import reads
 
 # What is tested here is nearly the same on all devices.
 pytestmark = pytest.mark.one_in(3, device="webgpu")
-
-
-@pytest.fixture
-def as_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `install_as_torch` sets."""
-    monkeypatch.setattr(type(reads), "as_usual", True)
 
 
 def waved(module: Any, t: Any) -> Any:
@@ -181,13 +172,13 @@ PROGRAMS = [
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: str(p.__name__))
 def test_a_function_that_reads_runs_as_usual(
-    program: Callable[[Any, str, Callable[..., Any]], Iterator[Any]], device: str, as_pytorch: None
+    program: Callable[[Any, str, Callable[..., Any]], Iterator[Any]], device: str
 ) -> None:
     _agrees(program, device)
 
 
 @pytest.mark.one_in(2)
-def test_packed_sequences_run_as_usual_everywhere(device: str) -> None:
+def test_packed_sequences_run_as_usual(device: str) -> None:
     _agrees(packed_sequences, device)
     # As many steps and elements, of other lengths.
     packed = [
@@ -204,15 +195,10 @@ def test_packed_sequences_run_as_usual_everywhere(device: str) -> None:
         webtorch.testing.assert_close(got, rnn(p)[0].data)
 
 
-def test_reading_elsewhere_is_refused(
-    device: str, as_pytorch: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_graph_refuses_to_read(device: str) -> None:
     x = webtorch.ones(2, device=device)
     with pytest.raises(CaptureError, match=r"x\.sum"):
         webtorch.compile(lambda x: x * x.sum().item(), fullgraph=True)(x)
-    monkeypatch.setattr(type(reads), "as_usual", False)
-    with pytest.raises(CaptureError, match=r"x\.sum"):
-        webtorch.compile(lambda x: x * x.sum().item())(x)
 
 
 def _agrees(program: Callable[[Any, str, Callable[..., Any]], Iterator[Any]], device: str) -> None:
@@ -228,7 +214,7 @@ def _agrees(program: Callable[[Any, str, Callable[..., Any]], Iterator[Any]], de
             torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=1e-4, atol=1e-5)
 
 
-def test_the_warning_names_the_line_that_reads(device: str, as_pytorch: None) -> None:
+def test_the_warning_names_the_line_that_reads(device: str) -> None:
     step = webtorch.compile(lambda x: x * x.sum().item())  # the line
     x = webtorch.ones(2, device=device)
     with pytest.warns(UserWarning, match=r"(?s)runs as usual: it reads a value.*# the line"):
@@ -236,9 +222,7 @@ def test_the_warning_names_the_line_that_reads(device: str, as_pytorch: None) ->
     assert results == [[2, 2]] * 4
 
 
-def test_sizes_that_vary_are_given_up_by_a_function_that_reads(
-    device: str, as_pytorch: None
-) -> None:
+def test_sizes_that_vary_are_given_up_by_a_function_that_reads(device: str) -> None:
     step = webtorch.compile(lambda x: x * x.sum().item())
     given = [webtorch.ones(n, device=device) for n in (2, 3, 5)]
     for x in given:
@@ -248,7 +232,7 @@ def test_sizes_that_vary_are_given_up_by_a_function_that_reads(
     assert results == [[2.0] * 2, [3.0] * 3, [5.0] * 5]
 
 
-def test_results_that_share_and_contain_themselves(device: str, as_pytorch: None) -> None:
+def test_results_that_share_and_contain_themselves(device: str) -> None:
     def function(x: Any) -> Any:
         shared = [x]
         around: list[Any] = [float(x.sum())]

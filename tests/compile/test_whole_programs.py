@@ -343,7 +343,7 @@ def test_an_error_names_the_users_line_and_not_a_librarys() -> None:
     def decided(x: Any) -> Iterator[Any]:
         yield bool(x.sum() > 0)
 
-    @webtorch.compile
+    @webtorch.compile(fullgraph=True)
     def step(x: Any) -> Any:
         with decided(x) as positive:
             return x if positive else -x
@@ -351,7 +351,7 @@ def test_an_error_names_the_users_line_and_not_a_librarys() -> None:
     with pytest.raises(webtorch.errors.CaptureError, match=r"yield bool\(x.sum\(\) > 0\)"):
         step(webtorch.ones(2))
 
-    @webtorch.compile
+    @webtorch.compile(fullgraph=True)
     def sorts(x: Any) -> Any:
         return statistics.median([x[0], x[1]])  # the line
 

@@ -6,8 +6,8 @@ import re
 
 REFUSALS: dict[str, tuple[str, str]] = {
     # name: (type of the error, pattern of its text)
-    # docs/compile.md, "What is refused": shapes that depend on values (`x[x > 0]`, nonzero).
-    "a captured function reads values": ("CaptureError", r"cannot read values"),
+    # docs/compile.md, "What is refused": an export whose shapes depend on values (`x[x > 0]`, nonzero).
+    "an exported function reads values": ("CaptureError", r"cannot read values"),
     # docs/compile.md, "What is refused": x[i] of a 0-d tensor i on the device is a copy there.
     "as_strided of what a number on the device picked": (
         "CaptureError",

@@ -13,6 +13,8 @@ Function = Callable[..., torch.Tensor]
 PRODUCTS: dict[str, tuple[Function, tuple[int, ...], tuple[int, ...]]] = {
     "batches": (torch.matmul, (2, 3, 4), (2, 4, 5)),
     "one matrix": (torch.matmul, (2, 3, 4), (4, 5)),
+    "no features": (torch.matmul, (2, 3, 0), (0, 5)),
+    "no outputs": (torch.matmul, (2, 3, 4), (4, 0)),
     "one matrix first": (torch.matmul, (3, 4), (2, 4, 5)),
     "broadcast": (torch.matmul, (2, 1, 3, 4), (3, 4, 5)),
     "vector": (torch.matmul, (2, 3, 4), (4,)),

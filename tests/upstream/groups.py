@@ -63,6 +63,13 @@ SETTINGS = {
 }  # fmt: skip
 WAYS = ("pytorch", "device")
 
+# What a file says of cards and of their groups, and what is meant on the device.
+MEANT = (
+    (r"(?<!use_)(?<!common_)(?<!backends\.)cuda(?!\.amp)", "webgpu"),
+    (r"Backend\.NCCL", "Backend.GLOO"),
+    (r'(?<![!=]= ")(?<=["\':])nccl(?=["\'])', "gloo"),
+)
+
 # How a test ended.
 Result: TypeAlias = dict[str, Any]
 
@@ -75,14 +82,29 @@ class _Rank(multiprocessing.get_context("fork").Process):  # type: ignore[name-d
         super().run()
 
 
+def _module(way: str, name: str, path: Path) -> ModuleType:
+    """Return a file as a module of that name; on the device, it says what is meant."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    text = path.read_text()
+    for said, meant in MEANT if way == "device" else ():
+        text = re.sub(said, meant, text)
+    exec(compile(text, path, "exec"), vars(module))
+    vars(module).pop("load_tests", None)
+    return module
+
+
 def _read(way: str, folder: Path, file: str) -> ModuleType:
-    """Return a file as a module."""
+    """Return a file of tests as a module."""
     import torch
     import torch.testing._internal as wheel
     import torch.testing._internal.common_distributed as common
     import torch.testing._internal.common_utils as utils
 
     wants: Any = common
+    home = Path(wheel.__file__).parent
     if way == "device":
         wants.TEST_CUDA = True
         torch.cuda.device_count = lambda: 8
@@ -90,21 +112,16 @@ def _read(way: str, folder: Path, file: str) -> ModuleType:
         # By the name of another kind: PyTorch asks CUDA's own functions for more.
         wants.TEST_XPU = True
         torch.xpu.device_count = lambda: 8
+        torch.xpu.is_available = lambda: False
         torch.webgpu.device_count = lambda: 8
         wants.DistTestCases.backend_feature["webgpu"] = {"gloo"}
+        wants.requires_nccl = lambda: lambda test: test
+        wants.requires_nccl_version = lambda *_: lambda test: test
+        _module(way, f"{wheel.__name__}.common_fsdp", home / "common_fsdp.py")
     wants.MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(_Rank)
-    home = Path(wheel.__file__).parent / "distributed" if file == OF_THE_WHEEL else folder
-    path = home / f"{file}.py"
+    path = (home / "distributed" if file == OF_THE_WHEEL else folder) / f"{file}.py"
     sys.path[0:1] = [str(path.parent)]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    text = path.read_text()
-    if way == "device":
-        text = re.sub(r"(?<!use_)cuda(?!\.amp)", "webgpu", text)
-    exec(compile(text, path, "exec"), vars(module))
-    vars(module).pop("load_tests", None)
+    module = _module(way, path.stem, path)
     if file == OF_THE_WHEEL:
         base, tests = module.TestDistBackend, module.DistributedTest._DistTestBase
 
@@ -242,7 +259,7 @@ def main() -> None:
         cards = [
             test
             for test, result in known.items()
-            if result["outcome"] == "skipped" and re.search("(?i)cuda|gpu", result["message"])
+            if result["outcome"] == "skipped" and re.search("(?i)cuda|gpu|nccl", result["message"])
         ]
         kept = CACHE / "groups" / "device" / f"{file}.json"
         if options.again and kept.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,26 +106,48 @@ def everything(results: dict[str, dict[str, Any]], way: str) -> dict[str, Any]:
 
 
 def write(results: dict[str, dict[str, Any]], table: str = TABLE) -> None:
-    """Write a table of docs/upstream.md: the section that begins as `table` does."""
-    rows = [_row(f"`{name}`", ways) for name, ways in results.items()]
-    rows.append(_row("all", {way: everything(results, way) for way in WAYS}))
+    """Write a table of docs/upstream.md: the section that begins as `table` does.
+
+    Rows of which results are kept are made anew, others stay, and the last is the sum of all.
+    """
     title = table.partition("\n")[0] + "\n"
     before, _, after = PAGE.read_text(encoding="utf-8").partition(title)
-    _, found, rest = after.partition("\n## ")
+    written, found, rest = after.partition("\n## ")
+    counts = {
+        cells[0].strip(" `"): [_counted(cells[at], cells[at + 2]) for at in (1, 4)]
+        for cells in (row.strip("|").split("|") for row in written.splitlines())
+        if cells[0].startswith(" `")
+    }
+    for name, ways in results.items():
+        old = counts.get(name, [_NONE, _NONE])
+        counts[name] = [_count(ways[w]) if ways.get(w) else o for w, o in zip(WAYS, old)]
+    rows = [_row(f"`{name}`", counts[name]) for name in sorted(counts)]
+    sums = zip(*counts.values())
+    rows.append(_row("all", [tuple(map(sum, zip(*way))) for way in sums]))
     PAGE.write_text(before + table + "\n".join(rows) + "\n" + found + rest, encoding="utf-8")
 
 
-def _row(name: str, ways: dict[str, Any]) -> str:
+# How many tests passed, of how many, and how many are absent.
+Counts = tuple[int, ...]
+_NONE = (0, 0, 0)
+
+
+def _count(results: dict[str, Any]) -> Counts:
+    count = Counter(map(kind, results.values()))
+    return count["passed"], count["passed"] + count["failed"], count["absent"]
+
+
+def _counted(share: str, absent: str) -> Counts:
+    """Return what two cells of a row say."""
+    passed, _, of = share.partition(" of ")
+    return tuple(int(n) if n.strip().isdecimal() else 0 for n in (passed, of, absent.strip()))
+
+
+def _row(name: str, counts: Sequence[Counts]) -> str:
     cells = [name]
-    for way in WAYS:
-        count = Counter(map(kind, ways.get(way, {}).values()))
-        rest = count["passed"] + count["failed"]
-        share = f"{100 * count['passed'] / rest:.1f} %" if rest else "-"
-        cells += [
-            f"{count['passed']} of {rest}" if rest else "-",
-            share,
-            str(count["absent"] or "-"),
-        ]
+    for passed, of, absent in counts:
+        cells += [f"{passed} of {of}", f"{100 * passed / of:.1f} %"] if of else ["-", "-"]
+        cells.append(str(absent or "-"))
     return "| " + " | ".join(cells) + " |"
 
 

@@ -14,7 +14,6 @@ import sys
 
 from webtorch.as_torch.finder import Finder
 from webtorch.as_torch.room import Room
-from webtorch.tensors.host import reads
 
 _finder = Finder()
 
@@ -37,7 +36,6 @@ def install_as_torch() -> None:
             "`webtorch run`"
         )
     sys.meta_path.insert(0, _finder)
-    type(reads).as_usual = True
 
 
 def uninstall_as_torch() -> None:
@@ -48,7 +46,6 @@ def uninstall_as_torch() -> None:
     """
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-        type(reads).as_usual = False
     for name in [n for n, m in sys.modules.items() if isinstance(m, Room)]:
         del sys.modules[name]
 

@@ -97,7 +97,8 @@ def _matmul_backward(
     gx = op.matmul(g, y.transpose(-2, -1)) if mask[0] else None
     if y.ndim == 2 and x.ndim > 2 and mask[1]:
         # One product of all rows, in the place of a sum of products.
-        x, g = x.reshape(-1, x._shape[-1]), g.reshape(-1, g._shape[-1])
+        many = math.prod(x_shape[:-1])
+        x, g = x.reshape(many, x_shape[-1]), g.reshape(many, g._shape[-1])
     gy = op.matmul(x.transpose(-2, -1), g) if mask[1] else None
     return (
         None if gx is None else gx.sum_to_size(x_shape),

@@ -133,9 +133,8 @@ def compile(
     A Module gives a Module, which stands for it: see `OptimizedModule`. Anything else gives a
     `CompiledFunction`.
 
-    A function that reads a value of what it computes raises CaptureError, which says where. Where
-    webtorch stands in for PyTorch (`webtorch run`, `install_as_torch`) it runs as usual instead,
-    with a warning, unless `fullgraph` is set. PyTorch's other options are accepted; there is one
+    A function that reads a value of what it computes runs as usual, with a warning that says where it
+    reads; with `fullgraph` it raises CaptureError. PyTorch's other options are accepted; there is one
     compiler and one mode. With `device="meta"` nothing runs and no device is needed: a call plans
     the program for a common GPU, to be looked at, and returns tensors without values. `captures`
     names intermediate results that `captured()` is to give after a call (True: all that have a

@@ -70,7 +70,6 @@ from webtorch.tensors.host import (
     RunAsUsual,
     TracedOptions,
     bindings,
-    reads,
     tracing,
 )
 from webtorch.tensors.modes import mode
@@ -114,8 +113,8 @@ def capture(
     what the function reads outside its arguments, and in `objects`, is watched, and NotReplayable is
     raised where the call did what a program cannot repeat: it stands, if its arguments have values, and
     is undone if not. Where the function reads a value of what it computes, CaptureError is raised; with
-    `reading`, where reads are allowed, that is called, the call goes on as usual from there, and
-    NotReplayable is raised at its end.
+    `reading`, that is called, the call goes on as usual from there, and NotReplayable is raised at its
+    end.
     """
     refuse_scripts("a function is captured")
     rest = careful, runtime, compiler, wanted, reading
@@ -250,11 +249,7 @@ class _Capturing:
         return result
 
     def _go_on(self) -> None:
-        """Stop recording, where that is allowed: what the call did so far stands, and is computed
-        like any other work.
-        """
-        if not reads.allowed:
-            return
+        """Stop recording: what the call did so far stands, and is computed like any other work."""
         place = _place_of(traceback.walk_stack(sys._getframe(1)))
         self.usual = "it reads a value of what it computes" + (f", at {place}" if place else "")
         if tracing.options is not None and tracing.options.plain:
@@ -730,7 +725,7 @@ class _Aliases:
         home = {id(t._storage): t for t in existing}
         left = [t for t in tensors_in(left) if id(t) not in known]
         for t in left:
-            if t._base is not None:
+            if t._base is not None and t._made_by is None:
                 # Its base may have been written with gradients since it was made.
                 t._refresh_view()
         views = Counter(id(t._base) for t in left)

@@ -20,7 +20,7 @@ from webtorch.ir import dtype as dtypes
 from webtorch.ops import primitive
 from webtorch.tensors.arrays import see
 from webtorch.tensors.creation import from_contents
-from webtorch.tensors.host import reads, tracing
+from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.storage import writes
 from webtorch.tensors.tensor import Tensor
@@ -51,9 +51,8 @@ class Exchange:
         refuse_scripts("tensors are sent to other processes")
         if tracing.active:
             # The function that is captured runs as usual from here on.
-            with reads.are_needed():
-                for runtime in {x._storage.runtime for x in (*given, *written)}:
-                    runtime.realize()
+            for runtime in {x._storage.runtime for x in (*given, *written)}:
+                runtime.realize()
             tracing.refuse("it sends tensors to other processes, which a program cannot")
         for x in (*given, *written):
             _check(self.title, x)

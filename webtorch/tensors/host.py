@@ -11,7 +11,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from webtorch.dispatch.call import looking
 from webtorch.ir.dtype import Scalar
@@ -23,15 +23,8 @@ class RunAsUsual(Exception):
     """
 
 
-class _Reads(threading.local):
-    """What a captured function may do that reads a value of what it computes: run as usual from there
-    on, as PyTorch's do, or nothing, and CaptureError says where it reads.
-    """
-
-    # Whether every read ends the capture: while webtorch stands in for PyTorch.
-    as_usual: ClassVar[bool] = False
-    # Whether the library reads here what its function must know, such as lengths.
-    needed = False
+class _Reads:
+    """Whether the library reads values that it could do without."""
 
     @property
     def possible(self) -> bool:
@@ -39,20 +32,6 @@ class _Reads(threading.local):
         whose replays would not look.
         """
         return not tracing.active
-
-    @property
-    def allowed(self) -> bool:
-        """Whether a value may be read."""
-        return self.needed or self.as_usual
-
-    @contextlib.contextmanager
-    def are_needed(self) -> Iterator[None]:
-        """Let reads within the block end a capture."""
-        before, self.needed = self.needed, True
-        try:
-            yield
-        finally:
-            self.needed = before
 
 
 class HostScalar(float):
@@ -617,8 +596,7 @@ reads = _Reads()
 
 def sizes_in(counts: Any) -> list[int]:
     """Read lengths or positions from a Tensor, which decide about shapes. They end a capture."""
-    with reads.are_needed():
-        return [int(n) for n in counts.tolist()]
+    return [int(n) for n in counts.tolist()]
 
 
 bindings = _Bindings()

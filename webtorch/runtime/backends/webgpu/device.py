@@ -149,6 +149,7 @@ class WebGPUBackend:
 
     name = "webgpu"
     reads_parts = False
+    singles = None
 
     def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:
         self.index = adapter.index
