@@ -436,7 +436,7 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
     first = schema.arguments[0].alias_info
     writes = first is not None and first.is_write
     kinds, function = Kinds(is_free(function)), placed(function)
-    compose = compose or functools.partial(overload._op_dk, STRUCTURED)
+    compose = _uncounted(compose or functools.partial(overload._op_dk, STRUCTURED))
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
@@ -479,6 +479,23 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
             raise
 
     return kernel
+
+
+def _uncounted(compose: Kernel) -> Kernel:
+    """Return a composition whose calls count as none of the thread's: they are not made any more once its kind of call
+    is known.
+    """
+
+    def composed(*args: object, **kwargs: object) -> Any:
+        """Compose the operator."""
+        ahead = device.runtime().ahead
+        calls, ahead.calls = ahead.calls, 0
+        try:
+            return compose(*args, **kwargs)
+        finally:
+            ahead.calls = calls
+
+    return composed
 
 
 def numbered(overload: OpOverload, function: Kernel) -> Kernel:

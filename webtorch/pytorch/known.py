@@ -319,8 +319,11 @@ class Kinds:
             or self.failures >= _MOST_FAILURES
         ):
             return None
-        if len(home.pending) >= home.ahead.most << (not self.heavy):
+        ahead = home.ahead
+        if ahead.calls >= ahead.most << (not self.heavy):
+            ahead.calls = 0
             home.flush()
+        ahead.calls += 1
         home.apart = True
         parts: list[Any] = [*begun]
         tensors: list[torch.Tensor] = []
