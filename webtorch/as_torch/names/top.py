@@ -194,7 +194,7 @@ def get_device_module(device: Any = None) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("_foreach_") and name.removeprefix("_foreach_") in NAMES:
         return foreach(name.removeprefix("_foreach_"))
-    if name.startswith(("_convert_indices_from_", "_validate_sparse_")):
+    if name.startswith(("_convert_indices_from_", "_validate_sparse_", "_validate_compressed_sparse_")):
         return getattr(_import_module("webtorch.as_torch.names.sparse_parts"), name)
     if name == "default_generator":
         return webtorch.default_generator("cpu")
