@@ -58,6 +58,7 @@ _REFUSED: dict[str, Call] = {
     "addcdiv of ints": lambda t: t.addcdiv(*[t.ones(2, dtype=t.int64)] * 3),
     "addcdiv_ of ints": lambda t: t.tensor(1).addcdiv_(t.tensor(1), t.tensor(1)),
     "randint_like of complex": lambda t: t.randint_like(t.ones(2) * 1j, 6),
+    "baddbmm, input": lambda t: t.ones(1, 1, 1).int().baddbmm(*[t.ones(1, 1, 1)] * 2),
     "logspace": lambda t: t.logspace(0, 1, -1, dtype=t.int32),
     "randint of complex": lambda t: t.randint(6, (2,), dtype=t.complex64),
     "randperm of halves": lambda t: t.randperm(2**11 + 2, out=t.empty(0, dtype=t.half)),
