@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-import sys
 import threading
 import time
 import warnings
@@ -26,7 +25,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
-from webtorch.pytorch import interrupt
+from webtorch.pytorch import interrupt, sharding
 from webtorch.pytorch.copying import begin_download, host_tensor, overwrite
 from webtorch_autoload.device import NAME, hide, libraries
 
@@ -484,43 +483,12 @@ _MOST_OPEN = 1024
 _numbers: collections.deque[_Work] = collections.deque(maxlen=16)
 
 
-_taught: list[bool] = []
-
-
-def _teach_sharding() -> None:
-    """Tell DTensor how the gradient of a linear layer is sharded: ours is one operator, which it does not know."""
-    if _taught or "torch.distributed.tensor" not in sys.modules:
-        return
-    _taught.append(True)
-    from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.experimental import register_sharding
-
-    @register_sharding(torch.ops.aten.linear_backward.default)
-    def linear_backward(x: Any, gradient: Any, weight: Any, mask: Sequence[bool]) -> Any:
-        """Return how results and operands may lie: alike, by the batch, by the outputs, or by the inputs."""
-        whole, last = Replicate(), len(x.shape) - 1
-        ways: list[tuple[list[Any], list[Any]]] = [
-            ([whole, whole, whole], [whole, whole, whole]),
-            ([Partial(), Shard(0), Shard(0)], [whole, Shard(last), Shard(0)]),
-            ([Shard(last), Shard(1), whole], [Shard(last), whole, Shard(1)]),
-        ]
-        for dim in range(last):
-            ways.append(([Shard(dim), Partial(), Partial()], [Shard(dim), Shard(dim), whole]))
-        return [
-            (
-                [how if asked else None for how, asked in zip(results, mask, strict=True)],
-                [*operands, None],
-            )
-            for results, operands in ways
-        ]
-
-
 def _kernel(operator: _Operator) -> Callable[..., Any]:
     """Return the kernel of a collective for tensors on the device."""
 
     def kernel(*args: object, **options: object) -> Any:
         interrupt.check()
-        _teach_sharding()
+        sharding.teach()
         call = _Call(operator, operator.bind(args, options))
         if operator.name not in _MESSAGES:
             work: Any = _Work(call)

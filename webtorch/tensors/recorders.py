@@ -17,7 +17,6 @@ from webtorch.ir.dtype import (
     DType,
     Scalar,
     bool_,
-    int64,
     integer_limits,
 )
 from webtorch.ir.graph import Form, Node, window
@@ -30,7 +29,6 @@ from webtorch.tensors.batching import levels_of, logical, physical, sizes_of
 from webtorch.tensors.forward import propagate
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.primitives import (
-    check_int64,
     device_mismatch,
     fill,
     ordered_node,
@@ -286,8 +284,6 @@ class _Recorder:
                 found.append(_scalar(op, value, compute))
                 continue
             number = _scalar(op, value, compute, not op.numbers_fit)
-            if compute is int64:
-                check_int64(op.name, number, self.runtime)
             if (
                 not number
                 and compute.kind != "float"

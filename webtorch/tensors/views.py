@@ -75,7 +75,7 @@ class View:
         # A view that the user made a leaf stands for itself: writes through its views are refused.
         if base is None or (recorded and x._grad_fn is None):
             base = x
-        out._base, out._base_history = base, base._history
+        out._base, out._base_version = base, x._counter.version
         out._inference = False
         if not mode.grad:
             out._made_by = made_in_mode()
@@ -131,7 +131,7 @@ def strided_gradient(view: Tensor, base: Tensor) -> None:
     before = view._grad_fn
     name = before.title.removesuffix("Backward0") if mode.view_replay and before else "AsStrided"
     attach_view(view, base, name, _from_part, (*places, mixed, base.dtype.is_complex, extra))
-    view._base_history = base._history
+    view._base_version = view._counter.version
 
 
 def _from_part(
