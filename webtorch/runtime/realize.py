@@ -24,7 +24,7 @@ from webtorch.ir.garbage import not_collecting
 from webtorch.ir.graph import Form, Graph, Node
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import kept
-from webtorch.runtime.ahead import MAX_PENDING, Ahead, Counters
+from webtorch.runtime.ahead import Ahead, Counters
 from webtorch.runtime.backend import Backend, Executable
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
@@ -194,7 +194,14 @@ class Runtime:
             return
         pending = self.pending
         pending.append(weakref.ref(owner))
-        if len(pending) > MAX_PENDING or (self.lent and _reads_lent(owner.node)):
+        ahead = self.ahead
+        if len(pending) > ahead.bound and ahead.is_full(owner, len(pending)):
+            ahead.full = True
+            try:
+                self.realize()
+            finally:
+                ahead.full = False
+        elif self.lent and _reads_lent(owner.node):
             self.realize()
 
     def settle(self, owner: Owner) -> None:
