@@ -363,7 +363,7 @@ def copy_(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
             "copy_() between dense and sparse Tensors is not implemented! Found self type = "
             f"{x.type()} and src type = {src.type()}"
         )
-    if isinstance(src, SparseTensor) and x.layout in BLOCKS and x.blocksize != src.blocksize:
+    if x.layout in BLOCKS and x.blocksize != src.blocksize:
         raise RuntimeError(
             "torch.copy_: copy of sparse compressed tensors having different block sizes is not supported. self and "
             f"src block sizes are {list(x.blocksize)} and {list(src.blocksize)}, respectively."
