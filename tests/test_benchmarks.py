@@ -39,7 +39,7 @@ def _check(rows: list[Row]) -> None:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", CPU)
+@pytest.mark.parametrize("name", [*CPU, pytest.param("distributed", marks=pytest.mark.long)])
 def test_cpu_benchmarks_run(name: str) -> None:
     rows = importlib.import_module(f"benchmarks.cpu.{name}").measure(True)
     _check(rows)

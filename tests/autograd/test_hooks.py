@@ -338,3 +338,44 @@ def test_a_saved_tensor_that_was_detached_in_place_is_refused() -> None:
         return error(lambda: b.sum().backward())
 
     same(program)
+
+
+def test_a_hook_that_comes_while_its_function_runs_sees_what_that_gives() -> None:
+    def program(t: Any) -> Any:
+        a, made, seen = tensor(t, [1.0, 2.0]), [], []
+
+        def hook(given: Any, arrived: Any) -> Any:
+            seen.append(len(arrived))
+            return tuple(g / 2 for g in given)
+
+        def unpack(x: Any) -> Any:
+            made[0].grad_fn.register_hook(hook)
+            return x
+
+        with t.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):
+            made.append(a.sin())
+            made[0].sum().backward()
+        return seen, a.grad
+
+    same(program)
+
+
+@pytest.mark.parametrize("kind", ["all", "any"])
+def test_a_hook_of_several_tensors_counts_each_pass_by_itself(kind: str) -> None:
+    def program(t: Any) -> Any:
+        x, y, seen = tensor(t, [1.0]), tensor(t, [2.0]), []
+        z, passes = (x * y).sum(), [1]
+
+        def inner(g: Any) -> None:
+            # A pass within a pass, when one of the two has come.
+            if passes:
+                passes.pop()
+                z.backward(retain_graph=True)
+
+        t.autograd.graph.register_multi_grad_hook((x, y), lambda g: seen.append(g), mode=kind)
+        for leaf in (x, y):
+            leaf.register_hook(inner)
+        z.backward(retain_graph=True)
+        return len(seen), x.grad, y.grad
+
+    same(program)

@@ -147,7 +147,7 @@ def test_small_products_are_loops_that_serve_all_sizes(left: str, right: str, dt
                 buffer.array[...] = rng.standard_normal(buffer.elements)
             expected = _product(r, *[b.array.astype("float64") for b in buffers[:2]])
             # By both ways of calling them.
-            call, _kept = made.launcher(0)
+            call, _kept = launch.launch(*made.one_call(0))
             for run in (
                 partial(made.run, buffers, (), np.zeros(2, np.int64)),
                 partial(call, *[b.address for b in buffers], *made.sizes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -74,3 +75,20 @@ def test_what_is_not_computed_yet_raises_at_the_next_read() -> None:
     found = x.index_select(1, webtorch.tensor([0, 4]) + 1)
     with pytest.raises(IndexError, match="out of bounds"):
         found.tolist()
+
+
+@pytest.mark.parametrize("pending", [False, True])
+@pytest.mark.parametrize(
+    ("x", "y", "name"), [(1.5, 1, "input"), (math.nan, 1, "input"), (0.5, -1, "target")]
+)
+def test_what_is_no_probability_has_no_cross_entropy(
+    x: float, y: float, name: str, pending: bool, device: str
+) -> None:
+    rule = f"all elements of {name} should be between 0 and 1"
+    with pytest.raises(RuntimeError, match=rule):
+        torch.nn.functional.binary_cross_entropy(torch.tensor([x]), torch.tensor([float(y)]))
+    a, b = (webtorch.tensor([float(v)], device=device) for v in (x, y))
+    if pending:
+        a, b = a * 1, b * 1
+    with pytest.raises(RuntimeError, match=rule):
+        webtorch.nn.functional.binary_cross_entropy(a, b).item()

@@ -230,6 +230,8 @@ ERRORS: list[tuple[str, Any]] = [
     ("lengths", lambda t, n, r: r.pack_padded_sequence(t.ones(3, 2, 1), [3])),
     ("order", lambda t, n, r: r.pack_padded_sequence(t.ones(3, 2, 1), [2, 3])),
     ("empty", lambda t, n, r: r.pack_padded_sequence(t.ones(3, 2, 1), [3, 0])),
+    ("nothing", lambda t, n, r: r.pack_padded_sequence(t.ones(0, 2, 1), t.ones(2))),
+    ("order and empty", lambda t, n, r: r.pack_padded_sequence(t.ones(3, 2, 1), [0, 3])),
     ("total", lambda t, n, r: r.pad_packed_sequence(r.pack_sequence([t.ones(3)]), total_length=2)),
 ]  # fmt: skip
 

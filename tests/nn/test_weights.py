@@ -97,6 +97,18 @@ def test_checkpoint_of_the_old_weight_norm_loads_into_the_new_one() -> None:
     assert_same(new(to_web(x, "cpu")), old(x))
 
 
+def test_spectral_norm_of_a_complex_weight() -> None:
+    """The power iteration takes the conjugate of the matrix, and the norm the inner product."""
+    layer = nn.Linear(2, 2, dtype=webtorch.complex64)
+    reference = torch.nn.Linear(2, 2, dtype=torch.complex64)
+    reference.weight.data = torch.tensor([[1j, 1], [0, 3 + 1j]])
+    layer.weight.data = to_web(reference.weight.detach(), "cpu")
+    ref.parametrizations.spectral_norm(reference)
+    utils.parametrizations.spectral_norm(layer)
+    for _ in range(3):
+        assert_same(abs(layer.weight), reference.weight.abs(), rtol=1e-4, atol=1e-5)
+
+
 class Symmetric(nn.Module):
     """A symmetric matrix from its upper triangle."""
 

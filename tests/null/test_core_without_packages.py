@@ -73,6 +73,7 @@ class NullBackend:
     programs = []
     reads_parts = False
     waited = 0
+    singles = None
 
     def description(self):
         return "nothing"

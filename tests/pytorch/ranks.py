@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 RANKS = 2
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
@@ -118,6 +119,18 @@ def _groups(device: str) -> Any:
     return [x.tolist(), found, [t.tolist() for t in many]]
 
 
+def _coalesced(device: str) -> Any:
+    """Tensors of two types become those of rank 1, three times: as it is found, learned and known."""
+    found = []
+    for turn in range(3):
+        first = float(10 * dist.get_rank() + turn)
+        many = [torch.arange(n, dtype=torch.float32, device=device) + first for n in (3, 5, 1)]
+        count = torch.tensor(7 * dist.get_rank() + turn, device=device)
+        dist._broadcast_coalesced(dist.group.WORLD, [*many, count], 1 << 20, 1)
+        found.append([x.tolist() for x in (*many, count)])
+    return found
+
+
 def _mixed(device: str) -> Any:
     """Collectives of both devices in turn, none of which waits for the one before."""
     x, host = torch.ones(1000, device=device), torch.full((3,), float(dist.get_rank()))
@@ -156,7 +169,7 @@ COLLECTIVES: dict[str, Callable[[str], Any]] = {
     **{f"all_reduce {d}": lambda device, d=d: _all_reduce(device, d) for d in DTYPES},  # type: ignore[misc]
     "work": _work, "broadcast": _broadcast, "gathers": _gathers, "scatters": _scatters, "reduce": _reduce,
     "all_to_all": _all_to_all, "messages": _messages, "groups": _groups, "mixed": _mixed, "refused": _refused,
-    "sparse": _sparse, "profiled": _profiled,
+    "sparse": _sparse, "profiled": _profiled, "coalesced": _coalesced,
 }  # fmt: skip
 # What Gloo's CPU has not.
 OURS: dict[str, Callable[[str], Any]] = {
@@ -258,6 +271,46 @@ def _synchronized() -> float:
     return max(float(((u.cpu() - v).abs().max() / v.abs().max()).detach()) for u, v in pairs)
 
 
+def _split() -> float:
+    """Return how far DTensor's results and gradients are from the CPU's, of operators that are the device's own."""
+    mesh, far = dist.init_device_mesh("webgpu", (RANKS,)), 0.0
+    torch.manual_seed(5)
+    host, mask = (
+        [torch.randn(2 * RANKS, 2 * RANKS, 3, 4) for _ in range(3)],
+        torch.rand(2 * RANKS, 1, 3, 3),
+    )
+    attend = nn.functional.scaled_dot_product_attention
+
+    def place(x: torch.Tensor, dim: int | None, needed: bool) -> torch.Tensor:
+        how = Replicate() if dim is None else Shard(dim)
+        made: torch.Tensor = distribute_tensor(x.to("webgpu"), mesh, [how])
+        return made.requires_grad_(needed)
+
+    def linear(x: torch.Tensor, weight: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, weight) + other
+
+    products = [host[0][0, 0], torch.randn(4, 4), torch.zeros(4)]
+    # Whether the first needs a gradient, by how operands are split.
+    for dim, first in ((0, False), (0, True), (1, True)):
+        for function, given, more in ((attend, host, (mask,)), (linear, products, ())):
+            dims = (dim, dim, dim) if function is attend else (None, 0, None)
+            there = [
+                place(x, d, first or i > 0)
+                for i, (x, d) in enumerate(zip(given, dims, strict=True))
+            ]
+            here = [x.clone().requires_grad_(first or i > 0) for i, x in enumerate(given)]
+            out: Any = function(*there, *[place(x, None, needed=False) for x in more])
+            wanted = function(*here, *more)
+            out.square().sum().backward()
+            wanted.square().sum().backward()
+            pairs = [(out.detach(), wanted.detach())]
+            pairs += [
+                (a.grad, b.grad) for a, b in zip(there, here, strict=True) if b.grad is not None
+            ]
+            far = max(far, *[float((a.full_tensor().cpu() - b).abs().max()) for a, b in pairs])
+    return far
+
+
 MODELS = ("ddp", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
 
 
@@ -317,6 +370,7 @@ def run(rank: int, folder: Path) -> None:
     for kind in ("unused", "static graph"):
         found[kind] = _several(kind)
     found["norm"] = _synchronized()
+    found["DTensor"] = _split()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

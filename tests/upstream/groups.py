@@ -65,7 +65,7 @@ WAYS = ("pytorch", "device")
 
 # What a file says of cards and of their groups, and what is meant on the device.
 MEANT = (
-    (r"(?<!use_)cuda(?!\.amp)", "webgpu"),
+    (r"(?<!use_)(?<!common_)(?<!backends\.)cuda(?!\.amp)", "webgpu"),
     (r"Backend\.NCCL", "Backend.GLOO"),
     (r'(?<![!=]= ")(?<=["\':])nccl(?=["\'])', "gloo"),
 )

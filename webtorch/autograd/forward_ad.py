@@ -40,7 +40,7 @@ def enter_dual_level() -> int:
         raise RuntimeError(
             "Nested forward mode AD is not supported at the moment: use torch.func.jvp, which nests"
         )
-    level = Level()
+    level = Level(open_to_users=True)
     level.__enter__()
     _levels.append(level)
     _current_level = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
@@ -217,22 +218,21 @@ def register_multi_grad_hook(
     if mode not in ("all", "any"):
         raise ValueError(f"Expects mode to be one of ('all', 'any') but got {mode}")
     edges = [gradient_edge(t) for t in tensors]
-    found: dict[int, Tensor] = {}
-    served: list[object] = []
+    # What each pass has found so far: several may run at once.
+    passes: WeakKeyDictionary[Any, dict[int, Tensor]] = WeakKeyDictionary()
+    lock = threading.Lock()
 
     def hook_of(i: int) -> Callable[[Tensor], None]:
         """Return the hook of tensor i."""
 
         def hook(g: Tensor) -> None:
             """Keep a gradient; call `fn` when all of this pass are there."""
-            task = _task()
-            if not served or served[-1] is not task:
-                served[:] = [task]
-                found.clear()
-                if mode == "any":
-                    fn(g)
-                    return
+            with lock:
+                first = _task() not in passes
+                found = passes.setdefault(_task(), {})
             if mode == "any":
+                if first:
+                    fn(g)
                 return
             found[i] = g
             if len(found) == sum(will_run([e[0] for e in edges if e is not None])):

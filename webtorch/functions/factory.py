@@ -7,6 +7,7 @@ arguments that tell these; what users see is one signature of both.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -60,6 +61,8 @@ def size_of(op: str, args: Sequence[object], size: Sequence[int] | None = None) 
     shape = sizes_of(op, args, size)
     if shape and min(shape) < 0:
         raise ShapeError(f"{op}: Dimension size must be non-negative. Got {list(shape)}.")
+    if math.prod(shape) >= 1 << 60:
+        raise RuntimeError(f"Storage size calculation overflowed with sizes={list(shape)}")
     return shape
 
 
@@ -73,7 +76,7 @@ def finish(
             result = cast_to(result, out.dtype)
         if result.dtype is not out.dtype:
             raise RuntimeError(
-                f"{name}: dtype {result.dtype} does not match dtype of out parameter ({out.dtype})"
+                f"dtype {result.dtype.legacy} does not match dtype of out parameter ({out.dtype.legacy})"
             )
         result = store_in(out, result, name)
     if requires_grad:

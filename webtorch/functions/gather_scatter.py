@@ -38,14 +38,15 @@ from webtorch.ir.dtype import (
 from webtorch.ir.view import Shape, broadcast_shapes, normalize_dim, numel
 from webtorch.ops import comparison, elementwise
 from webtorch.ops.layout import of_first, row_major
-from webtorch.ops.primitive import cast_to, conjugate, copy, differentiated, fill, iota
+from webtorch.ops.primitive import cast_to, conjugate, copy, differentiated, fill, iota, shown
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import BOOL, Autocast, OutRule, composite
 from webtorch.tensors import tape
 from webtorch.tensors.above import ask
-from webtorch.tensors.modes import no_grad
+from webtorch.tensors.host import tracing
+from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.switches import alert
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
@@ -693,6 +694,14 @@ def _product_rule(
     product = scatter_reduce(start, dim, index, without_zeros(src), "prod")
     zeros = cast_to(zero(x), g.dtype) if include_self else fill(x._shape, 0, g.dtype, x.device)
     zeros = _scatter_along(op, zeros, dim, index, cast_to(zero(src), g.dtype), "add")
+    if mode.grad and g.requires_grad and not tracing.active and not g.is_meta:
+        mine = fill(x._shape, 0, g.dtype, x.device)
+        met = _scatter_along(op, mine, dim, index, cast_to(zero(src), g.dtype), "add")
+        if shown(comparison.gt(met, 1)).any().item():
+            raise RuntimeError(
+                "Double backward is unsupported for scatter_reduce(prod) when >1 zeros in src are scattered to the "
+                "same position in self"
+            )
 
     def others(t: Tensor, product: Any, zeros: Tensor) -> Tensor:
         """Return the product of all other factors at each place."""

@@ -13,12 +13,13 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import gather_scatter
+from webtorch.functions.check import demand
 from webtorch.functions.composite import log_softmax, pairwise_distance
 from webtorch.functions.reduce import mean, positions, sum
 from webtorch.ir.dtype import FLOATS, int64
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL
-from webtorch.ops.comparison import _where, clamp_min, eq, ne
+from webtorch.ops.comparison import _where, clamp_min, eq, ge, le, logical_and, ne
 from webtorch.ops.elementwise import exp, log, sqrt, xlogy
 from webtorch.ops.layout import of_operands
 from webtorch.ops.loss import (
@@ -43,7 +44,7 @@ from webtorch.ops.record import (
     composite,
 )
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import check_places
+from webtorch.tensors.values import at_hand, check_places
 
 _REDUCTIONS: tuple[Any, ...] = (
     ((), {}),
@@ -234,6 +235,16 @@ def huber_loss(
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
 
+_NO_PROBABILITY = "all elements of {} should be between 0 and 1"
+
+
+def _probabilities(input: Tensor, target: Tensor, *_: object, **__: object) -> None:
+    """Raise for what is no probability."""
+    for x, name in ((input, "input"), (target, "target")):
+        known = at_hand(x)
+        if known is not None and known.size and not 0 <= known.min() <= known.max() <= 1:
+            raise RuntimeError(_NO_PROBABILITY.format(name))
+
 
 @composite(
     torch="nn.functional.binary_cross_entropy",
@@ -244,6 +255,7 @@ def huber_loss(
     autocast=Autocast("fp32", "refuse"),
     gradient_name="BinaryCrossEntropyBackward0",
     vjp=ANEW,
+    values=_probabilities,
 )
 def binary_cross_entropy(
     input: Tensor,
@@ -267,6 +279,9 @@ def binary_cross_entropy(
         )
     _check_pair("binary_cross_entropy", input, target, both=True)
     loss = bce_error(input, target)
+    for x, name in ((input, "input"), (target, "target")):
+        inside = logical_and(ge(x.detach(), 0), le(x.detach(), 1))
+        loss = demand(loss, inside, _NO_PROBABILITY.format(name))
     return reduced(loss if weight is None else loss * weight, reduction)
 
 

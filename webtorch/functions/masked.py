@@ -27,7 +27,7 @@ from webtorch.tensors.tensor import Tensor
 MASKED = ("masked",)
 
 
-def _extreme(x: Tensor, largest: bool) -> Scalar:
+def extreme(x: Tensor, largest: bool) -> Scalar:
     if x.dtype.has_gradient:
         return math.inf if largest else -math.inf
     low, high = integers_held(x)
@@ -115,7 +115,7 @@ def amax_(
 ) -> Tensor:
     """The largest of the elements that count."""
     x = _numbers("amax", _typed(input, dtype), mask is not None)
-    x = _filled(x, mask, _extreme(x, False))
+    x = _filled(x, mask, extreme(x, False))
     return reduce.amax(x, () if dim is None else dim, keepdim)
 
 
@@ -130,7 +130,7 @@ def amin_(
 ) -> Tensor:
     """The smallest of the elements that count."""
     x = _numbers("amin", _typed(input, dtype), mask is not None)
-    x = _filled(x, mask, _extreme(x, True))
+    x = _filled(x, mask, extreme(x, True))
     return reduce.amin(x, () if dim is None else dim, keepdim)
 
 
@@ -145,7 +145,7 @@ def argmax_(
 ) -> Tensor:
     """Where the largest of the elements that count is."""
     x = _numbers("argmax", _typed(input, dtype))
-    return cast_to(reduce.argmax(_filled(x, mask, _extreme(x, False)), dim, keepdim), x.dtype)
+    return cast_to(reduce.argmax(_filled(x, mask, extreme(x, False)), dim, keepdim), x.dtype)
 
 
 @_masked
@@ -159,7 +159,7 @@ def argmin_(
 ) -> Tensor:
     """Where the smallest of the elements that count is."""
     x = _numbers("argmin", _typed(input, dtype))
-    return cast_to(reduce.argmin(_filled(x, mask, _extreme(x, True)), dim, keepdim), x.dtype)
+    return cast_to(reduce.argmin(_filled(x, mask, extreme(x, True)), dim, keepdim), x.dtype)
 
 
 def _counted(x: Tensor, mask: Tensor | None, dim: Any, keepdim: bool, dtype: DType) -> Tensor:
@@ -220,7 +220,7 @@ def logsumexp_(
     x = _typed(input, dtype)
     if x.dtype is bool_ and mask is not None:
         raise NotImplementedError(f"identity of logsumexp on {x.dtype} input")
-    x = _filled(x, mask, _extreme(x, False))
+    x = _filled(x, mask, extreme(x, False))
     found = reduce.logsumexp(x, tuple(range(x.ndim)) if dim is None else dim, keepdim)
     return cast_to(found, x.dtype)
 

@@ -74,6 +74,7 @@ from webtorch.ops.primitive import cast_to, paired, pairs
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite
 from webtorch.ops.special import SPECIAL, _trigamma, digamma, lgamma
+from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import Operand
 from webtorch.tensors.tensor import Tensor
 
@@ -646,6 +647,11 @@ def _both_tensors(name: str, *operands: object) -> None:
 
 def undifferentiable(x: Tensor, what: str) -> Tensor:
     """Return an operand for which there is no derivative: asking for it raises, as in PyTorch."""
+    if transforms.count and any(x in level for level in mode.forward):
+        raise NotImplementedError(
+            f"Trying to use forward AD with {what.partition(':')[0]} that does not support it because it has not been "
+            "implemented yet."
+        )
     return _constant(x, what) if getattr(x, "requires_grad", False) else x
 
 

@@ -31,6 +31,7 @@ from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
+    bfloat16,
     float32,
     float64,
     int32,
@@ -394,6 +395,9 @@ def randperm(
         raise RuntimeError(f"Trying to create tensor with negative dimension {n}: [{n}]")
     where = device if out is None else out.device
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
+    bits = _MANTISSA.get(wanted.name)
+    if bits is not None and wanted is not bfloat16 and n > 2**bits + 1:
+        raise RuntimeError(f"n cannot be greater than {2**bits + 1} for {wanted.legacy} type.")
     source = default_generator(where) if generator is None else generator
     # The same order: many are faster sorted on the device, and the host has one for all examples of a vmap.
     if n > 1 and (different() or not reads.possible or n >= 1 << 12):
@@ -532,6 +536,10 @@ def randint(
         )
     shape = size_of("randint", (), tuple(size))
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
+    if wanted.is_complex:
+        raise RuntimeError(
+            "check_random_bounds handles only integral, floating-point and boolean types"
+        )
     where = device if out is None else out.device
     result = _integers(shape, int(low or 0), int(high), wanted, where, generator)
     return finish(result, requires_grad, out, "randint")

@@ -417,9 +417,11 @@ def _repeated(
     """Return x with every element repeated whole times, where that is what nearest means; else None."""
     factors = []
     for s, n, step in zip(sizes, wanted, steps, strict=True):
-        if n % s or _nearest(s, n, step, mode == "nearest-exact") != [
-            i // (n // s) for i in range(n)
-        ]:
+        exact = mode == "nearest-exact"
+        simple = n == s or (n == 2 * s and not exact)
+        if not simple and (
+            n % s or _nearest(s, n, step, exact) != [i // (n // s) for i in range(n)]
+        ):
             return None
         factors.append(n // s)
     lead = tuple(x.shape[:2])

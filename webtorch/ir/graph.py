@@ -69,7 +69,7 @@ KINDS = (
 class Form:
     """What nodes that are recorded alike share, so that what is found out about one serves all."""
 
-    __slots__ = ("programs",)
+    __slots__ = ("latest", "programs")
 
     # Whether an error may name the user's line.
     picks = False
@@ -77,6 +77,8 @@ class Form:
     def __init__(self) -> None:
         # What a runtime knows of the programs that compute one by itself.
         self.programs: dict[object, Any] = {}
+        # That of the last one, where the backend computes values as one call.
+        self.latest: Any = None
 
 
 class Node:

@@ -24,6 +24,7 @@ from webtorch.ops.layout import Forms, Sizes
 from webtorch.ops.primitive import copy, reduce_dims
 from webtorch.pytorch import device
 from webtorch.pytorch.kernels import functional, is_plain, is_transformed, own, structured
+from webtorch.pytorch.sharding import is_split
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
@@ -313,12 +314,13 @@ def _composed_or_one(
         )
     rank = query.dim()
     factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
+    split = is_split(query)
     if rank < 4:
         query, key, value = (t[(None,) * (4 - rank)] for t in operands)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in operands)):
         out, _ = torch.ops.webgpu.attention(query, key, value, mask, is_causal, factor, "nothing")
         out = out.transpose(1, 2)
-    elif rank == 4 and is_plain():
+    elif rank == 4 and is_plain() and not split:
         # The operator of PyTorch's for devices from outside: its gradient is one of C++, which keeps the result.
         out = _forward(query, key, value, mask, 0.0, is_causal, False, scale=scale)[0]
     else:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from webtorch.ir.dtype import ALL, COMPLEX, DType
 from webtorch.ir.kernel import Routine
@@ -69,6 +69,21 @@ class Sent(Protocol):
     sent: int
 
 
+class Singles(NamedTuple):
+    """How a backend computes one value that is wanted alone, in one call.
+
+    `plan`, given an executable, the kind of the node, which result of a call it is (or None), which source each of its
+    sources is the same as, how many numbers it has, and what the program is run with, returns what is to be known;
+    nothing where it cannot be called so, None where it may later. `function`, given the classes of owners and of what
+    is known, returns what computes the one value that is pending where all is as its form's `latest` says. That is
+    given the references to owners that wait, those to owners of data, and the runtime, and returns what is known of the
+    program; or None, and has changed nothing.
+    """
+
+    plan: Callable[[Any, str, int | None, Sequence[int], int, Any], bytes | None]
+    function: Callable[[type[object], type[object]], Callable[..., Any] | None]
+
+
 class Backend(Protocol):
     """One device. Found by name through `webtorch.runtime.backends`; nothing above imports one
     directly.
@@ -82,6 +97,8 @@ class Backend(Protocol):
     reads_parts: bool
     # How often a thread has waited for work that the device does by itself.
     waited: int
+    # How it computes single values, if that is less work than to run their programs.
+    singles: Singles | None
 
     def description(self) -> str:
         """Return the device's name for people, such as "NVIDIA H200 (Vulkan)"."""

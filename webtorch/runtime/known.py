@@ -21,7 +21,7 @@ def _nothing() -> None:
 class Known:
     """What is known of graphs of one key: their program, and what it is run with."""
 
-    __slots__ = ("args", "executable", "family", "moved", "order", "parts", "runtime")
+    __slots__ = ("args", "executable", "family", "moved", "order", "parts", "plan", "runtime")
 
     def __init__(
         self,
@@ -37,6 +37,9 @@ class Known:
         self.runtime, self.family = runtime, family
         self.executable: Callable[[], Executable | None] = _nothing
         self.parts: weakref.ref[KnownParts] | None = None
+        # How the backend computes a value of this program as one call; nothing where it cannot, None where that is not
+        # known yet.
+        self.plan: bytes | None = None
         if isinstance(program, KnownParts):
             self.parts = weakref.ref(program)
         else:

@@ -54,6 +54,7 @@ class _MetaBackend:
     name = "meta"
     reads_parts = False
     waited = 0
+    singles = None
     index = 0
     limits = COMMON_GPU
     bounds: Mapping[DType, int] = MappingProxyType({})

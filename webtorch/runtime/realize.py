@@ -24,7 +24,7 @@ from webtorch.ir.garbage import not_collecting
 from webtorch.ir.graph import Form, Graph, Node
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import kept
-from webtorch.runtime.ahead import MAX_PENDING, Ahead, Counters
+from webtorch.runtime.ahead import Ahead, Counters
 from webtorch.runtime.backend import Backend, Executable, Sent
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
@@ -179,6 +179,9 @@ class Runtime:
         # Values whose memory NumPy arrays see too.
         self.lent: list[weakref.ref[Node]] = []
         self.debug = debug_level()
+        # How the backend computes the one value that is wanted, by itself; what does, once one has been computed.
+        self.singles = backend.singles
+        self.alone: Callable[..., Known | None] | None = None
 
     def add(self, owner: Owner) -> None:
         """Note that `owner` has a value that is not computed yet.
@@ -191,7 +194,14 @@ class Runtime:
             return
         pending = self.pending
         pending.append(weakref.ref(owner))
-        if len(pending) > MAX_PENDING or (self.lent and _reads_lent(owner.node)):
+        ahead = self.ahead
+        if len(pending) > ahead.bound and ahead.is_full(owner, len(pending)):
+            ahead.full = True
+            try:
+                self.realize()
+            finally:
+                ahead.full = False
+        elif self.lent and _reads_lent(owner.node):
             self.realize()
 
     def settle(self, owner: Owner) -> None:
@@ -319,8 +329,25 @@ class Runtime:
             if not self.pending and not self.apart:
                 return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
-            if few and recording is None and not self.lent and self._launch():
-                return
+            if few and recording is None and not self.lent:
+                alone, known = self.alone, None
+                if alone is not None and watch.before is None and watch.listener is None:
+                    known = alone(self.pending, self.settled, self)
+                if known is not None or (known := self._launch()) is not None:
+                    # As `_count` does, without a frame.
+                    counters, family = self.counters, known.family
+                    counters.realized += 1
+                    counters.hits += 1
+                    self.churn.hits += 1
+                    if family is not None:
+                        family.in_a_row = 0
+                    if (
+                        active.count
+                        or len(self.settled) > self.most_settled
+                        or len(self.programs) > _MAX_PROGRAMS // 2
+                    ):
+                        self._tidy(known)
+                    return
             if self.apart:
                 self.ahead.take(len(self.pending))
             taken = self._take()
@@ -334,9 +361,9 @@ class Runtime:
         finally:
             lock.release()
 
-    def _launch(self) -> bool:
-        """Compute the one value that is wanted by the program that is known for others of its form. Return whether
-        there is one: what is read at once pays for no more than this.
+    def _launch(self) -> Known | None:
+        """Compute the one value that is wanted by the program that is known for others of its form. Return what is
+        known of it, if there is one: what is read at once pays for no more than this.
         """
         pending = self.pending
         count = len(pending)
@@ -351,7 +378,7 @@ class Runtime:
             node = owner.node
             form = node.form
             if form is None or node.kind == "buffer" or owner.donor is not None:
-                return False
+                return None
             known: Known | None
             key: Any = node.attrs[1] if node.kind == "call" else 0
             args: Sequence[Scalar] = node.scalars
@@ -361,7 +388,7 @@ class Runtime:
                 if s.kind != "buffer":
                     seen = glance((owner,), _most())
                     if seen is None:
-                        return False
+                        return None
                     key, inputs, args, _ = seen
                     buffers = [n.buffer for n in inputs]
                     known = self.glances.get(key)
@@ -375,11 +402,13 @@ class Runtime:
                     code, instruction = node.line
                     key = key, code.co_filename, code.co_firstlineno, instruction
                 known = form.programs.get(key)
+                if known is not None and known.plan != b"" and known is not form.latest:
+                    self._prepare(known, owner)
             if known is None or known.runtime is not self:
-                return False
+                return None
             executable = known.executable()
             if executable is None:
-                return False
+                return None
             if known.order is not None:
                 buffers = [buffers[n] for n in known.order]
             if known.args is not None:
@@ -396,45 +425,32 @@ class Runtime:
                 raise
         finally:
             self.running = running
-        # As `_launched` does, without a frame.
-        counters, family = self.counters, known.family
-        counters.realized += 1
-        counters.hits += 1
-        self.churn.hits += 1
-        if family is not None:
-            family.in_a_row = 0
-        if (
-            active.count
-            or len(self.settled) > self.most_settled
-            or len(self.programs) > _MAX_PROGRAMS // 2
-        ):
-            self._tidy(executable)
-        return True
+        return known
 
-    def _launch_results(self) -> bool:
+    def _launch_results(self) -> Known | None:
         """Do the same where what is wanted are results of one call on data."""
         waiting = self.pending[:]
         owners = [owner for r in waiting if (owner := r()) is not None]
         if self.debug or watch.before is not None or len(owners) < 2:
-            return False
+            return None
         self.running += 1
         try:
             node = owners[0].node
             form, given = node.form, node.srcs
             if form is None or node.kind != "call":
-                return False
+                return None
             for s in given:
                 if s.kind != "buffer":
-                    return False
+                    return None
             for owner in owners:
                 # Results of one call have one tuple of sources.
                 other = owner.node
                 if other.srcs is not given or other.form is not form or owner.donor is not None:
-                    return False
+                    return None
             known: Known | None = form.programs.get(_key_of_call(owners, node, form, given))
             executable = None if known is None or known.runtime is not self else known.executable()
             if known is None or executable is None:
-                return False
+                return None
             buffers = [s.buffer for s in given]
             if known.order is not None:
                 buffers = [buffers[n] for n in known.order]
@@ -452,19 +468,29 @@ class Runtime:
                 raise
         finally:
             self.running -= 1
-        self._launched(known, executable)
-        return True
+        return known
 
-    def _launched(self, known: Known, executable: Executable) -> None:
-        """Count a run of a program that was known."""
-        self.counters.realized += 1
-        self._count(executable, known.family)
-        self._tidy(executable)
+    def _prepare(self, known: Known, owner: Owner) -> None:
+        """Let the backend compute values like an owner's by itself from now on, where it can."""
+        node, singles, executable = owner.node, self.singles, known.executable()
+        form, given = node.form, node.srcs
+        # Errors of some name the user's line.
+        if form is None or singles is None or executable is None or form.picks:
+            known.plan = b""
+            return
+        if known.plan is None:
+            number = node.attrs[1] if node.kind == "call" else None
+            same = [given.index(s) for s in given]
+            known.plan = singles.plan(executable, node.kind, number, same, len(node.scalars), known)
+        if known.plan:
+            form.latest = known
+            if self.alone is None:
+                self.alone = singles.function(type(owner), Known)
 
-    def _tidy(self, executable: Executable) -> None:
+    def _tidy(self, known: Known) -> None:
         """After a run of a known program, tell who listens, and drop what is known of the dead."""
         if len(self.programs) > _MAX_PROGRAMS // 2:
-            self.used.add(id(executable))
+            self.used.add(id(known.executable()))
         if len(self.settled) > self.most_settled:
             self._forget_dead()
         if active.count and listener is not None:

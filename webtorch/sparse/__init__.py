@@ -3,6 +3,7 @@
 from webtorch.functions import public as _dense
 from webtorch.sparse import dispatch as _dispatch
 from webtorch.sparse import elementwise as _elementwise
+from webtorch.sparse import masked as _masked
 from webtorch.sparse import movement as _movement
 from webtorch.sparse import whole as _whole
 from webtorch.sparse.algebra import addmm as _addmm
@@ -15,7 +16,7 @@ from webtorch.sparse.reductions import log_softmax, softmax, sum
 from webtorch.sparse.tensor import SparseTensor as _SparseTensor
 from webtorch.tensors.tensor import Tensor as _Tensor
 
-assert all((_dispatch, _elementwise, _movement, _whole))
+assert all((_dispatch, _elementwise, _masked, _movement, _whole))
 
 __all__ = [
     "addmm", "as_sparse_gradcheck", "check_sparse_tensor_invariants", "log_softmax", "mm", "sampled_addmm", "softmax",

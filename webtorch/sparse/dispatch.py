@@ -131,7 +131,15 @@ def _in_place(name: str, first: SparseTensor, args: Args, kwargs: Kwargs) -> obj
     found = rule_of(base)
     if found is None:
         raise no_kernel(name, first)
-    return _written(name, args[0], found(*args, **kwargs))
+    made = found(*args, **kwargs)
+    x = args[0]
+    if not isinstance(x, SparseTensor):
+        if not can_cast(made.dtype, x.dtype):
+            raise RuntimeError(
+                f"Can't convert result type {made.dtype.legacy} to output {x.dtype.legacy} in {base} operation"
+            )
+        made = made.to_dense()
+    return _written(name, x, made)
 
 
 # Names of operators that entries have by others.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.functions import public as dense
+from webtorch.ops.elementwise import check_subtraction
 from webtorch.sparse.dispatch import rule
-from webtorch.sparse.layouts import coalesce, coo, matching, matching_as, to_dense
+from webtorch.sparse.layouts import broadcast, coalesce, coo, matching, matching_as, to_dense
 from webtorch.sparse.tensor import SparseTensor, added, at, keys, no_kernel
 from webtorch.tensors.formats import sparse_coo
 from webtorch.tensors.promotion import result_type
@@ -72,6 +73,10 @@ def _is_number(x: Any) -> bool:
 @rule("mul")
 def mul(input: Any, other: Any) -> Tensor:
     """Return the product: where both have values."""
+    if isinstance(input, SparseTensor) and isinstance(other, SparseTensor):
+        # What has no dims is a number.
+        input = input if input.dim() else to_dense(input)
+        other = other if other.dim() or input.dim() == 0 else to_dense(other)
     if not isinstance(input, SparseTensor):
         input, other = other, input
     if _is_number(other):
@@ -80,10 +85,7 @@ def mul(input: Any, other: Any) -> Tensor:
         return _common(input, other)
     shape = dense.broadcast_shapes(input._shape, other._shape)
     if shape != input._shape:
-        raise RuntimeError(
-            f"mul: a sparse tensor of size {list(input._shape)} does not broadcast to {list(shape)}: "
-            "use .to_dense()"
-        )
+        input = matching_as(broadcast(matching(input, sparse_coo), shape), input)
     there = at(other.expand(shape), input.pattern().coordinates())
     return input.like(input.values_of() * input.pattern().in_blocks(there), "Mul")
 
@@ -125,12 +127,10 @@ def floor_divide(input: object, other: object) -> SparseTensor:
 
 
 def _divided(input: Any, other: Any, rounding_mode: str | None) -> SparseTensor:
-    if not isinstance(input, SparseTensor):
-        raise no_kernel("reciprocal", other)
-    if not _is_number(other):
+    if not isinstance(input, SparseTensor) or not _is_number(other):
+        got = f"shape {list(other._shape)} for divisor" if other.dim() else "a sparse divisor"
         raise RuntimeError(
-            f"Sparse division requires a scalar or zero-dim dense tensor divisor (got shape {list(other._shape)} for "
-            "divisor)"
+            f"Sparse division requires a scalar or zero-dim dense tensor divisor (got {got})"
         )
     x = input if rounding_mode is None else merged(input)
     return x.like(dense.div(x.values_of(), other, rounding_mode=rounding_mode), "Div")
@@ -150,9 +150,15 @@ def add(input: object, other: Any, *, alpha: Any = 1) -> Tensor:
         return add(other, input, alpha=alpha)
     if not isinstance(input, Tensor):
         raise RuntimeError("add(sparse, dense) is not supported. Use add(dense, sparse) instead.")
+    if input._shape != other._shape:
+        raise RuntimeError(
+            "add: expected 'self' and 'other' to have same size, but self has size "
+            f"{list(input._shape)} while other has size {list(other._shape)} (FYI: "
+            "dense-sparse addition does not currently support broadcasting)"
+        )
     pattern, rank = other.pattern(), other.sparse_rank
     dtype = result_type(input, other.kept)
-    if input._shape != other._shape or input.dtype is not dtype or not dtype.has_gradient:
+    if input.dtype is not dtype or not dtype.has_gradient:
         return dense.add(input, to_dense(other), alpha=alpha)
     head = other._shape[:rank]
     rows = 1
@@ -198,4 +204,7 @@ def _sum(a: SparseTensor, b: SparseTensor, alpha: Any) -> Tensor:
 @rule("sub", "_sub")
 def sub(input: object, other: Any, *, alpha: Any = 1) -> Tensor:
     """Return the difference, where `add` gives the sum."""
+    check_subtraction(
+        "sub", *(x.kept if isinstance(x, SparseTensor) else x for x in (input, other))
+    )
     return add(input, other, alpha=-alpha)

@@ -53,16 +53,36 @@ def coalesce(x: Tensor) -> SparseTensor:
         return coo(
             dense.zeros((0, merged), dtype=int64, device=indices.device), sums, x._shape, True
         )
-    return coo(_split(places, x._shape[: x.sparse_rank]), sums, x._shape, True, "Coalesce")
+    return coo(places_of(places, x._shape[: x.sparse_rank]), sums, x._shape, True, "Coalesce")
 
 
-def _split(places: Tensor, shape: Sequence[int]) -> Tensor:
+def places_of(places: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the places whose numbers are given (`keys`)."""
     rows: list[Tensor] = []
     for size in reversed(shape[1:]):
         rows.append(dense.remainder(places, max(size, 1)))
         places = dense.div(places, max(size, 1), rounding_mode="floor")
     return dense.stack([places, *reversed(rows)])
+
+
+def broadcast(x: SparseTensor, shape: Sequence[int]) -> SparseTensor:
+    """Return a COO tensor of a larger shape, with its elements as often as they fit."""
+    if x._shape == tuple(shape):
+        return x
+    before = len(shape) - x.dim()
+    head = list(shape[: before + x.sparse_rank])
+    grown = [d for d, n in enumerate(head) if d < before or x._shape[d - before] != n]
+    lines = [dense.arange(head[d], device=x.device) for d in grown]
+    grid = [line.flatten() for line in dense.meshgrid(*lines, indexing="ij")] if lines else []
+    times = len(grid[0]) if grid else 1
+    rows = [
+        grid[grown.index(d)].repeat(x.nnz)
+        if d in grown
+        else x.places[0][d - before].repeat_interleave(times)
+        for d in range(len(head))
+    ]
+    values = x.values_of().expand(x.nnz, *shape[len(head) :]).repeat_interleave(times, 0)
+    return coalesce(coo(dense.stack(rows), values, shape, False, "Expand"))
 
 
 def to_dense(x: Tensor, dtype: object = None, *, masked_grad: bool | None = None) -> Tensor:

@@ -114,9 +114,12 @@ def begin_backward(
 def _end(tensor: Tensor) -> Edge:
     """Return where the cotangents of an input of a backward pass go. Raises RuntimeError if it has none."""
     edge = gradient_edge(tensor)
-    if edge is None:
+    if edge is not None:
+        return edge
+    if not tensor.requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    return edge
+    # A view that was made while nothing was recorded: nothing comes there.
+    return AccumulateGrad(tensor), 0
 
 
 def _is_gone(fn: GradFn, ends: Sequence[Edge]) -> bool:
@@ -266,7 +269,11 @@ class Backward:
             elif fn.turns is not None or fn.recalls or fn.is_watched:
                 self.paused = self._run_watched(fn, grads)
             elif self.needed is None or not self._ends(fn, grads):
-                self._pass_on(fn, self._call(fn, grads))
+                result = self._call(fn, grads)
+                if fn.post_hooks:
+                    # They came while the function ran, and see nothing of what it was given.
+                    result = _after(fn, result, [])
+                self._pass_on(fn, result)
 
     def _run_watched(self, fn: GradFn, grads: list[Tensor | None]) -> Turns:
         """Run a function at which some of the user's are called, each by whoever runs the pass; what it gives is sent

@@ -31,9 +31,12 @@ from webtorch.tensors.tensor import Tensor
 class Level:
     """One level of forward-mode differentiation, and the tangents of the storages that have any."""
 
-    __slots__ = ("tangents", "twins")
+    __slots__ = ("open_to_users", "tangents", "twins")
 
-    def __init__(self) -> None:
+    def __init__(self, open_to_users: bool = False) -> None:
+        # Whether users pack and unpack tangents themselves: a write to a tensor is then one to the tangent that
+        # they have.
+        self.open_to_users = open_to_users
         # Storage -> (tangent, geometry of the tensor that it was given for).
         self.tangents: weakref.WeakKeyDictionary[Any, tuple[Tensor, Any]] = (
             weakref.WeakKeyDictionary()
@@ -103,7 +106,8 @@ class Level:
 
     def own(self, tangent: Tensor) -> Tensor:
         """Return a tangent that may be written: a copy, where it is that of several storages."""
-        shared = sum(t is tangent for t, _ in self.tangents.values()) > 1
+        own = tangent._storage
+        shared = sum(t._storage is own for t, _ in self.tangents.values()) > 1
         return tangent.clone() if shared else tangent
 
     def follow(self, one: object, other: object) -> None:
@@ -116,6 +120,12 @@ class Level:
 
     def write(self, x: Tensor, tangent: Tensor | None) -> None:
         """Overwrite the tangent where x lies."""
+        if self.open_to_users and x in self and tangent is not None:
+            held, geometry = self.tangents[x._storage]
+            fits = geometry == _geometry(x) and held._levels == tangent._levels
+            if fits and not x.dtype.is_complex and self.own(held) is held:
+                held.copy_(tangent)
+                return
         if x not in self:
             if tangent is None:
                 return
@@ -292,6 +302,9 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
             f"Expected the tangent to have the dtype of the primal, {primal.dtype}, but got: "
             f"{tangent.dtype}"
         )
+    if not _lies_as(tangent, primal):
+        # Views of the value are views of the tangent.
+        tangent = tangent.clone()
     if overlaps(primal._shape, primal._strides) or (
         primal.dtype is not primal._storage.dtype and not primal.dtype.is_complex
     ):
@@ -301,6 +314,16 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
         out = _beside(primal, "MakeDual", level)
     level.set(out, tangent)
     return out
+
+
+def _lies_as(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape lie alike in memory of one size; that of examples of a vmap has any size."""
+    steps = zip(one._shape, one._strides, other._strides, strict=True)
+    return (
+        one._offset == other._offset
+        and all(a == b for size, a, b in steps if size != 1)
+        and (bool(one._levels) or one._storage.nbytes == other._storage.nbytes)
+    )
 
 
 def _beside(x: Tensor, name: str, level: Level) -> Tensor:

@@ -18,7 +18,7 @@ from webtorch.autograd.graph import Node
 from webtorch.tensors import tape
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tape import AccumulateGrad as AccumulateGrad
-from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge
+from webtorch.tensors.tape import Cotangents, GradFn, GradientEdge, gradient_edge
 from webtorch.tensors.tensor import Tensor
 
 
@@ -106,3 +106,11 @@ def _unsafe_preserve_version_counter(
         yield
     finally:
         _unsafe_set_version_counter(listed, before)
+
+
+def _calculate_shape(
+    output: Tensor | GradientEdge, grad: Tensor, is_grads_batched: bool
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of a result and of its cotangent, which must be the same."""
+    shape = tape.meta_of(output[:2])[0] if isinstance(output, GradientEdge) else output.shape
+    return shape, grad.shape[1:] if is_grads_batched else grad.shape

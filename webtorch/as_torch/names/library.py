@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, NoReturn
 
 from webtorch import autograd
@@ -262,3 +263,9 @@ class Library:
         name = op_name._name if isinstance(op_name, CustomOpDef) else op_name
         name = name if "::" in name else f"{self.ns}::{name}"
         _operator(name).register_kernel("cpu" if key == "CPU" else None, fn)
+
+
+@contextlib.contextmanager
+def _scoped_library(ns: str, kind: str, dispatch_key: str = "") -> Generator[Library, None, None]:
+    """A block with a `Library`; its operators stay."""
+    yield Library(ns, kind, dispatch_key)

@@ -98,7 +98,7 @@ class _SpectralNorm(Module):
     def _iterate(self, matrix: Tensor, count: int) -> None:
         for _ in range(count):
             self._u.copy_(F.normalize(webtorch.mv(matrix, self._v), dim=0, eps=self.eps))
-            self._v.copy_(F.normalize(webtorch.mv(matrix.t(), self._u), dim=0, eps=self.eps))
+            self._v.copy_(F.normalize(webtorch.mv(matrix.mH, self._u), dim=0, eps=self.eps))
 
     def forward(self, weight: Tensor) -> Tensor:
         """Return the weight over its largest singular value; a step of power iteration in training mode."""
@@ -109,7 +109,7 @@ class _SpectralNorm(Module):
             self._iterate(matrix.detach(), self.n_power_iterations)
         # Copies: a second forward pass overwrites the vectors before the first one's backward.
         u, v = self._u.clone(), self._v.clone()
-        return weight / webtorch.dot(u, webtorch.mv(matrix, v))
+        return weight / webtorch.vdot(u, webtorch.mv(matrix, v))
 
     def right_inverse(self, value: Tensor) -> Tensor:
         """Return the value: dividing by the norm has no other inverse."""

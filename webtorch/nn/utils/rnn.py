@@ -153,6 +153,8 @@ def pack_padded_sequence(
 
     `enforce_sorted=False` takes them in any order, and remembers it.
     """
+    if input.numel() == 0:
+        raise RuntimeError("Cannot pack empty tensors.")
     if isinstance(lengths, Tensor):
         if lengths.device.type != "cpu" or lengths.dim() != 1:
             raise RuntimeError(
@@ -162,18 +164,11 @@ def pack_padded_sequence(
         counts = sizes_in(lengths)
     else:
         counts = [int(n) for n in lengths]
-    if input.numel() == 0:
-        raise RuntimeError("Cannot pack empty tensors.")
     batch, steps = input.shape[:2] if batch_first else (input.shape[1], input.shape[0])
     if len(counts) != batch:
         raise RuntimeError(
             f"Expected `len(lengths)` to be equal to batch_size, but got {len(counts)} "
             f"(batch_size={batch})"
-        )
-    if min(counts) <= 0:
-        raise RuntimeError(
-            "Length of all samples has to be greater than 0, but found an element in 'lengths' "
-            "that is <= 0"
         )
     order = list(range(batch))
     if enforce_sorted:
@@ -185,6 +180,11 @@ def pack_padded_sequence(
             )
     else:
         order.sort(key=lambda i: -counts[i])
+    if min(counts) <= 0:
+        raise RuntimeError(
+            "Length of all samples has to be greater than 0, but found an element in 'lengths' "
+            "that is <= 0"
+        )
     counts = [counts[i] for i in order]
     if counts[0] > steps:
         raise RuntimeError(

@@ -16,6 +16,7 @@ from webtorch.errors import DeviceCheckError, IndexOutOfRangeError
 from webtorch.ir.dtype import DType
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
+from webtorch.runtime.backend import Singles
 
 LIMITS = Limits(
     max_binding_bytes=(1 << 31) - 1,
@@ -46,6 +47,7 @@ class ProcessorBackend:
     limits = LIMITS
     reads_parts = True
     waited = 0
+    singles: Singles | None = None
 
     def __init__(self, index: int, memory: Count) -> None:
         self.index = index

@@ -17,7 +17,8 @@ from webtorch.ir.kernel import Kernel, Routine
 from webtorch.ir.program import Program
 from webtorch.lower.numpysource import numpy_source
 from webtorch.lower.pysource import python_source
-from webtorch.runtime.backends.cpu import jit
+from webtorch.runtime.backend import Singles
+from webtorch.runtime.backends.cpu import jit, single
 from webtorch.runtime.backends.cpu.executable import CpuExecutable, runner
 from webtorch.runtime.backends.cpu.memory import MEMORY, Array, ArrayBuffer, CpuBuffer, lend
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
@@ -28,6 +29,8 @@ __all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads"]
 
 class CpuBackend(ProcessorBackend):
     """The processor, as a device. Work is done when `run` returns, so nothing ever waits."""
+
+    singles = Singles(CpuExecutable.plan, single.function)
 
     def __init__(self, index: int) -> None:
         super().__init__(index, MEMORY)

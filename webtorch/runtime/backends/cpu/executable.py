@@ -10,7 +10,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -51,6 +51,7 @@ from webtorch.runtime.backends.cpu import (
     native_threads,
     numpy_math,
     order,
+    single,
     smallproduct,
 )
 from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, PartBuffer, array_type
@@ -59,6 +60,15 @@ from webtorch.runtime.backends.cpu.timing import run_timed
 from webtorch.runtime.watch import watch
 
 Scalar = bool | int | float
+
+
+class Bound(Protocol):
+    """What a program is run with (`runtime/known`)."""
+
+    order: list[int] | None
+    args: list[Scalar] | None
+    moved: list[tuple[int, int]]
+
 
 # Its functions are found by their names.
 assert fourier.fft_c2c is not None
@@ -106,11 +116,11 @@ class Runner:
         """Whether `run` is nothing but one call of machine code, from now on."""
         return self.native is not None and not self.parallel
 
-    def launcher(self, status: int) -> tuple[Callable[..., object], object]:
-        """Return that call as a function of addresses, arguments and sizes, and what must live as long as it does."""
+    def one_call(self, status: int) -> tuple[jit.Native, int, str, int, bool]:
+        """Return that call of addresses, arguments and sizes, for `launch`."""
         assert self.native is not None
         kinds = "Q" * (len(self.routine.buffers) + len(self.sizes))
-        return launch.launch(self.native, self.count, kinds, 0, False)
+        return self.native, self.count, kinds, 0, False
 
 
 class KernelRunner(Runner):
@@ -192,16 +202,13 @@ class KernelRunner(Runner):
         count = len(self.kernel.buffers) + len(self.kernel.args) + len(self.sizes)
         return super().is_one_call and count <= launch.MOST
 
-    def launcher(self, status: int) -> tuple[Callable[..., object], object]:
-        """Return that call as a function, and what must live as long as it does."""
+    def one_call(self, status: int) -> tuple[jit.Native, int, str, int, bool]:
+        """Return that call, for `launch`."""
         assert self.native is not None
-        kinds = [
-            *"Q" * len(self.kernel.buffers),
-            *["d" if d.kind == "float" else "Q" for d in self.kernel.args],
-            *"Q" * len(self.sizes),
-        ]
+        args = ["d" if d.kind == "float" else "Q" for d in self.kernel.args]
+        kinds = "Q" * len(self.kernel.buffers) + "".join(args) + "Q" * len(self.sizes)
         cell = status if self.kernel.checks else 0
-        return launch.launch(self.native, self.count, kinds, cell, self.work >= _LONG_WORK)
+        return self.native, self.count, kinds, cell, self.work >= _LONG_WORK
 
     def chunk(self, threads: int) -> int:
         """Return how many outer points a thread takes at a time: parts of some size, and a few for each thread."""
@@ -676,6 +683,50 @@ class CpuExecutable:
                 self.call = self._compile()
         return outputs
 
+    def plan(
+        self, kind: str, number: int | None, same: Sequence[int], numbers: int, known: Bound
+    ) -> bytes | None:
+        """Return how machine code computes a value, of which the program is known (`single.plan`); nothing where it
+        cannot, None where it may later.
+        """
+        if self.waiting:
+            return None
+        program = self.program
+        out = program.outputs[0]
+        decl = program.buffers[out]
+        if len(program.outputs) > 1 or decl.role != "output" or decl.alias is not None:
+            return b""
+        order = known.order if known.order is not None else range(len(program.inputs))
+        where = {i: (single.SOURCE, n) for i, n in zip(program.inputs, order)}
+        where |= {
+            int(name[1:]): (single.CONSTANT, value.address)
+            for name, value in self.names.items()
+            if type(value) is PartBuffer
+        }
+        where[out] = single.RESULT, 0
+        given = len(program.args) - len(program.constants)
+        moved = {n: n for n in range(given)} if known.args is None else dict(known.moved)
+        constants = [*(known.args or [0] * given), *program.constants]
+        kernels: list[single.Kernel] = []
+        for step in program.steps:
+            made = self.runners[step.routine] if isinstance(step, Dispatch) else None
+            if made is None or not made.is_one_call or not where.keys() >= {*step.buffers}:
+                return b""
+            assert isinstance(step, Dispatch)
+            native, points, kinds, last, long = made.one_call(self.status.ctypes.data)
+            if long:
+                return b""
+            cells = [where[b] for b in step.buffers]
+            for a, letter in zip(step.args, kinds[len(cells) :]):
+                if a in moved:
+                    cells.append((single.FLOAT if letter == "d" else single.WHOLE, moved[a]))
+                else:
+                    cells.append((single.CONSTANT, single.bits(constants[a], letter)))
+            cells += [(single.CONSTANT, n) for n in (*made.sizes, last)]
+            kernels.append((native.address, points, cells))
+        status = self.status.ctypes.data if self.checks else 0
+        return single.plan(kind, number, same, numbers, decl.dtype, decl.elements, status, kernels)
+
     def source(self) -> str:
         """Return the Python text that runs the steps."""
         return self.text
@@ -716,7 +767,9 @@ class CpuExecutable:
                 f"args[{a}]" if a < given else repr(program.constants[a - given]) for a in step.args
             ]
             if made.is_one_call:
-                names[f"k{number}"], names[f"w{number}"] = made.launcher(self.status.ctypes.data)
+                names[f"k{number}"], names[f"w{number}"] = launch.launch(
+                    *made.one_call(self.status.ctypes.data)
+                )
                 cells = [*[f"x{b}.address" for b in step.buffers], *values, *map(str, made.sizes)]
                 lines.append(f"    k{number}({', '.join(cells)})")
                 continue

@@ -52,7 +52,10 @@ def available() -> bool:
 # What code may call of the interpreter's.
 INTERPRETER = (
     "PyLong_AsVoidPtr", "PyLong_AsUnsignedLongLongMask", "PyFloat_AsDouble", "PyErr_Occurred", "PyLong_FromLong",
-    "PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_BadArgument",
+    "PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_BadArgument", "PyLong_FromVoidPtr", "PyLong_FromSsize_t",
+    "PyErr_ExceptionMatches", "PyErr_Clear", "Py_IncRef", "Py_DecRef", "PyList_Size", "PyList_GetItem",
+    "PyList_SetSlice", "PyTuple_Size", "PyTuple_GetItem", "PyDict_SetItem", "PyBytes_AsString", "PyObject_Size",
+    "PyObject_CallNoArgs", "PyObject_CallOneArg", "PyType_IsSubtype", "PyType_GenericAlloc",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ run meanwhile.
 from __future__ import annotations
 
 import ctypes
-import threading
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,19 +114,24 @@ class _Method(ctypes.Structure):
     )
 
 
-class _Launcher:
-    """Makes functions; what they are described by lives as long as the process."""
-
-    def __init__(self) -> None:
-        (address,) = jit.assemble(_TEXT, ("wt_launch",))
-        self.method = _Method(b"launch", address, _FASTCALL, None)
-        self.make: Callable[..., Any] = ctypes.PYFUNCTYPE(
-            ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
-        )(("PyCFunction_NewEx", ctypes.pythonapi))
+_METHODS: dict[int, _Method] = {}
 
 
-_launcher: _Launcher | None = None
-_LOCK = threading.Lock()
+def builtin(name: bytes, address: int, words: ctypes.Array[Any]) -> Callable[..., Any]:
+    """Return machine code as a function of Python's, whose `self` are words that must live as long as it does."""
+    # What a function is described by lives as long as the process.
+    method = _METHODS.setdefault(address, _Method(name, address, _FASTCALL, None))
+    prototype = ctypes.PYFUNCTYPE(
+        ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
+    )
+    make = prototype(("PyCFunction_NewEx", ctypes.pythonapi))
+    made: Callable[..., Any] = make(ctypes.addressof(method), ctypes.addressof(words), None)
+    return made
+
+
+@functools.cache
+def _address() -> int:
+    return jit.assemble(_TEXT, ("wt_launch",))[0]
 
 
 def launch(
@@ -137,12 +142,7 @@ def launch(
     It takes a value for each of `kinds`: "Q" for an address or an integer, "d" for a floating-point number. `last` is
     the cell that follows them. `long`: other threads run meanwhile.
     """
-    global _launcher
-    if _launcher is None:
-        with _LOCK:
-            if _launcher is None:
-                _launcher = _Launcher()
     floats = sum(1 << i for i, kind in enumerate(kinds) if kind == "d")
     words = (ctypes.c_uint64 * 7)(native.address, 0, count, len(kinds), floats, last, int(long))
-    function = _launcher.make(ctypes.addressof(_launcher.method), ctypes.addressof(words), None)
+    function = builtin(b"launch", _address(), words)
     return function, (words, native)

@@ -183,6 +183,12 @@ def _large_size(nbytes: int) -> int:
     return (nbytes + step - 1) & -step
 
 
+def rounded(dtype: DType, elements: int) -> int:
+    """Return how many bytes a block for some values has."""
+    size = (elements * dtype.itemsize + 63) & -64 or 64
+    return size if size < _LARGE else _large_size(size)
+
+
 MEMORY = Memory()
 _take, _give, _returned = MEMORY.take, MEMORY.give, MEMORY.returned
 
@@ -197,9 +203,7 @@ class CpuBuffer:
         self.dtype = dtype
         self.elements = elements
         self._array: Array | None = None
-        size = (elements * dtype.itemsize + 63) & -64 or 64
-        if size >= _LARGE:
-            size = _large_size(size)
+        size = rounded(dtype, elements)
         block = None
         if _returned:
             # As a rule one was given back where another is wanted: the counts stay as they are.

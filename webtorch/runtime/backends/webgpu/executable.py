@@ -16,10 +16,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from webtorch.errors import DeviceError
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, wide_int64
 from webtorch.ir.kernel import Routine
 from webtorch.ir.program import Dispatch, Program
 from webtorch.lower.layout import Move, Pass, Rendered, aligned, lay_out
+from webtorch.lower.widening import Needs, Widths, held_by, widen
 from webtorch.runtime.backend import Buffer
 from webtorch.runtime.backends.webgpu.encoding import CopyRow, encode_pass
 from webtorch.runtime.backends.webgpu.loop import Row
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 _number = attrgetter("number")
 # struct's codes of the types in the uniform buffer.
-_CODES = {"f32": "f", "f64": "d", "i32": "i", "u32": "I"}
+_CODES = {"f32": "f", "f64": "d", "i32": "i", "i64": "q", "u32": "I"}
 # Sets of memory for which an executable keeps its bind groups: more where they are few, as a program of one layer or
 # of one operation is run on the memory of each layer in turn.
 _PLANS = 32
@@ -96,7 +97,20 @@ class WebGPUExecutable:
 
     reuses = True
 
-    def __init__(self, device: WebGPUBackend, program: Program, varying: bool = False) -> None:
+    def __init__(
+        self,
+        device: WebGPUBackend,
+        program: Program,
+        varying: bool = False,
+        widths: Widths | None = None,
+    ) -> None:
+        # What int64 values need, where there are such: others than the least are computed by programs of their own.
+        self._widths = widths if widths is not None and widths.uses else None
+        if self._widths is not None:
+            self._least = self._widths.least()
+            program = widen(program, self._least)
+            self._others: dict[tuple[frozenset[int], ...], WebGPUExecutable] = {}
+            self._varying = varying
         self.program = program
         self._device = device
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
@@ -168,7 +182,7 @@ class WebGPUExecutable:
         text, at = "<", 0
         for field in self.layout.fields:
             text += f"{field.offset - at}x{_CODES[field.type]}"
-            at = field.offset + (8 if field.type == "f64" else 4)
+            at = field.offset + (8 if field.type in ("f64", "i64") else 4)
         total = aligned(at)
         self._pack = struct.Struct(text + f"{total - at}x")
         self._order = tuple([field.argument for field in self.layout.fields])
@@ -193,6 +207,53 @@ class WebGPUExecutable:
         Raises DeviceLostError, OutOfMemoryError; OverflowError or TypeError for an argument that
         does not fit its type.
         """
+        if self._widths is not None:
+            return self._run_wide(self._widths, inputs, args, into)
+        return self._run(inputs, args, into)
+
+    def _run_wide(
+        self,
+        widths: Widths,
+        inputs: Sequence[Buffer],
+        args: Sequence[bool | int | float],
+        into: Mapping[int, Buffer] | None,
+    ) -> list[Buffer]:
+        """Run the program that computes these int64 values in as many bits as they need."""
+        held, wide = [], []
+        for i in widths.inputs:
+            buffer = inputs[i]
+            assert type(buffer) is DeviceBuffer
+            held.append(buffer.held or held_by(buffer.stored))
+            if buffer.stored is wide_int64:
+                wide.append(i)
+        needs = widths.needs(held, [args[n] for n in widths.args], wide)
+        buffers = self._fitting(widths, needs)._run(inputs, args, into)
+        for i in widths.outputs:
+            found = buffers[i]
+            assert type(found) is DeviceBuffer
+            found.held = needs.held[i]
+        return buffers
+
+    def _fitting(self, widths: Widths, needs: Needs) -> WebGPUExecutable:
+        """Return the executable of what is needed, this one where that is the least."""
+        key = needs.buffers, needs.inputs, needs.steps
+        if key == (self._least.buffers, self._least.inputs, self._least.steps):
+            return self
+        found = self._others.get(key)
+        if found is None:
+            with self._device.lock:
+                self._device.settle()
+                program = widen(widths.program, needs)
+                found = self._others[key] = WebGPUExecutable(self._device, program, self._varying)
+        return found
+
+    def _run(
+        self,
+        inputs: Sequence[Buffer],
+        args: Sequence[bool | int | float],
+        into: Mapping[int, Buffer] | None = None,
+    ) -> list[Buffer]:
+        """Run this very program."""
         device = self._device
         pool = device.pool
         with device.lock:
@@ -207,7 +268,7 @@ class WebGPUExecutable:
                 if (
                     type(known) is DeviceBuffer
                     and known.pool is pool
-                    and known.dtype is dtype
+                    and known.stored is dtype
                     and known.elements == elements
                 ):
                     fresh.append(known)

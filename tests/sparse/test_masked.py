@@ -1,0 +1,82 @@
+"""Masked reductions of sparse tensors, and arithmetic of other shapes and types, against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import webtorch
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CS")
+
+MASKS: dict[str, Callable[[Any], Any]] = {
+    "dense": lambda t: t.tensor([[True, False], [True, True]]),
+    "sparse": lambda t: t.tensor([[True, False], [True, True]]).to_sparse(),
+    "row": lambda t: t.tensor([[True, False]]).to_sparse(),
+    "nothing": lambda t: t.tensor([[False, False], [False, False]]),
+}
+
+
+def matrix(t: Any, layout: str = "coo") -> Any:
+    places, values = [[0, 1, 1], [1, 0, 1]], [1.0, 2.0, 3.0]
+    s = t.sparse_coo_tensor(t.tensor(places), t.tensor(values, dtype=t.float64), (2, 2)).coalesce()
+    return s if layout == "coo" else getattr(s, f"to_sparse_{layout}")()
+
+
+def hybrid(t: Any) -> Any:
+    values = t.tensor([[1.0, 2.0], [3.0, -4.0], [1.0, 1.0]], dtype=t.float64)
+    return t.sparse_coo_tensor(t.tensor([[0, 2, 2]]), values, (3, 2))
+
+
+def told(run: Callable[[Any], Any], t: Any) -> Any:
+    """What a program gives, as numbers, or what it raises."""
+    try:
+        out = run(t)
+    except (RuntimeError, ValueError) as error:
+        return str(error).split("Subtraction")[-1]
+    there = None
+    if out.layout is t.sparse_coo:
+        there = out.coalesce().indices().tolist()
+    return str(out.layout), str(out.dtype), there, out.to_dense().tolist()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", ["sum", "prod", "amax", "amin", "mean"])
+def test_masked_reductions(name: str, mask: str) -> None:
+    def reduce(layout: str, dim: Any, keepdim: bool) -> Callable[[Any], Any]:
+        return lambda t: getattr(t.masked, name)(
+            matrix(t, layout), dim, keepdim=keepdim, mask=MASKS[mask](t)
+        )
+
+    for dim, keepdim in ((None, False), (0, True), (-1, False), ((0, 1), True), ((), False)):
+        # The sizes of an empty sum of rows that are compressed are PyTorch's fault.
+        for layout in ("coo", "csr") if keepdim and mask != "nothing" else ("coo",):
+            run = reduce(layout, dim, keepdim)
+            assert told(run, webtorch) == told(run, torch), (layout, dim, keepdim)
+
+
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    "no mask": lambda t: t.masked.amax(matrix(t), 0),
+    "by columns": lambda t: t.masked.sum(matrix(t, "csc"), 0),
+    "dense dims": lambda t: t.masked.sum(hybrid(t), 1),
+    "rows of dense dims": lambda t: t.masked.amin(hybrid(t), 0, mask=hybrid(t).to_dense() > 0),
+    "a dense tensor": lambda t: t.masked.sum(t.ones(2, 2), 0, mask=MASKS["sparse"](t)),
+    "ints": lambda t: t.masked.sum(matrix(t).to(t.int32), 0),
+    "sizes that differ": lambda t: t.ones(1, 2, dtype=t.float64) + matrix(t),
+    "more rows": lambda t: t.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]) * matrix(t),
+    "a number": lambda t: matrix(t) * t.tensor(2.0).to_sparse(),
+    "of a number": lambda t: t.tensor(2.0).to_sparse() * matrix(t),
+    "over a sparse": lambda t: t.ones(2, 2) / matrix(t),
+    "over a sparse number": lambda t: matrix(t) / t.tensor(2.0).to_sparse(),
+    "less bools": lambda t: matrix(t) - matrix(t).bool(),
+    "in place of a dense": lambda t: t.ones(2, 2).mul_(matrix(t).float()),
+    "ints in place": lambda t: t.ones(2, 2, dtype=t.int64).add_(matrix(t).float()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_arithmetic(name: str) -> None:
+    assert told(PROGRAMS[name], webtorch) == told(PROGRAMS[name], torch)
