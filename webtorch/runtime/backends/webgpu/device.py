@@ -480,7 +480,6 @@ class WebGPUBackend:
         The contents are those at the time of this call, whatever runs before it is awaited.
         """
         mine = self._own(buffer)
-        self.waited += self.limits.is_gpu
         read = _Read(mine.stored, mine.elements, mine.nbytes, into)
         if self.native.engine == "browser":
             # There are no threads, and a submission does not block.
