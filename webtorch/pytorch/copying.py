@@ -157,11 +157,11 @@ def _is_raw(x: torch.Tensor) -> bool:
     return kind is not dtypes.uint8 and x.numel() == memory.nbytes
 
 
-# Copies within the device to a part of a tensor's memory, and those to new memory.
-_parts, _casts = Kinds(), Kinds()
+# Copies within the device to a part of a tensor's memory, of a part to all of a memory, and those to new memory.
+_parts, _wholes, _casts = Kinds(), Kinds(), Kinds()
 
 
-def _overwritten(values: Any, options: object) -> Lain:
+def overwritten(values: Any, options: object) -> Lain:
     """Return all of a memory after a copy to the first tensor, which is a part of it; nothing is written."""
     target, given = values
     if given.dtype is not target.dtype:
@@ -177,17 +177,36 @@ def _overwritten(values: Any, options: object) -> Lain:
     return Lain(flat(made), (made.elements,), (1,), False)
 
 
+def _copy_for(dst: torch.Tensor) -> Callable[[Any, object], Lain]:
+    """Return what makes all of a memory of a part of another."""
+    kind, shape = TO_WEBTORCH[dst.dtype], tuple(dst.shape)
+
+    def call(values: Any, options: object) -> Lain:
+        """Return the copy as it is to lie."""
+        (found,) = values
+        if found.dtype is not kind:
+            found = cast(found, kind)
+        return lie(found if found._shape == shape else found.expand(shape), False)
+
+    return call
+
+
 def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copy between devices, or within this one, converting and broadcasting to `dst`."""
     interrupt.check()
     if src.device.type == dst.device.type and not (src.is_neg() or dst.is_neg()):
         nodes: list[Node] = []
-        plan = _parts.find((dst, src), {}, nodes, [], dst, inplace=True)
+        if is_whole(dst):
+            plan = None if is_whole(src) else _wholes.find((src,), {}, nodes, [], dst)
+            if type(plan) is tuple:
+                _wholes.watch(plan, _copy_for(dst), (wrap(src),), {}, nodes, ())
+        else:
+            plan = _parts.find((dst, src), {}, nodes, [], dst, inplace=True)
+            if type(plan) is tuple and dst.numel():
+                _parts.watch(plan, overwritten, (wrap(dst), wrap(src)), {}, nodes, ())
         if type(plan) is Plan:
             plan.write(dst, nodes, (), user_line())
             return dst
-        if type(plan) is tuple and not is_whole(dst) and dst.numel():
-            _parts.watch(plan, _overwritten, (wrap(dst), wrap(src)), {}, nodes, ())
     if dst.device.type == "webgpu":
         target = memory_of(dst)
         if src.device.type == "webgpu":
