@@ -46,5 +46,7 @@ def post_localSGD_hook(state: PostLocalSGDState, bucket: GradBucket) -> Future[T
         return noop_hook(None, bucket)
     if state.subgroup is None:
         # As in PyTorch, the processes of a machine.
-        state.subgroup, _ = new_subgroups()
+        found, _ = new_subgroups()
+        assert isinstance(found, ProcessGroup)
+        state.subgroup = found
     return allreduce_hook(state.subgroup, bucket)
