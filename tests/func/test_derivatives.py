@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import webtorch
@@ -402,3 +403,20 @@ def test_blocks_without_tangents() -> None:
         return lib.func.jvp(f, (a,), (lib.torch.ones(3),))
 
     same(program, "cpu")
+
+
+@pytest.mark.parametrize("name", ["avg_pool1d", "unfold", "max_pool1d"])
+def test_what_sums_windows_is_differentiated_after_its_tangent(name: str) -> None:
+    def run(t: Any) -> list[Any]:
+        w = t.tensor([0.3, -0.7, 0.2, 0.9], dtype=t.float64, requires_grad=True)
+        x = t.tensor([1.0, 2.0, -1.0, 0.5], dtype=t.float64)
+        size, shape = ((1, 2), (1, 1, 1, 4)) if name == "unfold" else (2, (1, 1, 4))
+
+        def loss(x: Any) -> Any:
+            return getattr(t.nn.functional, name)((x * w).reshape(shape), size).sin().sum()
+
+        out, tangent = t.func.jvp(t.func.grad(loss), (x,), (x.sin(),))
+        (out.sum() + tangent.square().sum()).backward()
+        return [*tangent.tolist(), *w.grad.tolist()]
+
+    assert run(webtorch) == pytest.approx(run(torch), rel=1e-12)

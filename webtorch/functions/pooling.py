@@ -31,7 +31,7 @@ from webtorch.ops.record import (
     composite,
 )
 from webtorch.tensors.device import DeviceLike
-from webtorch.tensors.modes import no_grad
+from webtorch.tensors.modes import no_grad, unrecorded
 from webtorch.tensors.switches import alert
 from webtorch.tensors.tape import SavedTensor, attach, needs_grad, zeros_of
 from webtorch.tensors.tensor import Tensor
@@ -93,7 +93,7 @@ def spread(
     low, high = low or (0,) * rank, high or (0,) * rank
     lead = tuple(g.shape[: -2 * rank])
     before, after = (*(0,) * len(lead), *low), (*(0,) * len(lead), *high)
-    with no_grad():
+    with unrecorded():
         if not g.numel():
             out = fill((*lead, *sizes), 0, g.dtype, g.device)
         else:

@@ -299,7 +299,8 @@ class Tensor(TensorBase):
         """Whether the tensor is the start of a graph: made by the user, or needing no gradient."""
         if self._base is not None:
             self._refresh_view()
-        return self._is_end
+        fn = self._grad_fn
+        return fn is None or type(fn) is Source
 
     @property
     def grad_fn(self) -> GradFn | None:
