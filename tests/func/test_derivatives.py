@@ -420,3 +420,19 @@ def test_what_sums_windows_is_differentiated_after_its_tangent(name: str) -> Non
         return [*tangent.tolist(), *w.grad.tolist()]
 
     assert run(webtorch) == pytest.approx(run(torch), rel=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"scale_grad_by_freq": True}], ids=str)
+def test_a_tangent_of_an_embedding_is_read_like_its_rows(options: dict[str, Any]) -> None:
+    def run(t: Any) -> list[Any]:
+        w = t.tensor([0.3, -0.7, 0.2, 0.9], dtype=t.float64, requires_grad=True)
+        x = t.tensor([1.0, 2.0, -1.0, 0.5], dtype=t.float64)
+
+        def rows(x: Any) -> Any:
+            return t.nn.functional.embedding(t.tensor([0, 1, 1]), (x * w).view(2, 2), **options)
+
+        out, tangent = t.func.jvp(rows, (x,), (x.sin(),))
+        (out.sum() + tangent.square().sum()).backward()
+        return [*tangent.flatten().tolist(), *w.grad.tolist()]
+
+    assert run(webtorch) == pytest.approx(run(torch), rel=1e-12)

@@ -31,7 +31,7 @@ from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import BOOL, Example, composite
 from webtorch.tensors import tape
 from webtorch.tensors.above import ask
-from webtorch.tensors.modes import no_grad
+from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
 
@@ -157,14 +157,24 @@ def embedding(
     sparse = sparse and weight.is_leaf and weight.requires_grad
     if padding_idx is None and not scale_grad_by_freq and not sparse:
         return _take(weight, [input], "embedding")
-    with no_grad():
-        out = _take(weight, [input], "embedding")
-    saved = (tape.SavedTensor(input),)
-    if sparse:
-        args = (count, width, padding_idx, scale_grad_by_freq)
-        return tape.attach(out, "Embedding", (weight,), _sparse_rows_back, saved, args)
+    rule = _sparse_rows_back if sparse else _rows_back
     args = (count, width, padding_idx, scale_grad_by_freq)
-    return tape.attach(out, "Embedding", (weight,), _rows_back, saved, args)
+    levels, mode.forward = mode.forward, ()
+    try:
+        with no_grad():
+            out = _take(weight, [input], "embedding")
+        tape.attach(out, "Embedding", (weight,), rule, (tape.SavedTensor(input),), args)
+        # What is left out, or divided, is so of gradients: a tangent is read like the rows.
+        for i, level in enumerate(levels):
+            tangent = level.of(weight)
+            if tangent is not None:
+                mode.forward = levels[:i]
+                level.set(
+                    out, embedding(input, tangent, padding_idx, None, 2.0, scale_grad_by_freq)
+                )
+    finally:
+        mode.forward = levels
+    return out
 
 
 def _rows_back(
