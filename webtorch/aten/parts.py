@@ -89,7 +89,8 @@ def _unsafe_view(x: Tensor, size: Sequence[int]) -> Tensor:
 @computed("_new_zeros_with_same_feature_meta")
 def _new_zeros(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
     lead = list(x.shape[:self_num_batch_dims])
-    steps, size = [], other._storage.nbytes // other.dtype.itemsize
+    steps: list[int] = []
+    size = other._storage.nbytes // other.dtype.itemsize
     for n in reversed(lead):
         steps.insert(0, size)
         size *= n
