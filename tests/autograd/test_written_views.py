@@ -139,3 +139,113 @@ def test_a_view_that_a_function_returns_is_not_written() -> None:
         Flat.apply(_computed(t)).mul_(2)
 
     _same(run)
+
+
+def _functions(t: Any) -> Any:
+    class Flat(t.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.view(-1)
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g.view(2, 3)
+
+    class Same(t.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, *xs: Any) -> Any:
+            return xs if len(xs) > 1 else xs[0]
+
+        @staticmethod
+        def backward(ctx: Any, *gs: Any) -> Any:
+            return gs
+
+    return Flat, Same
+
+
+def _hooked(t: Any, x: Any) -> Any:
+    layer = t.nn.Identity()
+    layer.register_full_backward_hook(lambda *given: None)
+    return layer(x)
+
+
+def _in_mode(mode: str) -> Callable[[Any, Any], Any]:
+    def made(t: Any, x: Any) -> Any:
+        with getattr(t, mode)():
+            return x.view(-1)
+
+    return made
+
+
+# How a view is made of a tensor.
+MADE: dict[str, Callable[[Any, Any], Any]] = {
+    "function": lambda t, x: _functions(t)[0].apply(x),
+    "part": lambda t, x: _functions(t)[0].apply(x)[1:],
+    "input": lambda t, x: _functions(t)[1].apply(x),
+    "two": lambda t, x: _functions(t)[1].apply(x * 2, x)[1],
+    "hooked": _hooked,
+    "no_grad": _in_mode("no_grad"),
+    "inference": _in_mode("inference_mode"),
+    "unbind": lambda t, x: x.unbind(0)[1],
+    "plain": lambda t, x: x.view(-1),
+}
+
+
+def _unrecorded(t: Any, x: Any) -> None:
+    with t.no_grad():
+        x[0].mul_(2)
+
+
+WRITES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "nothing": lambda t, x, v: None,
+    "base": lambda t, x, v: x.mul_(2),
+    "base_detached": lambda t, x, v: x.detach().mul_(2),
+    "base_unrecorded": lambda t, x, v: _unrecorded(t, x),
+    "base_data": lambda t, x, v: x.data.mul_(2),
+    "view": lambda t, x, v: v.mul_(2),
+    "view_detached": lambda t, x, v: v.detach().mul_(2),
+    "late_leaf": lambda t, x, v: x.detach().mul_(2) is None or x.requires_grad_(),
+}
+LOOKS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "function": lambda t, x, v: v.grad_fn is None or v.grad_fn.name(),
+    "leaf": lambda t, x, v: v.is_leaf,
+    "flag": lambda t, x, v: (v.requires_grad, v._base is x, v.detach().tolist()),
+    "use": lambda t, x, v: (v * 1).requires_grad,
+    "view": lambda t, x, v: v.view(-1).requires_grad,
+    "hook": lambda t, x, v: v.grad_fn is None or v.register_hook(lambda g: None) is None,
+    "retain": lambda t, x, v: v.retain_grad(),
+    "mark": lambda t, x, v: v.requires_grad_().requires_grad,
+    "gradient": lambda t, x, v: t.autograd.grad(v.sum(), x)[0].tolist(),
+    "end": lambda t, x, v: t.autograd.grad((x * 3).sum(), v, allow_unused=True)[0] is None,
+    "write": lambda t, x, v: v.add_(1).tolist(),
+    "text": lambda t, x, v: "Invalid" in str(v),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("made", MADE)
+def test_a_view_knows_of_writes_to_its_memory(made: str, source: str) -> None:
+    for write in WRITES.values():
+        for look in LOOKS.values():
+
+            def run(t: Any, write: Any = write, look: Any = look) -> Any:
+                x = SOURCES[source](t)
+                v = MADE[made](t, x)
+                write(t, x, v)
+                return look(t, x, v)
+
+            _same(run)
+
+
+def test_writes_that_change_no_element_are_counted() -> None:
+    def run(t: Any) -> list[Any]:
+        x, empty = t.ones(2, 3), t.ones(0, 3)
+        x.t_()
+        x.squeeze_()
+        empty.mul_(2)
+        y = t.ones(2, 3, requires_grad=True) * 1
+        v = y[0]
+        y.t_()
+        return [x._version, empty._version, y._version, v.grad_fn.name(), v.tolist()]
+
+    _same(run)

@@ -228,16 +228,14 @@ def test_an_index_beyond_32_bits_is_not_cut(
                 call(index).tolist()
 
 
-def test_an_int64_beyond_32_bits_is_refused_by_webgpu() -> None:
+def test_an_index_beyond_32_bits_is_refused_by_webgpu() -> None:
     need_device("webgpu")
-    for make in (
-        lambda: webtorch.tensor([2**32 + 1], device="webgpu"),
-        lambda: webtorch.tensor([1, -(2**40)]).to("webgpu"),
-        lambda: webtorch.full((2,), 2**31, dtype=webtorch.int64, device="webgpu"),
-        lambda: webtorch.arange(2**31 - 2, 2**31 + 2, device="webgpu"),
-    ):
-        with pytest.raises(OverflowError, match="WebGPU"):
-            make().tolist()
+    x = webtorch.arange(5.0, device="webgpu")
+    for far in (2**32 + 1, -(2**40)):
+        index = webtorch.tensor([0, far], device="webgpu")
+        with pytest.raises(IndexOutOfRangeError, match="out of bounds for dimension 0"):
+            x[index].tolist()
+    assert x[webtorch.tensor([2**32 + 1], device="webgpu") - 2**32].tolist() == [1.0]
 
 
 def test_counting_indices_are_checked_too(device: str) -> None:

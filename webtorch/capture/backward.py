@@ -46,7 +46,7 @@ def stand_in(t: Tensor, value: Tensor) -> Tensor:
     out = value.detach()
     base = t._base
     if base is not None and base.requires_grad and base.is_leaf:
-        out._base, out._base_history = value, value._history
+        out._base, out._base_version = value, out._counter.version
     title = t._grad_fn.title if t._grad_fn is not None else ""
     set_history(out, GradFn(title, (gradient_edge(value),), _pass_on))
     return out

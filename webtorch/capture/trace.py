@@ -725,7 +725,7 @@ class _Aliases:
         home = {id(t._storage): t for t in existing}
         left = [t for t in tensors_in(left) if id(t) not in known]
         for t in left:
-            if t._base is not None:
+            if t._base is not None and t._made_by is None:
                 # Its base may have been written with gradients since it was made.
                 t._refresh_view()
         views = Counter(id(t._base) for t in left)

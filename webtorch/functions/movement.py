@@ -530,6 +530,7 @@ def become(x: Tensor, seen: Any) -> Tensor:
         tape.set_history(x, seen._grad_fn)
         # Views of x lie elsewhere in it now.
         x._history += x._base is None
+    x._counter.version += 1
     return x
 
 

@@ -22,8 +22,12 @@ def show_tensor(x: Tensor, contents: Any = None) -> str:
         tracking = [t.number for t in mode.transforms if t.tracks(x)]
         if tracking or x._levels:
             return _show_wrapped(x, tracking)
-    fn = x.grad_fn
-    name = None if fn is None else fn.title.removeprefix("torch::autograd::")
+    try:
+        fn = x.grad_fn
+        name = None if fn is None else fn.title.removeprefix("torch::autograd::")
+    except RuntimeError:
+        # A view that gradients cannot follow through a write to its base.
+        name = "Invalid"
     kind = type(x).__name__
     text = format_tensor(
         fetcher(x) if contents is None else contents, x._shape, x.dtype.name, device=str(x.device),

@@ -139,6 +139,8 @@ bfloat16 = DType(
     "bfloat16", "float", 2, "", "BFloat16", "c10::BFloat16", "at::BFloat16", numpy="uint16"
 )
 int64 = DType("int64", "int", 8, "q", "Long", "long int", "int64_t")
+# What int64 is in the programs and the memory of a WebGPU device where 32 bits are too few: no tensor's type.
+wide_int64 = DType("wide_int64", "int", 8, "q", "Long", "long int", "int64_t")
 int32 = DType("int32", "int", 4, "i", "Int", "int", "int")
 int16 = DType("int16", "int", 2, "h", "Short", "short int", "int16_t")
 int8 = DType("int8", "int", 1, "b", "Char", "signed char", "int8_t")
@@ -170,7 +172,7 @@ COMPLEX: tuple[DType, ...] = (complex32, complex64, complex128)
 FLOATS: tuple[DType, ...] = (float32, float64, float16, bfloat16)
 INTEGERS: tuple[DType, ...] = (int64, int32, int16, int8, uint8, uint16, uint32, uint64)
 
-_BY_NAME: dict[str, DType] = {d.name: d for d in (*ALL, *COMPLEX)}
+_BY_NAME: dict[str, DType] = {d.name: d for d in (*ALL, *COMPLEX, wide_int64)}
 ALIASES: dict[str, DType] = {
     "float": float32, "double": float64, "half": float16, "long": int64, "int": int32, "short": int16,
     "chalf": complex32, "cfloat": complex64, "cdouble": complex128,

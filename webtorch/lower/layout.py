@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from webtorch.errors import KernelError
-from webtorch.ir.dtype import DType, Scalar, float64, int32, int64
+from webtorch.ir.dtype import DType, Scalar, float64, int32, int64, wide_int64
 from webtorch.ir.kernel import Routine
 from webtorch.ir.program import Copy, Dispatch, Program
 
@@ -25,7 +25,7 @@ ALIGN = 16
 # Uniform offsets: the largest alignment that the specification allows a device to ask for.
 CHUNK = 256
 
-UniformType = Literal["f32", "f64", "i32", "u32"]
+UniformType = Literal["f32", "f64", "i32", "i64", "u32"]
 
 
 def aligned(nbytes: int) -> int:
@@ -39,7 +39,7 @@ def host_bytes(dtype: DType, elements: int) -> int:
 
 
 def device_bytes(dtype: DType, elements: int) -> int:
-    """Return the bytes of `elements` values on a WebGPU device, which holds int64 as 32 bits."""
+    """Return the bytes of `elements` values on a WebGPU device, which holds int64 as 32 bits, where they are enough."""
     return elements * (4 if dtype is int64 else dtype.itemsize)
 
 
@@ -49,9 +49,9 @@ def binding_bytes(dtype: DType, elements: int) -> int:
 
 
 def uniform_type(dtype: DType) -> UniformType:
-    """Return how a runtime argument lies in the uniform buffer: in 32 bits, float64 in two words."""
-    if dtype is float64:
-        return "f64"
+    """Return how a runtime argument lies in the uniform buffer: in 32 bits, wide types in two words."""
+    if dtype is float64 or dtype is wide_int64:
+        return "f64" if dtype is float64 else "i64"
     return "f32" if dtype.kind == "float" else "u32" if dtype.kind in ("uint", "bool") else "i32"
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from webtorch.lower import wide
+from webtorch.lower import wide, wide_integer
 
 HELPERS: dict[str, str] = {
     "wt_inf": """
@@ -328,7 +328,7 @@ def needed(texts: Iterable[str], extra: dict[str, str] | None = None) -> str:
 
     `extra` adds helpers to the table, such as the accurate functions that the renderer writes.
     """
-    table = HELPERS | wide.HELPERS | (extra or {})
+    table = HELPERS | wide.HELPERS | wide_integer.HELPERS | (extra or {})
     out: list[str] = []
     seen: set[str] = set()
 

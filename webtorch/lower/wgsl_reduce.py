@@ -18,7 +18,6 @@ from typing import cast
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
     bool_,
-    float64,
     int32,
 )
 from webtorch.ir.kernel import (
@@ -28,11 +27,10 @@ from webtorch.ir.kernel import (
     Store,
 )
 from webtorch.ir.limits import Limits
-from webtorch.lower import wide
 from webtorch.lower.affine import affine
 from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
-from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type, wrap
+from webtorch.lower.wgsl_table import TWO_WORDS, combine, convert, identity, wgsl_type, wrap
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, rounded_by_store
 
 # Most points that one invocation takes without a loop, and most expression nodes that this may
@@ -116,7 +114,7 @@ def _split(
     on the CPU can be trusted with.
     """
     k = writer.kernel
-    if any(r.value.dtype is float64 for r in k.reduces):
+    if any(r.value.dtype in TWO_WORDS for r in k.reduces):
         # Partial results are left as 32-bit words.
         return 1
     needed = 1
@@ -175,7 +173,7 @@ class _Accumulator:
     def better(self, value: str, position: str) -> str:
         """Return the test whether another (value, position) wins."""
         mine, at = self.value, self.position
-        if self.kind in ("f32", wide.KIND):
+        if self.kind == "f32" or self.kind in TWO_WORDS.values():
             return f"wt_{self.reduce.op}_{self.kind.removeprefix('wt_')}({mine}, {at}, {value}, {position})"
         sign = ">" if self.reduce.reducer.combine == "max" else "<"
         return f"({value} {sign} {mine} || ({value} == {mine} && {position} < {at}))"

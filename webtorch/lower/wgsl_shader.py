@@ -13,7 +13,6 @@ from webtorch.ir.dtype import (
     DType,
     bool_,
     float32,
-    float64,
     int32,
     uint32,
 )
@@ -23,8 +22,8 @@ from webtorch.ir.kernel import (
     Store,
 )
 from webtorch.ir.limits import Limits
-from webtorch.lower import prelude, wide
-from webtorch.lower.wgsl_table import wgsl_type
+from webtorch.lower import prelude
+from webtorch.lower.wgsl_table import TWO_WORDS, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, Slot
 
 Engine = Literal["naga", "dawn"]
@@ -66,7 +65,9 @@ class WgslPass:
 
 
 # What an argument of a WGSL type is written as.
-_STORED: dict[str, DType] = {"f32": float32, "i32": int32, "u32": uint32, wide.KIND: float64}
+_STORED: dict[str, DType] = {
+    "f32": float32, "i32": int32, "u32": uint32, **{kind: d for d, kind in TWO_WORDS.items()}
+}  # fmt: skip
 
 
 def fold_grid(groups: int, limits: Limits) -> tuple[int, int, int]:
@@ -123,12 +124,12 @@ def declarations(
     if used:
         members = []
         # Those of two words first: they start at whole ones.
-        for number in sorted(used, key=lambda n: writer.kernel.args[n] is not float64):
+        for number in sorted(used, key=lambda n: writer.kernel.args[n] not in TWO_WORDS):
             dtype = writer.kernel.args[number]
             kind = "u32" if dtype is bool_ else wgsl_type(dtype)
             members.append(f"a{number}: {kind}")
             args.append((at, _STORED[kind], number))
-            at += 8 if dtype is float64 else 4
+            at += 8 if dtype in TWO_WORDS else 4
         lines.insert(0, f"struct Args {{ {', '.join(members)} }}")
         lines.append(f"@group(0) @binding({len(bindings)}) var<uniform> args: Args;")
         bindings.append("uniform")

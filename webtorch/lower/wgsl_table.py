@@ -25,10 +25,11 @@ from webtorch.ir.dtype import (
     uint16,
     uint32,
     uint64,
+    wide_int64,
 )
 from webtorch.ir.expr import FUNCTIONS, ScalarFunction
 from webtorch.ir.reducer import REDUCERS
-from webtorch.lower import wide
+from webtorch.lower import wide, wide_integer
 
 # Elements per 32-bit word of the types that WGSL cannot address on their own.
 PER_WORD: dict[DType, int] = {
@@ -40,6 +41,8 @@ PER_WORD: dict[DType, int] = {
     float16: 2,
     bfloat16: 2,
 }
+# Types of which WGSL knows nothing: pairs of words with functions of their own.
+TWO_WORDS: dict[DType, str] = {float64: wide.KIND, wide_int64: wide_integer.KIND}
 # What is left of a value that may have left its type.
 _NARROW_UNSIGNED: dict[DType, str] = {uint8: "0xffu", uint16: "0xffffu"}
 
@@ -50,8 +53,8 @@ def wgsl_type(dtype: DType) -> str:
         raise DTypeError(
             "uint64 does not exist on WebGPU: WGSL has no 64-bit types. Use int32, or device='cpu'"
         )
-    if dtype is float64:
-        return wide.KIND
+    if dtype in TWO_WORDS:
+        return TWO_WORDS[dtype]
     match dtype.kind:
         case "bool":
             return "bool"
@@ -96,6 +99,8 @@ def literal(value: object, dtype: DType) -> str:
             return float_literal(float(cast(float, value)))
         case wide.KIND:
             return wide.literal(float(cast(float, value)))
+        case wide_integer.KIND:
+            return wide_integer.literal(int(cast(int, value)))
         case "u32":
             return f"{int(cast(int, value)) & 0xFFFFFFFF}u"
         case _:
@@ -110,7 +115,9 @@ def literal(value: object, dtype: DType) -> str:
             return f"({number})" if number < 0 else f"{number}"
 
 
-_OF_KIND = {"f32": float32, wide.KIND: float64, "i32": int32, "u32": uint32, "bool": bool_}
+_OF_KIND = {
+    "f32": float32, "i32": int32, "u32": uint32, "bool": bool_, **{kind: d for d, kind in TWO_WORDS.items()}
+}  # fmt: skip
 
 
 def identity(op: str, kind: str) -> str:
@@ -128,11 +135,11 @@ def combine(op: str, kind: str, a: str, b: str) -> str:
 
 def form(function: ScalarFunction, kind: str) -> str:
     """Return the text of a function for a WGSL type, "" where it has none."""
-    if kind != wide.KIND:
+    if kind not in TWO_WORDS.values():
         return function.wgsl.get(kind, "")
     name = f"{kind}_{function.name}"
     places = ", ".join(f"{{{i}}}" for i in range(function.arity))
-    return f"{name}({places})" if name in wide.HELPERS else ""
+    return f"{name}({places})" if name in wide.HELPERS or name in wide_integer.HELPERS else ""
 
 
 def wrap(dtype: DType, text: str) -> str:
@@ -151,6 +158,8 @@ def convert(text: str, source: DType, target: DType) -> str:
     if source is target:
         return text
     a, b = wgsl_type(source), wgsl_type(target)
+    if wide_integer.KIND in (a, b):
+        return _convert_wide(text, source, target)
     if b == wide.KIND:
         x = text if a in ("f32", "i32") else convert(text, source, uint32)
         return f"wt_f64_from_{a if a in ('f32', 'i32') else 'u32'}({x})"
@@ -182,6 +191,27 @@ def convert(text: str, source: DType, target: DType) -> str:
             return wrap(target, f"bitcast<u32>(wt_f32_to_i32({text}))")
         return f"wt_f32_to_{b}({text})"
     return wrap(target, text if a == b else f"bitcast<{b}>({text})")
+
+
+def _convert_wide(text: str, source: DType, target: DType) -> str:
+    """Return the text that makes a number of two words of a value of `source`, or a value of `target` of one."""
+    if target is wide_int64:
+        match wgsl_type(source):
+            case "bool":
+                return f"wt_i64(select(0u, 1u, {text}), 0u)"
+            case "u32":
+                return f"wt_i64({text}, 0u)"
+            case kind:
+                return f"wt_i64_from_{kind.removeprefix('wt_')}({text})"
+    match wgsl_type(target):
+        case "bool":
+            return f"!wt_i64_not({text})"
+        case "f32":
+            return convert(f"wt_i64_to_f32({text})", float32, target)
+        case wide.KIND:
+            return f"wt_f64_from_i64({text})"
+        case _:
+            return convert(f"({text}).x", uint32, target)
 
 
 def encode(value: str, dtype: DType) -> str:

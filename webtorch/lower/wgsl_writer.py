@@ -34,6 +34,7 @@ from webtorch.lower.affine import Memo, affine
 from webtorch.lower.bounds import bounds, fits
 from webtorch.lower.wgsl_table import (
     PER_WORD,
+    TWO_WORDS,
     combine,
     convert,
     decode,
@@ -136,11 +137,13 @@ class KernelWriter:
         self.slots: dict[int, Slot] = {}
         # Whether each invocation adds to elements of its own: there are no atomic words of 64 bits.
         self.in_turn = any(
-            s.combine != "set" and kernel.buffers[s.buffer].dtype is float64 for s in kernel.stores
+            s.combine != "set" and kernel.buffers[s.buffer].dtype in TWO_WORDS
+            for s in kernel.stores
         )
         if self.in_turn and kernel.reduces:
             raise DTypeError(
-                "float64: WebGPU adds sums to several places at once in 32 bits only. Use float32, or device='cpu'"
+                f"{kernel.name}: WebGPU adds sums to several places at once in 32 bits only. Use float32, int32, or "
+                "device='cpu'"
             )
         # Functions that the body may call, by name.
         self.functions: dict[str, list[str]] = {}
@@ -366,7 +369,7 @@ class KernelWriter:
             return declared
         if (
             self.lanes == 4
-            and slot.dtype is not float64
+            and slot.dtype not in TWO_WORDS
             and self.fast_count % 4 == 0
             and slot.elements % 4 == 0
             and stores_fit(self, stores)
@@ -676,7 +679,8 @@ class KernelWriter:
 
     def _cast(self, node: Expr, arg: str) -> str:
         source = node.args[0]
-        if wgsl_type(node.dtype) == "i32" and node.dtype.itemsize >= 4 and fits(source, _INT32):
+        plain = node.dtype.itemsize >= 4 and source.dtype not in TWO_WORDS
+        if plain and wgsl_type(node.dtype) == "i32" and fits(source, _INT32):
             return f"i32({arg})"
         if node.dtype is float16 and self.limits.has_f16 and self.limits.is_gpu:
             # In hardware; software adapters round in ways of their own.
@@ -693,7 +697,7 @@ class KernelWriter:
             for i, a in enumerate(node.args):
                 if a.op == "const" and a.value == a.value:
                     return f"wt_{op}_number({args[1 - i]}, {args[i]})"
-        if op in ("shl", "shr") and node.args[1].op == "const":
+        if op in ("shl", "shr") and node.args[1].op == "const" and kind in ("i32", "u32"):
             count = cast(int, node.args[1].value)
             if 0 <= count < 32:
                 sign = "<<" if op == "shl" else ">>"

@@ -159,6 +159,7 @@ def _hand_out(
         base = facts[k].base
         assert base is not None
         t._base = _base(run, base, facts, t._storage, program)
+        t._base_version = t._counter.version
 
 
 def _are_as_left(run: Run, program: Program) -> bool:
@@ -331,15 +332,10 @@ def _settle(
 
 
 def _base(
-    run: Run, base: tuple[str, Any], facts: list[Facts], storage: Storage, program: Program
+    run: Run, base: tuple[str, int], facts: list[Facts], storage: Storage, program: Program
 ) -> Tensor:
     """Return the tensor that a result is a view of, in its storage."""
     kind, number = base
-    if kind == "alone":
-        like = _base(run, number, facts, storage, program)
-        alone: Tensor = object.__new__(Tensor)
-        alone._adopt(storage, like._shape, like._strides, like._offset, like._whole)
-        return alone
     if kind == "external":
         return run.externals[number]
     there = run.slots[number]()

@@ -123,7 +123,7 @@ def give_value(t: Tensor, storage: Storage, apart: bool = False) -> None:
     """Let a tensor be the whole of its storage, or a part, as it says: without a base or a history. `apart`: it counts
     its writes itself.
     """
-    t._base, t._base_history, t._history, t._accumulate = None, 0, 0, None
+    t._base, t._base_version, t._history, t._accumulate = None, 0, 0, None
     t._storage = t._counter = storage
     if apart:
         t._counter = Counter()

@@ -387,12 +387,11 @@ def note_function(run: Run, args: Args) -> tuple[tuple[int, Facts], ...]:
         number = run.slot_of(t)
         if number is None or number < run.first:
             raise Refused("a function of the user's gives no new tensor")
-        fn, base = t._grad_fn, run.facts[number].base
+        fn = t._grad_fn
         f = replace(
             run.facts[number],
             requires_grad=t._requires_grad,
             title="" if fn is None else fn.title,
-            base=None if base is None else ("alone", base),
             made_by=t._made_by,
         )
         run.facts[number] = f
@@ -600,7 +599,7 @@ def _places(
                 "a tensor is kept that has counted its own writes, or that another one counts"
             )
         counters.add(t._counter)
-        if t._base_history or t._history:
+        if t._history or (t._base is not None and t._base._history):
             raise Refused("a result was written in place with gradients")
         if k >= run.first:
             places[t._storage] = run.facts[k].storage

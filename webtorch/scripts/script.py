@@ -50,9 +50,8 @@ class Facts:
     title: str
     # Which storage it lies in: the number of the first slot there, or -1 - the number of an external tensor.
     storage: int
-    # The tensor that it is a view of: ("external" or "slot", its number); or ("alone", such a pair): another one which
-    # is on the memory of that.
-    base: tuple[str, Any] | None
+    # The tensor that it is a view of: ("external" or "slot", its number).
+    base: tuple[str, int] | None
     made_by: MadeBy | None
     # Whether it counts its writes itself, as `x.data` does.
     apart: bool

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 # What a tensor that a script has promised lacks until somebody looks (`webtorch.scripts`).
 LATE = frozenset((
-    "_storage", "_counter", "_grad_fn", "_output_nr", "_base", "_base_history", "_history", "_accumulate",
+    "_storage", "_counter", "_grad_fn", "_output_nr", "_base", "_base_version", "_history", "_accumulate",
 ))  # fmt: skip
 
 
@@ -41,7 +41,7 @@ class TensorBase(Layouts, TensorMethods):
     """What a tensor is, without what is computed with it: a view on a storage, and its place in a graph."""
 
     __slots__ = (
-        "__dict__", "__weakref__", "_accumulate", "_base", "_base_history", "_counter", "_grad", "_grad_fn",
+        "__dict__", "__weakref__", "_accumulate", "_base", "_base_version", "_counter", "_grad", "_grad_fn",
         "_history", "_hooks", "_inference", "_late", "_offset",
         "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
         "_strides", "_whole", "dtype",
@@ -82,10 +82,10 @@ class TensorBase(Layouts, TensorMethods):
         self._grad_fn: GradFn | None = None
         self._output_nr = 0
         self._grad: Tensor | None = None
-        # For a differentiable view: the tensor it is a view of, and the history of that tensor when
-        # this view was made.
+        # For a differentiable view: the tensor it is a view of, and the count of writes for which its gradient
+        # function stands.
         self._base: Tensor | None = None
-        self._base_history = 0
+        self._base_version = 0
         # Counts how often an in-place operation gave this tensor a new gradient function.
         self._history = 0
         self._hooks: dict[int, Callable[..., Any]] | None = None

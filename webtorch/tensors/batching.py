@@ -171,7 +171,7 @@ def _as_view_of(
 ) -> Tensor:
     leaf = x._requires_grad and x._grad_fn is None
     base = x if x._base is None or leaf else x._base
-    out._base, out._base_history = base, base._history
+    out._base, out._base_version = base, x._counter.version
     out._counter, out._inference = x._counter, x._inference
     if mode.grad and x.requires_grad:
         attach_view(out, x, "View", rule, args)

@@ -114,9 +114,12 @@ def begin_backward(
 def _end(tensor: Tensor) -> Edge:
     """Return where the cotangents of an input of a backward pass go. Raises RuntimeError if it has none."""
     edge = gradient_edge(tensor)
-    if edge is None:
+    if edge is not None:
+        return edge
+    if not tensor.requires_grad:
         raise RuntimeError("One of the differentiated Tensors does not require grad")
-    return edge
+    # A view that was made while nothing was recorded: nothing comes there.
+    return AccumulateGrad(tensor), 0
 
 
 def _is_gone(fn: GradFn, ends: Sequence[Edge]) -> bool:

@@ -28,7 +28,7 @@ from webtorch.tensors.device import device
 from webtorch.tensors.engine import Turn
 from webtorch.tensors.formats import strided
 from webtorch.tensors.forward import fitted, transposed
-from webtorch.tensors.made_by import made_by_function, made_in_mode
+from webtorch.tensors.made_by import made_by_function
 from webtorch.tensors.modes import mode, transforms, unrecorded
 from webtorch.tensors.primitives import fill
 from webtorch.tensors.recorders import sum_to
@@ -253,18 +253,12 @@ class Function:
             edges = _edges(tensors) if recorded else []
         if not apart:
             outputs = _stand_in(ctx, outputs, back)
-        # What forward returns of its own inputs is a new tensor to the graph.
-        outputs = tuple(
-            (_alone(o) if mode.grad else o).view_as(o)
-            if isinstance(o, Tensor) and id(o) in back and not any(o is d for d in ctx._dirty)
-            else o
-            for o in outputs
-        )
+        fixed = ctx._not_differentiable
+        outputs = _as_results(outputs, back, ctx._dirty, fixed, recorded)
         if recorded:
             for dirty in ctx._dirty:
                 _check_dirty(back.get(id(dirty), dirty))
-            saved, fixed = ctx._to_save, ctx._not_differentiable
-            _record(cls, ctx, outputs, tensors, edges, back, saved, fixed)
+            _record(cls, ctx, outputs, tensors, edges, back, ctx._to_save, fixed)
             # The outputs hold the function and the function the context, which must not hold the outputs.
             ctx._to_save = ctx._not_differentiable = ()
             for o in outputs:
@@ -319,7 +313,7 @@ def _edges(tensors: Sequence[Tensor]) -> list[Any]:
 def _give_history(args: Args, kwargs: Kwargs) -> None:
     """Give new tensors that `forward` gave their part in the graph."""
     ctx, cls, outputs, tensors, saved, fixed, recorded = args
-    _stand_in(ctx, outputs, {})
+    _as_results(outputs, {}, (), fixed, recorded)
     if recorded:
         _record(cls, ctx, outputs, tensors, _edges(tensors), {}, saved, fixed)
 
@@ -333,31 +327,48 @@ def _stand_in(
     ctx: FunctionCtx, outputs: tuple[object, ...], back: dict[int, Tensor]
 ) -> tuple[Any, ...]:
     """Put another tensor in the place of each input that was changed in place, and note it in `back`:
-    the input gets its new history from it. Views of inputs stand for themselves.
+    the input gets its new history from it.
     """
     other = {id(d): d.detach() for d in ctx._dirty if id(d) in back}
     back.update({id(new): back[old] for old, new in other.items()})
     ctx._dirty = tuple([other.get(id(d), d) for d in ctx._dirty])
     ctx._to_save = tuple([other.get(id(t), t) for t in ctx._to_save])
-    for o in outputs:
-        if isinstance(o, Tensor) and o._base is not None and id(o) not in back:
-            if not mode.grad:
-                o._made_by = made_in_mode()
-                continue
-            o._base = _alone(o._base)
-            o._base_history, o._made_by = o._base._history, made_by_function()
     return tuple([other.get(id(o), o) for o in outputs])
+
+
+def _as_results(
+    outputs: tuple[Any, ...],
+    back: dict[int, Tensor],
+    dirty: Sequence[Tensor],
+    fixed: Sequence[Tensor],
+    recorded: bool,
+) -> tuple[Any, ...]:
+    """Return what `forward` gave as results: an input that it returns as it is is a view of that. Gradients cannot
+    follow a write through views.
+    """
+    changed, constant = set(map(id, dirty)), set(map(id, fixed))
+    recorded_ones = [
+        recorded and isinstance(o, Tensor) and o.dtype.has_gradient and id(o) not in constant
+        for o in outputs
+    ]
+    several = sum(recorded_ones) > 1
+    found = list(outputs)
+    for number, o in enumerate(outputs):
+        if not isinstance(o, Tensor) or id(o) in changed:
+            continue
+        if id(o) in back:
+            with unrecorded():
+                o = o.view_as(o) if recorded_ones[number] or not o.requires_grad else o.detach()
+            found[number] = o
+        if o._base is not None:
+            o._made_by = made_by_function(number, several)
+    return tuple(found)
 
 
 def _expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     """Whether a tensor of one shape broadcasts to another: a gradient of that shape is summed."""
     tail = to[len(to) - len(shape) :]
     return len(shape) <= len(to) and all(s in (1, t) for s, t in zip(shape, tail, strict=True))
-
-
-def _alone(x: Tensor) -> Tensor:
-    with unrecorded():
-        return x.detach()
 
 
 class VmapInfo(NamedTuple):

@@ -54,19 +54,15 @@ def made_in_mode() -> MadeBy:
     return _INFERENCE if mode.inference else NO_GRAD
 
 
-def made_by_function() -> MadeBy:
-    """Return how a view is made that a custom Function returns."""
-    return MadeBy(_CUSTOM)
-
-
 @functools.cache
-def _one_of_several(number: int) -> MadeBy:
-    return MadeBy(_SEVERAL, number=number)
+def made_by_function(number: int, several: bool) -> MadeBy:
+    """Return how a view is made that is a result of a custom Function, or one of several that have gradients."""
+    return MadeBy(_SEVERAL if several else _CUSTOM, number=number)
 
 
 def several_views(views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Return views of one tensor as the results of one function, which may not be written with gradients."""
     if mode.grad:
         for number, view in enumerate(views):
-            view._made_by = _one_of_several(number)
+            view._made_by = made_by_function(number, several=True)
     return views

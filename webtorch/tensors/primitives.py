@@ -91,15 +91,6 @@ def device_mismatch(name: str, a: Tensor, b: Tensor) -> DeviceError:
     )
 
 
-def check_int64(name: str, value: Scalar, runtime: Runtime) -> None:
-    """Raise OverflowError for an int64 number that a device with 32-bit integers cannot hold."""
-    if runtime.kind == "webgpu" and not -(2**31) <= value < 2**31:
-        raise OverflowError(
-            f"{name.strip('_')}: {value} does not fit torch.int64 on WebGPU, which holds it in 32 bits "
-            "(-2147483648 to 2147483647); use device 'cpu', or a float type"
-        )
-
-
 # ---- entries over positions
 # --------------------------------------------------------------------------------------------------------------
 
@@ -236,8 +227,6 @@ def fill(shape: Sequence[int], value: Scalar | complex, dtype: DType, device: De
         raise RuntimeError(
             f"value cannot be converted to type {dtype.name} without overflow: {value} is complex"
         )
-    if dtype is int64:
-        check_int64("fill", value, runtime)
     return Tensor._from_node(
         Node("map", (), (IDENTITY, "s", dtype.compute), (value,), tuple(shape), dtype, user_line()),
         runtime,
@@ -264,9 +253,6 @@ def iota(count: int, start: Scalar, step: Scalar, dtype: DType, device: DeviceLi
         return Tensor._from_node(
             Node("map", (), (COUNT, "p", dtype.compute), (), (count,), dtype, user_line()), runtime
         )
-    if dtype is int64 and count:
-        check_int64("arange", start, runtime)
-        check_int64("arange", start + step * (count - 1), runtime)
     return Tensor._from_node(
         Node("map", (), (IOTA, "pss", dtype.compute), (start, step), (count,), dtype, user_line()),
         runtime,

@@ -462,6 +462,7 @@ def _tensor(
         out._base = home = object.__new__(Tensor)
         home._adopt(storage, *base[:4])
         home.dtype = base[4]
+        out._base_version = version
         if not mode.grad:
             out._made_by = made_in_mode()
     return out

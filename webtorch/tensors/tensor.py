@@ -239,17 +239,16 @@ class Tensor(TensorBase):
     def requires_grad(self) -> bool:
         """Whether gradients are recorded for this tensor."""
         base = self._base
-        if self._requires_grad or base is None or not base._requires_grad:
+        if self._requires_grad or base is None:
             return self._requires_grad
-        # A view that was made while nothing was recorded says what its base says, and is a leaf of no graph.
-        unrecorded = self._made_by is not None and bool(self._made_by.mode)
-        return base._history != self._base_history or (unrecorded and self.dtype.has_gradient)
+        # A view says what its base says, and may be a leaf of no graph.
+        return base._requires_grad and self.dtype.has_gradient
 
     @requires_grad.setter
     @plays("parts")
     def requires_grad(self, value: bool) -> None:
         """Set whether gradients are recorded. Raises RuntimeError for a tensor that is no leaf."""
-        if value and not self.is_leaf:
+        if value and not self._is_end:
             raise RuntimeError("you can only change requires_grad flags of leaf variables.")
         self.requires_grad_(value)
 
@@ -264,7 +263,7 @@ class Tensor(TensorBase):
                 "transforms (e.g. grad, vjp, jacrev, jacfwd, hessian) or call requires_grad_() "
                 "outside of a function being transformed instead."
             )
-        if not self.is_leaf:
+        if not self._is_end:
             if requires_grad:
                 return self
             raise RuntimeError(
@@ -289,13 +288,18 @@ class Tensor(TensorBase):
         return self
 
     @property
+    def _is_end(self) -> bool:
+        """Whether no function gave the tensor, as far as is known before writes to its base are looked at."""
+        fn = self._grad_fn
+        return fn is None or type(fn) is Source
+
+    @property
     @plays("flag")
     def is_leaf(self) -> bool:
         """Whether the tensor is the start of a graph: made by the user, or needing no gradient."""
         if self._base is not None:
             self._refresh_view()
-        fn = self._grad_fn
-        return fn is None or type(fn) is Source
+        return self._is_end
 
     @property
     def grad_fn(self) -> GradFn | None:
@@ -419,16 +423,13 @@ class Tensor(TensorBase):
 
     def _refresh_view(self) -> None:
         """Bring the gradient function of a view up to date with in-place writes to its base."""
-        base = self._base
+        base, version = self._base, self._counter.version
         assert base is not None
-        if base._history != self._base_history:
+        if version != self._base_version and (self._grad_fn is not None or base._requires_grad):
             if self._made_by is not None:
                 self._refuse_write("its base or another view of its base has been")
-            self._base_history = base._history
-            if base._requires_grad:
-                ask("strided_gradient")(self, base)
-            else:
-                self._grad_fn, self._requires_grad = None, False
+            self._base_version = version
+            ask("strided_gradient")(self, base)
 
     @plays("operation")
     def detach(self) -> Tensor:
@@ -485,7 +486,7 @@ class Tensor(TensorBase):
                 "transform. This is unsupported, please attempt to use the functorch transforms (e.g. grad, vjp, "
                 "jacrev, jacfwd, hessian) or call retain_grad() outside of a function being transformed instead."
             )
-        if self.is_leaf or self._retains:
+        if self._is_end or self.is_leaf or self._retains:
             return
         self._retains = True
         retain(self)
@@ -572,7 +573,12 @@ class Tensor(TensorBase):
         )
 
     async def _contents_async(self) -> bytes | bytearray | memoryview:
-        return await self._arriving() if numel(self._shape) else b""
+        if not numel(self._shape):
+            return b""
+        coming = self._arriving()
+        backend = self._storage.runtime.backend
+        backend.waited += backend.limits.is_gpu
+        return await coming
 
     def _arriving(
         self, into: memoryview | None = None

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 
 from webtorch.errors import DTypeError
-from webtorch.ir.dtype import DType, int64
+from webtorch.ir.dtype import DType, complex32, int64
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel, overlaps
 from webtorch.ops import primitive
+from webtorch.ops.purity import warn_once
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of, unbatch
 from webtorch.tensors.made_by import made_in_mode
 from webtorch.tensors.modes import mode
@@ -75,7 +76,7 @@ class View:
         # A view that the user made a leaf stands for itself: writes through its views are refused.
         if base is None or (recorded and x._grad_fn is None):
             base = x
-        out._base, out._base_history = base, base._history
+        out._base, out._base_version = base, x._counter.version
         out._inference = False
         if not mode.grad:
             out._made_by = made_in_mode()
@@ -131,7 +132,7 @@ def strided_gradient(view: Tensor, base: Tensor) -> None:
     before = view._grad_fn
     name = before.title.removesuffix("Backward0") if mode.view_replay and before else "AsStrided"
     attach_view(view, base, name, _from_part, (*places, mixed, base.dtype.is_complex, extra))
-    view._base_history = base._history
+    view._base_version = view._counter.version
 
 
 def _from_part(
@@ -262,6 +263,8 @@ def paired(x: Tensor) -> Tensor:
         x = primitive.copy(x)
     strides = tuple([st // 2 for st in x._strides[:-1]])
     dtype = x.dtype.to_complex()
+    if dtype is complex32:
+        warn_once("ComplexHalf support is experimental and many operators don't support it yet.")
     return as_view(x, x._shape[:-1], strides, x._offset // 2, pairs, (), "ViewAsComplex", dtype)
 
 

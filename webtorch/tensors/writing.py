@@ -163,6 +163,7 @@ def write(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
         target, given = _shown_operands(x, values)
     node = given._node()
     if 0 in target._shape and (storage.elements or x.dtype is not storage.dtype):
+        x._counter.version += 1
         if history:
             rebase(x, values)
         return x

@@ -495,7 +495,7 @@ def _fitting(value: float, kind: str) -> float:
     low, high = (-(1 << 31), (1 << 31) - 1) if kind == "i32" else (0, (1 << 32) - 1)
     if not low <= value <= high:
         raise OverflowError(
-            f"export: the number {value} does not fit 32 bits, which is what integers have on WebGPU"
+            f"export: the number {value} does not fit 32 bits, which is what integers have in a page"
         )
     return int(value)
 

@@ -312,7 +312,7 @@ def _expected(exact: Any, wide: object, values: bool, rtol: float | None, factor
     if not exact.is_floating_point():
         stored = exact if exact.dtype is torch.bool else exact.to(torch.int32)
         if not torch.equal(stored.to(exact.dtype), exact):
-            raise OverflowError("integers beyond 32 bits, which WebGPU does not have")
+            raise OverflowError("integers beyond 32 bits, which a page does not have")
         return Expected(shape, dtype, _bytes(stored) if values else None, 0.0, 0.0)
     relative, absolute = TOLERANCE[dtype]
     true = exact if wide is None else _real(wide, torch.view_as_real)

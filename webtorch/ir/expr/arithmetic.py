@@ -158,6 +158,58 @@ def _rest(x: Range, y: Range) -> Range:
     return (0, min(x[1], most)) if x[0] >= 0 else (0, most)
 
 
+Integers = tuple[int, int]
+
+
+def _least_and_most(*ends: int) -> Integers:
+    return min(ends), max(ends)
+
+
+def _quotients(x: Integers, y: Integers) -> Integers:
+    # What is divided by 0 is 0; a divisor of 1 or -1 leaves the most.
+    near = [d for d in (*y, 1, -1) if d and y[0] <= d <= y[1]]
+    return _least_and_most(0, *(a // d for a in x for d in near))
+
+
+def _rests(x: Integers, y: Integers) -> Integers:
+    # Less than the divisor, whose sign it has; a dividend that lies below it, of one sign, is what it was.
+    most = max(y[1] - 1, 0)
+    return min(y[0] + 1, 0), min(most, x[1]) if x[0] >= 0 <= y[0] else most
+
+
+def _truncated_rests(x: Integers, y: Integers) -> Integers:
+    most = max(abs(y[0]), abs(y[1]), 1) - 1
+    return -min(most, max(-x[0], 0)), min(most, max(x[1], 0))
+
+
+def _divisors(x: Integers, y: Integers) -> Integers:
+    return 0, max(map(abs, (*x, *y)))
+
+
+def _bits(x: Integers, y: Integers) -> Integers:
+    """Bounds of what has the bits of two numbers."""
+    most = (1 << max(v.bit_length() if v >= 0 else (~v).bit_length() for v in (*x, *y))) - 1
+    return (0 if x[0] >= 0 <= y[0] else -most - 1), most
+
+
+def _common_bits(x: Integers, y: Integers) -> Integers:
+    tops = [v[1] for v in (x, y) if v[0] >= 0]
+    return (0, min(tops)) if tops else _bits(x, y)
+
+
+def _shifted_up(x: Integers, y: Integers) -> Integers:
+    # What is shifted by 64 and more, or by less than 0, is nothing: by 63 no number of more than 1 bit fits.
+    count = min(max(y[1], 0), 64)
+    return _least_and_most(0, *x, *(v << count for v in x))
+
+
+def _shifted_down(x: Integers, y: Integers) -> Integers:
+    if y[0] < 0:
+        return _least_and_most(0, *x)
+    counts = [min(c, 64) for c in y]
+    return _least_and_most(*(v >> c for v in x for c in counts))
+
+
 declare(
     "neg", 1, slopes=(_minus_one,), pairs=lambda z: -z, exact=True, wraps=True, numpy="negative",
     bounds=lambda x: (-x[1], -x[0]),
@@ -166,6 +218,7 @@ declare(
 sign = unary_function(
     "sign",
     exact=True,
+    bounds_integers=lambda x: (-1 if x[0] < 0 else 0, 1 if x[1] > 0 else 0),
     wgsl={"f32": "wt_sign({0})", "i32": "sign({0})", "u32": "min({0}, 1u)"},
     onnx="Sign",
 )
@@ -236,14 +289,15 @@ def _remainder(x: Expr, y: Expr) -> Expr:
 # Processors have no vectors of integer divisions.
 _INTEGERS = 25
 mod = binary_function(
-    "mod", bounds=_rest, sign="%", slopes=(_one, lambda x, y, out: -floor(x / y)),
+    "mod", bounds=_rest, bounds_integers=_rests, sign="%", slopes=(_one, lambda x, y, out: -floor(x / y)),
     cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
     fold=lambda x, y: x % y if isinstance(x, int) and y else None, numpy="remainder",
     wgsl={"f32": "wt_mod({0}, {1})", "i32": "wt_i32_mod({0}, {1})", "u32": "wt_u32_rem({0}, {1})"},
     onnx=_remainder,
 )  # fmt: skip
 floordiv = binary_function(
-    "floordiv", bounds=_quotient, sign="//", wraps=True, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
+    "floordiv", bounds=_quotient, bounds_integers=_quotients, sign="//", wraps=True,
+    cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
     fold=lambda x, y: x // y if isinstance(x, int) and y else None, numpy="floor_divide",
     wgsl={
         "f32": "wt_floordiv({0}, {1})",
@@ -253,7 +307,7 @@ floordiv = binary_function(
     onnx=lambda x, y: floor(x / y) if x.dtype.kind == "float" else (x - mod(x, y)) / y,
 )  # fmt: skip
 truncdiv = binary_function(
-    "truncdiv", wraps=True, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
+    "truncdiv", wraps=True, bounds_integers=_quotients, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
     wgsl={
         "f32": "wt_truncdiv({0}, {1})",
         "i32": "wt_i32_div({0}, {1})",
@@ -262,7 +316,7 @@ truncdiv = binary_function(
     onnx=lambda x, y: trunc(x / y),
 )  # fmt: skip
 truncmod = binary_function(
-    "truncmod", slopes=(_one, lambda x, y, out: -trunc(x / y)), exact=True,
+    "truncmod", slopes=(_one, lambda x, y, out: -trunc(x / y)), exact=True, bounds_integers=_truncated_rests,
     cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS, numpy="fmod",
     wgsl={"f32": "wt_fmod({0}, {1})", "i32": "wt_i32_rem({0}, {1})", "u32": "wt_u32_rem({0}, {1})"},
 )  # fmt: skip
@@ -278,7 +332,7 @@ def _euclid(a: Expr, b: Expr) -> Expr:
 
 
 gcd = binary_function(
-    "gcd", wraps=True, cost=12, cost_cpu=50, numpy="gcd", onnx=_euclid,
+    "gcd", wraps=True, bounds_integers=_divisors, cost=12, cost_cpu=50, numpy="gcd", onnx=_euclid,
     wgsl={
         "i32": "bitcast<i32>(wt_u32_gcd(bitcast<u32>(abs({0})), bitcast<u32>(abs({1}))))",
         "u32": "wt_u32_gcd({0}, {1})",
@@ -334,28 +388,31 @@ logical_not = unary_function(
 )  # fmt: skip
 # ONNX's nodes for bits are newer than those for logic: its writer chooses.
 bitwise_not = unary_function(
-    "bitnot", wraps=True, loops="invert", numpy="invert",
+    "bitnot", wraps=True, bounds_integers=lambda x: (~x[1], ~x[0]), loops="invert", numpy="invert",
     wgsl=wgsl_integers("(~{0})", bool="(!{0})"),
 )  # fmt: skip
 declare(
     "and", 2, infix="&", fold=lambda x, y: x and y if isinstance(x, bool) else None,
     wgsl=wgsl_integers("({0} & {1})", bool="({0} && {1})"), numpy="bitwise_and",
+    bounds_integers=_common_bits,
 )  # fmt: skip
 declare(
     "or", 2, infix="|", fold=lambda x, y: x or y if isinstance(x, bool) else None,
     wgsl=wgsl_integers("({0} | {1})", bool="({0} || {1})"), numpy="bitwise_or",
+    bounds_integers=_bits,
 )  # fmt: skip
 declare(
-    "xor", 2, infix="^", wgsl=wgsl_integers("({0} ^ {1})", bool="({0} != {1})"), numpy="bitwise_xor"
-)
+    "xor", 2, infix="^", wgsl=wgsl_integers("({0} ^ {1})", bool="({0} != {1})"), numpy="bitwise_xor",
+    bounds_integers=_bits,
+)  # fmt: skip
 shl = binary_function(
-    "shl", sign="<<", wraps=True, numpy="left_shift",
+    "shl", sign="<<", wraps=True, bounds_integers=_shifted_up, numpy="left_shift",
     wgsl={
         "i32": "bitcast<i32>(wt_shl(bitcast<u32>({0}), bitcast<u32>({1})))",
         "u32": "wt_shl({0}, {1})",
     },
 )  # fmt: skip
 shr = binary_function(
-    "shr", sign=">>", numpy="right_shift",
+    "shr", sign=">>", bounds_integers=_shifted_down, numpy="right_shift",
     wgsl={"i32": "wt_shr_i32({0}, {1})", "u32": "wt_shr_u32({0}, {1})"},
 )  # fmt: skip

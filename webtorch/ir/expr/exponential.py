@@ -492,8 +492,14 @@ def _exponent(x: Expr, y: Expr, out: Expr) -> Expr:
     return where(eq(x, 0.0) & (y >= 0.0), const(0.0, x.dtype), out * log(x))
 
 
+def _powers(x: tuple[int, int], y: tuple[int, int]) -> tuple[int, int]:
+    # By 64 all but 0, 1 and -1 are beyond every type.
+    most = int(max(map(abs, x)) ** min(max(y[1], 1), 64))
+    return (-most if x[0] < 0 else 0), max(most, 1)
+
+
 pow_ = binary_function(
-    "pow", slopes=(_base, _exponent), pairs=pow_pair, wraps=True, cost=8, cost_cpu=50,
+    "pow", slopes=(_base, _exponent), bounds_integers=_powers, pairs=pow_pair, wraps=True, cost=8, cost_cpu=50,
     expansion=pow_f32, expansion_cpu=pow_cpu,
     wgsl={"i32": "wt_i32_pow({0}, {1})", "u32": "wt_u32_pow({0}, {1})"},
     python=_power_of_numbers, libm="pow", onnx="Pow",

@@ -50,6 +50,8 @@ class ScalarFunction:
     wraps: bool = False
     # The bounds of the exact result, of the operands' bounds; None where they tell nothing.
     bounds: Callable[..., Range] | None = None
+    # Those of integers, all of whose bounds are known, where more is known of them.
+    bounds_integers: Callable[..., tuple[int, int]] | None = None
 
     # -- cost, in additions
     # Where functions have units of their own (a GPU): what fusion weighs.

@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from webtorch.ir.kernel import Convolution, Matmul, Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.templates.tuning import family_of
+from webtorch.lower.widening import Widths, least_wide
 from webtorch.runtime.backend import Buffer, webgpu_bounds
 from webtorch.runtime.backends.webgpu import tuner
 from webtorch.runtime.backends.webgpu.adapter import (
@@ -45,6 +47,7 @@ from webtorch.runtime.backends.webgpu.adapter import (
     quiet_loader,
 )
 from webtorch.runtime.backends.webgpu.binding import Adapter, Device
+from webtorch.runtime.backends.webgpu.encoding import Encoding
 from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
 from webtorch.runtime.backends.webgpu.loop import MachineLoop, machine_loop
 from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, Pool
@@ -182,6 +185,7 @@ class WebGPUBackend:
         self.checks: dict[WebGPUExecutable, None] = {}
         self.submits = 0
         self.waited = 0
+        self.encoding = Encoding(self)
         self._rendered: OrderedDict[Routine, Sequence[WgslPass]] = OrderedDict()
         # Kernels that were measured on this adapter (tuner.py); the limits show them to the renderer.
         self.tuned: dict[str, tuple[int, ...]] = {}
@@ -238,11 +242,11 @@ class WebGPUBackend:
 
     def kept_form(self, program: Program) -> Sequence[Sequence[WgslPass]]:
         """Return the passes of each routine."""
-        return [self.render(routine) for routine in program.routines]
+        return [self.render(routine) for routine in least_wide(program).routines]
 
     def put_kept(self, program: Program, rendered: Sequence[Sequence[WgslPass]]) -> None:
         """Use these passes for a program's routines."""
-        for routine, passes in zip(program.routines, rendered, strict=True):
+        for routine, passes in zip(least_wide(program).routines, rendered, strict=True):
             self._rendered.setdefault(routine, passes)
 
     def caches(self) -> dict[str, dict[str, int]]:
@@ -284,7 +288,7 @@ class WebGPUBackend:
         """
         with self.lock:
             self.settle()
-            return WebGPUExecutable(self, program, varying)
+            return WebGPUExecutable(self, program, varying, Widths(program))
 
     def shader(self, source: str) -> UserShader:
         """Compile a text of WGSL that a user wrote. Raises ShaderError with the compiler's message."""
@@ -293,9 +297,15 @@ class WebGPUBackend:
     def foresee(self, program: Program) -> None:
         """Note the texts of a varying program's kernels."""
         with self.lock:
-            for routine in program.routines:
+            for routine in least_wide(program).routines:
                 for part in self.render(routine, varying=True):
                     self.pipelines.family(part)
+
+    @contextmanager
+    def together(self) -> Iterator[Encoding]:
+        """Submit the programs that run within in few pieces, or on failure those that ran."""
+        with self.lock, self.encoding.together():
+            yield self.encoding
 
     # -- memory
 
@@ -362,24 +372,24 @@ class WebGPUBackend:
     def upload(self, data: Bytes, dtype: DType, elements: int) -> DeviceBuffer:
         """Return a new buffer that holds `data` (contiguous, little-endian, in the type's PyTorch size).
 
-        Raises OverflowError for int64 values beyond 32 bits, ValueError when the size of `data` is
-        wrong.
+        Raises ValueError when the size of `data` is wrong.
         """
         if self.bounds.get(dtype, 0) < 0:
             raise DTypeError(
                 f"upload: {dtype} does not exist on WebGPU; convert it first, or use device 'cpu'"
             )
-        narrow = to_device(data, dtype, elements)
+        found, stored, held = to_device(data, dtype, elements)
         with self.lock:
             self.settle()
-            buffer = self.pool.buffer(dtype, elements)
-            if len(narrow) < LARGE or not self.native.maps_writes:
+            buffer = self.pool.buffer(stored, elements)
+            buffer.held = held
+            if len(found) < LARGE or not self.native.maps_writes:
                 if elements:
-                    self.write(buffer.block.pointer, narrow)
+                    self.write(buffer.block.pointer, found)
                 return buffer
-        if not self._write_mapped(buffer.block.pointer, memoryview(narrow)):
+        if not self._write_mapped(buffer.block.pointer, memoryview(found)):
             with self.lock:
-                self.write(buffer.block.pointer, narrow)
+                self.write(buffer.block.pointer, found)
         return buffer
 
     def _write_mapped(self, pointer: Pointer, data: memoryview) -> bool:
@@ -469,7 +479,7 @@ class WebGPUBackend:
         self.waited += self.limits.is_gpu
         with self.lock:
             self.settle()
-            read = _Read(mine.dtype, mine.elements, mine.nbytes, into)
+            read = _Read(mine.stored, mine.elements, mine.nbytes, into)
             self._start(mine, read)
         return self._finish(read)
 
@@ -479,8 +489,7 @@ class WebGPUBackend:
         The contents are those at the time of this call, whatever runs before it is awaited.
         """
         mine = self._own(buffer)
-        self.waited += self.limits.is_gpu
-        read = _Read(mine.dtype, mine.elements, mine.nbytes, into)
+        read = _Read(mine.stored, mine.elements, mine.nbytes, into)
         if self.native.engine == "browser":
             # There are no threads, and a submission does not block.
             with self.lock:
@@ -516,6 +525,7 @@ class WebGPUBackend:
     def _start(self, buffer: DeviceBuffer | None, read: _Read) -> None:
         """Submit the copy of a read into staging memory, with the status words of the programs that may have failed."""
         native = self.native
+        self.encoding.send()
         read.checked = list(self.checks)
         data = (read.nbytes + 7) & ~7
         total = data + 8 * len(read.checked)

@@ -16,14 +16,16 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from webtorch.errors import DeviceError
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, wide_int64
 from webtorch.ir.kernel import Routine
 from webtorch.ir.program import Dispatch, Program
 from webtorch.lower.layout import Move, Pass, Rendered, aligned, lay_out
+from webtorch.lower.widening import Needs, Widths, held_by, widen
 from webtorch.runtime.backend import Buffer
+from webtorch.runtime.backends.webgpu.encoding import CopyRow, encode_pass
 from webtorch.runtime.backends.webgpu.loop import Row
 from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer
-from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Native, Pointer
+from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Pointer
 from webtorch.runtime.backends.webgpu.pipeline import Pipeline
 from webtorch.runtime.backends.webgpu.timestamps import run_timed
 from webtorch.runtime.backends.webgpu.transfer import argument_value
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 _number = attrgetter("number")
 # struct's codes of the types in the uniform buffer.
-_CODES = {"f32": "f", "f64": "d", "i32": "i", "u32": "I"}
+_CODES = {"f32": "f", "f64": "d", "i32": "i", "i64": "q", "u32": "I"}
 # Sets of memory for which an executable keeps its bind groups: more where they are few, as a program of one layer or
 # of one operation is run on the memory of each layer in turn.
 _PLANS = 32
@@ -75,16 +77,12 @@ class _Dispatch:
         self.groups: OrderedDict[tuple[int, ...], Owned] = OrderedDict()
 
 
-# What the replay loop walks are rows of one pass, or copies as (source, target, bytes).
-_CopyRow = tuple[Pointer, Pointer, int]
-
-
 class _Plan:
     """The encoded form of a program for one set of memory, and the bind groups that it keeps alive."""
 
     __slots__ = ("keep", "replay", "runs", "segments", "tables")
 
-    def __init__(self, segments: list[tuple[list[Row], list[_CopyRow]]], keep: list[Owned]) -> None:
+    def __init__(self, segments: list[tuple[list[Row], list[CopyRow]]], keep: list[Owned]) -> None:
         self.segments = segments
         self.keep = keep
         self.runs = 0
@@ -99,7 +97,20 @@ class WebGPUExecutable:
 
     reuses = True
 
-    def __init__(self, device: WebGPUBackend, program: Program, varying: bool = False) -> None:
+    def __init__(
+        self,
+        device: WebGPUBackend,
+        program: Program,
+        varying: bool = False,
+        widths: Widths | None = None,
+    ) -> None:
+        # What int64 values need, where there are such: others than the least are computed by programs of their own.
+        self._widths = widths if widths is not None and widths.uses else None
+        if self._widths is not None:
+            self._least = self._widths.least()
+            program = widen(program, self._least)
+            self._others: dict[tuple[frozenset[int], ...], WebGPUExecutable] = {}
+            self._varying = varying
         self.program = program
         self._device = device
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
@@ -171,7 +182,7 @@ class WebGPUExecutable:
         text, at = "<", 0
         for field in self.layout.fields:
             text += f"{field.offset - at}x{_CODES[field.type]}"
-            at = field.offset + (8 if field.type == "f64" else 4)
+            at = field.offset + (8 if field.type in ("f64", "i64") else 4)
         total = aligned(at)
         self._pack = struct.Struct(text + f"{total - at}x")
         self._order = tuple([field.argument for field in self.layout.fields])
@@ -196,6 +207,53 @@ class WebGPUExecutable:
         Raises DeviceLostError, OutOfMemoryError; OverflowError or TypeError for an argument that
         does not fit its type.
         """
+        if self._widths is not None:
+            return self._run_wide(self._widths, inputs, args, into)
+        return self._run(inputs, args, into)
+
+    def _run_wide(
+        self,
+        widths: Widths,
+        inputs: Sequence[Buffer],
+        args: Sequence[bool | int | float],
+        into: Mapping[int, Buffer] | None,
+    ) -> list[Buffer]:
+        """Run the program that computes these int64 values in as many bits as they need."""
+        held, wide = [], []
+        for i in widths.inputs:
+            buffer = inputs[i]
+            assert type(buffer) is DeviceBuffer
+            held.append(buffer.held or held_by(buffer.stored))
+            if buffer.stored is wide_int64:
+                wide.append(i)
+        needs = widths.needs(held, [args[n] for n in widths.args], wide)
+        buffers = self._fitting(widths, needs)._run(inputs, args, into)
+        for i in widths.outputs:
+            found = buffers[i]
+            assert type(found) is DeviceBuffer
+            found.held = needs.held[i]
+        return buffers
+
+    def _fitting(self, widths: Widths, needs: Needs) -> WebGPUExecutable:
+        """Return the executable of what is needed, this one where that is the least."""
+        key = needs.buffers, needs.inputs, needs.steps
+        if key == (self._least.buffers, self._least.inputs, self._least.steps):
+            return self
+        found = self._others.get(key)
+        if found is None:
+            with self._device.lock:
+                self._device.settle()
+                program = widen(widths.program, needs)
+                found = self._others[key] = WebGPUExecutable(self._device, program, self._varying)
+        return found
+
+    def _run(
+        self,
+        inputs: Sequence[Buffer],
+        args: Sequence[bool | int | float],
+        into: Mapping[int, Buffer] | None = None,
+    ) -> list[Buffer]:
+        """Run this very program."""
         device = self._device
         pool = device.pool
         with device.lock:
@@ -210,7 +268,7 @@ class WebGPUExecutable:
                 if (
                     type(known) is DeviceBuffer
                     and known.pool is pool
-                    and known.dtype is dtype
+                    and known.stored is dtype
                     and known.elements == elements
                 ):
                     fresh.append(known)
@@ -237,6 +295,9 @@ class WebGPUExecutable:
                     device.bindings.hits += 1
                 if packed != self._packed:
                     assert self._uniform is not None
+                    if device.encoding.holds(self):
+                        # What is written comes before all that is submitted after it.
+                        device.encoding.send()
                     device.write(self._uniform.pointer, packed)
                     self._packed = packed
                 self._encode(plan)
@@ -283,7 +344,7 @@ class WebGPUExecutable:
     def _plan(self, key: tuple[int, ...], blocks: list[Block]) -> _Plan:
         """Make the bind groups for this memory, and remember them."""
         device = self._device
-        segments: list[tuple[list[Row], list[_CopyRow]]] = [([], [])]
+        segments: list[tuple[list[Row], list[CopyRow]]] = [([], [])]
         keep: list[Owned] = []
         last: Pointer = None
         device.native.capture()
@@ -363,13 +424,13 @@ class WebGPUExecutable:
         return group
 
     def _encode(self, plan: _Plan) -> None:
-        listener = watch.listener
-        if listener is not None:
-            run_timed(self, plan, listener)
-            return
         device = self._device
         native = device.native
-        null = native.null
+        listener = watch.listener
+        if listener is not None:
+            device.encoding.send()
+            run_timed(self, plan, listener)
+            return
         if native.replays:
             if plan.replay is None:
                 made = native.plan(plan.segments)
@@ -383,24 +444,7 @@ class WebGPUExecutable:
             loop = device.machine_loop
             if loop is not None and plan.tables is None:
                 plan.tables = [loop.table(rows) for rows, _ in plan.segments]
-        native.capture()
-        try:
-            encoder = native.create_encoder()
-            for number, (rows, copies) in enumerate(plan.segments):
-                if rows:
-                    part = native.begin_pass(encoder, null)
-                    if loop is None or plan.tables is None:
-                        _encode_rows(native, part, rows)
-                    else:
-                        loop.encode(part, plan.tables[number])
-                    native.end_pass(part)
-                    native.release_pass(part)
-                for source, target, nbytes in copies:
-                    native.copy(encoder, source, 0, target, 0, nbytes)
-            commands = native.finish(encoder)
-        finally:
-            problem = native.captured()
-        device.submit(commands, problem, "run")
+        device.encoding.add(self, plan.segments, loop, plan.tables)
 
     def forget_memory(self) -> None:
         """Drop the bind groups, which keep memory alive."""
@@ -410,21 +454,6 @@ class WebGPUExecutable:
                 step.groups.clear()
 
 
-def _encode_rows(native: Native, part: Pointer, rows: list[Row]) -> None:
-    """Encode the dispatches of a pass."""
-    set_pipeline, set_bind_group, dispatch, null = (
-        native.set_pipeline,
-        native.set_bind_group,
-        native.dispatch,
-        native.null,
-    )
-    for pipeline, group, x, y, z in rows:
-        if pipeline is not None:
-            set_pipeline(part, pipeline)
-        set_bind_group(part, 0, group, 0, null)
-        dispatch(part, x, y, z)
-
-
 def encode_rows(device: WebGPUBackend, rows: list[Row], doing: str) -> None:
     """Encode and submit dispatches of one pass, once. Needs the device's lock."""
     native = device.native
@@ -432,7 +461,7 @@ def encode_rows(device: WebGPUBackend, rows: list[Row], doing: str) -> None:
     try:
         encoder = native.create_encoder()
         part = native.begin_pass(encoder, native.null)
-        _encode_rows(native, part, rows)
+        encode_pass(native, part, rows)
         native.end_pass(part)
         native.release_pass(part)
         commands = native.finish(encoder)

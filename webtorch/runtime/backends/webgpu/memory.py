@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from webtorch.errors import OutOfMemoryError
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, int64, wide_int64
 from webtorch.lower.layout import ALIGN, binding_bytes, device_bytes
 from webtorch.runtime.backends.webgpu.native import (
     COPY_DST,
@@ -61,17 +61,22 @@ class Block:
 class DeviceBuffer:
     """Device memory for `elements` values of one type; `nbytes` is its size in device memory.
 
-    Freed when the last reference goes, from any thread.
+    It is `stored` as that type, int64 perhaps as `wide_int64`; `held` is then the least and the largest value that it
+    may hold, None where no more is known than how it is stored. Freed when the last reference goes, from any thread.
     """
 
-    __slots__ = ("__weakref__", "_give_back", "block", "dtype", "elements", "nbytes", "pool")
+    __slots__ = (
+        "__weakref__", "_give_back", "block", "dtype", "elements", "held", "nbytes", "pool", "stored",
+    )  # fmt: skip
 
-    def __init__(self, pool: Pool, block: Block, dtype: DType, elements: int) -> None:
+    def __init__(self, pool: Pool, block: Block, stored: DType, elements: int) -> None:
         self.pool = pool
         self.block = block
-        self.dtype = dtype
+        self.dtype = int64 if stored is wide_int64 else stored
+        self.stored = stored
+        self.held: tuple[int, int] | None = None
         self.elements = elements
-        self.nbytes = device_bytes(dtype, elements)
+        self.nbytes = device_bytes(stored, elements)
         # deque.append is atomic and takes no lock: a finalizer may run in any thread, inside any other code.
         self._give_back = pool.returned.append
 

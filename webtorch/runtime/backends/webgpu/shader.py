@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from webtorch.errors import KernelError, ShaderError
+from webtorch.errors import DTypeError, KernelError, ShaderError
+from webtorch.ir.dtype import wide_int64
 from webtorch.runtime.backends.webgpu.executable import Owned, encode_rows
 from webtorch.runtime.backends.webgpu.memory import DeviceBuffer
 from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM
@@ -64,11 +65,19 @@ class UserShader:
             )
             uniform = self._uniform_of(packed)
             bound, at = [], 0
-            for value in values:
+            for value, binding in zip(values, bindings, strict=True):
                 if isinstance(value, bytes):
                     bound.append((uniform, at, -(-len(value) // 16) * 16))
                     at += -(-len(value) // _ALIGNED) * _ALIGNED
                 else:
+                    if value.stored is wide_int64:
+                        raise DTypeError(
+                            f"{entry}: a shader reads int64 as 32 bits, and this tensor may hold more "
+                            f"({value.held}): give x.int()"
+                        )
+                    if binding == "read_write":
+                        # What it writes is not known.
+                        value.held = None
                     # `arrayLength` is the tensor's, but for what does not fill a word.
                     bound.append((value.block.pointer, 0, max(4, -(-value.nbytes // 4) * 4)))
             native.capture()

@@ -1,7 +1,6 @@
 """Bytes as PyTorch sees them <-> bytes as the device holds them. Imports floor 0 and NumPy (on demand).
 
-Only int64 differs: it is held as 32 bits, so values are checked on the way in and widened on the
-way out.
+Only int64 differs: where 32 bits hold all values they lie in these, and are widened on the way out.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import array
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from webtorch.ir.dtype import DType, float64, int64, integer_limits
+from webtorch.ir.dtype import DType, float64, int64, integer_limits, wide_int64
 
 Bytes = bytes | bytearray | memoryview
 # From this size on, a copy is shared among threads.
@@ -19,9 +18,12 @@ _COPIERS: ThreadPoolExecutor | None = None
 _LOW, _HIGH = -(1 << 31), (1 << 31) - 1
 
 
-def to_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
-    """Return `data` as the device holds it. Raises ValueError on a wrong size, OverflowError for
-    int64 beyond 32 bits.
+def to_device(
+    data: Bytes, dtype: DType, elements: int
+) -> tuple[Bytes, DType, tuple[int, int] | None]:
+    """Return `data` as the device holds it, how it is stored, and of int64 the least and largest value.
+
+    Raises ValueError on a wrong size.
     """
     view = memoryview(data)
     if view.nbytes != elements * dtype.itemsize:
@@ -29,37 +31,32 @@ def to_device(data: Bytes, dtype: DType, elements: int) -> Bytes:
             f"upload: {elements} elements of {dtype} are {elements * dtype.itemsize} bytes, the data has {view.nbytes}"
         )
     if elements == 0:
-        return b""
-    if dtype is not int64:
-        return view if view.ndim == 1 and view.itemsize == 1 else view.cast("B")
+        return b"", dtype, None
+    if dtype is int64:
+        return _narrowed(view)
+    return _flat(view), dtype, None
+
+
+def _flat(view: memoryview) -> memoryview:
+    return view if view.ndim == 1 and view.itemsize == 1 else view.cast("B")
+
+
+def _narrowed(view: memoryview) -> tuple[Bytes, DType, tuple[int, int]]:
+    """Return int64 in 32 bits, as it is where these are too few."""
     try:
         import numpy as np
     except ImportError:
-        return _narrow(view, dtype)
-
-    wide = np.frombuffer(view, dtype="<i8")
-    narrow = wide.astype("<i4")
-    if not np.array_equal(wide, narrow):
-        at = int(np.flatnonzero(wide != narrow)[0])
-        raise _too_wide(at, int(wide[at]), dtype)
-    return narrow.data.cast("B")
-
-
-def _too_wide(at: int, value: int, dtype: DType) -> OverflowError:
-    return OverflowError(
-        f"upload: element {at} is {value}, but {dtype} is held in 32 bits on WebGPU ({_LOW} to {_HIGH}); "
-        f"use device 'cpu', or a float type"
-    )
-
-
-def _narrow(view: memoryview, dtype: DType) -> Bytes:
-    """Return 64-bit integers in 32 bits, without NumPy."""
-    wide = array.array("q", view.tobytes())
+        wide = array.array("q", view.tobytes())
+        held = min(wide), max(wide)
+    else:
+        numbers = np.frombuffer(view, dtype="<i8")
+        held = int(numbers.min()), int(numbers.max())
+    if not _LOW <= held[0] <= held[1] <= _HIGH:
+        return _flat(view), wide_int64, held
     try:
-        return memoryview(array.array("i", wide)).cast("B")
-    except OverflowError:
-        at = next(i for i, value in enumerate(wide) if not _LOW <= value <= _HIGH)
-        raise _too_wide(at, wide[at], dtype) from None
+        return numbers.astype("<i4").data.cast("B"), int64, held
+    except NameError:
+        return memoryview(array.array("i", wide)).cast("B"), int64, held
 
 
 def from_device(data: Bytes, dtype: DType, elements: int, into: memoryview | None = None) -> Bytes:
@@ -138,7 +135,7 @@ def argument_value(value: bool | int | float, dtype: DType, number: int) -> bool
     if isinstance(value, float):
         raise TypeError(f"argument {number}: {value!r} is a float, the program wants {dtype}")
     low, high = (_LOW, _HIGH) if dtype.kind == "int" else (0, (1 << 32) - 1)
-    if dtype.itemsize < 4:
+    if dtype.itemsize < 4 or dtype is wide_int64:
         low, high = integer_limits(dtype)
     if not low <= value <= high:
         raise OverflowError(
