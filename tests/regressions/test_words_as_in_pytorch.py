@@ -21,6 +21,12 @@ _REFUSED: dict[str, Call] = {
     "masked_fill": lambda t: t.ones(2).masked_fill(t.ones(2, dtype=t.uint8), 1),
     "masked_select": lambda t: t.ones(2).masked_select(t.ones(2, dtype=t.uint8)),
     "nonzero": lambda t: t.nonzero(t.ones(2), as_tuple=True, out=t.empty(0, dtype=t.int64)),
+    "multilabel_margin_loss, none": lambda t: t.nn.MultiLabelMarginLoss()(
+        t.ones(0), t.ones(10).long()
+    ),
+    "multilabel_margin_loss, no classes": lambda t: t.nn.MultiLabelMarginLoss()(
+        t.ones(2, 0), t.ones(2, 0).long()
+    ),
     "group_norm": lambda t: t.nn.functional.group_norm(t.ones(1, 10), 10),
     "reflect": lambda t: t.nn.ReflectionPad2d(1)(t.ones(2, 0, 3, 3)),
     "replicate": lambda t: t.nn.ReplicationPad1d(1)(t.ones(2, 0, 3)),
@@ -56,6 +62,13 @@ _REFUSED: dict[str, Call] = {
     "lerp, end": lambda t: t.lerp(t.ones(2), t.ones(2).double(), 1),
     "lerp, weight": lambda t: t.lerp(t.ones(2), t.ones(2), t.ones(2).half()),
     "addcdiv of ints": lambda t: t.addcdiv(*[t.ones(2, dtype=t.int64)] * 3),
+    "addcdiv_ of ints": lambda t: t.tensor(1).addcdiv_(t.tensor(1), t.tensor(1)),
+    "randint_like of complex": lambda t: t.randint_like(t.ones(2) * 1j, 6),
+    "baddbmm, input": lambda t: t.ones(1, 1, 1).int().baddbmm(*[t.ones(1, 1, 1)] * 2),
+    "norm of a vector": lambda t: t.linalg.norm(t.ones(3), "fro"),
+    "norm along a dim": lambda t: t.linalg.norm(t.ones(3, 3), "nuc", 0),
+    "norm, order": lambda t: t.linalg.norm(t.ones(3), "of"),
+    "norm, complex order": lambda t: t.linalg.norm(t.ones(3), 1j),
     "logspace": lambda t: t.logspace(0, 1, -1, dtype=t.int32),
     "randint of complex": lambda t: t.randint(6, (2,), dtype=t.complex64),
     "randperm of halves": lambda t: t.randperm(2**11 + 2, out=t.empty(0, dtype=t.half)),
@@ -69,6 +82,9 @@ _REFUSED: dict[str, Call] = {
     "a word": lambda t: t.tensor([0, "word"]),
 }
 _WARNED: dict[str, Call] = {
+    "affine_grid of one column": lambda t: t.nn.functional.affine_grid(
+        t.ones(1, 2, 3), (1, 1, 2, 1), align_corners=True
+    ),
     "scheduler before optimizer": lambda t: _scheduler(t).step(),
     "epoch": lambda t: _scheduler(t).step(3),
 }

@@ -453,7 +453,11 @@ def randn(new: New, *, generator: Generator | None = None) -> Tensor:
 def _integers(
     shape: Shape, low: int, high: int, dtype: DType, device: DeviceLike, generator: Generator | None
 ) -> Tensor:
-    """Return integers in [low, high) of any dtype."""
+    """Return integers in [low, high) of any dtype but a complex one."""
+    if dtype.is_complex:
+        raise RuntimeError(
+            "check_random_bounds handles only integral, floating-point and boolean types"
+        )
     if low >= high:
         raise RuntimeError(
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
@@ -536,10 +540,6 @@ def randint(
         )
     shape = size_of("randint", (), tuple(size))
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
-    if wanted.is_complex:
-        raise RuntimeError(
-            "check_random_bounds handles only integral, floating-point and boolean types"
-        )
     where = device if out is None else out.device
     result = _integers(shape, int(low or 0), int(high), wanted, where, generator)
     return finish(result, requires_grad, out, "randint")
@@ -561,7 +561,7 @@ def randn_like(new: New, *, generator: Generator | None = None) -> Tensor:
     return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
 
 
-@composite(family="random", function_in=TORCH, refuses=BOOL, drawn=True)
+@composite(family="random", function_in=TORCH, drawn=True)
 @like_another
 def randint_like(
     new: New, low: int, high: int | None = None, *, generator: Generator | None = None
