@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
 
@@ -50,6 +51,18 @@ def test_collectives_are_pytorchs(device: str) -> None:
             assert ours[name] == theirs[name], name
 
 
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_ddp_can_is_pytorchs(name: str) -> None:
+    for ours, theirs in zip(_found("webtorch", "cpu"), _found("torch", "cpu"), strict=True):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5)
+
+
+def test_mixed_precision_is_a_model_of_the_lower_type() -> None:
+    # A mean that travels as bfloat16 is rounded.
+    for ours in _found("webtorch", "cpu"):
+        assert max(ours["mixed"]) < 1e-2
+
+
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])
 def test_models_train_as_in_one_process(device: str) -> None:
     for ours in _found("webtorch", device):
@@ -60,7 +73,9 @@ def test_models_train_as_in_one_process(device: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_fifty_steps_are_those_of_one_process(ranks: int) -> None:
-    for ours in _processes("webtorch", "cpu", ranks, str(ranks), "50"):
+@pytest.mark.parametrize(
+    ("device", "ranks", "steps"), [("cpu", 2, 50), ("cpu", 4, 50), ("webgpu", 4, 3)]
+)
+def test_many_steps_are_those_of_one_process(device: str, ranks: int, steps: int) -> None:
+    for ours in _processes("webtorch", device, ranks, str(ranks), str(steps)):
         assert max(ours[name] for name in MODELS) < 1e-5, ours

@@ -10,7 +10,7 @@ import torch
 
 import webtorch
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CS")
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse (CS|BS|inv)")
 
 MASKS: dict[str, Callable[[Any], Any]] = {
     "dense": lambda t: t.tensor([[True, False], [True, True]]),
@@ -71,6 +71,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "of a number": lambda t: t.tensor(2.0).to_sparse() * matrix(t),
     "over a sparse": lambda t: t.ones(2, 2) / matrix(t),
     "over a sparse number": lambda t: matrix(t) / t.tensor(2.0).to_sparse(),
+    "of mixed types": lambda t: matrix(t).to(t.int8) - (matrix(t).to(t.uint8) * 90),
     "less bools": lambda t: matrix(t) - matrix(t).bool(),
     "in place of a dense": lambda t: t.ones(2, 2).mul_(matrix(t).float()),
     "ints in place": lambda t: t.ones(2, 2, dtype=t.int64).add_(matrix(t).float()),
@@ -80,3 +81,41 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_arithmetic(name: str) -> None:
     assert told(PROGRAMS[name], webtorch) == told(PROGRAMS[name], torch)
+
+
+def _into(t: Any, name: str, *args: Any) -> Any:
+    return getattr(t, name)(*args, out=t.zeros(2, 2, dtype=t.float64).to_sparse())
+
+
+WORDS: dict[str, Callable[[Any], Any]] = {
+    "neg, out": lambda t: _into(t, "neg", matrix(t)),
+    "add, out": lambda t: _into(t, "add", matrix(t), matrix(t)),
+    "pow, out": lambda t: _into(t, "pow", matrix(t), 2),
+    "mv, out": lambda t: t.mv(matrix(t, "csr"), t.ones(2).double(), out=t.empty(2).double()),
+    "less than none": lambda t: t.empty(-1, 2, layout=t.sparse_csr),
+    "a row of ints": lambda t: matrix(t).to(t.uint8).to_sparse_csc().select(0, 1).select(0, 0)[None],
+    "empty": lambda t: t.empty(2, layout=t.sparse_csr),
+    "zeros": lambda t: t.zeros((), layout=t.sparse_csc),
+    "blocks": lambda t: t.ones(4, 4).to_sparse_bsr((2, 1)).copy_(t.ones(4, 4).to_sparse_bsr((1, 2))),
+    "ranks": lambda t: t.sparse_bsc_tensor(t.tensor([[0, 1]]), t.tensor([0]), t.ones(1, 2, 2)),
+    "new": lambda t: matrix(t).new(t.tensor([[0], [1]]), t.tensor([1.0]), (3, 3)),
+    "new of sizes": lambda t: matrix(t).new(2, 3),
+    "new of a list": lambda t: matrix(t).new([1, 2]),
+    "new of rows": lambda t: matrix(t, "csr").new(2, 2),
+    "spdiags": lambda t: t.sparse.spdiags(t.ones(3, 2, 3), t.arange(3), (4, 4)),
+    "spdiags, offsets": lambda t: t.sparse.spdiags(t.ones(5), t.arange(5), (3, 3)),
+    "spdiags, types": lambda t: t.sparse.spdiags(t.ones(1, 5), t.tensor([0]).int(), (5, 5)),
+    "spdiags, layout": lambda t: t.sparse.spdiags(t.ones(1, 5), t.tensor([0]), (5, 5), t.strided),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_results_and_words(name: str) -> None:
+    def say(t: Any) -> Any:
+        try:
+            out = WORDS[name](t)
+        except (RuntimeError, TypeError) as error:
+            return str(error)[:40]
+        return str(out.layout), str(out.dtype), out.to_dense().tolist()
+
+    assert say(webtorch) == say(torch)

@@ -218,6 +218,10 @@ def test_parts_of_sparse_tensors_are_checked() -> None:
         i, v = lib.tensor([[0, 1], [1, 0]]), lib.tensor([1.0, 2.0])
         t._validate_sparse_coo_tensor_args(i, v, (2, 2))
         t._validate_sparse_csr_tensor_args(lib.tensor([0, 1, 2]), lib.tensor([1, 0]), v, (2, 2))
+        starts, places = lib.tensor([0, 1, 2]), lib.tensor([1, 2])
+        t._validate_compressed_sparse_indices(False, starts, places, 2, 3, 2)
+        with pytest.raises(RuntimeError, match="0 <= col_indices < ncols"):
+            t._validate_compressed_sparse_indices(True, starts, places, 2, 2, 2)
         with pytest.raises(RuntimeError, match="size is inconsistent with"):
             t._validate_sparse_coo_tensor_args(i, v, (1, 2))
         with pytest.raises(RuntimeError):

@@ -11,7 +11,7 @@ from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import movement, pointwise
-from webtorch.ir.dtype import float16, float32, float64
+from webtorch.ir.dtype import bfloat16, float16, float32, float64
 from webtorch.ops import circular, comparison, elementwise
 from webtorch.ops.primitive import (
     conjugate,
@@ -35,15 +35,15 @@ def parts_together(name: str, first: Any, second: Any) -> tuple[Tensor, ...]:
             raise TypeError(
                 f"{name}(): argument '{title}' (position {position}) must be Tensor, not {type(x).__name__}"
             )
-        narrow = x.dtype is float16 and name == "complex"
-        if x.dtype.kind != "float" or (x.dtype.itemsize < 4 and not narrow):
-            word = "Half, Float or Double" if name == "complex" else "Float or Double"
+        if x.dtype.kind != "float" or x.dtype is bfloat16:
             raise DTypeError(
-                f"Expected both inputs to be {word} tensors but got {first.dtype} and {second.dtype}"
+                "Expected both inputs to be Half, Float or Double tensors but got "
+                f"{first.dtype.legacy} and {second.dtype.legacy}"
             )
     if first.dtype is not second.dtype:
         raise DTypeError(
-            f"Expected object of scalar type {first.dtype} but got scalar type {second.dtype} for second argument"
+            f"Expected object of scalar type {first.dtype.legacy} but got scalar type {second.dtype.legacy} for "
+            "second argument"
         )
     return movement.broadcast_tensors(first, second)
 
@@ -58,6 +58,8 @@ def complex_(real: Tensor, imag: Tensor) -> Tensor:
 def polar(abs: Tensor, angle: Tensor) -> Tensor:
     """The complex tensor of absolute values and angles: abs * (cos(angle) + i sin(angle))."""
     size, turn = parts_together("polar", abs, angle)
+    if size.dtype is float16:
+        raise NotImplementedError("\"polar_cpu\" not implemented for 'Half'")
     return join(size * circular.cos(turn), size * circular.sin(turn))
 
 

@@ -630,6 +630,10 @@ def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Number = 1, alpha: Number = 1
 ) -> Tensor:
     """Return beta * input + alpha * (batch1 @ batch2) for batches of matrices."""
+    kinds = [x.dtype for x in (input, batch1, batch2)]
+    if not kinds[0] is kinds[1] is kinds[2]:
+        shown = "input {}, batch1: {}, batch2: {}".format(*(kind.c_name for kind in kinds))
+        raise DTypeError(f"Input dtypes must be the same, got: {shown}")
     return _combine("baddbmm", input, bmm, batch1, batch2, beta, alpha)
 
 

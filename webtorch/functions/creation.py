@@ -218,7 +218,12 @@ def _shape_of(data: Any) -> Shape:
         shape.append(len(data))
         if not len(data):
             break
-        data = data[0]
+        try:
+            data = data[0]
+        except Exception:
+            raise ValueError(
+                f"could not determine the shape of object type '{type(data).__name__}'"
+            ) from None
         if isinstance(data, (str, bytes)):
             raise ValueError(f"too many dimensions '{type(data).__name__}'")
     return tuple(shape)
@@ -270,6 +275,8 @@ def _leaf(value: object) -> tuple[Any, DType]:
         return value.__index__(), int64
     if hasattr(value, "__float__"):
         return float(value), get_default_dtype()
+    if isinstance(value, str):
+        raise TypeError("new(): invalid data type 'str'")
     raise RuntimeError(f"Could not infer dtype of {type(value).__name__}")
 
 
@@ -436,18 +443,30 @@ def asarray(
         if _is_array(obj) and not copy and _shares(obj, wanted, device):
             return finish(_on_array(obj), requires_grad)
         if copy is False:
-            raise ValueError(
-                "can't alias an array into a tensor of another dtype or device: use copy=None"
-                if _is_array(obj)
-                else "can't alias arbitrary sequence into a tensor."
-            )
+            if not _is_array(obj):
+                raise ValueError("can't alias arbitrary sequence into a tensor.")
+            if not hasattr(obj, "__setitem__"):
+                raise RuntimeError(
+                    "can't alias NumPy scalars. Either remove copy=False or transform it in a ndarray."
+                )
+            raise _no_alias(from_numpy(obj), wanted, device)
         return finish(made_of(obj, wanted, device), requires_grad)
     result = _moved(obj if requires_grad else obj.detach() if copy else obj, wanted, device)
     if copy and result._storage is obj._storage:
         result = movement.clone(result)
     if copy is False and result._storage is not obj._storage:
-        raise ValueError("can't alias tensor with another dtype or device: use copy=None")
+        raise _no_alias(obj, wanted, device)
     return finish(result, requires_grad)
+
+
+def _no_alias(x: Tensor, dtype: DType | None, device: DeviceLike) -> ValueError:
+    """Return the error for a tensor that another one cannot share the memory of."""
+    if dtype not in (None, x.dtype):
+        wanted = dtype.legacy
+        return ValueError(
+            f"can't alias tensor with dtype '{x.dtype.legacy}' into dtype '{wanted}'."
+        )
+    return ValueError(f"can't alias tensor from device '{x.device}' to '{device}'.")
 
 
 @composite(family="creation", function_in=TORCH, example="makes a tensor of host data")
@@ -477,9 +496,11 @@ def frombuffer(
     import numpy
 
     wanted = chosen_dtype(dtype)
+    if not _is_buffer(buffer):
+        raise ValueError("object does not implement Python buffer protocol.")
     data = memoryview(buffer).cast("B")
-    if not len(data):
-        raise ValueError("both buffer length (0) and count (-1) must not be 0")
+    if not len(data) or not count:
+        raise ValueError(f"both buffer length ({len(data)}) and count ({count}) must not be 0")
     if not 0 <= offset < len(data):
         raise ValueError(
             f"offset ({offset} bytes) must be non-negative and no greater than buffer length "
@@ -654,7 +675,7 @@ def empty_strided(
     shape, strides = size_of("empty_strided", (), tuple(size)), tuple(stride)
     if len(shape) != len(strides):
         raise RuntimeError(
-            f"mismatch in length of strides and shape: {len(shape)} sizes, {len(strides)} strides"
+            f"dimensionality of sizes ({len(shape)}) must match dimensionality of strides ({len(strides)})"
         )
     if any(s < 0 for s in strides):
         raise RuntimeError(f"empty_strided: strides must not be negative, got {list(strides)}")

@@ -794,13 +794,17 @@ def matrix_norm(
 ) -> Tensor:
     """The matrix norm over two dims: "fro", "nuc", +-1, +-2 or +-inf."""
     name = "linalg.matrix_norm"
+    if isinstance(ord, complex):
+        raise RuntimeError(f"{name}: Expected a non-complex scalar as the order of norm.")
+    if isinstance(ord, str) and ord not in ("fro", "nuc"):
+        raise RuntimeError(f"{name}: Order {ord} not supported.")
     if A.ndim < 2:
         raise ShapeError(
             f"{name}: The input tensor A must have at least 2 dimensions, but got {A.ndim}."
         )
+    if len(dim) != 2:
+        raise ShapeError(f"{name}: dim must be a 2-tuple. Got {', '.join(map(str, dim))}")
     dims = [wrap_dim(name, d, A.ndim) for d in dim]
-    if len(dims) != 2:
-        raise ShapeError(f"{name}: dim must be a 2-tuple. Got {tuple(dim)}")
     if dims[0] == dims[1]:
         raise ShapeError(f"{name}: dims must be different. Got ({dim[0]}, {dim[1]})")
     if not A.dtype.has_gradient:
@@ -818,8 +822,7 @@ def matrix_norm(
     if ord == "fro":
         return reduce.vector_norm(x, 2, tuple(dims), keepdim)
     if ord not in ("nuc", 1, -1, 2, -2, math.inf, -math.inf):
-        kind = "Order" if isinstance(ord, str) else "matrix_norm: Order"
-        raise RuntimeError(f"linalg.{kind} {ord} not supported.")
+        raise RuntimeError(f"{name}: Order {ord} not supported.")
     if ord == "nuc" or abs(ord) == 2:
         if x.dtype.to_real() not in (float32, float64):
             raise DTypeError(f"{name}: Low precision dtypes not supported. Got {x.dtype}")
@@ -867,10 +870,9 @@ def linalg_norm(
             "linalg.norm: If dim is not specified but ord is, the input must be 1D or 2D. Got "
             f"{A.ndim}D."
         )
-    if ord is not None and (len(dim) == 2 if dim is not None else A.ndim == 2):
+    of_matrix = ord is not None and (len(dim) == 2 if dim is not None else A.ndim == 2)
+    if of_matrix or isinstance(ord, str):
         return matrix_norm(A, ord, (0, 1) if dim is None else dim, keepdim, dtype=dtype)
-    if isinstance(ord, str):
-        raise RuntimeError(f"linalg.norm: Order {ord} not supported for vectors.")
     return reduce.vector_norm(A, 2 if ord is None else ord, dim, keepdim, dtype=dtype)
 
 

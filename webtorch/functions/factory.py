@@ -7,6 +7,7 @@ arguments that tell these; what users see is one signature of both.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -59,7 +60,11 @@ def size_of(op: str, args: Sequence[object], size: Sequence[int] | None = None) 
     """Return the shape of `f(2, 3)`, `f((2, 3))` or `f(size=(2, 3))`. Raises ShapeError for negative sizes."""
     shape = sizes_of(op, args, size)
     if shape and min(shape) < 0:
-        raise ShapeError(f"{op}: Dimension size must be non-negative. Got {list(shape)}.")
+        raise ShapeError(
+            f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
+        )
+    if math.prod(shape) >= 1 << 60:
+        raise RuntimeError(f"Storage size calculation overflowed with sizes={list(shape)}")
     return shape
 
 
@@ -73,7 +78,7 @@ def finish(
             result = cast_to(result, out.dtype)
         if result.dtype is not out.dtype:
             raise RuntimeError(
-                f"{name}: dtype {result.dtype} does not match dtype of out parameter ({out.dtype})"
+                f"dtype {result.dtype.legacy} does not match dtype of out parameter ({out.dtype.legacy})"
             )
         result = store_in(out, result, name)
     if requires_grad:
@@ -136,6 +141,10 @@ def of_sizes(make: Function) -> Function:
         where = device if out is None else out.device
         shape = size_of(name, args, size)
         if layout is not None and layout is not strided:
+            if out is not None and out.layout is not layout:
+                raise RuntimeError(
+                    f"layout {layout} does not match layout of out parameter ({out.layout})"
+                )
             return finish(ask("empty_sparse")(name, shape, wanted, where, layout), requires_grad)
         made = make((shape, wanted, where), **named)
         return finish(made, requires_grad, out, name)

@@ -29,6 +29,7 @@ from webtorch.ops.record import Autocast, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import unrecorded
 from webtorch.tensors.primitives import lay
+from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 
@@ -49,7 +50,7 @@ def _listed(name: str, tensors: object) -> tuple[Tensor, ...]:
     for i, part in enumerate(tensors):
         if not isinstance(part, Tensor):
             raise TypeError(
-                f"{name}(): expected Tensor as element {i} in argument 0, but got {type(part).__name__}"
+                f"expected Tensor as element {i} in argument 0, but got {type(part).__name__}"
             )
     return tuple(tensors)
 
@@ -270,7 +271,7 @@ def atleast_3d(*tensors: object) -> Any:
 )
 def hstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors side by side: along dimension 1, or 0 for 1-d tensors."""
-    parts = [_at_least_1d(x) for x in tensors]
+    parts = [_at_least_1d(x) for x in _listed("hstack", tensors)]
     if not parts:
         raise RuntimeError("hstack expects a non-empty TensorList")
     return join(parts, 0 if len(parts[0]._shape) == 1 else 1)
@@ -285,7 +286,7 @@ def hstack(tensors: Sequence[Tensor]) -> Tensor:
 )
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors below each other, as matrices."""
-    parts = [_at_least_2d(x) for x in tensors]
+    parts = [_at_least_2d(x) for x in _listed("vstack", tensors)]
     if not parts:
         raise RuntimeError("vstack expects a non-empty TensorList")
     return join(parts, 0)
@@ -300,7 +301,7 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
 )
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors along dimension 2."""
-    parts = [_at_least_3d(x) for x in tensors]
+    parts = [_at_least_3d(x) for x in _listed("dstack", tensors)]
     if not parts:
         raise RuntimeError("dstack expects a non-empty TensorList")
     return join(parts, 2)
@@ -309,6 +310,7 @@ def dstack(tensors: Sequence[Tensor]) -> Tensor:
 @composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     """1-d tensors as the columns of a matrix; matrices side by side."""
+    tensors = _listed("column_stack", tensors)
     parts = [reshape(x, (x.numel(), 1)) if len(x._shape) <= 1 else x for x in tensors]
     if not parts:
         raise RuntimeError("column_stack expects a non-empty TensorList")
@@ -319,13 +321,15 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
 def block_diag(*tensors: Any) -> Tensor:
     """The matrix with the tensors as blocks along its diagonal."""
     parts = []
-    for i, x in enumerate(tensors):
+    for i, x in enumerate(_listed("block_diag", tensors)):
         if len(x._shape) > 2:
             raise ShapeError(
                 f"torch.block_diag: Input tensors must have 2 or fewer dimensions. Input {i} has "
                 f"{len(x._shape)} dimensions"
             )
         parts.append(_at_least_2d(x))
+    if not parts:
+        return fill((1, 0), 0.0, get_default_dtype(), "cpu")
     width = sum(p._shape[1] for p in parts)
     rows, at = [], 0
     for part in parts:
@@ -339,8 +343,9 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
     """Grids of coordinates: tensor i along dimension i ("ij"), or the first two exchanged ("xy")."""
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
         tensors = tuple(tensors[0])
+    tensors = _listed("meshgrid", tensors)
     if not tensors:
-        raise ValueError("meshgrid expects a non-empty TensorList")
+        raise RuntimeError("meshgrid expects a non-empty TensorList")
     if indexing is None:
         warn_once(
             "torch.meshgrid: in an upcoming release, it will be required to pass the indexing argument."
@@ -356,6 +361,8 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
             )
         if x.dtype is not tensors[0].dtype:
             raise RuntimeError("torch.meshgrid expects all tensors to have the same dtype")
+        if x.device != tensors[0].device:
+            raise RuntimeError("torch.meshgrid expects all tensors to have the same device")
     swap = indexing == "xy" and len(tensors) >= 2
     if swap:
         tensors = (tensors[1], tensors[0], *tensors[2:])

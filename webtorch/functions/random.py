@@ -31,6 +31,7 @@ from webtorch.functions.movement import METHOD
 from webtorch.ir.dtype import (
     FLOATS,
     DType,
+    bfloat16,
     float32,
     float64,
     int32,
@@ -394,6 +395,9 @@ def randperm(
         raise RuntimeError(f"Trying to create tensor with negative dimension {n}: [{n}]")
     where = device if out is None else out.device
     wanted = chosen_dtype(dtype, int64 if out is None else out.dtype)
+    bits = _MANTISSA.get(wanted.name)
+    if bits is not None and wanted is not bfloat16 and n > 2**bits + 1:
+        raise RuntimeError(f"n cannot be greater than {2**bits + 1} for {wanted.legacy} type.")
     source = default_generator(where) if generator is None else generator
     # The same order: many are faster sorted on the device, and the host has one for all examples of a vmap.
     if n > 1 and (different() or not reads.possible or n >= 1 << 12):
@@ -449,7 +453,11 @@ def randn(new: New, *, generator: Generator | None = None) -> Tensor:
 def _integers(
     shape: Shape, low: int, high: int, dtype: DType, device: DeviceLike, generator: Generator | None
 ) -> Tensor:
-    """Return integers in [low, high) of any dtype."""
+    """Return integers in [low, high) of any dtype but a complex one."""
+    if dtype.is_complex:
+        raise RuntimeError(
+            "check_random_bounds handles only integral, floating-point and boolean types"
+        )
     if low >= high:
         raise RuntimeError(
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}"
@@ -553,7 +561,7 @@ def randn_like(new: New, *, generator: Generator | None = None) -> Tensor:
     return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
 
 
-@composite(family="random", function_in=TORCH, refuses=BOOL, drawn=True)
+@composite(family="random", function_in=TORCH, drawn=True)
 @like_another
 def randint_like(
     new: New, low: int, high: int | None = None, *, generator: Generator | None = None

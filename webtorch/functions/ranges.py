@@ -119,8 +119,6 @@ def arange(
 
 def _steps(start: Scalar, end: Scalar, steps: int, dtype: DType, device: DeviceLike) -> Tensor:
     """Return `steps` numbers from start to end, both exact: each half counts from its own end."""
-    if steps < 0:
-        raise RuntimeError(f"number of steps must be non-negative: linspace got {steps}")
     if steps <= 1:
         return fill((steps,), float(start), dtype, device)
     step = (float(end) - float(start)) / (steps - 1)
@@ -150,6 +148,8 @@ def _check_steps(name: str, steps: object) -> None:
         raise TypeError(
             f"{name}(): argument 'steps' (position 3) must be int, not {type(steps).__name__}"
         )
+    if int(number_of(steps)) < 0:
+        raise RuntimeError(f"number of steps must be non-negative: {name} got {steps}")
 
 
 @composite(family="creation", function_in=TORCH, factory=True, looks_at=("start", "end"))

@@ -668,6 +668,10 @@ def vector_norm(
     dtype: DType | None = None,
 ) -> Tensor:
     """Return the p-norm of order `ord` over `dim`; 0 counts, +-inf takes the extreme. Gradient 0 at norm 0."""
+    if isinstance(ord, complex):
+        raise RuntimeError(
+            "linalg.vector_norm: Expected a non-complex scalar as the order of norm."
+        )
     if not isinstance(ord, (int, float)):
         raise TypeError(
             f"linalg_vector_norm(): argument 'ord' must be Number, not {type(ord).__name__}"

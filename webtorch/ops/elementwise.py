@@ -11,6 +11,7 @@ in one kernel, under PyTorch's names.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -137,27 +138,6 @@ _add_scaled = elementwise(
     function_in=(),
     doc="input + alpha * other.",
 )
-_sub = elementwise(
-    "_sub",
-    lambda x, y: x - y,
-    dtypes=NUMERIC,
-    torch="sub",
-    function_in=(),
-    operator="sub",
-    on_parts="alike",
-    onnx="Sub",
-    numbers_as_tensors=True,
-    doc="input - other.",
-)
-_sub_scaled = elementwise(
-    "_sub_scaled",
-    lambda x, y, alpha: x - alpha * y,
-    numbers=("alpha",),
-    dtypes=NUMERIC,
-    torch="",
-    function_in=(),
-    doc="input - alpha * other.",
-)
 
 
 def check_subtraction(name: str, *operands: Any) -> None:
@@ -172,6 +152,30 @@ def check_subtraction(name: str, *operands: Any) -> None:
             f"{name}: Subtraction, the `-` operator, with a bool tensor is not supported. "
             f"If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
         )
+
+
+_sub = elementwise(
+    "_sub",
+    lambda x, y: x - y,
+    dtypes=NUMERIC,
+    torch="sub",
+    function_in=(),
+    operator="sub",
+    operands_fit=functools.partial(check_subtraction, "sub"),
+    on_parts="alike",
+    onnx="Sub",
+    numbers_as_tensors=True,
+    doc="input - other.",
+)
+_sub_scaled = elementwise(
+    "_sub_scaled",
+    lambda x, y, alpha: x - alpha * y,
+    numbers=("alpha",),
+    dtypes=NUMERIC,
+    torch="",
+    function_in=(),
+    doc="input - alpha * other.",
+)
 
 
 mul = elementwise(
@@ -391,6 +395,15 @@ def _out_of_lerp(input: Tensor, end: Tensor, weight: Operand) -> OutRule:
     return "exact" if is_tensor(weight) else "cast"
 
 
+def _lerp_takes(input: Any, end: Any, weight: Any) -> None:
+    """Raise PyTorch's error for operands of several types."""
+    for x, name in ((end, "end"), (weight, "weight")):
+        if is_tensor(x) and x.dtype is not input.dtype and (name == "end" or x._shape):
+            raise DTypeError(
+                f"expected dtype {input.dtype.c_name} for `{name}` but got dtype {x.dtype.c_name}"
+            )
+
+
 lerp = elementwise(
     "lerp",
     # Both forms are exact at the end that they are near.
@@ -400,6 +413,7 @@ lerp = elementwise(
     tensors=("input", "end", "weight"),
     dtypes=FLOATS,
     refuses=NOT_FLOATS,
+    operands_fit=_lerp_takes,
     out=_out_of_lerp,
     foreach=True,
     doc="input + weight * (end - input).",
@@ -426,6 +440,21 @@ _fma = elementwise(
     function_in=(),
     doc="input * other + added, rounded once where the device can.",
 )
+
+
+def _addcdiv_takes(input: Any, tensor1: Any, tensor2: Any) -> None:
+    """Raise PyTorch's error for a division of integers."""
+    if not any(is_tensor(x) and x.dtype.has_gradient for x in (tensor1, tensor2)):
+        # The words are PyTorch's.
+        raise DTypeError(
+            "Integer division with addcdiv is no longer supported, and in a future  release addcdiv will perform a "
+            "true division of tensor1 and tensor2. The historic addcdiv behavior can be implemented as (input + "
+            "value * torch.trunc(tensor1 / tensor2)).to(input.dtype) for integer inputs and as (input + value * "
+            "tensor1 / tensor2) for float inputs. The future addcdiv behavior is just the latter implementation: "
+            "(input + value * tensor1 / tensor2), for all dtypes."
+        )
+
+
 addcdiv = elementwise(
     "addcdiv",
     lambda x, y, z, value: x + value * y / z,
@@ -434,6 +463,7 @@ addcdiv = elementwise(
     signature="(input, tensor1, tensor2, *, value=1)",
     overloads=("Tensor input, Number value, Tensor tensor1, Tensor tensor2",),
     dtypes=FLOATS,
+    operands_fit=_addcdiv_takes,
     domain=(0.5, 3.0),
     defaults={"value": 1},
     foreach=True,

@@ -299,6 +299,8 @@ class Elementwise(Op):
     overlap: Overlap = "whole"
     layout: Layout | None = of_operands
     gradient_name: str = ""
+    # A function of the operands that raises where PyTorch refuses their types.
+    operands_fit: Callable[..., None] | None = None
     # Which operands of a function of two may be numbers; of operators both may.
     numbers_for: Literal["none", "other", "both"] = "other"
     # Whether a number beside an integer tensor must fit its type; else it is wrapped, as in PyTorch.

@@ -276,6 +276,7 @@ def _compressed_extent(
     name = "sparse_compressed_tensor"
     if not outer.dim():
         raise RuntimeError(f"{_names(layout)[0]} must have dimensionality >= 1 but got 0")
+    _check_ranks(layout, outer, inner)
     batch, block = outer.dim() - 1, _inside(layout, outer, values)
     if len(block) != 2 or values.dim() <= batch:
         raise RuntimeError(
@@ -288,6 +289,14 @@ def _compressed_extent(
     pair = sizes[::-1] if layout in BY_COLUMN else sizes
     tail = values._shape[batch + 1 + 2 * (layout in BLOCKS) :]
     return (*outer._shape[:-1], *(n * b for n, b in zip(pair, block, strict=True)), *tail)
+
+
+def _check_ranks(layout: Layout, outer: Tensor, inner: Tensor) -> None:
+    if outer.dim() != inner.dim():
+        first, second, _ = _names(layout)
+        raise RuntimeError(
+            f"{first} and {second} dimensionalities must be equal but got {outer.dim()} and {inner.dim()}, respectively"
+        )
 
 
 def _names(layout: Layout) -> tuple[str, str, str]:
@@ -304,10 +313,7 @@ def _check_compressed(
             raise RuntimeError(f"expected {name} to be a contiguous tensor per batch")
     if not outer.dim():
         raise RuntimeError(f"{first} must have dimensionality >= 1 but got 0")
-    if outer.dim() != inner.dim():
-        raise RuntimeError(
-            f"{first} and {second} dimensionalities must be equal but got {outer.dim()} and {inner.dim()}, respectively"
-        )
+    _check_ranks(layout, outer, inner)
     batch, block = outer.dim() - 1, 2 * (layout in BLOCKS)
     rank = values.dim() - batch - block - 1
     if rank < 0:
@@ -503,24 +509,26 @@ def spdiags(
     diagonals: Tensor, offsets: Tensor, shape: Sequence[int], layout: Layout | None = None
 ) -> Tensor:
     """Return a matrix with the rows of `diagonals` on the diagonals `offsets`."""
-    if diagonals.dim() < 2:
-        diagonals = diagonals.reshape(1, -1)
+    if diagonals.dim() not in (1, 2):
+        raise RuntimeError("Diagonals must be vector or matrix")
+    diagonals = diagonals.reshape(-1, diagonals._shape[-1])
     if offsets.dim() > 1:
         raise RuntimeError("Offsets must be scalar or vector")
+    if offsets.dtype is not int64:
+        raise RuntimeError(f"Offset Tensor must have dtype Long but got {offsets.dtype.legacy}")
     offsets = offsets.reshape(-1)
     if diagonals._shape[0] != offsets._shape[0]:
         raise RuntimeError(
-            f"spdiags(): The number of diagonals ({diagonals._shape[0]}) does not match the number of offsets "
-            f"({offsets._shape[0]})"
+            f"Number of diagonals ({diagonals._shape[0]}) does not match the number of offsets ({offsets._shape[0]})"
         )
     if len(shape) != 2:
-        raise RuntimeError("spdiags(): Output shape must be 2d")
+        raise RuntimeError("Output shape must be 2d")
     if len(set(offsets.tolist())) != offsets._shape[0]:
-        raise RuntimeError("spdiags(): Offset tensor contains duplicate values")
+        raise RuntimeError("Offset tensor contains duplicate values")
     if layout not in (None, sparse_coo, sparse_csr, sparse_csc):
         raise RuntimeError(
-            "spdiags(): Only output layouts (Sparse, SparseCsc, SparseCsr) are supported, got "
-            f"{layout}"
+            "Only output layouts (Sparse, SparseCsc, SparseCsr) are supported, got "
+            f"{TITLES.get(layout, 'Strided')}"
         )
     rows, columns = shape
     width = min(columns, diagonals._shape[1])

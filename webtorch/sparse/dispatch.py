@@ -16,6 +16,7 @@ from webtorch.dispatch.call import Args, Callee, Kwargs, Run, alone, install
 from webtorch.ops.primitive import fill
 from webtorch.ops.record import TABLE, Elementwise, Op
 from webtorch.sparse.tensor import SparseTensor, alive, no_kernel
+from webtorch.tensors.calls import store_in
 from webtorch.tensors.override import flat
 from webtorch.tensors.promotion import can_cast
 from webtorch.tensors.tensor import Tensor
@@ -64,24 +65,19 @@ def rule_of(name: str) -> Callable[..., Any] | None:
     return found
 
 
-def _on_values(
-    op: Op, input: Tensor, *args: object, out: Tensor | None = None, **kwargs: object
-) -> SparseTensor:
+def _on_values(op: Op, input: SparseTensor, *args: object, **kwargs: object) -> SparseTensor:
     """Return an elementwise operation of the values. Raises NotImplementedError where it does not keep zeros."""
-    if not isinstance(input, SparseTensor):
-        raise no_kernel(op.name, cast(SparseTensor, out))
     if op.function(fill((), 0, input.dtype, "cpu"), *args, **kwargs).item():
         raise no_kernel(op.name, input)
     x = input if input.coalesced else RULES["coalesce"](input)
     values = op.function(x.values_of(), *args, **kwargs)
-    made = cast(SparseTensor, x.like(values, op.name.title().replace("_", "")))
-    return made if out is None else _written(op.name, out, made)
+    return cast(SparseTensor, x.like(values, op.name.title().replace("_", "")))
 
 
 def _written(name: str, out: Tensor, made: Any) -> Any:
     """Return a tensor that takes what was made. Raises RuntimeError where it cannot."""
     if not isinstance(out, SparseTensor):
-        return out.copy_(made)
+        return store_in(out, made, name) if not isinstance(made, SparseTensor) else out.copy_(made)
     if not isinstance(made, SparseTensor):
         raise RuntimeError(
             f"{name}: the result is dense, and cannot be written to a tensor of layout {out.layout}"
@@ -112,6 +108,12 @@ class Sparse:
             return alone(callee, args, kwargs) if run is callee.run else run(args, kwargs)
         name = callee.name
         found = rule_of(name)
+        if found is not None and kwargs.get("out") is not None:
+            out = kwargs["out"]
+            given = {n: v for n, v in kwargs.items() if n != "out"}
+            if not any(isinstance(x, SparseTensor) for x in flat((*args, *given.values()))):
+                raise no_kernel(name, first)
+            return _written(name, out, found(*args, **given))
         if found is not None:
             return found(*args, **kwargs)
         if callee.writes:

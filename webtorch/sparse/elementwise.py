@@ -179,6 +179,8 @@ def _sum(a: SparseTensor, b: SparseTensor, alpha: Any) -> Tensor:
             f"{list(a._shape)} != {list(b._shape)}"
         )
     left, right = a.values_of(), b.values_of()
+    dtype = result_type(left, right)
+    right = right.to(dtype)
     if alpha != 1:
         right = right * alpha
     alike = a.layout is b.layout and left._shape == right._shape
@@ -190,10 +192,9 @@ def _sum(a: SparseTensor, b: SparseTensor, alpha: Any) -> Tensor:
             "add: expected 'self' and 'other' to have same number of sparse dimensions, but "
             f"{x.sparse_rank} != {y.sparse_rank}"
         )
-    dtype = result_type(left, right)
     # The values of COO tensors are those of `x` and `y`, which have a graph where a conversion reordered them.
     first = left if x is a else x.values_of()
-    second = right if y is b else y.values_of() * alpha
+    second = right if y is b else y.values_of().to(dtype) * alpha
     places = dense.cat([x.places[0], y.places[0]], 1)
     out = coo(places, dense.cat([first.to(dtype), second.to(dtype)]), a._shape, False, "Add")
     if (x.coalesced and y.coalesced) or a.layout is not sparse_coo:

@@ -243,7 +243,7 @@ def select(input: SparseTensor, dim: int, index: int) -> Tensor:
     (hit,) = (x.places[0][d] == index % size).nonzero(as_tuple=True)
     values = x.values_of()[hit]
     if sparse == 1:
-        return values.sum(0)
+        return values.sum(0, dtype=values.dtype)
     rows = [row[hit] for i, row in enumerate(x.places[0].unbind(0)) if i != d]
     return coo(dense.stack(rows), values, shape, x.coalesced, "Select")
 

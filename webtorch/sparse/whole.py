@@ -8,11 +8,12 @@ from typing import Any
 
 from webtorch.functions import public as dense
 from webtorch.functions.assign import CONVERTED
+from webtorch.functions.movement import sizes_of
 from webtorch.functions.show import fetcher
 from webtorch.ir.dtype import DType
 from webtorch.ops.record import TABLE
 from webtorch.sparse import layouts
-from webtorch.sparse.construction import empty_compressed, empty_coo
+from webtorch.sparse.construction import empty_compressed, empty_coo, sparse_coo_tensor
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.tensor import BLOCKS, BY_COLUMN, TITLES, TURNED, SparseTensor, no_kernel
 from webtorch.tensors.above import give
@@ -278,6 +279,10 @@ def empty(name: str, size: Any, dtype: DType, device: Any, layout: Any) -> Spars
         )
     if layout is sparse_coo:
         return empty_coo(size, dtype, device)
+    if len(size) < 2:
+        raise RuntimeError(
+            f"torch.{name}: Only batched sparse compressed (non-block) tensors are supported, but got size {list(size)}"
+        )
     return empty_compressed(size, dtype, device, layout, len(size) - 2)
 
 
@@ -358,6 +363,11 @@ def copy_(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
             "copy_() between dense and sparse Tensors is not implemented! Found self type = "
             f"{x.type()} and src type = {src.type()}"
         )
+    if x.layout in BLOCKS and x.blocksize != src.blocksize:
+        raise RuntimeError(
+            "torch.copy_: copy of sparse compressed tensors having different block sizes is not supported. self and "
+            f"src block sizes are {list(x.blocksize)} and {list(src.blocksize)}, respectively."
+        )
     if x.layout in TURNED and x.nnz != src.nnz:
         raise RuntimeError(
             "torch.copy_: only sparse compressed tensors with the same number of specified elements are supported."
@@ -372,6 +382,23 @@ def copy_(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     if x._shape != src._shape:
         raise RuntimeError("copy_: only same size tensors are supported for sparse tensors")
     return x.become(clone(to(layouts.matching(src, x.layout), x.device, x.dtype)))
+
+
+@rule("new")
+def new(x: SparseTensor, *args: Any, device: Any = None) -> Tensor:
+    """Return a COO tensor of places and values, or one without values of the sizes given."""
+    if x.layout is not sparse_coo:
+        raise RuntimeError(f"Cannot map DispatchKey {layouts.backend_of(x)} to a unique layout.")
+    if args and isinstance(args[0], Tensor):
+        if len(args) < 2:
+            raise TypeError("new() received an invalid combination of arguments - got (Tensor)")
+        return sparse_coo_tensor(*args, device=device)
+    if args and isinstance(args[0], list):
+        raise TypeError(
+            "SparseTensor.new(sequence) only accepts sizes.  Please use torch.sparse_coo_tensor() or construct a "
+            "strided tensor and convert it to sparse via to_sparse."
+        )
+    return empty_coo(sizes_of("new", args or (0,)), x.dtype, device or x.device)
 
 
 @rule("sparse_resize_")

@@ -38,6 +38,12 @@ def as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] 
     named = {**dict(zip(types, args, strict=False)), **kwargs}
     numbers = {name: _number_for(types.get(name, ""), value) for name, value in named.items()}
     more = [_number_for(rest, value) for value in args[len(types) :]]
+    if callee.writes and args:
+        # What is written to is a tensor.
+        if types:
+            numbers[next(iter(types))] = args[0]
+        else:
+            more[0] = args[0]
     if all(numbers[n] is v for n, v in named.items()) and all(
         x is y for x, y in zip(more, args[len(types) :], strict=True)
     ):

@@ -22,7 +22,6 @@ from webtorch.ir.dtype import (
 from webtorch.ir.graph import Form, Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import broadcast_shapes, contiguous_strides, numel, result_strides
-from webtorch.ops import elementwise
 from webtorch.ops.record import Elementwise, Op, Slope, slope
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.above import ask
@@ -458,7 +457,8 @@ def _prepare(
     runtime = first._storage.runtime
     if any(t._storage.runtime is not runtime for t in tensors):
         return None
-    _check_operands(op, operands)
+    if op.operands_fit is not None:
+        op.operands_fit(*operands)
     dtype = result_type(*operands[op.chooses :])
     if dtype.is_complex:
         return None
@@ -504,11 +504,6 @@ def _follow(
             gradient.attach(out, operands, numbers, edges)
     if transforms.count and mode.forward:
         propagate(out, operands, functools.partial(_tangent, op, out, operands, numbers))
-
-
-def _check_operands(op: Elementwise, operands: Sequence[Operand]) -> None:
-    if op is elementwise._sub:
-        elementwise.check_subtraction("sub", *operands)
 
 
 def _tangent(

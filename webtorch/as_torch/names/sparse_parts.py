@@ -56,3 +56,13 @@ def _validate_sparse_csc_tensor_args(
 ) -> None:
     """Raise RuntimeError where these are not the parts of a CSC tensor."""
     construction.sparse_csc_tensor(ccol_indices, row_indices, values, size, check_invariants=True)
+
+
+def _validate_compressed_sparse_indices(
+    is_crow: bool, compressed_idx: Any, plain_idx: Any, cdim: int, dim: int, nnz: int
+) -> None:
+    """Raise RuntimeError where these are not the places of `nnz` values in `cdim` rows (columns) of `dim` elements."""
+    values = webtorch.zeros((*plain_idx.shape[:-1], nnz))
+    size = (*plain_idx.shape[:-1], *((cdim, dim) if is_crow else (dim, cdim)))
+    make = construction.sparse_csr_tensor if is_crow else construction.sparse_csc_tensor
+    make(compressed_idx, plain_idx, values, size, check_invariants=True)

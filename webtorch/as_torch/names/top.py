@@ -105,9 +105,15 @@ def compiled_with_cxx11_abi() -> bool:
 _grid_sampler_2d_cpu_fallback = webtorch.grid_sampler_2d
 
 
-def _int_mm(input: Any, mat2: Any) -> Any:
+def _int_mm(input: Any, mat2: Any, *, out: Any = None) -> Any:
     """Return the product of two matrices of int8 in int32."""
-    return webtorch.mm(input.int(), mat2.int())
+    for name, x, types in (("self", input, ("int8", "uint8")), ("mat2", mat2, ("int8",))):
+        if x.dtype.name not in types:
+            kinds = " or ".join(types) if name == "self" else "of type int8"
+            raise RuntimeError(
+                f"int_mm_out_cpu: Expected {name} dtype to be {kinds} but got {x.dtype.c_name}"
+            )
+    return webtorch.mm(input.int(), mat2.int(), out=out)
 
 
 def _unique2(
@@ -194,7 +200,9 @@ def get_device_module(device: Any = None) -> Any:
 def __getattr__(name: str) -> Any:
     if name.startswith("_foreach_") and name.removeprefix("_foreach_") in NAMES:
         return foreach(name.removeprefix("_foreach_"))
-    if name.startswith(("_convert_indices_from_", "_validate_sparse_")):
+    if name.startswith(
+        ("_convert_indices_from_", "_validate_sparse_", "_validate_compressed_sparse_")
+    ):
         return getattr(_import_module("webtorch.as_torch.names.sparse_parts"), name)
     if name == "default_generator":
         return webtorch.default_generator("cpu")
