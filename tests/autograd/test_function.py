@@ -477,6 +477,9 @@ def test_what_is_wrong_with_marks_and_tangents_is_said() -> None:
                 x = ad.make_dual(tensor(t, [1.0, 2.0], grad=False), v)
                 said = error(lambda: function(forward, jvp)(x))  # noqa: B023
                 found.append(said and said[:60])
+                # Of a view of what was packed.
+                said = error(lambda: function(forward, jvp)(x.view_as(x)))  # noqa: B023
+                found.append(said and said.partition("the jvp is")[2])
         x = tensor(t, [1.0, 2.0])
         found.append(error(lambda: function(lost, None)(x.clone())))
         found.append(error(lambda: function(pair, None)(x.clone().view_as(x)))[:70])
@@ -500,5 +503,28 @@ def test_results_without_recording_are_views_as_the_operation_gives() -> None:
         with t.no_grad():
             y = Part.apply(x)
         return y.requires_grad, error(lambda: y.zero_())[:70]
+
+    same(program)
+
+
+def test_backward_passes_may_run_deep_within_each_other() -> None:
+    def program(t: Any) -> Any:
+        class Deep(t.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                with t.enable_grad():
+                    ctx.x = x.detach().requires_grad_() - 1
+                return ctx.x.detach()
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                if ctx.x > 0:
+                    with t.enable_grad():
+                        Deep.apply(ctx.x).sum().backward()
+                return g * 2
+
+        x = tensor(t, [150.0])
+        Deep.apply(x).sum().backward()
+        return x.grad
 
     same(program)

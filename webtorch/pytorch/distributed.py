@@ -139,6 +139,8 @@ class _Lane:
         self._connection: c10d.ProcessGroup | None = None
         self._store: c10d.Store | None = None
         self._failed = False
+        # PyTorch's group for plans of programs, which sends nothing.
+        self.is_fake = distributed_c10d._world.pg_map.get(group, ("", None))[0] == "fake"
 
     def connection(self, group: c10d.ProcessGroup) -> c10d.ProcessGroup:
         """Return the group for collectives of the device, made at the first one: all ranks take part in that."""
@@ -627,7 +629,10 @@ def _kernel(operator: _Operator) -> Callable[..., Any]:
     def kernel(*args: object, **options: object) -> Any:
         interrupt.check()
         sharding.teach()
-        call = _Call(operator, operator.bind(args, options))
+        given = operator.bind(args, options)
+        if _lane(c10d.ProcessGroup.unbox(given["process_group"])).is_fake:
+            return operator.overload._op_dk(torch._C.DispatchKey.CPU, *args, **options)
+        call = _Call(operator, given)
         if operator.name not in _MESSAGES:
             work: Any = _Work(call)
             work.start()
@@ -649,7 +654,7 @@ def _kernel(operator: _Operator) -> Callable[..., Any]:
 def register() -> None:
     """Register the collectives."""
     module: Any = torch.distributed
-    module._broadcast_coalesced = partial(_broadcast_coalesced, module._broadcast_coalesced)
+    module._broadcast_coalesced = partial(hide(_broadcast_coalesced), module._broadcast_coalesced)
     library = torch.library.Library("c10d", "IMPL")
     libraries.append(library)
     with warnings.catch_warnings():

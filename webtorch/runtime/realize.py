@@ -793,8 +793,8 @@ class Runtime:
 
     def _run_in_parts(self, frozen: Frozen, found: KnownParts) -> None:
         """Compute a graph in parts, most of which are compiled already, and note them."""
-        owners, values, places = frozen.owners, [*frozen.inputs], dict[Node, int]()
-        at = 0
+        owners, count, places = frozen.owners, len(frozen.inputs), dict[Node, int]()
+        place, at = {n: i for i, n in enumerate(frozen.inputs)}, 0
         for node in frozen.order:
             places[node] = at
             at += len(node.scalars)
@@ -807,22 +807,24 @@ class Runtime:
         parts = []
         # Values between parts go when the last that reads them is done.
         frozen.order.clear()
-        while work:
-            mine, varying = work.pop(0)
-            with not_collecting():
-                part = freeze(mine)
-            executable = self._found(part.key)
-            if executable is None:
-                self.counters.misses += 1
-                # What should not have changed did, once all parts have been compiled.
-                found.divided.fits = varying and found.divided.fits
-                started = time.perf_counter()
-                executable = self._compiled(part.key, part, varying)
-                self._note(executable, time.perf_counter() - started, _PART)
-            parts.append(Known(self, None, executable, values, part, places, part=True))
-            values += [r.node for r in mine]
-            self._run_frozen(part, executable)
-        found.end(parts, values, len(frozen.inputs), owners)
+        with self.backend.together():
+            while work:
+                mine, varying = work.pop(0)
+                with not_collecting():
+                    part = freeze(mine)
+                executable = self._found(part.key)
+                if executable is None:
+                    self.counters.misses += 1
+                    # What should not have changed did, once all parts have been compiled.
+                    found.divided.fits = varying and found.divided.fits
+                    started = time.perf_counter()
+                    executable = self._compiled(part.key, part, varying)
+                    self._note(executable, time.perf_counter() - started, _PART)
+                parts.append(Known(self, None, executable, place, part, places, part=True))
+                place |= {r.node: n for n, r in enumerate(mine, count)}
+                count += len(mine)
+                self._run_frozen(part, executable)
+        found.end(parts, place, len(frozen.inputs), owners)
         self.ahead.divide()
         if listener is not None:
             listener.ran(self, None, None)

@@ -29,7 +29,7 @@ from webtorch.tensors.engine import Turn
 from webtorch.tensors.formats import strided
 from webtorch.tensors.forward import fitted, transposed
 from webtorch.tensors.made_by import made_by_function
-from webtorch.tensors.modes import mode, transforms, unrecorded
+from webtorch.tensors.modes import mode, stand_in, transforms, unrecorded
 from webtorch.tensors.primitives import fill
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.tape import (
@@ -518,7 +518,8 @@ def _move(
             for i, (o, t) in enumerate(zip(outputs, found, strict=True)):
                 if t is None or not isinstance(o, Tensor):
                     continue
-                _check_tangent(ctx, i, o, t, args, tangents, versions, back)
+                duals = [d() for d in level.duals]
+                _check_tangent(ctx, i, o, t, args, tangents, versions, back, duals)
                 level.set(o, fitted(t, o))
         finally:
             mode.forward, ctx._moving = levels, False
@@ -536,6 +537,7 @@ def _check_tangent(
     tangents: Sequence[Tensor | None],
     versions: Sequence[int | None],
     back: dict[int, Tensor],
+    duals: Sequence[Tensor | None],
 ) -> None:
     """Raise RuntimeError if what `jvp` gave for an output does not lie as the output does."""
     if any(out is n for n in ctx._not_differentiable) or not out.dtype.has_gradient:
@@ -563,7 +565,9 @@ def _check_tangent(
             if tangent._base is None:
                 raise RuntimeError(f"{_NO_VIEW}.")
             if tangent._base is not (t if t._base is None else t._base):
-                raise RuntimeError(f"{_NO_VIEW} of the given grad input.")
+                given = a._base is None or any(a is d for d in duals)
+                which = "of the given grad input" if given else "of the same base"
+                raise RuntimeError(f"{_NO_VIEW} {which}.")
 
 
 def _is_view_of(out: Tensor, x: Tensor) -> bool:
@@ -664,6 +668,10 @@ def _kept(tensor: Tensor, output: int | None) -> SavedTensor:
     return saved
 
 
+# After so many backward passes within each other the next one is another thread's.
+_DEEP = 12
+
+
 class _Static(NamedTuple):
     """What a call of a user's function is made of, for its gradient."""
 
@@ -702,7 +710,10 @@ def _back_turns(gs: Cotangents, static: _Static) -> Generator[Turn, Any, list[Te
             "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only "
             "implement one of them."
         )
-    found = yield Turn(functools.partial(ctx._rule, ctx), tuple(cotangents), ctx, 0)
+    rule = functools.partial(ctx._rule, ctx)
+    if mode.depth and not mode.depth % _DEEP:
+        rule = functools.partial(stand_in, rule)
+    found = yield Turn(rule, tuple(cotangents), ctx, 0)
     found = found if isinstance(found, tuple) else (found,)
     if len(found) < count or any(f is not None for f in found[count:]):
         raise RuntimeError(
