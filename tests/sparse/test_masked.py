@@ -98,6 +98,7 @@ WORDS: dict[str, Callable[[Any], Any]] = {
     "zeros": lambda t: t.zeros((), layout=t.sparse_csc),
     "blocks": lambda t: t.ones(4, 4).to_sparse_bsr((2, 1)).copy_(t.ones(4, 4).to_sparse_bsr((1, 2))),
     "ranks": lambda t: t.sparse_bsc_tensor(t.tensor([[0, 1]]), t.tensor([0]), t.ones(1, 2, 2)),
+    "no batch": lambda t: t.ones(0, 4, 4).to_sparse(layout=t.sparse_bsr, blocksize=(2, 2)),
     "new": lambda t: matrix(t).new(t.tensor([[0], [1]]), t.tensor([1.0]), (3, 3)),
     "new of sizes": lambda t: matrix(t).new(2, 3),
     "new of a list": lambda t: matrix(t).new([1, 2]),
