@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -239,3 +240,22 @@ def test_steps_that_share_memory_do_not_live_together() -> None:
     for spans in slots.values():
         spans.sort()
         assert all(a[1] < b[0] for a, b in itertools.pairwise(spans))
+
+
+def test_compiled_functions_and_profiles_have_a_form_for_notebooks() -> None:
+    def area(x: Any) -> Any:
+        return (x * 2).sum()
+
+    compiled = webtorch.compile(area)
+    assert repr(compiled) == "<compiled area: no program yet>"
+    assert compiled._repr_html_() is None
+    x = webtorch.ones(3)
+    compiled(x)
+    compiled(x[:2])
+    assert repr(compiled) == "<compiled area: 2 programs, the latest of 1 kernel on cpu>"
+    with webtorch.profile() as seen:
+        compiled(x).item()
+    for html in (compiled._repr_html_(), seen._repr_html_()):
+        assert html.startswith("<iframe srcdoc=")
+        page = unescape(html.split('"')[1])
+        assert page.startswith("<!doctype html>") and "test_looking_inside.py" in page

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import random
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,3 +80,36 @@ def test_damage_is_refused() -> None:
         damaged[draw.randrange(20, len(data))] = draw.randrange(256)
         with contextlib.suppress(CheckpointError, DeviceError):
             webtorch.load(io.BytesIO(damaged))
+
+
+_LAYER = """
+import {library} as library
+
+class Layer(library.nn.Module):
+    def forward(self, x):
+        return x{what}
+"""
+
+
+@pytest.mark.parametrize("library", [torch, webtorch], ids=["torch", "webtorch"])
+def test_a_class_whose_source_has_changed_is_told_of(
+    library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def layer(what: str) -> Any:
+        path = tmp_path / f"{library.__name__}_layer{len(what)}.py"
+        path.write_text(_LAYER.format(library=library.__name__, what=what))
+        spec = importlib.util.spec_from_file_location("a_layer", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "a_layer", module)
+        spec.loader.exec_module(module)
+        return module.Layer
+
+    first = layer("")
+    data = _old(library, [first(), first()])
+    assert type(library.load(io.BytesIO(data), weights_only=False)[1]) is first
+    second = layer(" + 1")
+    with pytest.warns(Warning, match=r"source code of class '.*Layer' has changed") as told:
+        found = library.load(io.BytesIO(data), weights_only=False)
+    assert type(found[0]) is type(found[1]) is second
+    assert [w.category.__name__ for w in told] == ["SourceChangeWarning"]

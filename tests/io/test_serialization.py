@@ -197,3 +197,33 @@ def test_slots_of_tensors_are_saved_and_copied() -> None:
     with serialization.safe_globals([Slotted]):
         found = webtorch.load(stream)
     assert (found.inner.tolist(), found.note, found.tolist()) == ([0], "a", [1, 1])
+
+
+@BOTH
+def test_bytes_that_were_written_in_the_file_are_read(name: str, tmp_path: Path) -> None:
+    lib, serial = LIBS[name]
+    path = tmp_path / "a.pt"
+    lib.save(lib.ones(3), path)
+    with serial._open_zipfile_reader(str(path)) as archive:
+        place = archive.get_record_offset("data/0")
+    with open(path, "rb+") as file:
+        file.seek(place)
+        file.write(bytes(4))
+    assert torch.load(path).tolist() == [0, 1, 1]
+    with pytest.warns(UserWarning, match="'data/0' are not those that their checksum is of"):
+        assert webtorch.load(path).tolist() == [0, 1, 1]
+
+
+@BOTH
+def test_all_names_of_a_file(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lib, serial = LIBS[name]
+    unpickler = torch._weights_only_unpickler if name == "torch" else serialization.unpickler
+    stream = io.BytesIO()
+    lib.save([lib.ones(1), Point()], stream)
+    stream.seek(0)
+    assert serial.get_unsafe_globals_in_checkpoint(stream) == [f"{__name__}.Point"]
+    monkeypatch.setattr(unpickler, "_get_allowed_globals", dict)
+    stream.seek(0)
+    assert set(serial.get_unsafe_globals_in_checkpoint(stream)) >= {
+        f"{__name__}.Point", "torch._utils._rebuild_tensor_v2", "torch.FloatStorage", "collections.OrderedDict",
+    }  # fmt: skip

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import webtorch
+from webtorch.ops.purity import Said
 
 pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support")
 
@@ -96,3 +97,12 @@ def test_files_go_both_ways() -> None:
         file.seek(0)
         found = reader.load(file)["x"]
         assert found.dtype is reader.complex32 and found.tolist() == x.tolist()
+
+
+@pytest.mark.parametrize("name", ["ones", "randn", "empty"])
+def test_it_is_called_experimental(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Said, "texts", set())
+    with pytest.warns(
+        UserWarning, match="ComplexHalf support is experimental and many operators don't support it"
+    ):
+        getattr(webtorch, name)(2, dtype=webtorch.complex32)

@@ -195,3 +195,23 @@ def test_gradient_of_a_complex_cholesky_is_pytorch_s(upper: bool) -> None:
         return x.grad.numpy()
 
     np.testing.assert_allclose(gradient(webtorch), gradient(torch), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2), (1, 0, 2), (2, 1, 0), (1, 2, 0)])
+def test_an_empty_out_gets_the_memory_order_of_the_result(dims: tuple[int, ...]) -> None:
+    def strides(m: Any) -> list[tuple[int, ...]]:
+        x = m.ones(2, 3, 4).permute(dims)
+        calls = (
+            lambda o: m.add(x, x, out=o),
+            lambda o: m.neg(x, out=o),
+            lambda o: m.eq(x, x, out=o),
+        )
+        found = []
+        for call in calls:
+            out = m.empty(0)
+            call(out)
+            out.mul_(2)
+            found.append((*out.shape, *out.stride(), out.sum().item()))
+        return found
+
+    assert strides(webtorch) == strides(torch)

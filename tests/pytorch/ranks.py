@@ -119,6 +119,18 @@ def _groups(device: str) -> Any:
     return [x.tolist(), found, [t.tolist() for t in many]]
 
 
+def _coalesced(device: str) -> Any:
+    """Tensors of two types become those of rank 1, three times: as it is found, learned and known."""
+    found = []
+    for turn in range(3):
+        first = float(10 * dist.get_rank() + turn)
+        many = [torch.arange(n, dtype=torch.float32, device=device) + first for n in (3, 5, 1)]
+        count = torch.tensor(7 * dist.get_rank() + turn, device=device)
+        dist._broadcast_coalesced(dist.group.WORLD, [*many, count], 1 << 20, 1)
+        found.append([x.tolist() for x in (*many, count)])
+    return found
+
+
 def _mixed(device: str) -> Any:
     """Collectives of both devices in turn, none of which waits for the one before."""
     x, host = torch.ones(1000, device=device), torch.full((3,), float(dist.get_rank()))
@@ -157,7 +169,7 @@ COLLECTIVES: dict[str, Callable[[str], Any]] = {
     **{f"all_reduce {d}": lambda device, d=d: _all_reduce(device, d) for d in DTYPES},  # type: ignore[misc]
     "work": _work, "broadcast": _broadcast, "gathers": _gathers, "scatters": _scatters, "reduce": _reduce,
     "all_to_all": _all_to_all, "messages": _messages, "groups": _groups, "mixed": _mixed, "refused": _refused,
-    "sparse": _sparse, "profiled": _profiled,
+    "sparse": _sparse, "profiled": _profiled, "coalesced": _coalesced,
 }  # fmt: skip
 # What Gloo's CPU has not.
 OURS: dict[str, Callable[[str], Any]] = {

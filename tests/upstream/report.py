@@ -43,6 +43,7 @@ _WORDS = (
     "has no attribute '_neg_view'",
     "torch._neg_view",
     "torch._efficientzerotensor",
+    "webtorch has no TorchScript programs",
     "of a nested tensor: the device has no kernel",
 )
 

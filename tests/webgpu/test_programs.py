@@ -276,6 +276,36 @@ def test_queued_runs_each_see_their_own_arguments(device):
     assert [_values(device, y)[0] for y in results] == [step + 2 for step in range(50)]
 
 
+def test_runs_together_are_few_submissions(device):
+    executable = device.compile(scale_program(8))
+    x = device.upload(np.ones(8, "f4").data, float32, 8)
+    before = device.submits
+    with device.together() as sent:
+        # The arguments of one program are in one place: what reads the last ones is submitted first.
+        results = [executable.run([x], [float(step // 4), 1.0])[0] for step in range(12)]
+        chain = executable.run(results[:1], [4.0, 1.0])
+        assert sent.sent == 12
+    assert (sent.sent, device.submits - before) == (13, 4)
+    assert [_values(device, y)[0] for y in results] == [step // 4 + 2 for step in range(12)]
+    assert _values(device, chain[0])[0] == 10
+
+
+def test_what_ran_before_a_failure_is_submitted(device):
+    executable = device.compile(scale_program(8))
+    x = device.upload(np.ones(8, "f4").data, float32, 8)
+    results = []
+
+    def run() -> None:
+        with device.together():
+            for numbers in ([2.0, 1.0], [2.0]):
+                results.extend(executable.run([x], numbers))
+
+    with pytest.raises(ValueError, match="arguments"):
+        run()
+    assert device.encoding.sent == 1
+    assert _values(device, results[0])[0] == 4
+
+
 def test_dispatches_with_the_same_arguments_share_a_chunk(device):
     steps = tuple(Dispatch(0, (i, i + 1), (i % 2,)) for i in range(6))
     roles = ["input", *["temporary"] * 5, "output"]

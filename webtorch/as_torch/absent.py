@@ -12,14 +12,14 @@ _PROCESSES = (
     "webtorch has the collectives of torch.distributed and DistributedDataParallel; sharded tensors and modules are "
     "there for real PyTorch's device 'webgpu'"
 )
-_QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"
+QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"
 _ONNX = "webtorch writes no ONNX file of TorchScript graphs"
 
 # Module -> (why it is not here, its names that are stood in for).
 ABSENT: dict[str, tuple[str, str]] = {
-    "torch.ao": (_QUANTIZED, ""),
+    "torch.ao": (QUANTIZED, ""),
     "torch.ao.quantization": (
-        _QUANTIZED,
+        QUANTIZED,
         "DeQuantStub FakeQuantize MinMaxObserver QConfig QuantStub QuantWrapper convert default_observer "
         "default_qconfig default_weight_observer fuse_modules fuse_modules_qat get_default_qat_qconfig "
         "get_default_qconfig prepare prepare_qat quantize quantize_dynamic",

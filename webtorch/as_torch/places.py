@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from webtorch.as_torch.absent import QUANTIZED
+
 # PyTorch's module -> webtorch's modules, in which a name is looked up in this order. A module that is
 # not listed is looked for under the same name.
 SOURCES: dict[str, tuple[str, ...]] = {
@@ -78,6 +80,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._tensor_str": ("webtorch.as_torch.names.tensor_str",),
     "torch.return_types": ("webtorch.as_torch.names.return_types",),
     "torch.serialization": ("webtorch.as_torch.names.serialization",),
+    "torch._weights_only_unpickler": ("webtorch.as_torch.names.unpickler",),
     "torch._VF": ("webtorch", "webtorch.as_torch.names.top"),
     "torch.torch_version": ("webtorch.version",),
     "torch.__config__": ("webtorch.as_torch.names.config",),
@@ -163,6 +166,9 @@ WORDS: dict[str, dict[str, str]] = {
         "_test_autograd_multiple_dispatch": CORE,
         "_test_autograd_multiple_dispatch_view": CORE,
         "_test_check_tensor": CORE,
+        "_torch_docs": CORE,
+        "_empty_affine_quantized": QUANTIZED,
+        "_nested_tensor_from_mask": "Sparse tensors have no jagged layouts",
         "_six": "PyTorch removed it in 1.13 too; its strings and ints are Python's own",
     },
 }

@@ -54,6 +54,7 @@ from webtorch.runtime.meta import COMMON_GPU
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.trace import debug_level
 from webtorch.runtime.watch import watch
+from webtorch.show.theme import framed
 from webtorch.tensors import autocast, override
 from webtorch.tensors.device import get_default_device
 from webtorch.tensors.host import HostScalar, RunAsUsual, tracing
@@ -623,6 +624,19 @@ class CompiledFunction:
         return str(self.__dict__.get("__qualname__", type(self).__qualname__))
 
     # ---- looking inside
+
+    def __repr__(self) -> str:
+        title, count = _title(self.function), sum(map(len, self.captures.values()))
+        if not count:
+            return f"<compiled {title}: no program yet>"
+        programs = "1 program" if count == 1 else f"{count} programs"
+        kernels = len(self.program().routines)
+        latest = "1 kernel" if kernels == 1 else f"{kernels} kernels"
+        return f"<compiled {title}: {programs}, the latest of {latest} on {self._device()}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return the page of the latest program, for a notebook."""
+        return framed(self.graph()) if self.captures else None
 
     def latest(self) -> Capture:
         """Return the capture of the latest signature. Raises RuntimeError before the first call."""

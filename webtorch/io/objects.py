@@ -10,6 +10,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import importlib
+import inspect
 import io
 import pickle
 import sys
@@ -20,6 +21,7 @@ from typing import Any
 from webtorch import nn
 from webtorch.io.pickle_machine import Call, Given, Name, Writer
 from webtorch.nn.parameter import Parameter
+from webtorch.ops.purity import warn
 from webtorch.tensors.tensor import Tensor
 from webtorch.version import PACKAGE
 
@@ -95,6 +97,48 @@ def build(target: object, state: object) -> bool:
     for name, value in (slots or {}).items():
         setattr(target, name, value)
     return True
+
+
+# ---- the source of classes, in files from before PyTorch 1.6
+
+
+class SourceChangeWarning(Warning):
+    """That the source of a class differs from the one in a file."""
+
+
+def _source_of(kind: type[object]) -> str:
+    return "".join(inspect.getsourcelines(kind)[0])
+
+
+def source_of(kind: type[object]) -> tuple[str, str] | None:
+    """Return the file and the source of a user's class of modules; None of other classes, and where there is none."""
+    if not issubclass(kind, nn.Module) or kind.__module__.partition(".")[0] in (PACKAGE, "torch"):
+        return None
+    try:
+        return inspect.getsourcefile(kind) or "", _source_of(kind)
+    except (OSError, TypeError):
+        warn(
+            f"Couldn't retrieve source code for container of type {kind.__name__}. It won't be checked for correctness "
+            "upon loading."
+        )
+        return None
+
+
+def check_source(kind: object, saved: Sequence[object]) -> None:
+    """Warn if the source of a class is not the one that a file has."""
+    if not isinstance(kind, type) or len(saved) != 2:
+        return
+    try:
+        changed = _source_of(kind) != saved[1]
+    except (OSError, TypeError):
+        return
+    if changed:
+        warn(
+            f"source code of class '{kind.__module__}.{kind.__qualname__}' has changed. you can retrieve the original "
+            "source code by accessing the object's source attribute or set `torch.nn.Module.dump_patches = True` and "
+            "use the patch tool to revert the changes.",
+            SourceChangeWarning,
+        )
 
 
 # ---- writing

@@ -51,7 +51,7 @@ def get_crc32_options() -> bool:
 
 
 def set_crc32_options(compute_crc32: bool) -> None:
-    """Let `save` write checksums, or zeros in their place. `load` checks those that there are."""
+    """Let `save` write checksums, or zeros in their place. `load` warns where numbers differ from theirs."""
     chosen.checksums = compute_crc32
 
 

@@ -111,15 +111,14 @@ def summary(found: profile) -> str:
 # ---- the page
 
 
-def save(found: profile, path: Path) -> Path:
-    """Write the page of a profile."""
+def text_of_page(found: profile) -> str:
+    """Return the page of a profile, which needs nothing else."""
     page = resources.files("webtorch.profiler").joinpath("page.html").read_text(encoding="utf-8")
     title = f"webtorch profile: {', '.join(_device_names(found)) or 'nothing ran'}"
     # No text of a kernel or a path may end the script that it stands in.
     data = json.dumps(_data(found), separators=(",", ":")).replace("<", "\\u003c")
     page = page.replace("{{theme}}", style()).replace("{{title}}", escape(title))
-    path.write_text(page.replace("{{data}}", data), encoding="utf-8")
-    return path
+    return page.replace("{{data}}", data)
 
 
 def _device_names(found: profile) -> list[str]:

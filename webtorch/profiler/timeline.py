@@ -33,6 +33,7 @@ from webtorch.profiler.roofline import Cost, Peaks, cost, peaks
 from webtorch.runtime.realize import open_runtimes, runtime_named
 from webtorch.runtime.watch import Run, watch
 from webtorch.scripts import steps
+from webtorch.show.theme import framed
 
 __all__ = [
     "Average",
@@ -385,7 +386,13 @@ class profile:
 
     def save(self, path: str | Path) -> Path:
         """Write a page that needs nothing else: timeline, roofline, kernels with their source."""
-        return report.save(self, Path(path))
+        path = Path(path)
+        path.write_text(report.text_of_page(self), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        """Return that page for a notebook."""
+        return framed(report.text_of_page(self))
 
     def export_chrome_trace(self, path: str | Path) -> None:
         """Write the timeline as a trace for Perfetto (ui.perfetto.dev) or chrome://tracing."""

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import functools
-import mmap
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,12 +46,11 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.runtime.staging import in_huge_pages
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
-# Memory of this size is worth a question to the system.
-_HUGE = 4 << 20
 # So many recorded results are worth a program of their own.
 _TURN = 64
 
@@ -83,28 +79,8 @@ def host_address(x: torch.Tensor) -> int:
 
 def host_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised CPU tensor, whatever the default device is."""
-    made = torch.empty(shape, dtype=dtype, device="cpu")
-    size = made.numel() * made.element_size()
-    if size >= _HUGE:
-        _in_huge_pages(made.data_ptr(), size)
+    made: torch.Tensor = in_huge_pages(torch.empty(shape, dtype=dtype, device="cpu"))
     return made
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], object] | None:
-    if sys.platform != "linux":
-        return None
-    found = ctypes.CDLL(None).madvise
-    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return found
-
-
-def _in_huge_pages(address: int, size: int) -> None:
-    """Ask the system for large pages, as NumPy does: a page fault for every 4 KiB takes longer than the copy."""
-    advise = _madvise()
-    if advise is not None:
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        advise(start, address + size - start, mmap.MADV_HUGEPAGE)
 
 
 def upload(x: torch.Tensor, dtype: DType) -> Tensor:
@@ -157,11 +133,11 @@ def _is_raw(x: torch.Tensor) -> bool:
     return kind is not dtypes.uint8 and x.numel() == memory.nbytes
 
 
-# Copies within the device to a part of a tensor's memory, and those to new memory.
-_parts, _casts = Kinds(), Kinds()
+# Copies within the device to a part of a tensor's memory, of a part to all of a memory, and those to new memory.
+_parts, _wholes, _casts = Kinds(), Kinds(), Kinds()
 
 
-def _overwritten(values: Any, options: object) -> Lain:
+def overwritten(values: Any, options: object) -> Lain:
     """Return all of a memory after a copy to the first tensor, which is a part of it; nothing is written."""
     target, given = values
     if given.dtype is not target.dtype:
@@ -177,17 +153,36 @@ def _overwritten(values: Any, options: object) -> Lain:
     return Lain(flat(made), (made.elements,), (1,), False)
 
 
+def _copy_for(dst: torch.Tensor) -> Callable[[Any, object], Lain]:
+    """Return what makes all of a memory of a part of another."""
+    kind, shape = TO_WEBTORCH[dst.dtype], tuple(dst.shape)
+
+    def call(values: Any, options: object) -> Lain:
+        """Return the copy as it is to lie."""
+        (found,) = values
+        if found.dtype is not kind:
+            found = cast(found, kind)
+        return lie(found if found._shape == shape else found.expand(shape), False)
+
+    return call
+
+
 def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Copy between devices, or within this one, converting and broadcasting to `dst`."""
     interrupt.check()
     if src.device.type == dst.device.type and not (src.is_neg() or dst.is_neg()):
         nodes: list[Node] = []
-        plan = _parts.find((dst, src), {}, nodes, [], dst, inplace=True)
+        if is_whole(dst):
+            plan = None if is_whole(src) else _wholes.find((src,), {}, nodes, [], dst)
+            if type(plan) is tuple:
+                _wholes.watch(plan, _copy_for(dst), (wrap(src),), {}, nodes, ())
+        else:
+            plan = _parts.find((dst, src), {}, nodes, [], dst, inplace=True)
+            if type(plan) is tuple and dst.numel():
+                _parts.watch(plan, overwritten, (wrap(dst), wrap(src)), {}, nodes, ())
         if type(plan) is Plan:
             plan.write(dst, nodes, (), user_line())
             return dst
-        if type(plan) is tuple and not is_whole(dst) and dst.numel():
-            _parts.watch(plan, _overwritten, (wrap(dst), wrap(src)), {}, nodes, ())
     if dst.device.type == "webgpu":
         target = memory_of(dst)
         if src.device.type == "webgpu":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import threading
 import time
 import warnings
@@ -18,6 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,8 +25,14 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
+from webtorch.functions.joining import cat
+from webtorch.ir.graph import Node
+from webtorch.ir.lines import user_line
 from webtorch.pytorch import interrupt, sharding
 from webtorch.pytorch.copying import begin_download, host_tensor, overwrite
+from webtorch.pytorch.device import Lain, is_whole, lie, made_of, store, wrap
+from webtorch.pytorch.known import Kinds, Plan
+from webtorch.runtime.staging import HostMemory
 from webtorch_autoload.device import NAME, hide, libraries
 
 # Messages from one process to another, which Gloo tells apart by their tags: they keep no order with collectives.
@@ -98,35 +104,6 @@ class _Operator:
 # A sum of this size is cut into parts, which travel side by side.
 _PART = 1 << 20
 _MOST_PARTS = 8
-# Bytes of the host's memory that a group keeps for the next tensors: new memory costs a page fault for every 4 KiB.
-_KEPT = 512 << 20
-
-
-class _HostMemory:
-    """Memory of the host that tensors are read into, kept for the next of their size."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[torch.Tensor]] = {}
-        self._size = 0
-        self._lock = threading.Lock()
-
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor."""
-        size = math.prod(shape) * dtype.itemsize
-        with self._lock:
-            free = self._free.get(size)
-            if free:
-                self._size -= size
-                return free.pop().view(dtype).view(shape)
-        return host_tensor((size,), torch.uint8).view(dtype).view(shape)
-
-    def keep(self, x: torch.Tensor) -> None:
-        """Take back a tensor that nobody uses any more."""
-        size = x.numel() * x.element_size()
-        with self._lock:
-            if size and self._size + size <= _KEPT:
-                self._size += size
-                self._free.setdefault(size, []).append(x.view(-1).view(torch.uint8))
 
 
 class _Lane:
@@ -137,7 +114,7 @@ class _Lane:
 
     def __init__(self, group: c10d.ProcessGroup) -> None:
         self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
-        self.memory = _HostMemory()
+        self.memory = HostMemory(lambda size: host_tensor((size,), torch.uint8))
         self.collectives, self.results, self.messages = (
             ThreadPoolExecutor(1, thread_name_prefix=f"webtorch-{kind}-{self.name}")
             for kind in ("collectives", "results", "messages")
@@ -483,6 +460,86 @@ _MOST_OPEN = 1024
 _numbers: collections.deque[_Work] = collections.deque(maxlen=16)
 
 
+class _Packing:
+    """Tensors of one type and these shapes, one after the other in one: each way is one call, known by its kind."""
+
+    def __init__(self) -> None:
+        self.joins, self.parts = Kinds(), Kinds()
+
+    def pack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return all in one."""
+        nodes: list[Node] = []
+        plan = self.joins.find(tensors, {}, nodes, [])
+        if type(plan) is Plan:
+            joined: torch.Tensor = plan.tensors(nodes, (), user_line())
+            return joined
+
+        def call(values: Sequence[Any], options: object) -> Lain:
+            """Return all in one, as it is to lie."""
+            return lie(cat([x.reshape((-1,)) for x in values]), True)
+
+        values = [wrap(x) for x in tensors]
+        if type(plan) is tuple:
+            return made_of(self.joins.watch(plan, call, values, {}, nodes, ()))
+        return made_of(call(values, {}))
+
+    def unpack(self, flat: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        """Overwrite each with its part."""
+        nodes: list[Node] = []
+        whole = all(map(is_whole, tensors))
+        plan = self.parts.find((flat,), {}, nodes, []) if whole else None
+        if type(plan) is Plan:
+            plan.write_all(tensors, nodes, (), user_line())
+            return
+
+        def call(values: Sequence[Any], options: object) -> tuple[Lain, ...]:
+            """Return the parts as they are to lie."""
+            given = values[0].split([x.numel() for x in tensors])
+            return tuple([lie(v.reshape(tuple(x.shape)), False) for v, x in zip(given, tensors)])
+
+        if type(plan) is tuple:
+            made = self.parts.watch(plan, call, [wrap(flat)], {}, nodes, ())
+        else:
+            made = call([wrap(flat)], {})
+        for x, part in zip(tensors, made, strict=True):
+            store(x, part.tensor, True)
+
+
+# By the type and the shapes of the tensors.
+_packings: dict[object, _Packing] = {}
+
+
+def _broadcast_coalesced(
+    original: Callable[..., None],
+    group: c10d.ProcessGroup,
+    tensors: Sequence[torch.Tensor],
+    size: int,
+    rank: int = 0,
+) -> None:
+    """Let tensors of each process become those of one, as many at a time as `size` bytes hold. PyTorch copies each by
+    itself, and waits for all.
+    """
+    if not all(x.device.type == NAME and x.layout is torch.strided for x in tensors):
+        original(group, tensors, size, rank)
+        return
+    options, sent = c10d.BroadcastOptions(), []
+    options.rootRank = rank
+    for numbers in c10d._compute_bucket_assignment_by_size(list(tensors), [size])[0]:
+        some = [tensors[n].detach() for n in numbers]
+        kind = some[0].dtype, tuple([x.shape for x in some])
+        packing = _packings.setdefault(kind, _Packing())
+        if group.rank() == rank:
+            flat = packing.pack(some)
+        else:
+            flat = torch.empty(sum(x.numel() for x in some), dtype=kind[0], device=some[0].device)
+        sent.append((group.broadcast([flat], options), packing, flat, some))
+    for work, packing, flat, some in sent:
+        work.wait()
+        if group.rank() != rank:
+            packing.unpack(flat, some)
+            torch.autograd.graph.increment_version(some)
+
+
 def _kernel(operator: _Operator) -> Callable[..., Any]:
     """Return the kernel of a collective for tensors on the device."""
 
@@ -510,6 +567,8 @@ def _kernel(operator: _Operator) -> Callable[..., Any]:
 
 def register() -> None:
     """Register the collectives."""
+    module: Any = torch.distributed
+    module._broadcast_coalesced = partial(_broadcast_coalesced, module._broadcast_coalesced)
     library = torch.library.Library("c10d", "IMPL")
     libraries.append(library)
     with warnings.catch_warnings():

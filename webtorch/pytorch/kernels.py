@@ -24,7 +24,7 @@ from webtorch.ops.primitive import fill
 from webtorch.ops.purity import looks
 from webtorch.ops.record import TABLE, Elementwise
 from webtorch.pytorch import device
-from webtorch.pytorch.copying import upload
+from webtorch.pytorch.copying import overwritten, upload
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -339,8 +339,17 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
         (target,) = outs
         typed = known.out == "into"
         inplace = overlap in ("whole", "first")
-        kinds = Kinds(free)
+        kinds, parts = Kinds(free), Kinds(free)
         apart = inplace or overlap == "any"
+
+        def partly(values: Any, options: object) -> Lain | Tensor:
+            """Return all of a memory of which the first tensor is overwritten."""
+            part, *given = values
+            result = function(*given)
+            if result.dtype is not part.dtype or result._shape != part._shape:
+                looks()
+                return result
+            return overwritten((part, result), {})
 
         def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
             """Run the operator, and write its result to `out`, resized if need be."""
@@ -353,7 +362,17 @@ def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
             if type(plan) is Plan:
                 plan.write(out, nodes, numbers, user_line())
                 return out
+            key = None
+            if plan is None and not kwargs and out.numel() and not is_whole(out):
+                numbers = []
+                key = parts.find((out, *args), {}, nodes := [], numbers, out, True)
+                if type(key) is Plan:
+                    key.write(out, nodes, numbers, user_line())
+                    return out
             values = [operand(a, name) for a in args]
+            if type(key) is tuple:
+                given = (wrap(out), *values)
+                parts.watch(key, partly, given, {}, nodes, numbers)
             if overlap != "any":
                 # In place, the tensor that is written is the first argument as well.
                 rest = 1 if inplace and args and args[0] is out else 0

@@ -150,10 +150,21 @@ class Plan:
         line: object,
     ) -> None:
         """Record a call, and overwrite a tensor with each of its results."""
-        for out, place, node in zip(
-            outs, self.places, self._all(nodes, numbers, line), strict=True
-        ):
+        made = self._all(nodes, numbers, line) if numbers else self._results(nodes, line)
+        for out, place, node in zip(outs, self.places, made, strict=True):
             self._put(out, node, place)
+
+    def _results(self, nodes: list[Node], line: object) -> list[Node]:
+        """Record a call with its own numbers, and return the nodes that stand for its results."""
+        leaves = tuple(nodes) if self.is_straight else self._sources(nodes)
+        results: list[weakref.ref[Node]] = []
+        made = []
+        for place in self.places:
+            attrs = (*place.attrs[:2], results)
+            node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
+            results.append(weakref.ref(node))
+            made.append(node)
+        return made
 
     def _all(self, nodes: list[Node], numbers: Sequence[float], line: object) -> list[Node]:
         """Record each operation of a call, with its numbers, and return the nodes of the results."""
@@ -231,17 +242,7 @@ class Plan:
             place = self.place
             return place.tensor(Storage(self.node(nodes, numbers, line), home, place.elements))
         places = self.places
-        if numbers:
-            made = self._all(nodes, numbers, line)
-        else:
-            leaves = tuple(nodes) if self.is_straight else self._sources(nodes)
-            results: list[weakref.ref[Node]] = []
-            made = []
-            for place in places:
-                attrs = (*place.attrs[:2], results)
-                node = Node("call", leaves, attrs, (), place.shape, place.kind, line, attrs[0])
-                results.append(weakref.ref(node))
-                made.append(node)
+        made = self._all(nodes, numbers, line) if numbers else self._results(nodes, line)
         if outs:
             new = len(made) - len(outs)
             for out, place, node in zip(outs, places[new:], made[new:], strict=True):

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
+from webtorch.ir.graph import Node
 from webtorch.runtime.backend import Backend
 
 # Recorded but unrealized results are bounded: at this number they are computed.
 MAX_PENDING = 8192
+# Once that has happened, they are computed at the same place of the program when there are so many.
+_SOME = 1024
+# So many places are kept, and each is told by so many calls.
+_PLACES = 16
+_CONTEXT = 8
+# As many calls are never recorded.
+_NEVER = 1 << 40
 # Where a thread waits each time for what it has recorded, the results of so many calls are computed ahead...
 _AHEAD = 48
 # ... once it has waited so often for at least so many and all was known, and never recorded so many without waiting.
@@ -29,6 +38,31 @@ class Counters:
     misses: int = 0
 
 
+class _Owner(Protocol):
+    """What has a value that is pending."""
+
+    node: Node
+
+
+def _mark(node: Node) -> object:
+    """Return what tells a call from most others of a loop."""
+    return node.kind, id(node.form), node.line, node.shape
+
+
+def _context(node: Node) -> tuple[object, ...]:
+    """Return what tells it from the others: what it was computed from, a layer from the next by its weights."""
+    found: list[object] = []
+    waiting = [node]
+    for n in waiting:
+        for s in n.srcs:
+            if s.kind == "buffer":
+                found.append(id(s))
+            elif len(waiting) < _CONTEXT:
+                waiting.append(s)
+                found.append(_mark(s))
+    return tuple(found)
+
+
 class Ahead:
     """Decides when a device that computes by itself begins with what is pending.
 
@@ -41,8 +75,14 @@ class Ahead:
         self.backend, self.counters = backend, counters
         # With the results of how many calls it begins, and how many have been recorded since it last did. Numbers of
         # pending results would be others while calls are learned, and so would all programs after them.
-        self.most = MAX_PENDING
+        self.most = _NEVER
         self.calls = 0
+        # From how many pending results on each further one is looked at, and where too many were met: a loop that never
+        # reads has the same programs only if they begin and end at the same places of it.
+        self.bound = MAX_PENDING
+        # Whether it is computed for that, and not since something looks at it.
+        self.full = False
+        self._places: dict[object, tuple[object, ...]] = {}
         self._waited, self._missed = backend.waited, counters.misses
         self._count = self._times = 0
         self._after, self._news = _AHEAD_AFTER, _NEWS
@@ -56,9 +96,23 @@ class Ahead:
                 self._turn(self.counters.misses)
             self._count = 0
         elif self._count >= _FAR:
-            self._times, self.most = 0, MAX_PENDING
+            self._times, self.most = 0, _NEVER
         self._count += count
         self.calls = 0
+
+    def is_full(self, owner: _Owner, count: int) -> bool:
+        """Whether the `count` results that are pending are to be computed now, `owner` being the last of them."""
+        mark = _mark(owner.node)
+        full = count > MAX_PENDING
+        before = self._places.get(mark)
+        if before is None and not full:
+            return False
+        context = _context(owner.node)
+        if full:
+            self.bound, self._places[mark] = _SOME, context
+            if len(self._places) > _PLACES:
+                del self._places[next(iter(self._places))]
+        return full or before == context
 
     def divide(self) -> None:
         """Note that something was computed in parts of its own, since its sizes change."""
@@ -67,7 +121,7 @@ class Ahead:
     def _turn(self, missed: int) -> None:
         """Note that a thread has waited for much, and how many programs were compiled so far."""
         new, self._missed = missed != self._missed, missed
-        if self.most == MAX_PENDING:
+        if self.most == _NEVER:
             self._times = 0 if new else self._times + 1
             if self._times >= self._after:
                 self.most, self._news = _AHEAD, _NEWS
@@ -75,4 +129,4 @@ class Ahead:
             self._news -= 1
             if not self._news:
                 # Sizes that change, as of a growing cache, would make all parts anew.
-                self._times, self.most, self._after = 0, MAX_PENDING, _LONGER * self._after
+                self._times, self.most, self._after = 0, _NEVER, _LONGER * self._after

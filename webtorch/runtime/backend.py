@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from webtorch.ir.dtype import ALL, COMPLEX, DType
@@ -59,6 +60,13 @@ class Executable(Protocol):
         values.
         """
         ...
+
+
+class Sent(Protocol):
+    """What tells how far a device is with what runs together."""
+
+    # How many programs it has been given.
+    sent: int
 
 
 class Singles(NamedTuple):
@@ -130,6 +138,12 @@ class Backend(Protocol):
         """Make a program ready: compile its kernels (cached by source).
 
         `varying` programs differ from others in their sizes: their kernels take them as arguments.
+        """
+        ...
+
+    def together(self) -> AbstractContextManager[Sent | None]:
+        """Let the programs that run within be given to the device in few pieces, where each run costs a submission;
+        what ran before a failure is given to it too. None where each is run at once.
         """
         ...
 

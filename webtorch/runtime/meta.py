@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -61,6 +62,10 @@ class _MetaBackend:
     def description(self) -> str:
         """Return the device's name."""
         return "no device"
+
+    def together(self) -> AbstractContextManager[None]:
+        """Run each program at once."""
+        return nullcontext()
 
     def allocate(self, dtype: DType, elements: int) -> _Nothing:
         """Return memory that is nothing."""

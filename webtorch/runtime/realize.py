@@ -24,8 +24,8 @@ from webtorch.ir.garbage import not_collecting
 from webtorch.ir.graph import Form, Graph, Node
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import kept
-from webtorch.runtime.ahead import MAX_PENDING, Ahead, Counters
-from webtorch.runtime.backend import Backend, Executable
+from webtorch.runtime.ahead import Ahead, Counters
+from webtorch.runtime.backend import Backend, Executable, Sent
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
 from webtorch.runtime.compilations import Compilation, note
@@ -194,7 +194,14 @@ class Runtime:
             return
         pending = self.pending
         pending.append(weakref.ref(owner))
-        if len(pending) > MAX_PENDING or (self.lent and _reads_lent(owner.node)):
+        ahead = self.ahead
+        if len(pending) > ahead.bound and ahead.is_full(owner, len(pending)):
+            ahead.full = True
+            try:
+                self.realize()
+            finally:
+                ahead.full = False
+        elif self.lent and _reads_lent(owner.node):
             self.realize()
 
     def settle(self, owner: Owner) -> None:
@@ -616,18 +623,21 @@ class Runtime:
         """
         known.times[known.number] = known.times.get(known.number, 0) + 1
         inputs, done = len(values), 0
+        sent: Sent | None = None
         with whole:
             try:
-                for part, gone in known.parts:
-                    executable = part.executable()
-                    assert executable is not None
-                    self._count(executable, None)
-                    given = [values[i] for i in part.order or ()]
-                    values += executable.run(given, part.numbers(args))
-                    for i in gone:
-                        values[i] = None
-                    done += 1
+                with self.backend.together() as sent:
+                    for part, gone in known.parts:
+                        executable = part.executable()
+                        assert executable is not None
+                        self._count(executable, None)
+                        given = [values[i] for i in part.order or ()]
+                        values += executable.run(given, part.numbers(args))
+                        for i in gone:
+                            values[i] = None
+                        done += 1
             except BaseException:
+                done = done if sent is None else min(done, sent.sent)
                 self._settle_parts(owners, known.cut.parts[:done], values[inputs:])
                 raise
             for owner, place in zip(owners, known.results, strict=True):

@@ -128,6 +128,8 @@ class Follower:
         self.stray = 0
         # What was computed since the run began: None where that was no whole program.
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
+        # Whether the last of them was computed since there was too much of it.
+        self.full = False
         # How often programs have run, by id, and how often they must before calls are looked at (again).
         self.seen: dict[int, int] = {}
         self.needed: dict[int, int] = {}
@@ -161,10 +163,16 @@ class Follower:
         if self.on:
             whole_program = frozen is not None and executable is not None
             self.computed.append((runtime, frozen, executable) if whole_program else None)  # type: ignore[arg-type]
+            self.full = runtime.ahead.full
             self.tried.add(number)
             if not self.depth:
                 self.read()
-        elif frozen is not None and len(frozen.order) >= _FEWEST and runtime.debug < 4:
+        elif (
+            frozen is not None
+            and len(frozen.order) >= _FEWEST
+            and runtime.debug < 4
+            and not runtime.ahead.full
+        ):
             count = self.seen[number] = self.seen.get(number, 0) + 1
             self.pause -= 1
             self.hold -= 1
@@ -935,6 +943,8 @@ class Follower:
             return out
         try:
             if self.computed and note.step.kind != "step":
+                if self.full:
+                    raise Refused("too much is pending without a read")
                 if not any(t._requires_grad for t in tensors_in((out,))):
                     self.lookers.setdefault(callee, set()).add(note.step.line)
                 raise Refused("it looks at values")

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from html import escape
 from importlib import resources
 
-__all__ = ["style"]
+__all__ = ["framed", "style"]
 
 
 def style(own: str = "") -> str:
     """Return the text of a style sheet: theme.css, then the page's own rules, which may override it."""
     return resources.files("webtorch.show").joinpath("theme.css").read_text(encoding="utf-8") + own
+
+
+def framed(page: str, height: int = 600) -> str:
+    """Return a page as a part of a notebook, `height` pixels high."""
+    return (
+        f'<iframe srcdoc="{escape(page)}" sandbox="allow-scripts" '
+        f'style="width:100%;height:{height}px;border:0"></iframe>'
+    )

@@ -28,7 +28,7 @@ from webtorch.ir.dtype import (
     bool_,
     uint8,
 )
-from webtorch.ir.view import numel
+from webtorch.ir.view import is_contiguous, memory_order, numel
 from webtorch.ops import primitive
 from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
@@ -82,6 +82,10 @@ def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tenso
                 "t.resize_(0)."
             )
         out.resize_(result._shape)
+        strides = result._strides
+        if out._whole and strides != out._strides and memory_order(out._shape, strides) is not None:
+            # It lies in memory as the result does.
+            out._strides, out._whole = strides, is_contiguous(out._shape, strides)
     return primitive.write(out, primitive.cast_to(result, out.dtype), fresh=False)
 
 

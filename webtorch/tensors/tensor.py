@@ -573,7 +573,12 @@ class Tensor(TensorBase):
         )
 
     async def _contents_async(self) -> bytes | bytearray | memoryview:
-        return await self._arriving() if numel(self._shape) else b""
+        if not numel(self._shape):
+            return b""
+        coming = self._arriving()
+        backend = self._storage.runtime.backend
+        backend.waited += backend.limits.is_gpu
+        return await coming
 
     def _arriving(
         self, into: memoryview | None = None

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 
 from webtorch.errors import DTypeError
-from webtorch.ir.dtype import DType, int64
+from webtorch.ir.dtype import DType, complex32, int64
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel, overlaps
 from webtorch.ops import primitive
+from webtorch.ops.purity import warn_once
 from webtorch.tensors.batching import Levels, levels_of, logical, physical, sizes_of, unbatch
 from webtorch.tensors.made_by import made_in_mode
 from webtorch.tensors.modes import mode
@@ -262,6 +263,8 @@ def paired(x: Tensor) -> Tensor:
         x = primitive.copy(x)
     strides = tuple([st // 2 for st in x._strides[:-1]])
     dtype = x.dtype.to_complex()
+    if dtype is complex32:
+        warn_once("ComplexHalf support is experimental and many operators don't support it yet.")
     return as_view(x, x._shape[:-1], strides, x._offset // 2, pairs, (), "ViewAsComplex", dtype)
 
 

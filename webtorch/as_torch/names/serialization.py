@@ -8,11 +8,13 @@ import zipfile
 from types import TracebackType
 from typing import Any
 
+from webtorch.as_torch.names import unpickler
 from webtorch.io import options, pytorch_file
 from webtorch.io.checkpoint import MapLocation as MAP_LOCATION
 from webtorch.io.checkpoint import load as load
 from webtorch.io.checkpoint import save as save
 from webtorch.io.objects import (
+    SourceChangeWarning,
     add_safe_globals,
     clear_safe_globals,
     get_safe_globals,
@@ -52,10 +54,6 @@ __all__ = [
 _serialization_tls = options.of_thread
 
 
-class SourceChangeWarning(Warning):
-    """That the source of a class differs from the one in a file."""
-
-
 def _is_zipfile(f: Any) -> bool:
     """Whether a file has the first bytes of a zip archive from its position on, which stays."""
     start = f.tell()
@@ -70,7 +68,7 @@ def get_unsafe_globals_in_checkpoint(f: Any) -> list[str]:
         data = memoryview(stream.read())
     if bytes(data[:4]) != pytorch_file.ZIP:
         raise ValueError("Expected input to be a checkpoint returned by torch.save")
-    return pytorch_file.names_in(data, str(f))
+    return pytorch_file.names_in(data, str(f), unpickler._get_allowed_globals())
 
 
 class _open_file_like:

@@ -7,6 +7,7 @@ A processor has done its work when `run` returns, so nothing waits and reads are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -52,6 +53,10 @@ class ProcessorBackend:
         self.index = index
         self.memory = memory
         self.failure: IndexOutOfRangeError | DeviceCheckError | None = None
+
+    def together(self) -> AbstractContextManager[None]:
+        """Run each program at once."""
+        return nullcontext()
 
     def download(
         self,

@@ -8,6 +8,7 @@ memory      pooled device memory with its own accounting
 transfer    bytes as PyTorch sees them <-> bytes as the device holds them
 pipeline    shader modules and compute pipelines, cached
 executable  a compiled program and its replay loop
+encoding    the command buffer that programs are encoded into
 browser     the binding for Python in a page: the browser's own WebGPU
 device      the `Backend`: everything above behind one lock
 

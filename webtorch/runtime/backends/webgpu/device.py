@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ from webtorch.runtime.backends.webgpu.adapter import (
     quiet_loader,
 )
 from webtorch.runtime.backends.webgpu.binding import Adapter, Device
+from webtorch.runtime.backends.webgpu.encoding import Encoding
 from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
 from webtorch.runtime.backends.webgpu.loop import MachineLoop, machine_loop
 from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, Pool
@@ -183,6 +185,7 @@ class WebGPUBackend:
         self.checks: dict[WebGPUExecutable, None] = {}
         self.submits = 0
         self.waited = 0
+        self.encoding = Encoding(self)
         self._rendered: OrderedDict[Routine, Sequence[WgslPass]] = OrderedDict()
         # Kernels that were measured on this adapter (tuner.py); the limits show them to the renderer.
         self.tuned: dict[str, tuple[int, ...]] = {}
@@ -297,6 +300,12 @@ class WebGPUBackend:
             for routine in least_wide(program).routines:
                 for part in self.render(routine, varying=True):
                     self.pipelines.family(part)
+
+    @contextmanager
+    def together(self) -> Iterator[Encoding]:
+        """Submit the programs that run within in few pieces, or on failure those that ran."""
+        with self.lock, self.encoding.together():
+            yield self.encoding
 
     # -- memory
 
@@ -480,7 +489,6 @@ class WebGPUBackend:
         The contents are those at the time of this call, whatever runs before it is awaited.
         """
         mine = self._own(buffer)
-        self.waited += self.limits.is_gpu
         read = _Read(mine.stored, mine.elements, mine.nbytes, into)
         if self.native.engine == "browser":
             # There are no threads, and a submission does not block.
@@ -517,6 +525,7 @@ class WebGPUBackend:
     def _start(self, buffer: DeviceBuffer | None, read: _Read) -> None:
         """Submit the copy of a read into staging memory, with the status words of the programs that may have failed."""
         native = self.native
+        self.encoding.send()
         read.checked = list(self.checks)
         data = (read.nbytes + 7) & ~7
         total = data + 8 * len(read.checked)

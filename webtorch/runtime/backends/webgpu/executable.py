@@ -22,9 +22,10 @@ from webtorch.ir.program import Dispatch, Program
 from webtorch.lower.layout import Move, Pass, Rendered, aligned, lay_out
 from webtorch.lower.widening import Needs, Widths, held_by, widen
 from webtorch.runtime.backend import Buffer
+from webtorch.runtime.backends.webgpu.encoding import CopyRow, encode_pass
 from webtorch.runtime.backends.webgpu.loop import Row
 from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer
-from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Native, Pointer
+from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Pointer
 from webtorch.runtime.backends.webgpu.pipeline import Pipeline
 from webtorch.runtime.backends.webgpu.timestamps import run_timed
 from webtorch.runtime.backends.webgpu.transfer import argument_value
@@ -76,16 +77,12 @@ class _Dispatch:
         self.groups: OrderedDict[tuple[int, ...], Owned] = OrderedDict()
 
 
-# What the replay loop walks are rows of one pass, or copies as (source, target, bytes).
-_CopyRow = tuple[Pointer, Pointer, int]
-
-
 class _Plan:
     """The encoded form of a program for one set of memory, and the bind groups that it keeps alive."""
 
     __slots__ = ("keep", "replay", "runs", "segments", "tables")
 
-    def __init__(self, segments: list[tuple[list[Row], list[_CopyRow]]], keep: list[Owned]) -> None:
+    def __init__(self, segments: list[tuple[list[Row], list[CopyRow]]], keep: list[Owned]) -> None:
         self.segments = segments
         self.keep = keep
         self.runs = 0
@@ -298,6 +295,9 @@ class WebGPUExecutable:
                     device.bindings.hits += 1
                 if packed != self._packed:
                     assert self._uniform is not None
+                    if device.encoding.holds(self):
+                        # What is written comes before all that is submitted after it.
+                        device.encoding.send()
                     device.write(self._uniform.pointer, packed)
                     self._packed = packed
                 self._encode(plan)
@@ -344,7 +344,7 @@ class WebGPUExecutable:
     def _plan(self, key: tuple[int, ...], blocks: list[Block]) -> _Plan:
         """Make the bind groups for this memory, and remember them."""
         device = self._device
-        segments: list[tuple[list[Row], list[_CopyRow]]] = [([], [])]
+        segments: list[tuple[list[Row], list[CopyRow]]] = [([], [])]
         keep: list[Owned] = []
         last: Pointer = None
         device.native.capture()
@@ -424,13 +424,13 @@ class WebGPUExecutable:
         return group
 
     def _encode(self, plan: _Plan) -> None:
-        listener = watch.listener
-        if listener is not None:
-            run_timed(self, plan, listener)
-            return
         device = self._device
         native = device.native
-        null = native.null
+        listener = watch.listener
+        if listener is not None:
+            device.encoding.send()
+            run_timed(self, plan, listener)
+            return
         if native.replays:
             if plan.replay is None:
                 made = native.plan(plan.segments)
@@ -444,24 +444,7 @@ class WebGPUExecutable:
             loop = device.machine_loop
             if loop is not None and plan.tables is None:
                 plan.tables = [loop.table(rows) for rows, _ in plan.segments]
-        native.capture()
-        try:
-            encoder = native.create_encoder()
-            for number, (rows, copies) in enumerate(plan.segments):
-                if rows:
-                    part = native.begin_pass(encoder, null)
-                    if loop is None or plan.tables is None:
-                        _encode_rows(native, part, rows)
-                    else:
-                        loop.encode(part, plan.tables[number])
-                    native.end_pass(part)
-                    native.release_pass(part)
-                for source, target, nbytes in copies:
-                    native.copy(encoder, source, 0, target, 0, nbytes)
-            commands = native.finish(encoder)
-        finally:
-            problem = native.captured()
-        device.submit(commands, problem, "run")
+        device.encoding.add(self, plan.segments, loop, plan.tables)
 
     def forget_memory(self) -> None:
         """Drop the bind groups, which keep memory alive."""
@@ -471,21 +454,6 @@ class WebGPUExecutable:
                 step.groups.clear()
 
 
-def _encode_rows(native: Native, part: Pointer, rows: list[Row]) -> None:
-    """Encode the dispatches of a pass."""
-    set_pipeline, set_bind_group, dispatch, null = (
-        native.set_pipeline,
-        native.set_bind_group,
-        native.dispatch,
-        native.null,
-    )
-    for pipeline, group, x, y, z in rows:
-        if pipeline is not None:
-            set_pipeline(part, pipeline)
-        set_bind_group(part, 0, group, 0, null)
-        dispatch(part, x, y, z)
-
-
 def encode_rows(device: WebGPUBackend, rows: list[Row], doing: str) -> None:
     """Encode and submit dispatches of one pass, once. Needs the device's lock."""
     native = device.native
@@ -493,7 +461,7 @@ def encode_rows(device: WebGPUBackend, rows: list[Row], doing: str) -> None:
     try:
         encoder = native.create_encoder()
         part = native.begin_pass(encoder, native.null)
-        _encode_rows(native, part, rows)
+        encode_pass(native, part, rows)
         native.end_pass(part)
         native.release_pass(part)
         commands = native.finish(encoder)

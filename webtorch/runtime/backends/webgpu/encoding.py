@@ -1,0 +1,153 @@
+"""What programs are encoded into: a command buffer each, or one for several. Imports this package's `native`."""
+
+from __future__ import annotations
+
+import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from webtorch.runtime.backends.webgpu.loop import MachineLoop, Row
+from webtorch.runtime.backends.webgpu.native import Native, Pointer
+
+if TYPE_CHECKING:
+    from webtorch.runtime.backends.webgpu.device import WebGPUBackend
+
+# Copies as (source, target, bytes).
+CopyRow = tuple[Pointer, Pointer, int]
+# What is encoded together is submitted from so many dispatches on, so that the device begins.
+_MOST_ROWS = 256
+
+
+class Encoding:
+    """The commands of one device that are not submitted yet. Needs the device's lock."""
+
+    __slots__ = ("_commands", "_device", "_encoder", "_open", "_part", "_rows", "_waiting", "sent")
+
+    def __init__(self, device: WebGPUBackend) -> None:
+        self._device = device
+        # Whether the next program joins the last one.
+        self._open = False
+        self._encoder: Pointer = None
+        # The compute pass that is open.
+        self._part: Pointer = None
+        self._rows = 0
+        # The programs whose commands wait. Their arguments are not to be overwritten.
+        self._waiting: list[object] = []
+        # How many programs were submitted since they are encoded together.
+        self.sent = 0
+
+    @contextmanager
+    def together(self) -> Iterator[Encoding]:
+        """Submit programs that run within as few command buffers. What was encoded is submitted in any case."""
+        self._open, self.sent = True, 0
+        try:
+            yield self
+        finally:
+            self._open = False
+            self.send()
+
+    def holds(self, program: object) -> bool:
+        """Whether commands of a program wait."""
+        return program in self._waiting
+
+    def add(
+        self,
+        program: object,
+        segments: Sequence[tuple[list[Row], list[CopyRow]]],
+        loop: MachineLoop | None,
+        tables: Sequence[array.array[int]] | None,
+    ) -> None:
+        """Encode a program's segments, and submit them unless more is to come."""
+        native = self._device.native
+        native.capture()
+        done = False
+        try:
+            if self._encoder is None:
+                self._encoder = native.create_encoder()
+            for number, (rows, copies) in enumerate(segments):
+                if rows:
+                    if self._part is None:
+                        self._part = native.begin_pass(self._encoder, native.null)
+                    if loop is None or tables is None:
+                        encode_pass(native, self._part, rows)
+                    else:
+                        loop.encode(self._part, tables[number])
+                    self._rows += len(rows)
+                if copies:
+                    self._end_pass()
+                    for source, target, nbytes in copies:
+                        native.copy(self._encoder, source, 0, target, 0, nbytes)
+            self._waiting.append(program)
+            commands = None
+            if not self._open or self._rows >= _MOST_ROWS:
+                commands = self._finish()
+            done = True
+        finally:
+            problem = native.captured()
+            if not done:
+                # Stopped on the way: half of a program must not run.
+                self._drop()
+        if commands is not None:
+            self._submit(commands, problem)
+        elif problem is not None:
+            self._drop()
+            raise self._device.error(problem, "run")
+
+    def send(self) -> None:
+        """Submit what waits."""
+        if self._encoder is None:
+            return
+        native = self._device.native
+        native.capture()
+        try:
+            commands = self._finish()
+        finally:
+            problem = native.captured()
+        self._submit(commands, problem)
+
+    def _submit(self, commands: Pointer, problem: tuple[str, str] | None) -> None:
+        count = len(self._waiting)
+        self._waiting.clear()
+        self._device.submit(commands, problem, "run")
+        self.sent += count
+
+    def _end_pass(self) -> None:
+        part, self._part = self._part, None
+        if part is not None:
+            native = self._device.native
+            native.end_pass(part)
+            native.release_pass(part)
+
+    def _finish(self) -> Pointer:
+        """Finish the commands, and begin with none."""
+        self._end_pass()
+        encoder, self._encoder, self._rows = self._encoder, None, 0
+        return self._device.native.finish(encoder)
+
+    def _drop(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+        if self._encoder is None:
+            return
+        native = self._device.native
+        native.capture()
+        try:
+            native.drop(self._finish())
+        finally:
+            native.captured()
+
+
+def encode_pass(native: Native, part: Pointer, rows: Sequence[Row]) -> None:
+    """Encode the dispatches of a pass."""
+    set_pipeline, set_bind_group, dispatch, null = (
+        native.set_pipeline,
+        native.set_bind_group,
+        native.dispatch,
+        native.null,
+    )
+    for pipeline, group, x, y, z in rows:
+        if pipeline is not None:
+            set_pipeline(part, pipeline)
+        set_bind_group(part, 0, group, 0, null)
+        dispatch(part, x, y, z)
