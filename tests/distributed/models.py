@@ -58,7 +58,7 @@ def _data(torch: Either, name: str, generator: Either) -> tuple[Either, Either]:
 _MAKE = {"gpt": _gpt, "cnn": _cnn, "embedding": _embedding, "small": _small}
 MODELS = ("gpt", "cnn", "embedding")
 # Ways to train the small one, whose batch norms are those of all processes.
-KINDS = ("synchronized", "accumulated", "bfloat16", "views", "unused", "compiled")
+KINDS = ("synchronized", "accumulated", "bfloat16", "views", "unused", "compiled", "AdamW")
 
 
 def _wrapped(torch: Either, model: Either, kind: str) -> Either:
@@ -80,6 +80,13 @@ def _wrapped(torch: Either, model: Either, kind: str) -> Either:
     return wrapped
 
 
+def _optimizer(torch: Either, model: Either, kind: str) -> Either:
+    if kind == "AdamW":
+        # Where a gradient's mean square is as small as its rounding, a step is of any sign: `eps` lies above.
+        return torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
 def train(torch: Either, name: str, device: str, steps: int, kind: str = "") -> float:
     """Return how far the weights are, relatively, from those of one process with the whole batch."""
     nn, dist = torch.nn, torch.distributed
@@ -96,7 +103,7 @@ def train(torch: Either, name: str, device: str, steps: int, kind: str = "") -> 
         alone.nobody, alone.last = nn.Linear(2, 2).to(device), nn.Linear(6, 5).to(device)
     state = {n.removeprefix("module."): v for n, v in wrapped.state_dict().items()}
     alone.load_state_dict({n.removeprefix("_orig_mod."): v for n, v in state.items()})
-    both = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (wrapped, alone)]
+    both = [_optimizer(torch, m, kind) for m in (wrapped, alone)]
     generator = torch.Generator().manual_seed(1)
     loss, part = nn.functional.cross_entropy, BATCH // size
     for _ in range(steps):

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.distributed import models
+from tests.distributed import features, models
 
 RANKS = 2
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "complex64")
@@ -175,6 +175,10 @@ def main(folder: str, library: str, device: str, rank: str, *rest: str) -> None:
         program = Program(torch, device)
         for name in NAMES:
             found[name] = getattr(program, name)()
+    if device == "cpu" and not rest:
+        found |= {name: train(torch) for name, train in features.FEATURES.items()}
+        if library == "webtorch":
+            found["mixed"] = features.mixed(torch)
     steps = int(rest[1]) if rest else 4 if device == "cpu" else 2
     for name in models.MODELS if library == "webtorch" else ():
         found[name] = models.train(torch, name, device, steps)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
 
@@ -48,6 +49,18 @@ def test_collectives_are_pytorchs(device: str) -> None:
     for ours, theirs in zip(_found("webtorch", device), _found("torch", "cpu"), strict=True):
         for name in NAMES:
             assert ours[name] == theirs[name], name
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_ddp_can_is_pytorchs(name: str) -> None:
+    for ours, theirs in zip(_found("webtorch", "cpu"), _found("torch", "cpu"), strict=True):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5)
+
+
+def test_mixed_precision_is_a_model_of_the_lower_type() -> None:
+    # A mean that travels as bfloat16 is rounded.
+    for ours in _found("webtorch", "cpu"):
+        assert max(ours["mixed"]) < 1e-2
 
 
 @pytest.mark.parametrize("device", ["cpu", "webgpu"])

@@ -620,6 +620,9 @@ ERRORS: dict[str, Function] = {
     "bucketize matrix": lambda lib, x: lib.t.bucketize(lib.t.tensor([1.0]), x),
     "kthvalue outside": lambda lib, x: x.kthvalue(5),
     "topk outside": lambda lib, x: x.topk(9),
+    "written and read, one row by a tensor": lambda lib, x: x.__setitem__(
+        (lib.t.tensor(1), lib.t.tensor([0, 1])), x[1, 1:]
+    ),
     "index_put other shape": lambda lib, x: x.index_put(
         (lib.t.tensor([0]),), lib.t.zeros(5).double()
     ),

@@ -235,3 +235,24 @@ def test_a_storage_has_what_its_class_gives_it_wherever_it_is_made(follower: Any
         assert t._storage.resting is None
         assert t._storage.donor is None
         assert t._storage.version == 0
+
+
+def test_options_are_read_again_once_they_may_be_others(follower: Any) -> None:
+    def trained() -> list[float]:
+        training = Training()
+        group = training.optimizer.param_groups[0]
+        training.steps(5)
+        mutable = [0.5, 0.9]
+        for name, value in (("lr", 0.01), ("betas", (0.6, 0.8)), ("eps", 1e-3), ("betas", mutable)):
+            group[name] = value
+            training.steps(3)
+        for value in (0.3, 0.7):
+            mutable[0] = value
+            training.steps(3)
+        return training.found
+
+    found = trained()
+    assert follower.counts["followed"] >= 15
+    with scripts(False):
+        expected = trained()
+    assert found == pytest.approx(expected, rel=1e-5)

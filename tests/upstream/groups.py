@@ -29,7 +29,7 @@ from typing import Any, TypeAlias
 
 from tests.conformance.pool import Worker, work_off
 from tests.upstream.report import CACHE, causes
-from tests.upstream.worker import names, prepare
+from tests.upstream.worker import executed, names, prepare
 
 OF_THE_WHEEL = "distributed_test"
 # Files of a folder `test/distributed` that Gloo runs, or threads of one process.
@@ -82,6 +82,13 @@ class _Rank(multiprocessing.get_context("fork").Process):  # type: ignore[name-d
         super().run()
 
 
+def _spawn(test: Any) -> None:
+    """Start the processes of a test. Those of FSDP start as many as there are cards, and pass without any."""
+    if not test.world_size:
+        test.skipTest("it wants a GPU")
+    test._start_processes(_Rank)
+
+
 def _module(way: str, name: str, path: Path) -> ModuleType:
     """Return a file as a module of that name; on the device, it says what is meant."""
     spec = importlib.util.spec_from_file_location(name, path)
@@ -91,7 +98,9 @@ def _module(way: str, name: str, path: Path) -> ModuleType:
     text = path.read_text()
     for said, meant in MEANT if way == "device" else ():
         text = re.sub(said, meant, text)
-    exec(compile(text, path, "exec"), vars(module))
+    code = compile(text, path, "exec")
+    while not executed(lambda: exec(code, vars(module))):
+        pass
     vars(module).pop("load_tests", None)
     return module
 
@@ -100,13 +109,14 @@ def _read(way: str, folder: Path, file: str) -> ModuleType:
     """Return a file of tests as a module."""
     import torch
     import torch.testing._internal as wheel
+    import torch.testing._internal.common_cuda as cards
     import torch.testing._internal.common_distributed as common
     import torch.testing._internal.common_utils as utils
 
     wants: Any = common
     home = Path(wheel.__file__).parent
     if way == "device":
-        wants.TEST_CUDA = True
+        wants.TEST_CUDA = cards.TEST_CUDA = True
         torch.cuda.device_count = lambda: 8
         utils.TEST_CUDA = True
         # By the name of another kind: PyTorch asks CUDA's own functions for more.
@@ -118,7 +128,7 @@ def _read(way: str, folder: Path, file: str) -> ModuleType:
         wants.requires_nccl = lambda: lambda test: test
         wants.requires_nccl_version = lambda *_: lambda test: test
         _module(way, f"{wheel.__name__}.common_fsdp", home / "common_fsdp.py")
-    wants.MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(_Rank)
+    wants.MultiProcessTestCase._spawn_processes = _spawn
     path = (home / "distributed" if file == OF_THE_WHEEL else folder) / f"{file}.py"
     sys.path[0:1] = [str(path.parent)]
     module = _module(way, path.stem, path)

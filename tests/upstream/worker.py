@@ -17,8 +17,7 @@ import time
 import traceback
 import unittest
 import warnings
-from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,7 +92,8 @@ def read(way: str, folder: Path, file: str) -> ModuleType:
             from tests.upstream import borrowed
 
             borrowed.reading = True
-        while not _executed(spec, module):
+        loader = spec.loader
+        while not executed(lambda: loader.exec_module(module)):
             pass
         # What PyTorch's would refuse: tests of a file that is not the program itself.
         vars(module).pop("load_tests", None)
@@ -103,11 +103,10 @@ def read(way: str, folder: Path, file: str) -> ModuleType:
     return _read[file]
 
 
-def _executed(spec: ModuleSpec, module: ModuleType) -> bool:
+def executed(run: Callable[[], object]) -> bool:
     """Read a file; where it wants a name of PyTorch's machinery that this PyTorch lacks, give one and say False."""
-    assert spec.loader is not None
     try:
-        spec.loader.exec_module(module)
+        run()
     except ImportError as error:
         home = sys.modules.get(error.name or "")
         wanted = re.match(r"cannot import name '(\w+)'", error.msg)

@@ -18,6 +18,7 @@ from webtorch.distributed.reduction import ReduceOp
 from webtorch.futures import Future
 from webtorch.ir import dtype as dtypes
 from webtorch.ops import primitive
+from webtorch.runtime.staging import HostMemory, in_huge_pages
 from webtorch.tensors.arrays import see
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.host import tracing
@@ -37,8 +38,12 @@ class Exchange:
     `reduction`: what happens to their values; None where bytes are moved.
     """
 
-    def __init__(self, title: str, size: int, reduction: ReduceOp | None = None) -> None:
-        self.title, self.size, self.reduction = title, size, reduction
+    def __init__(
+        self, title: str, size: int, pool: HostMemory, reduction: ReduceOp | None = None
+    ) -> None:
+        self.title, self.size, self.reduction, self._pool = title, size, reduction, pool
+        # What it has of the host's memory until it is done.
+        self._taken: list[Foreign] = []
         # What is written back when the work is done: in this thread, and in the one that waits.
         self._after: list[Callable[[], None]] = []
         self._written: list[tuple[Tensor, Foreign]] = []
@@ -63,7 +68,7 @@ class Exchange:
         for x in given:
             if not x.is_cpu and x.numel() and id(x) not in self._arriving:
                 values = x.detach()
-                found = _memory(x)
+                found = self._memory(x)
                 self._arriving[id(x)] = (
                     found,
                     (values._pairs() if values.dtype.is_complex else values)._arriving(
@@ -94,12 +99,18 @@ class Exchange:
 
     def _copy(self, x: Tensor) -> Foreign:
         if id(x) not in self._arriving:
-            return _memory(x)
+            return self._memory(x)
         import asyncio
 
         found, coming = self._arriving[id(x)]
         asyncio.run(_arrive(coming))
         return found
+
+    def _memory(self, like: Tensor) -> Foreign:
+        """Return an uninitialised tensor of PyTorch's in the host's memory, until the call is done."""
+        made = self._pool.take(tuple(like.shape), getattr(engine().torch, like.dtype.name))
+        self._taken.append(made)
+        return made
 
     def _settle(self, found: Foreign, given: Foreign) -> None:
         """Bring what came to the memory that it belongs to."""
@@ -127,16 +138,12 @@ class Exchange:
             for x, found in self._written:
                 primitive.write(x.detach(), _uploaded(found, x))
         self._written.clear()
+        while self._taken:
+            self._pool.keep(self._taken.pop())
 
 
 async def _arrive(coming: Awaitable[object]) -> None:
     await coming
-
-
-def _memory(like: Tensor) -> Foreign:
-    """Return an uninitialised tensor of PyTorch's in the host's memory."""
-    torch = engine().torch
-    return torch.empty(tuple(like.shape), dtype=getattr(torch, like.dtype.name))
 
 
 def _bytes(x: Foreign) -> memoryview:
@@ -310,6 +317,10 @@ class ProcessGroup:
         self.ranks, self._rank, self.group_name, self.timeout = list(ranks), rank, name, timeout
         self.store = store
         self._gloo: Foreign = engine().c10d.ProcessGroupGloo(store, rank, len(self.ranks), timeout)
+        torch = engine().torch
+        self._pool = HostMemory(
+            lambda n: in_huge_pages(torch.empty(n, dtype=torch.uint8, device="cpu"))
+        )
         self._thread: ThreadPoolExecutor | None = None
         self._last: Pending[None] | None = None
         self.bound_device_id: object = None
@@ -360,7 +371,9 @@ class ProcessGroup:
     ) -> Work:
         """Begin a collective: `issue(gloo, exchange)` gives it to Gloo and returns Gloo's work."""
         gloo = self.gloo()
-        exchange = Exchange(self.title(name, [*given, *written]), self.size(), reduction)
+        exchange = Exchange(
+            self.title(name, [*given, *written]), self.size(), self._pool, reduction
+        )
         with no_grad():
             there = exchange.begin(given, written)
         work = Work(exchange, written or given, self)

@@ -110,6 +110,9 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
         converted = (
             not isinstance(given, Tensor) or given.numel() == 1 or len(tensors) == len(single)
         )
+        if len(tensors) > len(single) > 0 and value._storage is x._storage:
+            # Whether what is written is read as well hangs on the numbers.
+            view, tensors, single, names = _parse(x, index, reads=True)
         if not single:
             indexing.check_put(view, _items(index), value)
         as_it_is = None if converted else given

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from webtorch.distributed.algorithms.join import Join, Joinable, JoinHook
 from webtorch.distributed.bucket import GradBucket
-from webtorch.distributed.collectives import all_reduce, broadcast
+from webtorch.distributed.collectives import all_gather_into_tensor, all_reduce, broadcast
 from webtorch.distributed.group import ProcessGroup
 from webtorch.distributed.objects import broadcast_object_list
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.world import default_group
 from webtorch.functions.creation import tensor, zeros
 from webtorch.functions.joining import cat
-from webtorch.ir.dtype import int32
+from webtorch.ir.dtype import DType, int32, int64
 from webtorch.nn.module import Module
+from webtorch.sparse.construction import sparse_coo_tensor
 from webtorch.tensors.engine import graph_of, queue_callback
 from webtorch.tensors.modes import is_grad_enabled, no_grad
 from webtorch.tensors.tape import AccumulateGrad
@@ -58,10 +60,12 @@ def _send(tensors: Iterable[Tensor], group: ProcessGroup, root: int = 0) -> None
                     x.copy_(part.reshape(x.shape))
 
 
-def _buckets(parameters: Sequence[Tensor], cap: int) -> list[list[Tensor]]:
-    """Return parameters in lists that are sent together, those whose gradients come first in front."""
-    found: list[list[Tensor]] = []
-    for same in _alike(reversed(parameters)):
+def _buckets(parameters: Sequence[Tensor], cap: int, alone: set[int]) -> list[list[Tensor]]:
+    """Return parameters in lists that are sent together, those whose gradients come first in front; those of the ids
+    `alone` by themselves.
+    """
+    found = [[p] for p in reversed(parameters) if id(p) in alone]
+    for same in _alike(p for p in reversed(parameters) if id(p) not in alone):
         size, limit = 0, min(cap, _FIRST_BUCKET)
         bucket: list[Tensor] = []
         for p in same:
@@ -97,18 +101,57 @@ def _used(outputs: object) -> set[int]:
     return reached | {id(x) for x in _leaves(outputs)}
 
 
+class _SparseMean:
+    """The mean of sparse gradients: the places and values of all processes, each of which has its own number."""
+
+    def __init__(self, gradient: Tensor, group: ProcessGroup) -> None:
+        self._gradient, self._group = gradient.coalesce(), group
+        self._counts = zeros(group.size(), dtype=int64)
+        mine = tensor([self._gradient._nnz()], dtype=int64)
+        self._work = all_gather_into_tensor(self._counts, mine, group, async_op=True)
+
+    def wait(self) -> Tensor:
+        """Return it."""
+        assert self._work is not None
+        self._work.wait()
+        counts, mine = self._counts.tolist(), self._gradient
+        if not max(counts):
+            return mine
+        places = self._joined(mine.indices().t(), counts).t()
+        values = self._joined(mine.values(), counts)
+        return sparse_coo_tensor(places, values, mine.shape).coalesce()
+
+    def _joined(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Return the rows of all processes."""
+        most, rest = max(counts), tuple(rows.shape[1:])
+        padding = zeros(most - rows.shape[0], *rest, dtype=rows.dtype, device=rows.device)
+        found = zeros(len(counts) * most, *rest, dtype=rows.dtype, device=rows.device)
+        all_gather_into_tensor(found, cat([rows, padding]), self._group)
+        return cat([found[most * i : most * i + n] for i, n in enumerate(counts)])
+
+
 class _Reducer:
-    """Collects gradients in buckets, and sends them."""
+    """Collects gradients in buckets, and sends them: as `dtype`, where one is given; those of the ids `sparse` as
+    places and values.
+    """
 
     def __init__(
-        self, parameters: Sequence[Tensor], group: ProcessGroup, cap: int, views: bool
+        self,
+        parameters: Sequence[Tensor],
+        group: ProcessGroup,
+        cap: int,
+        views: bool,
+        sparse: set[int],
+        dtype: DType | None,
     ) -> None:
-        self.group, self.views = group, views
-        self.buckets = _buckets(parameters, cap)
+        self.group, self.views, self.sparse, self.dtype = group, views, sparse, dtype
+        self.buckets = _buckets(parameters, cap, sparse)
         self.parameters = list(parameters)
         self.place = {id(p): i for i, bucket in enumerate(self.buckets) for p in bucket}
         self.hook: tuple[Any, Callable[[Any, GradBucket], Any]] | None = None
         self.sync = True
+        # Of how many processes the mean is.
+        self.count = group.size()
         # Parameters that a pass does not reach, where these are looked for.
         self.unused: list[Tensor] | None = None
         self.begun = False
@@ -157,20 +200,25 @@ class _Reducer:
         while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
             self._send(len(self.sent))
 
-    def _send(self, number: int) -> None:
-        bucket = self.buckets[number]
+    def _send(self, number: int, absent: bool = False) -> None:
+        """Send a bucket; of zeros from a process that is `absent`."""
+        bucket, last = self.buckets[number], number + 1 == len(self.buckets)
         with no_grad():
-            parts = [
-                zeros(p.numel(), dtype=p.dtype, device=p.device)
-                if p.grad is None
-                else _dense(p).reshape(-1)
-                for p in bucket
-            ]
-            made = GradBucket(number, cat(parts), bucket, number + 1 == len(self.buckets))
-            if self.hook is None:
-                work = all_reduce(made.buffer(), ReduceOp.AVG, self.group, async_op=True)
+            given = [None if absent else p.grad for p in bucket]
+            work: Any
+            if id(bucket[0]) in self.sparse and self.hook is None:
+                made = GradBucket(number, _sparse(bucket[0], given[0]), bucket, last)
+                work = _SparseMean(made.buffer(), self.group)
             else:
-                work = self.hook[1](self.hook[0], made)
+                flat = cat([_flat(p, g) for p, g in zip(bucket, given, strict=True)])
+                made = GradBucket(
+                    number, flat if self.dtype is None else flat.to(self.dtype), bucket, last
+                )
+                if self.hook is not None:
+                    work = self.hook[1](self.hook[0], made)
+                else:
+                    op = ReduceOp.AVG if self.count == self.group.size() else ReduceOp.SUM
+                    work = all_reduce(made.buffer(), op, self.group, async_op=True)
         self.sent.append((made, work))
 
     def finish(self) -> None:
@@ -181,16 +229,40 @@ class _Reducer:
         with no_grad():
             kept = self._unused_everywhere()
             for bucket, work in self.sent:
-                found = work.wait()
-                if self.hook is not None:
-                    bucket.set_buffer(found[0] if isinstance(found, (list, tuple)) else found)
-                for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                for p, g in zip(bucket.parameters(), self._arrived(bucket, work), strict=True):
                     if id(p) in kept:
                         continue
-                    if p.grad is None or self.views:
+                    if p.grad is None or self.views or g.is_sparse:
                         p.grad = g
                     else:
                         p.grad.copy_(g)
+        self.unused = None
+        self._clear()
+
+    def _arrived(self, bucket: GradBucket, work: Any) -> list[Tensor]:
+        """Wait for a bucket, and return the means."""
+        found, size = work.wait(), self.group.size()
+        if isinstance(work, _SparseMean):
+            return [found / self.count]
+        if self.hook is not None:
+            bucket.set_buffer(found[0] if isinstance(found, (list, tuple)) else found)
+            if self.count != size:
+                bucket.buffer().mul_(size / self.count)
+        elif self.count != size:
+            bucket.buffer().div_(self.count)
+        if self.dtype is not None:
+            bucket.set_buffer(bucket.buffer().to(bucket.parameters()[0].dtype))
+        return bucket.gradients()
+
+    def shadow(self, looks: bool) -> None:
+        """Take part in a pass of the others, after the inputs of this process have ended."""
+        self.unused = self.parameters if looks else None
+        with no_grad():
+            for number in range(len(self.buckets)):
+                self._send(number, absent=True)
+            self._unused_everywhere()
+            for _, work in self.sent:
+                work.wait()
         self.unused = None
         self._clear()
 
@@ -204,18 +276,82 @@ class _Reducer:
         return {id(p) for p, n in zip(self.parameters, counts.tolist(), strict=True) if not n}
 
 
-def _dense(parameter: Tensor) -> Tensor:
-    grad = parameter.grad
-    assert grad is not None
-    return grad.to_dense() if grad.is_sparse else grad
+def _flat(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    """Return a gradient as it travels: zeros where there is none."""
+    if gradient is None:
+        return zeros(parameter.numel(), dtype=parameter.dtype, device=parameter.device)
+    return (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)
 
 
-class DistributedDataParallel(Module):
+def _sparse(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    """Return the gradient of an embedding, whose rows are few."""
+    if gradient is not None:
+        return gradient if gradient.is_sparse else gradient.to_sparse(1)
+    rows = zeros(0, parameter.shape[1], dtype=parameter.dtype, device=parameter.device)
+    places = zeros(1, 0, dtype=int64, device=parameter.device)
+    return sparse_coo_tensor(places, rows, parameter.shape)
+
+
+def _cast(value: Any, dtype: DType) -> Any:
+    """Return inputs, nested as they are, with tensors of floating point in another type."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return type(value)((k, _cast(v, dtype)) for k, v in value.items())  # type: ignore[call-arg]
+    if type(value) in (list, tuple):
+        return type(value)(_cast(v, dtype) for v in value)
+    return value
+
+
+@contextmanager
+def _parameters_as(module: Module, dtype: DType) -> Iterator[None]:
+    """Let a module compute with its parameters in another type; gradients are those of its own."""
+    before = [(m, dict(m._parameters)) for m in module.modules()]
+    # One that several modules share stays one.
+    made = {id(p): _cast(p, dtype) for p in module.parameters()}
+    try:
+        for owner, own in before:
+            owner._note_state()
+            owner._parameters.update({n: made[id(p)] for n, p in own.items() if p is not None})
+        yield
+    finally:
+        for owner, own in before:
+            owner._parameters.update(own)
+
+
+class _MixedPrecision(NamedTuple):
+    """Types of parameters and inputs, of gradients on their way, and of buffers; None where they stay."""
+
+    param_dtype: DType | None = None
+    reduce_dtype: DType | None = None
+    buffer_dtype: DType | None = None
+
+
+class _Ended(JoinHook):
+    """What DistributedDataParallel does in a process whose inputs have ended."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self._model = model
+
+    def main_hook(self) -> None:
+        """Take part in a step of the others."""
+        self._model._shadow()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Take the parameters and buffers of a process that has trained to the end."""
+        model = self._model
+        (root,) = model._highest(model.process_group.rank() if is_last_joiner else -1)
+        tensors = [*model.module.parameters(), *model.module.buffers()]
+        _send(tensors, model.process_group, root)
+
+
+class DistributedDataParallel(Module, Joinable):
     """A module whose gradients are the mean of those of all processes, each of which has a part of the batch.
 
     Made on every process, after `init_process_group`: parameters and buffers become those of process 0. Entries of the
     state dict have the prefix "module.". `device_ids`, `output_device` and `dim` are taken and mean nothing: the module
-    stays on its device. Raises ValueError before there is a group.
+    stays on its device. With `mixed_precision` it computes with parameters and inputs of another type, and gradients
+    travel as that. Raises ValueError before there is a group.
     """
 
     def __init__(
@@ -232,9 +368,11 @@ class DistributedDataParallel(Module):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
+        mixed_precision: Any = None,
     ) -> None:
         """Hold the module, and send it from process 0."""
         super().__init__()
+        Joinable.__init__(self)
         self.process_group = default_group() if process_group is None else process_group
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         named = [(n, p) for n, p in module.named_parameters() if n not in ignored]
@@ -257,12 +395,19 @@ class DistributedDataParallel(Module):
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.static_graph = static_graph
         self.require_backward_grad_sync = True
+        self.mixed_precision = mixed_precision
+        types = _MixedPrecision() if mixed_precision is None else mixed_precision
+        if types.buffer_dtype is not None:
+            for buffer in module.buffers():
+                buffer.data = _cast(buffer, types.buffer_dtype)
         self._buffers_sent = [b for n, b in module.named_buffers() if n not in ignored]
         self._buffer_names = [n for n, _ in module.named_buffers() if n not in ignored]
         cap = _BUCKET_CAP_MB if bucket_cap_mb is None else bucket_cap_mb
         self._reducer = _Reducer(
-            learned, self.process_group, int(cap * _MIB), gradient_as_bucket_view
-        )
+            learned, self.process_group, int(cap * _MIB), gradient_as_bucket_view,
+            {id(m.weight) for m in module.modules() if getattr(m, "sparse", False) is True},
+            types.param_dtype if types.reduce_dtype is None else types.reduce_dtype,
+        )  # fmt: skip
         if init_sync:
             self._same_everywhere([p for _, p in named])
             _send([*[p for _, p in named], *self._buffers_sent], self.process_group)
@@ -317,13 +462,79 @@ class DistributedDataParallel(Module):
             reducer.check()
         if reducer.sync is not sync:
             reducer.sync = sync
-        if self.broadcast_buffers and self.require_backward_grad_sync and self._buffer_names:
-            buffers = dict(self.module.named_buffers())
-            _send([buffers[n] for n in self._buffer_names], self.process_group)
-        outputs = self.module(*inputs, **kwargs)
+        root = self._begin(sync) if self._join_config.enable else 0
+        if self.require_backward_grad_sync:
+            self._send_buffers(root)
+        types = self.mixed_precision
+        if types is None or types.param_dtype is None:
+            outputs = self.module(*inputs, **kwargs)
+        else:
+            with _parameters_as(self.module, types.param_dtype):
+                outputs = self.module(
+                    *_cast(inputs, types.param_dtype), **_cast(kwargs, types.param_dtype)
+                )
         if sync and (self.find_unused_parameters or self.static_graph):
             reducer.prepare(outputs, True)
         return outputs
+
+    def _send_buffers(self, root: int) -> None:
+        if self.broadcast_buffers and self._buffer_names:
+            buffers = dict(self.module.named_buffers())
+            _send([buffers[n] for n in self._buffer_names], self.process_group, root)
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> Join:
+        """Return a context in which processes have different numbers of inputs.
+
+        Gradients are divided by the number of all processes, or of those that still have inputs.
+        """
+        return Join(
+            [self], enable, throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )  # fmt: skip
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return what this process does after its inputs have ended."""
+        self._divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
+        return _Ended(self)
+
+    @property
+    def join_device(self) -> Any:
+        """The device of the parameters."""
+        return self._reducer.parameters[0].device
+
+    @property
+    def join_process_group(self) -> ProcessGroup:
+        """The processes."""
+        group: ProcessGroup = self.process_group
+        return group
+
+    def _highest(self, *numbers: int) -> list[int]:
+        """Return the highest of the processes' numbers, for each."""
+        found = tensor(numbers, dtype=int32)
+        all_reduce(found, ReduceOp.MAX, self.process_group)
+        return [int(n) for n in found.tolist()]
+
+    def _begin(self, sync: bool) -> int:
+        """Tell those whose inputs have ended what comes, and return who sends buffers."""
+        work, reducer = Join.notify_join_context(self), self._reducer
+        reducer.count = self.process_group.size()
+        if work is not None and not self._divides_by_all:
+            reducer.count = int(work.result()[0].item())
+        mine = self.require_backward_grad_sync, sync, self.process_group.rank()
+        return self._highest(*map(int, mine))[2]
+
+    def _shadow(self) -> None:
+        """Take part in a step of the others."""
+        sends, sync, root = self._highest(0, 0, -1)
+        if sends:
+            self._send_buffers(root)
+        if sync:
+            self._reducer.shadow(self.find_unused_parameters or self.static_graph)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
         """Return what the buckets are."""

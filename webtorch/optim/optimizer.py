@@ -15,7 +15,7 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -100,6 +100,13 @@ class _Begun(StateDict):
         super().__setitem__(key, value)
 
 
+def _is_fixed(option: object) -> bool:
+    """Whether an option stays what it is as long as it is the same object."""
+    if type(option) is tuple:
+        return all(map(_is_fixed, option))
+    return option is None or type(option) in (bool, int, float, str)
+
+
 class Hyper(Mapping[str, float]):
     """A group's options, and numbers derived from them, as host scalars.
 
@@ -112,6 +119,20 @@ class Hyper(Mapping[str, float]):
         """Read from `group`; `derived` maps further names to functions of it."""
         self.group = group
         self._derived = derived
+        # The options that were there when `stamp` was asked, and what it said.
+        self._options: tuple[object, ...] = ()
+        self._stamp: object = None
+
+    def stamp(self) -> object:
+        """Return what is another object once an option may have become another."""
+        options = tuple(self.group.values())
+        before = self._options
+        if self._stamp is None or len(options) != len(before) or not all(map(is_, options, before)):
+            self._options, self._stamp = options, object()
+            if not all(_is_fixed(v) for name, v in self.group.items() if name != "params"):
+                # One that may be written where it is.
+                self._options = ()
+        return self._stamp
 
     def __getitem__(self, name: str) -> float:
         """Return the number that `name` stands for now."""

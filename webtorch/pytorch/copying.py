@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import functools
-import mmap
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,12 +46,11 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.runtime.staging import in_huge_pages
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
-# Memory of this size is worth a question to the system.
-_HUGE = 4 << 20
 # So many recorded results are worth a program of their own.
 _TURN = 64
 
@@ -83,28 +79,8 @@ def host_address(x: torch.Tensor) -> int:
 
 def host_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Return an uninitialised CPU tensor, whatever the default device is."""
-    made = torch.empty(shape, dtype=dtype, device="cpu")
-    size = made.numel() * made.element_size()
-    if size >= _HUGE:
-        _in_huge_pages(made.data_ptr(), size)
+    made: torch.Tensor = in_huge_pages(torch.empty(shape, dtype=dtype, device="cpu"))
     return made
-
-
-@functools.cache
-def _madvise() -> Callable[[int, int, int], object] | None:
-    if sys.platform != "linux":
-        return None
-    found = ctypes.CDLL(None).madvise
-    found.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return found
-
-
-def _in_huge_pages(address: int, size: int) -> None:
-    """Ask the system for large pages, as NumPy does: a page fault for every 4 KiB takes longer than the copy."""
-    advise = _madvise()
-    if advise is not None:
-        start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-        advise(start, address + size - start, mmap.MADV_HUGEPAGE)
 
 
 def upload(x: torch.Tensor, dtype: DType) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import math
 import threading
 import time
 import warnings
@@ -33,6 +32,7 @@ from webtorch.pytorch import interrupt, sharding
 from webtorch.pytorch.copying import begin_download, host_tensor, overwrite
 from webtorch.pytorch.device import Lain, is_whole, lie, made_of, store, wrap
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.runtime.staging import HostMemory
 from webtorch_autoload.device import NAME, hide, libraries
 
 # Messages from one process to another, which Gloo tells apart by their tags: they keep no order with collectives.
@@ -104,35 +104,6 @@ class _Operator:
 # A sum of this size is cut into parts, which travel side by side.
 _PART = 1 << 20
 _MOST_PARTS = 8
-# Bytes of the host's memory that a group keeps for the next tensors: new memory costs a page fault for every 4 KiB.
-_KEPT = 512 << 20
-
-
-class _HostMemory:
-    """Memory of the host that tensors are read into, kept for the next of their size."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[torch.Tensor]] = {}
-        self._size = 0
-        self._lock = threading.Lock()
-
-    def take(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialised tensor."""
-        size = math.prod(shape) * dtype.itemsize
-        with self._lock:
-            free = self._free.get(size)
-            if free:
-                self._size -= size
-                return free.pop().view(dtype).view(shape)
-        return host_tensor((size,), torch.uint8).view(dtype).view(shape)
-
-    def keep(self, x: torch.Tensor) -> None:
-        """Take back a tensor that nobody uses any more."""
-        size = x.numel() * x.element_size()
-        with self._lock:
-            if size and self._size + size <= _KEPT:
-                self._size += size
-                self._free.setdefault(size, []).append(x.view(-1).view(torch.uint8))
 
 
 class _Lane:
@@ -143,7 +114,7 @@ class _Lane:
 
     def __init__(self, group: c10d.ProcessGroup) -> None:
         self.rank, self.size, self.name = group.rank(), group.size(), group.group_name
-        self.memory = _HostMemory()
+        self.memory = HostMemory(lambda size: host_tensor((size,), torch.uint8))
         self.collectives, self.results, self.messages = (
             ThreadPoolExecutor(1, thread_name_prefix=f"webtorch-{kind}-{self.name}")
             for kind in ("collectives", "results", "messages")

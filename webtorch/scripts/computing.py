@@ -11,7 +11,7 @@ from typing import Any
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
-from webtorch.scripts.late import forget_dead, give_value, hold, use_up, wait
+from webtorch.scripts.late import Waiting, forget_dead, give_value, use_up, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.resting import Group, group_for, let_rest, value_of
@@ -128,7 +128,7 @@ def _plan(facts: list[Facts], program: Program) -> None:
     places, slots = {place for place, *_ in late}, {slot for _, slot, _ in late}
     program.others = [k for k in program.others if k not in places]
     program.slots = [k for k in range(len(facts)) if k not in slots]
-    program.late = late
+    program.late = Waiting(late)
 
 
 def _hand_out(
@@ -235,6 +235,9 @@ def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:
 
 def _arguments(run: Run, program: Program) -> list[Any]:
     """Return the arguments of a program. They are those of the last time where nothing is another number."""
+    stamps = [source().stamp() for source in program.sources]
+    if stamps and stamps == program.stamps:
+        return program.filled[1]
     for generator, before, _ in program.draws:
         # Counters are relative to the beginning of the run.
         generator._offset = (generator._offset - before) % 2**64
@@ -247,11 +250,14 @@ def _arguments(run: Run, program: Program) -> list[Any]:
     # Zeros differ by their sign.
     key = marshal.dumps(values, 2)
     if program.filled[0] != key:
-        args: list[Any] = program.args.copy()
+        # In place: to copy them would count a reference to each.
+        args: list[Any] = program.filled[1] or program.args.copy()
+        program.filled = b"", args
         for value, (_, places) in zip(values, program.dynamic, strict=True):
             for i in places:
                 args[i] = value
         program.filled = key, args
+    program.stamps = stamps
     for generator, before, count in program.draws:
         generator._offset = (generator._offset + before + count) % 2**64
     return program.filled[1]
@@ -281,12 +287,12 @@ def _settle(
     kept = program.apart = kept and apart
     if not kept:
         run.add_resting()
-    late = program.late or []
-    if apart:
-        hold(run, late, buffers)
-    else:
-        for _, slot, _ in late:
-            t = run.slots[slot]()
+    late = program.late
+    if late is not None and apart:
+        late.hold(run, buffers)
+    elif late is not None:
+        for slot, reference in zip(late.numbers, late.slots(run.slots), strict=True):
+            t = reference()
             if t is not None:
                 holders[slot] = [(slot, t)]
     runtime = program.runtime

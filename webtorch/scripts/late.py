@@ -10,12 +10,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import call
 from typing import Any
 
 from webtorch.ir.graph import Node
 from webtorch.scripts.changes import PROMISED, history_of
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import Known
+from webtorch.scripts.script import Known, picker
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import GradFn, gradient_edge, set_history
@@ -38,15 +40,28 @@ def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
     _waiting.append(reference)
 
 
-def hold(run: Run, late: Iterable[tuple[int, int, Known]], buffers: Sequence[object]) -> None:
-    """Let results of a run wait for their storages and their functions."""
-    slots, externals = run.slots, run.externals
-    for place, slot, known in late:
-        t = slots[slot]()
-        if t is not None:
-            leaves = known.leaves(externals) if known.title else ()
-            t._late = give_storage, buffers[place], known, leaves
-    _waiting.extend([slots[slot] for _, slot, _ in late])
+class Waiting:
+    """Results of a program that wait for their storages and their functions, as (place, slot, what is known)."""
+
+    def __init__(self, late: Sequence[tuple[int, int, Known]]) -> None:
+        self.numbers = [slot for _, slot, _ in late]
+        self.slots = picker(self.numbers)
+        self.places = picker([place for place, *_ in late])
+        self.known = [known for *_, known in late]
+        # Which of them have a function.
+        self.titled = [n for n, known in enumerate(self.known) if known.title]
+
+    def hold(self, run: Run, buffers: Sequence[object]) -> None:
+        """Let those of a run wait."""
+        references = self.slots(run.slots)
+        leaves: list[Sequence[Tensor]] = [()] * len(self.known)
+        for n in self.titled:
+            leaves[n] = self.known[n].leaves(run.externals)
+        late = zip(repeat(give_storage), self.places(buffers), self.known, leaves)
+        for t, lacking in zip(map(call, references), late):
+            if t is not None:
+                t._late = lacking
+        _waiting.extend(references)
 
 
 def forget_dead() -> None:

@@ -285,12 +285,15 @@ class Program:
     others: list[int] = field(init=False)
     # Whether no two outputs share memory where those are.
     apart: bool = field(init=False, default=False)
-    # Outputs that wait for somebody to look, as a rule, once that was asked: place, slot, and what is known of them.
-    # And all other slots, and other outputs.
-    late: list[tuple[int, int, Known]] | None = field(init=False, default=None)
+    # Outputs that wait for somebody to look, as a rule, once that was asked (`late.Waiting`). And all other slots, and
+    # other outputs.
+    late: Any = field(init=False, default=None)
     slots: list[int] = field(init=False, default_factory=list)
     # How often in a row it could not run. What it reads may be gone: it is recorded anew then.
     failures: int = field(init=False, default=0)
+    # Where all of them are read, if these say when they may have changed; and what they said the last time.
+    sources: list[Callable[[], Any]] = field(init=False, default_factory=list)
+    stamps: list[object] = field(init=False, default_factory=list)
     # What reads those arguments that come first; and what was read for the arguments of the last time, and these.
     reads: list[Callable[[], float]] = field(init=False)
     filled: tuple[bytes, list[Any]] = field(init=False, default=(b"", []))
@@ -310,6 +313,10 @@ class Program:
         self.others = [k for k in range(len(self.outputs)) if k not in kept]
         self.dynamic.sort(key=lambda found: isinstance(found[0], (Number, Offset)))
         self.reads = [a.read for a, _ in self.dynamic if not isinstance(a, (Number, Offset))]
+        sources = {id(a.source()): a.source for a, _ in self.dynamic if isinstance(a, Reading)}
+        stamped = all(hasattr(source(), "stamp") for source in sources.values())
+        if stamped and not self.draws and all(isinstance(a, Reading) for a, _ in self.dynamic):
+            self.sources = list(sources.values())
 
     def key(self) -> Any:
         """Return what is equal for the program of the same calls, made again."""

@@ -1,0 +1,134 @@
+"""What DistributedDataParallel can beside the mean of gradients, in both libraries: results are lists of numbers."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, TypeAlias
+
+# PyTorch or webtorch, and what either makes.
+Either: TypeAlias = Any
+
+
+def _set(torch: Either, model: Either) -> Either:
+    with torch.no_grad():
+        for i, p in enumerate(model.parameters()):
+            p.copy_(torch.sin(torch.arange(p.numel()) * 0.7 + i).reshape(p.shape))
+    return model
+
+
+def _net(torch: Either) -> Either:
+    nn = torch.nn
+    return _set(
+        torch, nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+    )
+
+
+def _wrapped(torch: Either, model: Either, **options: Either) -> Either:
+    return torch.nn.parallel.DistributedDataParallel(model, **{"bucket_cap_mb": 1e-4, **options})
+
+
+def _input(torch: Either, step: int) -> Either:
+    rank = torch.distributed.get_rank()
+    return torch.cos(torch.arange(30.0) * (step + 1) + rank).reshape(5, 6)
+
+
+def _train(torch: Either, model: Either, steps: int) -> list[float]:
+    """Return all there is of the model after some steps."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(_input(torch, step)).square().mean().backward()
+        optimizer.step()
+    tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+    return torch.cat([x.detach().float().flatten() for x in tensors]).tolist()  # type: ignore[no-any-return]
+
+
+def _join(torch: Either) -> list[float]:
+    """Train on inputs that end early on one process, with and without parameters that nobody uses."""
+    found, rank = [], torch.distributed.get_rank()
+    for divides in (True, False):
+        model = _wrapped(torch, _net(torch), find_unused_parameters=divides)
+        with model.join(divide_by_initial_world_size=divides):
+            found += _train(torch, model, 2 + 2 * rank)
+        # The parameters and buffers are those of the last.
+        tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+        found += torch.cat([x.detach().flatten() for x in tensors]).tolist()
+    model = _wrapped(torch, _net(torch))
+    try:
+        with model.join(throw_on_early_termination=True):
+            _train(torch, model, 2 + rank)
+    except RuntimeError as error:
+        found.append(float("exhausted" in str(error)))
+    return found
+
+
+def _sparse(torch: Either) -> list[float]:
+    """Embeddings whose gradients are sparse."""
+    nn, rank = torch.nn, torch.distributed.get_rank()
+    model = _set(torch, nn.Sequential(nn.Embedding(7, 3, sparse=True), nn.Linear(3, 2)))
+    wrapped, weight = _wrapped(torch, model), model[0].weight
+    for _ in range(2):
+        wrapped(torch.arange(3 + rank) + rank).square().sum().backward()
+    grad = weight.grad.coalesce()
+    assert grad.is_sparse
+    return [float(n) for n in (*grad.indices().flatten(), *grad.values().flatten())]
+
+
+def _power(torch: Either) -> list[float]:
+    """PowerSGD of matrices that are compressed without loss."""
+    hooks = import_module(f"{torch.__name__}.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    found = []
+    for hook in (hooks.powerSGD_hook, hooks.batched_powerSGD_hook):
+        # In one bucket: PyTorch's hook waits for its collectives in callbacks, whose order differs between processes.
+        model = _wrapped(torch, _net(torch), bucket_cap_mb=1)
+        state = hooks.PowerSGDState(
+            None, matrix_approximation_rank=8, start_powerSGD_iter=2, min_compression_rate=0
+        )
+        model.register_comm_hook(state, hook)
+        found.append(_train(torch, model, 5))
+        if torch.__name__ == "torch":
+            # PyTorch's other hook refuses as many columns as rows, which lose nothing.
+            return found[0]
+    assert max(abs(a - b) for a, b in zip(*found, strict=True)) < 1e-3
+    return found[0]
+
+
+def _hooks(torch: Either) -> list[float]:
+    """Gradients of a process alone, from the beginning or later."""
+    found, home = [], f"{torch.__name__}.distributed.algorithms.ddp_comm_hooks"
+    model = _wrapped(torch, _net(torch))
+    model.register_comm_hook(None, import_module(f"{home}.debugging_hooks").noop_hook)
+    found += _train(torch, model, 2)
+    local = import_module(f"{home}.post_localSGD_hook")
+    for reduces in (True, False):
+        model = _wrapped(torch, _net(torch))
+        group = torch.distributed.group.WORLD
+        state = local.PostLocalSGDState(group, group, 1, post_local_gradient_allreduce=reduces)
+        model.register_comm_hook(state, local.post_localSGD_hook)
+        found += _train(torch, model, 3)
+    return found
+
+
+# What each gives, in both libraries.
+FEATURES = {"join": _join, "sparse": _sparse, "PowerSGD": _power, "hooks": _hooks}
+
+
+def mixed(torch: Either) -> list[float]:
+    """Return parameters that were trained in bfloat16, whose gradients travelled as that or whole, and less those of a
+    model in bfloat16 whose gradients are averaged.
+    """
+    types = import_module(torch.nn.parallel.DistributedDataParallel.__module__)._MixedPrecision
+    found = []
+    for reduced in (torch.float32, None):
+        net = _net(torch)
+        model = _wrapped(torch, net, mixed_precision=types(torch.bfloat16, reduced, torch.bfloat16))
+        model(_input(torch, 0)).float().square().sum().backward()
+        assert all(p.dtype is p.grad.dtype is torch.float32 for p in model.parameters())
+        low = _net(torch).to(torch.bfloat16)
+        low(_input(torch, 0).to(torch.bfloat16)).float().square().sum().backward()
+        for p, q in zip(model.parameters(), low.parameters(), strict=True):
+            mean = q.grad.float()
+            torch.distributed.all_reduce(mean, op=torch.distributed.ReduceOp.SUM)
+            mean = mean / torch.distributed.get_world_size()
+            found.append(float((p.grad - mean).abs().max() / mean.abs().max()))
+    return found
