@@ -68,3 +68,23 @@ def test_zeros_that_meet_have_no_second_derivative_of_their_product() -> None:
         return found
 
     same(program)
+
+
+def test_what_is_cut_off_has_no_tangent() -> None:
+    def program(t: Any) -> Any:
+        ad = t.autograd.forward_ad
+        x, plain = tensor(t, [1.0, 2.0], False), tensor(t, [3.0, 4.0], False)
+        with ad.dual_level():
+            dual = ad.make_dual(x, t.ones_like(x))
+            view = plain.detach()
+            view += dual
+            same = dual.data_ptr() == x.data_ptr(), dual.detach().data_ptr() == x.data_ptr()
+            copy = dual.clone()
+            copy.detach_()
+            return (
+                [ad.unpack_dual(y)[1] for y in (plain, view, dual.detach(), copy * 2)],
+                plain,
+                same,
+            )
+
+    same(program)

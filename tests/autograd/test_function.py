@@ -502,3 +502,26 @@ def test_results_without_recording_are_views_as_the_operation_gives() -> None:
         return y.requires_grad, error(lambda: y.zero_())[:70]
 
     same(program)
+
+
+def test_backward_passes_may_run_deep_within_each_other() -> None:
+    def program(t: Any) -> Any:
+        class Deep(t.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                with t.enable_grad():
+                    ctx.x = x.detach().requires_grad_() - 1
+                return ctx.x.detach()
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                if ctx.x > 0:
+                    with t.enable_grad():
+                        Deep.apply(ctx.x).sum().backward()
+                return g * 2
+
+        x = tensor(t, [150.0])
+        Deep.apply(x).sum().backward()
+        return x.grad
+
+    same(program)

@@ -21,6 +21,12 @@ _REFUSED: dict[str, Call] = {
     "masked_fill": lambda t: t.ones(2).masked_fill(t.ones(2, dtype=t.uint8), 1),
     "masked_select": lambda t: t.ones(2).masked_select(t.ones(2, dtype=t.uint8)),
     "nonzero": lambda t: t.nonzero(t.ones(2), as_tuple=True, out=t.empty(0, dtype=t.int64)),
+    "multilabel_margin_loss, none": lambda t: t.nn.MultiLabelMarginLoss()(
+        t.ones(0), t.ones(10).long()
+    ),
+    "multilabel_margin_loss, no classes": lambda t: t.nn.MultiLabelMarginLoss()(
+        t.ones(2, 0), t.ones(2, 0).long()
+    ),
     "group_norm": lambda t: t.nn.functional.group_norm(t.ones(1, 10), 10),
     "reflect": lambda t: t.nn.ReflectionPad2d(1)(t.ones(2, 0, 3, 3)),
     "replicate": lambda t: t.nn.ReplicationPad1d(1)(t.ones(2, 0, 3)),
@@ -78,6 +84,9 @@ _REFUSED: dict[str, Call] = {
     "a word": lambda t: t.tensor([0, "word"]),
 }
 _WARNED: dict[str, Call] = {
+    "affine_grid of one column": lambda t: t.nn.functional.affine_grid(
+        t.ones(1, 2, 3), (1, 1, 2, 1), align_corners=True
+    ),
     "scheduler before optimizer": lambda t: _scheduler(t).step(),
     "epoch": lambda t: _scheduler(t).step(3),
 }

@@ -260,3 +260,14 @@ def test_dense_calls_are_looked_at_only_while_there_are_sparse_tensors() -> None
     del x
     gc.collect()
     assert (alive.count if alive else 0) == before
+
+
+def test_no_rows_give_a_sparse_gradient_too() -> None:
+    for count, width in ((0, 0), (5, 2)):
+        grads = []
+        for t in (webtorch, torch):
+            layer: Any = t.nn.Embedding(count, width, sparse=True)
+            layer(t.zeros(2, 0, dtype=t.int64)).sum().backward()
+            grads.append(layer.weight.grad)
+        mine, theirs = grads
+        assert mine.is_sparse and mine.shape == theirs.shape and mine._nnz() == theirs._nnz() == 0

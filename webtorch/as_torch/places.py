@@ -156,6 +156,7 @@ HIDDEN = frozenset(
 CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
 COMPILER = "it belongs to PyTorch's own compiler"
 WORDS: dict[str, dict[str, str]] = {
+    "torch.utils": {"cpp_extension": CORE},
     "torch": {
         "classes": CORE,
         "_refs": COMPILER,

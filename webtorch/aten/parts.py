@@ -86,6 +86,18 @@ def _unsafe_view(x: Tensor, size: Sequence[int]) -> Tensor:
     return x.view(size)
 
 
+@computed("_new_zeros_with_same_feature_meta")
+def _new_zeros(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
+    lead = list(x.shape[:self_num_batch_dims])
+    steps: list[int] = []
+    size = other._storage.nbytes // other.dtype.itemsize
+    for n in reversed(lead):
+        steps.insert(0, size)
+        size *= n
+    shape, strides = [*lead, *other.shape], [*steps, *other.stride()]
+    return other.new_zeros([size]).as_strided(shape, strides, other.storage_offset())
+
+
 @computed("sym_size")
 def _sym_size(x: Tensor, dim: int) -> int:
     return x.shape[dim]

@@ -143,9 +143,11 @@ def embedding(
         if not -count <= padding_idx < count:
             raise AssertionError("Padding_idx must be within num_embeddings")
         padding_idx %= count
-    if not input.numel():
+    # Of what is computed the rule of its own gradient wants a dense one.
+    sparse = sparse and weight.is_leaf and weight.requires_grad
+    if not input.numel() and not sparse:
         return no_elements(weight, (*input._shape, width))
-    if max_norm is not None:
+    if max_norm is not None and input.numel():
         if not weight.dtype.has_gradient:
             raise DTypeError(
                 "embedding: max_norm: norm(): input dtype should be either floating point or complex. "
@@ -153,12 +155,15 @@ def embedding(
             )
         with no_grad():
             _renormalize(weight, flattened(input), max_norm, norm_type)
-    # Of what is computed the rule of its own gradient wants a dense one.
-    sparse = sparse and weight.is_leaf and weight.requires_grad
     if padding_idx is None and not scale_grad_by_freq and not sparse:
         return _take(weight, [input], "embedding")
     with no_grad():
-        out = _take(weight, [input], "embedding")
+        empty = not input.numel()
+        out = (
+            no_elements(weight, (*input._shape, width))
+            if empty
+            else _take(weight, [input], "embedding")
+        )
     saved = (tape.SavedTensor(input),)
     if sparse:
         args = (count, width, padding_idx, scale_grad_by_freq)

@@ -622,6 +622,11 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     if min(sizes) <= 0:
         raise ValueError(f"affine_grid: Expected non-zero, positive output size. Got {sizes}")
     spatial = sizes[2:]
+    if align_corners and min(spatial) == 1:
+        warn(
+            "Since version 1.3.0, affine_grid behavior has changed for unit-size grids when align_corners=True. This "
+            "is not an intended use case of affine_grid. See the documentation of affine_grid for details."
+        )
     dtype, device = theta.dtype, theta.device
     total: Any = None
     # x is the last coordinate of the image and the first of the grid.

@@ -29,6 +29,8 @@ from webtorch.ops.purity import warn_once
 from webtorch.runtime.realize import is_seen
 from webtorch.tensors.above import give
 from webtorch.tensors.device import DeviceLike, device, device_of
+from webtorch.tensors.forward import home_of
+from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -240,9 +242,10 @@ class StorageBase(_Memory):
         """Return the address where NumPy sees the memory, else a number that stands for it."""
         if self._storage.runtime.kind == "meta":
             return 0
-        node = self._storage.node
+        storage = home_of(self._storage) if mode.forward else self._storage
+        node = storage.node
         start = self._part[0] if self._part else 0
-        return start + (id(self._storage) if node.host is None else int(node.buffer.address))
+        return start + (id(storage) if node.host is None else int(node.buffer.address))
 
     def __getitem__(self, at: int | slice) -> Any:
         """Return a byte, or a storage of several: a part of this memory."""

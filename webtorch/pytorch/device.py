@@ -406,7 +406,7 @@ def flat(storage: Storage) -> Tensor:
 
 
 # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
-_addresses = itertools.count(1)
+_addresses = itertools.count(1 << 32, 1 << 32)
 # PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory.
 _swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 _construct: Callable[..., Any] = torch._C._construct_storage_from_data_pointer
@@ -419,7 +419,7 @@ _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxe
 def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedStorage, Memory]:
     """Return a new PyTorch storage on the device, and its memory."""
     memory = Memory(nbytes, dtype)
-    storage = _construct(next(_addresses) << 32, DEVICE, nbytes)
+    storage = _construct(next(_addresses), DEVICE, nbytes)
     storage._webgpu = memory
     return storage, memory
 
@@ -597,7 +597,7 @@ class Blank:
             home = Memory(self.nbytes, self.held, inner)
             if self.laid and inner is not None:
                 home.storage, home.laid = None, Laid(inner, self.size, self.strides)
-        storage = _construct(next(_addresses) << 32, DEVICE, self.nbytes)
+        storage = _construct(next(_addresses), DEVICE, self.nbytes)
         if self.is_plain:
             x = _create(self.size, self.dtype)
             given, storage = storage, _storage_of(x)

@@ -568,7 +568,7 @@ def _kernel(operator: _Operator) -> Callable[..., Any]:
 def register() -> None:
     """Register the collectives."""
     module: Any = torch.distributed
-    module._broadcast_coalesced = partial(_broadcast_coalesced, module._broadcast_coalesced)
+    module._broadcast_coalesced = partial(hide(_broadcast_coalesced), module._broadcast_coalesced)
     library = torch.library.Library("c10d", "IMPL")
     libraries.append(library)
     with warnings.catch_warnings():

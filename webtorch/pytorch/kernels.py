@@ -167,7 +167,7 @@ def functional(
         nodes: list[Node] = []
         numbers: list[float] = []
         plan = kinds.find(args, kwargs, nodes, numbers)
-        outs: list[torch.Tensor] = [args[n] for n in writes]
+        outs: Sequence[torch.Tensor] = [args[n] for n in writes] if writes else ()
         drawn = None if draws is None else draws(args[0])
         if drawn is not None:
             nodes.append(drawn._storage.node)

@@ -240,7 +240,21 @@ class Plan:
         assert home is not None
         if self.make is None:
             place = self.place
-            return place.tensor(Storage(self.node(nodes, numbers, line), home, place.elements))
+            if numbers and not self.single:
+                (node,) = self._all(nodes, numbers, line)
+            else:
+                # As `node` does, without a frame.
+                node = Node(
+                    self.kind,
+                    tuple(nodes) if self.is_straight else self._sources(nodes),
+                    self.attrs,
+                    tuple(numbers) if numbers else self.scalars,
+                    self.shape,
+                    self.dtype,
+                    line if self.lined else None,
+                    self.form,
+                )
+            return place.tensor(Storage.waiting(node, home, place.elements))
         places = self.places
         made = self._all(nodes, numbers, line) if numbers else self._results(nodes, line)
         if outs:
@@ -250,7 +264,7 @@ class Plan:
             places = places[:new]
         return self.make(
             [
-                place.tensor(Storage(node, home, place.elements))
+                place.tensor(Storage.waiting(node, home, place.elements))
                 for place, node in zip(places, made, strict=False)
             ]
         )
@@ -534,10 +548,10 @@ def _kinds(
             if type(storage) is not Storage and (storage := _held(storage, parts)) is None:
                 return False
             node = storage.node
-            dtype = node.dtype
+            dtype, place = node.dtype, node.kind
             if free is not None and dtype not in _FLOATS:
                 free = None
-            parts += dtype, node.shape, node.kind in _IN_MEMORY and node.kind
+            parts += dtype, node.shape, place in _IN_MEMORY and place
             nodes.append(node)
             tensors.append(x)
         elif kind is float:

@@ -153,11 +153,11 @@ def _register_own(library: torch.library.Library) -> None:
         library.impl("_has_compatible_shallow_copy_type", hide(lambda a, b: True), key)
         for name, kernel in COMPOSITIONS.items():
             if key != "PrivateUse1" or name not in KERNELS:
-                library.impl(name, kernel, key)
+                library.impl(name, hide(kernel), key)
         for name, decomposition in RECURRENT.items():
-            library.impl(name, recurrent_layer(decomposition), key)
+            library.impl(name, hide(recurrent_layer(decomposition)), key)
         for name in ("lstm", "gru"):
-            library.impl(f"{name}_cell", recurrent_cell(name), key)
+            library.impl(f"{name}_cell", hide(recurrent_cell(name)), key)
 
 
 def _follow_forward_mode() -> None:

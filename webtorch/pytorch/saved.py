@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._library.fake_class_registry import FakeScriptObject
 from torch._library.opaque_object import register_opaque_type
 from torch._opaque_base import OpaqueBase
 from torch._ops import OpOverload
@@ -127,8 +126,8 @@ def pack(forward: GraphModule, backward: GraphModule, visible: int) -> None:
         packed = forward.graph.call_function(Saved, (None, tuple(saved)))
     with backward.graph.inserting_before(taken[0]):
         holder = backward.graph.placeholder("saved")
-    token: Any = Saved(None, ())
-    packed.meta["val"] = holder.meta["val"] = FakeScriptObject(token, "Saved", token)
+    # Where DistributedDataParallel cuts a graph, PyTorch takes this for the result of a first call.
+    packed.meta["val"] = holder.meta["val"] = Saved(None, ())
     output.args = ((*results[:visible], packed, *rest[len(saved) :]),)
     with backward.graph.inserting_after(holders[-1]):
         for i, node in reversed(list(enumerate(taken))):
@@ -184,6 +183,4 @@ def contents(node: object) -> list[Node] | None:
     if node.target is Saved:
         return nodes_of(node.args[1])
     value = node.meta.get("val") if node.op == "placeholder" else None
-    if isinstance(value, FakeScriptObject) and isinstance(value.real_obj, Saved):
-        return sorted(node.users, key=_place)
-    return None
+    return sorted(node.users, key=_place) if isinstance(value, Saved) else None

@@ -17,7 +17,7 @@ from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
 from webtorch.ir.dtype import DType, bfloat16, float16, float32, float64
 from webtorch.ops.record import Autocast, AutocastRule
 from webtorch.tensors.host import tracing
-from webtorch.tensors.modes import mode
+from webtorch.tensors.modes import carried, mode
 from webtorch.tensors.tensor import Tensor
 
 KINDS = ("cpu", "webgpu")
@@ -88,6 +88,7 @@ class _State(threading.local):
 
 
 state = _State()
+carried.append(state)
 Snapshot = tuple[dict[str, DType], dict[str, DType], bool]
 
 

@@ -139,10 +139,12 @@ class InPass:
     def __enter__(self) -> None:
         self.before = mode.grad, mode.whole_backward, mode.task
         self.hooks = mode.saved_hooks
+        mode.depth += 1
         mode.grad, mode.whole_backward, mode.task = self.now
 
     def __exit__(self, *error: object) -> None:
         mode.grad, mode.whole_backward, mode.task = self.before
+        mode.depth -= 1
         if mode.saved_hooks is not self.hooks:
             # A hook or a user's rule has opened a block that it left open.
             looking.add(len(self.hooks) - len(mode.saved_hooks))

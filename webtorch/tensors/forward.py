@@ -255,6 +255,15 @@ def write_tangents(x: Tensor, values: Tensor) -> None:
             mode.forward = levels
 
 
+def home_of(storage: Any) -> Any:
+    """Return the storage that one stands for, without a tangent or with another one."""
+    for level in reversed(mode.forward):
+        for first, second, _ in reversed(level.twins):
+            if first() is storage and (home := second()) is not None:
+                storage = home
+    return storage
+
+
 def write_twins(storage: Any) -> list[Any]:
     """Give what stands for the memory that was just written the value that is there now; return those storages."""
     waiting, seen = [storage], {id(storage)}

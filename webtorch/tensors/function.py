@@ -29,7 +29,7 @@ from webtorch.tensors.engine import Turn
 from webtorch.tensors.formats import strided
 from webtorch.tensors.forward import fitted, transposed
 from webtorch.tensors.made_by import made_by_function
-from webtorch.tensors.modes import mode, transforms, unrecorded
+from webtorch.tensors.modes import mode, stand_in, transforms, unrecorded
 from webtorch.tensors.primitives import fill
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.tape import (
@@ -664,6 +664,10 @@ def _kept(tensor: Tensor, output: int | None) -> SavedTensor:
     return saved
 
 
+# After so many backward passes within each other the next one is another thread's.
+_DEEP = 12
+
+
 class _Static(NamedTuple):
     """What a call of a user's function is made of, for its gradient."""
 
@@ -702,7 +706,10 @@ def _back_turns(gs: Cotangents, static: _Static) -> Generator[Turn, Any, list[Te
             "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should only "
             "implement one of them."
         )
-    found = yield Turn(functools.partial(ctx._rule, ctx), tuple(cotangents), ctx, 0)
+    rule = functools.partial(ctx._rule, ctx)
+    if mode.depth and not mode.depth % _DEEP:
+        rule = functools.partial(stand_in, rule)
+    found = yield Turn(rule, tuple(cotangents), ctx, 0)
     found = found if isinstance(found, tuple) else (found,)
     if len(found) < count or any(f is not None for f in found[count:]):
         raise RuntimeError(

@@ -59,8 +59,9 @@ class _Mode(threading.local):
     forward: tuple[Any, ...] = ()
     # The differentiations of webtorch.func that run.
     transforms: tuple[Any, ...] = ()
-    # The running backward pass.
+    # The running backward pass, and within how many it runs.
     task: Task | None = None
+    depth = 0
     # Whether a module is being exported, whose code may ask that.
     exporting = False
     # Why saved_tensors_hooks may not be used now, if they may not.
@@ -96,6 +97,30 @@ class _Mode(threading.local):
 
 
 mode = _Mode()
+# What a thread goes on with that stands for another one.
+carried: list[threading.local] = [mode]
+
+
+def stand_in(function: Callable[..., Any], *args: object) -> Any:
+    """Call a function in another thread, which records what this one does: Python counts nested calls by thread."""
+    kept = [dict(vars(one)) for one in carried]
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        for one, values in zip(carried, kept, strict=True):
+            vars(one).update(values)
+        try:
+            found.append(function(*args))
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="a deep backward pass")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
 
 
 # How many transforms are open, in all threads: vmaps, levels of forward mode, differentiations of webtorch.func.

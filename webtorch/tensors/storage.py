@@ -110,6 +110,8 @@ class _Promised:
         return self
 
 
+_new = object.__new__
+_reference = weakref.ref
 # Values that storages had when they were cloned without a copy.
 _lazy: WeakKeyDictionary[Storage, Node] = WeakKeyDictionary()
 
@@ -145,6 +147,19 @@ class Storage:
             runtime.add(self)
         else:
             runtime.settle(self)
+
+    @classmethod
+    def waiting(cls, node: Node, runtime: Runtime, elements: int) -> Storage:
+        """Return the storage of a value that was recorded just now, with less work."""
+        self = _new(cls)
+        self.node, self.runtime, self.dtype, self.elements = node, runtime, node.dtype, elements
+        self.version, self.donor, self.resting = 0, None, None
+        pending = runtime.pending
+        if runtime.recording is None and not runtime.lent and len(pending) < runtime.ahead.bound:
+            pending.append(_reference(self))
+        else:
+            runtime.add(self)
+        return self
 
     def _join(self, node: Node) -> None:
         """Note that this storage holds a value that others hold too."""

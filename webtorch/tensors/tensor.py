@@ -431,17 +431,21 @@ class Tensor(TensorBase):
             self._base_version = version
             ask("strided_gradient")(self, base)
 
+    def _untouched(self) -> Storage:
+        """Return the storage, or where it has tangents one of the same value that has none. Tangents belong to
+        storages; a write to one is a write to both.
+        """
+        storage = self._storage
+        if any(self in level or level.open_to_users for level in mode.forward):
+            storage = Storage(storage.share(), storage.runtime)
+            mode.forward[-1].pair(storage, self._storage)
+        return storage
+
     @plays("operation")
     def detach(self) -> Tensor:
         """Return a tensor on the same storage that needs no gradient."""
-        storage = self._storage
-        if transforms.count and any(self in level for level in mode.forward):
-            # Tangents belong to storages: what has none is another storage, of the same value. A write to
-            # one is a write to both.
-            storage = Storage(storage.share(), storage.runtime)
-            mode.forward[-1].pair(self._storage, storage)
         out = Tensor._from_storage(
-            storage,
+            self._untouched() if transforms.count else self._storage,
             self._shape,
             self._strides,
             self._offset,
@@ -460,6 +464,7 @@ class Tensor(TensorBase):
             tracing.touch_history(self)
         if self._grad_fn is not None:
             self._grad_fn.detached = (*self._grad_fn.detached, self._output_nr)
+        self._storage = self._untouched()
         self._grad_fn, self._requires_grad, self._output_nr = None, False, 0
         return self
 

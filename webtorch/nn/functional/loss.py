@@ -108,7 +108,7 @@ def multilabel_margin_loss(
     """
     reduction = chosen_reduction(size_average, reduce, reduction)
     _check_float("multilabel_margin_loss", input)
-    if input.dim() not in (0, 1, 2):
+    if input.dim() > 2 or (not input.numel() and (input.dim() < 2 or not input.shape[1])):
         raise RuntimeError(
             "Expected non-empty vector or matrix with optional 0-dim batch size, but got: "
             f"{list(input.shape)}"
