@@ -64,6 +64,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "dense dims": lambda t: t.masked.sum(hybrid(t), 1),
     "rows of dense dims": lambda t: t.masked.amin(hybrid(t), 0, mask=hybrid(t).to_dense() > 0),
     "a dense tensor": lambda t: t.masked.sum(t.ones(2, 2), 0, mask=MASKS["sparse"](t)),
+    "without dims": lambda t: t.masked.amax(t.tensor(3.0).to_sparse(), (), mask=t.tensor(False)),
     "ints": lambda t: t.masked.sum(matrix(t).to(t.int32), 0),
     "sizes that differ": lambda t: t.ones(1, 2, dtype=t.float64) + matrix(t),
     "more rows": lambda t: t.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]) * matrix(t),
