@@ -273,6 +273,7 @@ def test_a_gradient_check_of_complex_values_passes(layout: str) -> None:
     assert webtorch.autograd.gradcheck(f, (x, y), masked=True)
     # Not masked, a derivative is also one of the elements that are not there.
     assert webtorch.autograd.gradcheck(lambda a: a.to_dense(masked_grad=False), (x,))
+    assert webtorch.autograd.gradcheck(lambda a: a.to_dense(masked_grad=False) ** 2, (x,))
 
 
 @pytest.mark.parametrize("masked", [True, False])
