@@ -73,7 +73,9 @@ def test_models_train_as_in_one_process(device: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_fifty_steps_are_those_of_one_process(ranks: int) -> None:
-    for ours in _processes("webtorch", "cpu", ranks, str(ranks), "50"):
+@pytest.mark.parametrize(
+    ("device", "ranks", "steps"), [("cpu", 2, 50), ("cpu", 4, 50), ("webgpu", 4, 3)]
+)
+def test_many_steps_are_those_of_one_process(device: str, ranks: int, steps: int) -> None:
+    for ours in _processes("webtorch", device, ranks, str(ranks), str(steps)):
         assert max(ours[name] for name in MODELS) < 1e-5, ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.pytorch.ranks import COLLECTIVES, MODELS, RANKS
 from webtorch_autoload.device import module
@@ -67,3 +69,18 @@ def test_a_process_of_several_has_a_device_of_its_own(monkeypatch: pytest.Monkey
     assert module.device_count() in (0, 2)
     with pytest.raises(RuntimeError, match="which is also number 1, as this is process 1 of its"):
         torch.webgpu.set_device(2)
+
+
+def test_a_group_that_sends_nothing_leaves_tensors_as_they_are() -> None:
+    fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    dist.init_process_group("fake", rank=0, world_size=4, store=fake.FakeStore())
+    try:
+        x = torch.arange(3.0, device="webgpu")
+        dist.all_reduce(x)
+        assert x.tolist() == [0.0, 1.0, 2.0]
+        layer = torch.nn.Linear(8, 8, device="webgpu")
+        importlib.import_module("torch.distributed.fsdp").fully_shard(layer)
+        layer(torch.ones(2, 8, device="webgpu")).sum().backward()
+        assert layer.bias.grad.to_local().shape == (2,)
+    finally:
+        dist.destroy_process_group()

@@ -104,6 +104,12 @@ WORDS: dict[str, Callable[[Any], Any]] = {
     "one matrix": lambda t: t.stack([t.eye(3)] * 2).to_sparse_csr().resize_((3, 3)),
     "fewer columns": lambda t: matrix(t, "csr").resize_(2, 1),
     "a vector": lambda t: matrix(t, "csr").resize_(4),
+    "cat of several ranks": lambda t: t.cat([matrix(t), hybrid(t)]),
+    "cat with a dense": lambda t: t.cat([matrix(t), t.eye(2)]),
+    "cat of other sizes": lambda t: t.cat([matrix(t), t.eye(3).to_sparse()]),
+    "norm along a dim": lambda t: matrix(t).norm(dim=0),
+    "norm of all": lambda t: matrix(t).norm(dim=(0, 1)),
+    "norm that keeps dims": lambda t: matrix(t).norm(keepdim=True),
     "no batch": lambda t: t.ones(0, 4, 4).to_sparse(layout=t.sparse_bsr, blocksize=(2, 2)),
     "new": lambda t: matrix(t).new(t.tensor([[0], [1]]), t.tensor([1.0]), (3, 3)),
     "new of sizes": lambda t: matrix(t).new(2, 3),
@@ -122,7 +128,7 @@ def test_results_and_words(name: str) -> None:
         try:
             out = WORDS[name](t)
         except (RuntimeError, TypeError) as error:
-            return str(error)[:40]
+            return str(error)[:60]
         return str(out.layout), str(out.dtype), out.to_dense().tolist()
 
     assert say(webtorch) == say(torch)
