@@ -35,7 +35,6 @@ from webtorch.ir.dtype import (
     by_name,
     float32,
     float64,
-    int32,
     int64,
     integer_limits,
     promote_types,
@@ -612,9 +611,7 @@ def new_memory(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
         return _memory(shape, dtype, device)
     value: Number = math.nan
     if not (dtype.is_floating_point or dtype.is_complex):
-        # WebGPU holds int64 in 32 bits.
-        narrow = dtype is int64 and resolve(device).kind == "webgpu"
-        value = integer_limits(int32 if narrow else dtype)[1]
+        value = integer_limits(dtype)[1]
     return fill(shape, value, dtype, device)
 
 
