@@ -477,6 +477,9 @@ def test_what_is_wrong_with_marks_and_tangents_is_said() -> None:
                 x = ad.make_dual(tensor(t, [1.0, 2.0], grad=False), v)
                 said = error(lambda: function(forward, jvp)(x))  # noqa: B023
                 found.append(said and said[:60])
+                # Of a view of what was packed.
+                said = error(lambda: function(forward, jvp)(x.view_as(x)))  # noqa: B023
+                found.append(said and said.partition("the jvp is")[2])
         x = tensor(t, [1.0, 2.0])
         found.append(error(lambda: function(lost, None)(x.clone())))
         found.append(error(lambda: function(pair, None)(x.clone().view_as(x)))[:70])

@@ -28,7 +28,7 @@ class Known:
         runtime: object,
         family: Family | None,
         program: Executable | KnownParts,
-        given: Sequence[Node],
+        given: Sequence[Node] | dict[Node, int],
         frozen: Frozen,
         places: dict[Node, int],
         *,
@@ -45,7 +45,7 @@ class Known:
         else:
             self.executable = weakref.ref(program)
         # Which of what is given is which input (None: in their order).
-        place = {n: i for i, n in enumerate(given)}
+        place = given if isinstance(given, dict) else {n: i for i, n in enumerate(given)}
         order = [place[n] for n in frozen.inputs]
         self.order = None if not part and order == list(range(len(given))) else order
         # The arguments (None: those of the graph), and which of them are numbers of the graph.
@@ -107,10 +107,9 @@ class KnownParts:
         return bool(self.results) and all(part.executable() for part, _ in self.parts)
 
     def end(
-        self, parts: Sequence[Known], values: Sequence[Node], inputs: int, owners: Sequence[Value]
+        self, parts: Sequence[Known], place: dict[Node, int], inputs: int, owners: Sequence[Value]
     ) -> None:
-        """Note all parts. The first `inputs` values are there before they run."""
-        place = {n: i for i, n in enumerate(values)}
+        """Note all parts, and where each value is. The first `inputs` are there before they run."""
         self.results = [place[owner.node] for owner in owners]
         kept = {*range(inputs), *self.results}
         for known in reversed(parts):

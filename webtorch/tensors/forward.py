@@ -31,12 +31,14 @@ from webtorch.tensors.tensor import Tensor
 class Level:
     """One level of forward-mode differentiation, and the tangents of the storages that have any."""
 
-    __slots__ = ("open_to_users", "tangents", "twins")
+    __slots__ = ("duals", "open_to_users", "tangents", "twins")
 
     def __init__(self, open_to_users: bool = False) -> None:
         # Whether users pack and unpack tangents themselves: a write to a tensor is then one to the tangent that
         # they have.
         self.open_to_users = open_to_users
+        # What users have packed, which is no view to forward mode.
+        self.duals: list[weakref.ref[Tensor]] = []
         # Storage -> (tangent, geometry of the tensor that it was given for).
         self.tangents: weakref.WeakKeyDictionary[Any, tuple[Tensor, Any]] = (
             weakref.WeakKeyDictionary()
@@ -322,6 +324,7 @@ def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
     else:
         out = _beside(primal, "MakeDual", level)
     level.set(out, tangent)
+    level.duals.append(weakref.ref(out))
     return out
 
 
@@ -329,7 +332,7 @@ def _lies_as(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape lie alike in memory of one size; that of examples of a vmap has any size."""
     steps = zip(one._shape, one._strides, other._strides, strict=True)
     return (
-        one._offset == other._offset
+        (one._offset == other._offset or 0 in one._shape)
         and all(a == b for size, a, b in steps if size != 1)
         and (bool(one._levels) or one._storage.nbytes == other._storage.nbytes)
     )

@@ -518,7 +518,8 @@ def _move(
             for i, (o, t) in enumerate(zip(outputs, found, strict=True)):
                 if t is None or not isinstance(o, Tensor):
                     continue
-                _check_tangent(ctx, i, o, t, args, tangents, versions, back)
+                duals = [d() for d in level.duals]
+                _check_tangent(ctx, i, o, t, args, tangents, versions, back, duals)
                 level.set(o, fitted(t, o))
         finally:
             mode.forward, ctx._moving = levels, False
@@ -536,6 +537,7 @@ def _check_tangent(
     tangents: Sequence[Tensor | None],
     versions: Sequence[int | None],
     back: dict[int, Tensor],
+    duals: Sequence[Tensor | None],
 ) -> None:
     """Raise RuntimeError if what `jvp` gave for an output does not lie as the output does."""
     if any(out is n for n in ctx._not_differentiable) or not out.dtype.has_gradient:
@@ -563,7 +565,9 @@ def _check_tangent(
             if tangent._base is None:
                 raise RuntimeError(f"{_NO_VIEW}.")
             if tangent._base is not (t if t._base is None else t._base):
-                raise RuntimeError(f"{_NO_VIEW} of the given grad input.")
+                given = a._base is None or any(a is d for d in duals)
+                which = "of the given grad input" if given else "of the same base"
+                raise RuntimeError(f"{_NO_VIEW} {which}.")
 
 
 def _is_view_of(out: Tensor, x: Tensor) -> bool:

@@ -270,7 +270,8 @@ class WebGPUBackend:
         self._tunes = False
         try:
             if tuner.class_name(self, routine) not in self.tuned:
-                tuner.tune(self, routine)
+                with self.encoding.apart():
+                    tuner.tune(self, routine)
         except OSError:
             # The folder cannot be written: what was found serves this process.
             pass

@@ -47,6 +47,16 @@ class Encoding:
             self._open = False
             self.send()
 
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Submit what waits, and each program that runs within at once: it is waited for."""
+        self.send()
+        joined, self._open = self._open, False
+        try:
+            yield
+        finally:
+            self._open = joined
+
     def holds(self, program: object) -> bool:
         """Whether commands of a program wait."""
         return program in self._waiting
