@@ -680,6 +680,10 @@ def empty_strided(
     if any(s < 0 for s in strides):
         raise RuntimeError(f"empty_strided: strides must not be negative, got {list(strides)}")
     elements = extent(shape, strides, 0)[1] + 1
+    if elements >= 1 << 60:
+        raise RuntimeError(
+            f"Storage size calculation overflowed with sizes={list(shape)} and strides={list(strides)}"
+        )
     flat = new_memory((elements,), chosen_dtype(dtype), device)
     result = flat if strides == (1,) and shape == (elements,) else as_view(flat, shape, strides, 0)
     if strides == contiguous_strides(shape) and numel(shape) == elements:
