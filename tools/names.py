@@ -151,8 +151,7 @@ BEHAVIOUR = """
 - `heaviside` promotes its two types; PyTorch wants one.
 - uint16, uint32 and uint64 are taken wherever integers are; PyTorch's CPU lacks half of the operations (`+`, `<`).
   As there, they meet floats and numbers alone. WebGPU refuses uint64.
-- `x.view(dtype)` is refused on WebGPU from and to int64, which has 32 bits there. Memory made as bool
-  holds 0 or 1, whatever is written to a view of another type.
+- Memory made as bool holds 0 or 1, whatever is written to a view of another type.
 - The first object with `__torch_function__` that is no tensor is asked by functions, operators, indexing and in-place
   elementwise operations; methods as `x.dot(object)` ask when one of these, a tensor subclass or a mode has come before.
 - `bernoulli`, `multinomial`, `poisson` and `normal` check tensors of probabilities, rates and deviations on the device:

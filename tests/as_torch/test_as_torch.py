@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+import webtorch
+from webtorch.as_torch.absent import ABSENT
+from webtorch.as_torch.places import SOURCES
 from webtorch.cli.run import run
 from webtorch.errors import DeviceError
 
@@ -477,3 +480,9 @@ def test_operators_of_a_profile(tmp_path: Path) -> None:
         "assert (average.count, average.cpu_time_total, average.cpu_time) == (4, 30, 7.5)\n"
     )
     python("-m", "webtorch", "run", str(program))
+
+
+def test_what_stands_in_for_an_absent_module_hides_none_of_ours() -> None:
+    for name in set(ABSENT) - set(SOURCES):
+        ours = Path(webtorch.__file__).parent.joinpath(*name.split(".")[1:])
+        assert not (ours.is_dir() or ours.with_suffix(".py").exists()), name

@@ -32,6 +32,7 @@ def test_a_tangent_that_lies_otherwise_is_copied() -> None:
         apart = tensor(t, [1.0, 2.0, 3.0], False)[:2]
         for x, given in (
             (t.zeros_like(v), v), (t.zeros_like(v).t(), v), (apart, v[0].clone()), (apart, v[0]),
+            (t.zeros_like(v[:0]), v[2:]), (v[:0], v[2:]),
         ):  # fmt: skip
             with ad.dual_level():
                 dual = ad.make_dual(x, given)

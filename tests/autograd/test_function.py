@@ -528,3 +528,37 @@ def test_backward_passes_may_run_deep_within_each_other() -> None:
         return x.grad
 
     same(program)
+
+
+def test_views_that_forward_writes_lead_through_the_function() -> None:
+    def program(t: Any) -> Any:
+        class Twice(t.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.mark_dirty(x)
+                return x.mul_(2)
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g * 2
+
+        class Part(t.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                view = x.clone()[:1]
+                view += 2
+                return view
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return t.cat([g * 3, g * 0])
+
+        x = tensor(t, [1.0, 2.0])
+        whole = x.clone()
+        out = Twice.apply(whole[:1])
+        part = Part.apply(x)
+        (first,) = t.autograd.grad((out * whole).sum(), x)
+        (second,) = t.autograd.grad(part.sum(), x)
+        return out, whole, part, first, second, type(part.grad_fn).__name__
+
+    same(program)

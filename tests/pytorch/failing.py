@@ -93,7 +93,7 @@ def _start(rank: int, size: int, folder: Path, name: str, seconds: float) -> Non
 
 
 def _lost(rank: int, folder: Path, dies: bool) -> None:
-    """Wait in a backward pass for a rank that dies, or hangs, in its own."""
+    """Wait for the gradients of a backward pass for a rank that dies, or hangs, in its own."""
     _start(rank, 2, folder, "store", 1.5)
     wrapped = nn.parallel.DistributedDataParallel(_net().to("webgpu"))
     for step in range(2):
@@ -103,6 +103,8 @@ def _lost(rank: int, folder: Path, dies: bool) -> None:
         start, message = time.monotonic(), ""
         try:
             out.square().mean().backward()
+            # As with CUDA, what reads a sum waits for it.
+            next(wrapped.parameters()).grad.sum().item()
         except RuntimeError as error:
             message = str(error)
     seconds = time.monotonic() - start

@@ -73,6 +73,8 @@ _REFUSED: dict[str, Call] = {
     "randint of complex": lambda t: t.randint(6, (2,), dtype=t.complex64),
     "randperm of halves": lambda t: t.randperm(2**11 + 2, out=t.empty(0, dtype=t.half)),
     "out of another type": lambda t: t.zeros(2, dtype=t.int64, out=t.ones(2)),
+    "too far apart": lambda t: t.empty_strided([8, 8], [2**61, 1]),
+    "too large, of nothing": lambda t: t.empty([0, 4, 2**61]),
     "too large": lambda t: t.empty(8, 8, 2**29, 2**29),
     "asarray, type": lambda t: t.asarray(t.ones(2), dtype=t.float64, copy=False),
     "asarray, device": lambda t: t.asarray(t.ones(2), device="meta", copy=False),

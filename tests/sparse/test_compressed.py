@@ -271,6 +271,9 @@ def test_a_gradient_check_of_complex_values_passes(layout: str) -> None:
     y = webtorch.tensor([[1 - 2j, 1], [0.5j, -1]], dtype=webtorch.complex128, requires_grad=True)
     f = lambda a, b: (a @ b).sum()  # noqa: E731
     assert webtorch.autograd.gradcheck(f, (x, y), masked=True)
+    # Not masked, a derivative is also one of the elements that are not there.
+    assert webtorch.autograd.gradcheck(lambda a: a.to_dense(masked_grad=False), (x,))
+    assert webtorch.autograd.gradcheck(lambda a: a.to_dense(masked_grad=False) ** 2, (x,))
 
 
 @pytest.mark.parametrize("masked", [True, False])

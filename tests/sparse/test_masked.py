@@ -64,6 +64,7 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     "dense dims": lambda t: t.masked.sum(hybrid(t), 1),
     "rows of dense dims": lambda t: t.masked.amin(hybrid(t), 0, mask=hybrid(t).to_dense() > 0),
     "a dense tensor": lambda t: t.masked.sum(t.ones(2, 2), 0, mask=MASKS["sparse"](t)),
+    "without dims": lambda t: t.masked.amax(t.tensor(3.0).to_sparse(), (), mask=t.tensor(False)),
     "ints": lambda t: t.masked.sum(matrix(t).to(t.int32), 0),
     "sizes that differ": lambda t: t.ones(1, 2, dtype=t.float64) + matrix(t),
     "more rows": lambda t: t.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]) * matrix(t),
@@ -98,6 +99,18 @@ WORDS: dict[str, Callable[[Any], Any]] = {
     "zeros": lambda t: t.zeros((), layout=t.sparse_csc),
     "blocks": lambda t: t.ones(4, 4).to_sparse_bsr((2, 1)).copy_(t.ones(4, 4).to_sparse_bsr((1, 2))),
     "ranks": lambda t: t.sparse_bsc_tensor(t.tensor([[0, 1]]), t.tensor([0]), t.ones(1, 2, 2)),
+    "more rows": lambda t: matrix(t, "csr").resize_(3, 4),
+    "fewer rows": lambda t: matrix(t, "csr").resize_(1, 2),
+    "one matrix": lambda t: t.stack([t.eye(3)] * 2).to_sparse_csr().resize_((3, 3)),
+    "fewer columns": lambda t: matrix(t, "csr").resize_(2, 1),
+    "a vector": lambda t: matrix(t, "csr").resize_(4),
+    "cat of several ranks": lambda t: t.cat([matrix(t), hybrid(t)]),
+    "cat with a dense": lambda t: t.cat([matrix(t), t.eye(2)]),
+    "cat of other sizes": lambda t: t.cat([matrix(t), t.eye(3).to_sparse()]),
+    "norm along a dim": lambda t: matrix(t).norm(dim=0),
+    "norm of all": lambda t: matrix(t).norm(dim=(0, 1)),
+    "norm that keeps dims": lambda t: matrix(t).norm(keepdim=True),
+    "no batch": lambda t: t.ones(0, 4, 4).to_sparse(layout=t.sparse_bsr, blocksize=(2, 2)),
     "new": lambda t: matrix(t).new(t.tensor([[0], [1]]), t.tensor([1.0]), (3, 3)),
     "new of sizes": lambda t: matrix(t).new(2, 3),
     "new of a list": lambda t: matrix(t).new([1, 2]),
@@ -115,7 +128,7 @@ def test_results_and_words(name: str) -> None:
         try:
             out = WORDS[name](t)
         except (RuntimeError, TypeError) as error:
-            return str(error)[:40]
+            return str(error)[:60]
         return str(out.layout), str(out.dtype), out.to_dense().tolist()
 
     assert say(webtorch) == say(torch)

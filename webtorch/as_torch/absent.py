@@ -56,10 +56,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         "BackendType RRef RpcBackendOptions TensorPipeRpcBackendOptions WorkerInfo get_worker_info init_rpc remote "
         "rpc_async rpc_sync shutdown",
     ),
-    "torch.utils.checkpoint": (
-        "They choose by operators of PyTorch's dispatcher: `checkpoint` recomputes a whole part",
-        "_CachedTorchDispatchMode _CachingTorchDispatchMode",
-    ),
     "torch.onnx.symbolic_opset11": (_ONNX, "select squeeze unsqueeze"),
 }
 

@@ -395,6 +395,11 @@ def _check(func: Function, inputs: tuple[object, ...], options: _Options) -> Non
     plain, originals = func, inputs
     func, inputs = _of_pairs(func, inputs)
     points = _points_of(inputs, options.masked)
+    for point in points:
+        if complex_inputs[point.number] and point.x.layout is not strided and not options.masked:
+            # A gradient of pairs is one of their places: they are to be all places.
+            point.x = point.given.detach().clone().requires_grad_()
+            inputs = (*inputs[: point.number], point.x, *inputs[point.number + 1 :])
     with enable_grad():
         result = func(*inputs)
     if any(isinstance(y, Tensor) and y.layout is not strided for y in _listed(result)):

@@ -35,7 +35,6 @@ from webtorch.ir.dtype import (
     by_name,
     float32,
     float64,
-    int32,
     int64,
     integer_limits,
     promote_types,
@@ -612,9 +611,7 @@ def new_memory(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
         return _memory(shape, dtype, device)
     value: Number = math.nan
     if not (dtype.is_floating_point or dtype.is_complex):
-        # WebGPU holds int64 in 32 bits.
-        narrow = dtype is int64 and resolve(device).kind == "webgpu"
-        value = integer_limits(int32 if narrow else dtype)[1]
+        value = integer_limits(dtype)[1]
     return fill(shape, value, dtype, device)
 
 
@@ -683,6 +680,10 @@ def empty_strided(
     if any(s < 0 for s in strides):
         raise RuntimeError(f"empty_strided: strides must not be negative, got {list(strides)}")
     elements = extent(shape, strides, 0)[1] + 1
+    if elements >= 1 << 60:
+        raise RuntimeError(
+            f"Storage size calculation overflowed with sizes={list(shape)} and strides={list(strides)}"
+        )
     flat = new_memory((elements,), chosen_dtype(dtype), device)
     result = flat if strides == (1,) and shape == (elements,) else as_view(flat, shape, strides, 0)
     if strides == contiguous_strides(shape) and numel(shape) == elements:

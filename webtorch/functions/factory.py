@@ -63,8 +63,11 @@ def size_of(op: str, args: Sequence[object], size: Sequence[int] | None = None) 
         raise ShapeError(
             f"Trying to create tensor with negative dimension {min(shape)}: {list(shape)}"
         )
-    if math.prod(shape) >= 1 << 60:
+    count = math.prod(shape)
+    if count >= 1 << 60:
         raise RuntimeError(f"Storage size calculation overflowed with sizes={list(shape)}")
+    if not count and math.prod([n or 1 for n in shape]) >= 1 << 63:
+        raise RuntimeError("Stride calculation overflowed")
     return shape
 
 

@@ -552,9 +552,6 @@ def _identity(reduce: str, dtype: DType) -> Scalar:
     if dtype.kind == "float":
         return -math.inf if reduce == "amax" else math.inf
     low, high = integer_limits(dtype)
-    if dtype is int64:
-        # The neutral value must fit where int64 is held in 32 bits.
-        low, high = -(2**31), 2**31 - 1
     value = low if reduce == "amax" else high
     return bool(value) if dtype is bool_ else value
 

@@ -318,7 +318,7 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @composite(family="movement", function_in=("torch",), gradient_name="BlockDiagBackward0")
-def block_diag(*tensors: Any) -> Tensor:
+def block_diag(*tensors: Tensor) -> Tensor:
     """The matrix with the tensors as blocks along its diagonal."""
     parts = []
     for i, x in enumerate(_listed("block_diag", tensors)):
@@ -377,7 +377,7 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
 
 
 @composite(family="movement", function_in=("torch",))
-def cartesian_prod(*tensors: Any) -> Tensor:
+def cartesian_prod(*tensors: Tensor) -> Tensor:
     """All combinations of the elements of 1-d tensors, one a row."""
     for x in tensors:
         if len(x._shape) != 1:

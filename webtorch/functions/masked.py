@@ -13,10 +13,9 @@ from typing import Any
 from webtorch.errors import DTypeError
 from webtorch.functions import composite as norms
 from webtorch.functions import cumulative, ordering, reduce
-from webtorch.functions.movement import integers_held
 from webtorch.functions.pointwise import where
 from webtorch.functions.reduce import Dims
-from webtorch.ir.dtype import DType, Scalar, bool_, int64
+from webtorch.ir.dtype import DType, Scalar, bool_, int64, integer_limits
 from webtorch.ops import elementwise
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, fill, real_part
@@ -30,7 +29,7 @@ MASKED = ("masked",)
 def extreme(x: Tensor, largest: bool) -> Scalar:
     if x.dtype.has_gradient:
         return math.inf if largest else -math.inf
-    low, high = integers_held(x)
+    low, high = integer_limits(x.dtype)
     return high if largest else low
 
 

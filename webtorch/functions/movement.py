@@ -14,9 +14,6 @@ from webtorch.errors import ShapeError
 from webtorch.ir.dtype import (
     DType,
     Scalar,
-    int32,
-    int64,
-    integer_limits,
 )
 from webtorch.ir.view import (
     Shape,
@@ -93,11 +90,6 @@ def unique_dims(dims: Sequence[int], rank: int) -> tuple[int, ...]:
 def zero_of(dtype: DType) -> Scalar:
     """Return the Python zero that does not change a tensor of `dtype` by promotion."""
     return False if dtype.kind == "bool" else 0
-
-
-def integers_held(x: Tensor) -> tuple[int, int]:
-    """Return the least and the largest integer that `x` can hold where it is: a GPU's int64 has 32 bits."""
-    return integer_limits(int32 if x.dtype is int64 and x.device.type != "cpu" else x.dtype)
 
 
 def sum_to(g: Tensor, shape: Shape) -> Tensor:

@@ -13,10 +13,9 @@ from typing import Any
 
 from webtorch.errors import ShapeError
 from webtorch.functions.convolution import Sizes, crop, ranked, sizes_of
-from webtorch.functions.movement import integers_held
 from webtorch.functions.pointwise import where
 from webtorch.functions.slicing import pick
-from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64
+from webtorch.ir.dtype import INTEGERS, Scalar, bool_, int64, integer_limits
 from webtorch.ir.view import numel
 from webtorch.ops.layout import channels_last_as, volumes_as_first
 from webtorch.ops.primitive import as_view, fill, iota, pad_with, reduce_dims, scatter
@@ -313,7 +312,7 @@ def along(values: Tensor, d: int, rank: int) -> Tensor:
 
 def lowest(x: Tensor) -> Scalar:
     """Return the value that no maximum chooses."""
-    return -math.inf if x.dtype.is_floating_point else integers_held(x)[0]
+    return -math.inf if x.dtype.is_floating_point else integer_limits(x.dtype)[0]
 
 
 def _indices_too(given: str) -> tuple[str, ...]:

@@ -480,7 +480,7 @@ def _integers(
     if span < 2**31:
         return _bits_below(bits, low, span, dtype)
     if span > 2**31:
-        # Two draws make 62 bits, and one more makes 64. Only the CPU holds such numbers.
+        # Two draws make 62 bits, and one more makes 64.
         bits = bits * 2**31 + _draw(shape, int64, device, generator, "bits")
     if span > 2**62:
         bits = bits * 4 + comparison.bitwise_and(_draw(shape, int64, device, generator, "bits"), 3)
@@ -880,8 +880,6 @@ def random_(input: Tensor, *args: int, generator: Generator | None = None, **bou
             high = 2 ** _MANTISSA[input.dtype.name] + 1
         else:
             high = integer_limits(input.dtype)[1] + 1
-            if input.dtype is int64 and not input.is_cpu:
-                high = 2**31
     return _fill_in(input, _integers(input._shape, low, high, input.dtype, input.device, generator))
 
 

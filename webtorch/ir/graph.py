@@ -35,7 +35,8 @@ else composes:
 
 Before it is frozen a graph may also have nodes of the kind "call", whose attributes are a `Recorded`,
 the number of a result and weak references to the nodes of all: one node for all that a composite records
-for it. `Node.expand` makes it these.
+for it. `Node.expand` makes it these. A node "arriving" is a value that another process sends: it is data once it is
+there, before a graph that stands on it is frozen.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ class Node:
 
 
 # Kinds of nodes whose values are in memory when something reads them.
-IN_MEMORY = ("buffer", "update", "scatter")
+IN_MEMORY = ("buffer", "arriving", "update", "scatter")
 # The largest offset that an argument holds.
 _LONGEST = 2**31 - 1
 

@@ -54,9 +54,7 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
                 routine = generic.matmul_kernel(routine)
             case Convolution():
                 routine = generic.conv_kernel(routine)
-            case Scan():
-                routine = generic.scan_kernel(routine)
-            case Kernel() | Several() | Host():
+            case Kernel() | Several() | Scan() | Host():
                 pass
             case _:
                 raise DTypeError(

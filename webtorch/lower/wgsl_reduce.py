@@ -114,9 +114,6 @@ def _split(
     on the CPU can be trusted with.
     """
     k = writer.kernel
-    if any(r.value.dtype in TWO_WORDS for r in k.reduces):
-        # Partial results are left as 32-bit words.
-        return 1
     needed = 1
     if not writer.limits.is_gpu:
         target, least = 4, 16384
@@ -652,11 +649,11 @@ def _split_reduction(
     pass combines them."""
     m, n, parts = kernel.outer_count, kernel.inner_count, geometry.split
     stages = list(range(len(kernel.reduces)))
-    # Words of scratch: one per stage, point and part, and one more for a position.
+    # Words of scratch: one or two per stage, point and part, and one more for a position.
     offsets: list[tuple[int, int]] = []
     words = 0
     for reduce in kernel.reduces:
-        at = words + m * parts
+        at = words + m * parts * word_count(_stage_kind(reduce))
         offsets.append((words, at))
         words = at + (m * parts if reduce.reducer.is_position else 0)
     scratch = (4 * words,)
@@ -679,10 +676,10 @@ def _split_reduction(
             )
             value = source if geometry.ty > 1 else acc.value
             name = writer.bind(value, r.body)
-            lines.append(f"scratch0[{base} + o * {parts} + part] = {to_bits(name, acc.kind)};")
             lines.append(f"scratch0[{at} + o * {parts} + part] = bitcast<u32>({acc.position});")
         else:
-            lines.append(f"scratch0[{base} + o * {parts} + part] = {to_bits(acc.value, acc.kind)};")
+            name = acc.value
+        lines += leave(name, acc.kind, base, f"o * {parts} + part")
     guard = " && ".join(t for t in (r.active, "ty == 0" if geometry.ty > 1 else "") if t)
     r.body += [f"if ({guard}) {{", *("  " + x for x in lines), "}"] if guard else lines
     first_pass = finish(writer, r.body, list(r.shared.values()), r.size, grid, scratch, False)
@@ -699,7 +696,7 @@ def _split_reduction(
     inside: list[str] = []
     for acc in accs:
         base, at = offsets[acc.stage]
-        value = from_bits(f"scratch0[{base} + o * {parts} + k]", acc.kind)
+        value = taken(acc.kind, base, f"o * {parts} + k")
         position = ""
         if acc.is_arg:
             position = final.bind(f"bitcast<i32>(scratch0[{at} + o * {parts} + k])", inside)
@@ -715,11 +712,24 @@ def _split_reduction(
     return [first_pass, second_pass]
 
 
-def to_bits(text: str, kind: str) -> str:
-    """Return the text of a value as a u32 word."""
-    return {"bool": f"select(0u, 1u, {text})", "u32": text}.get(kind, f"bitcast<u32>({text})")
+def word_count(kind: str) -> int:
+    """Return in how many words of scratch memory a value of a WGSL type lies."""
+    return 2 if kind in TWO_WORDS.values() else 1
 
 
-def from_bits(text: str, kind: str) -> str:
-    """Return the text of a value from its u32 word."""
-    return {"bool": f"({text} != 0u)", "u32": text}.get(kind, f"bitcast<{kind}>({text})")
+def leave(value: str, kind: str, base: int, place: str) -> list[str]:
+    """Return the lines that leave a value at a place of the scratch memory that begins at word `base`."""
+    if word_count(kind) == 2:
+        at = f"{base} + 2 * ({place})"
+        return [f"scratch0[{at}] = {value}.x;", f"scratch0[{at} + 1] = {value}.y;"]
+    words = {"bool": f"select(0u, 1u, {value})", "u32": value}
+    return [f"scratch0[{base} + {place}] = {words.get(kind, f'bitcast<u32>({value})')};"]
+
+
+def taken(kind: str, base: int, place: str) -> str:
+    """Return the text of a value that was left there."""
+    if word_count(kind) == 2:
+        at = f"{base} + 2 * ({place})"
+        return f"{kind}(scratch0[{at}], scratch0[{at} + 1])"
+    word = f"scratch0[{base} + {place}]"
+    return {"bool": f"({word} != 0u)", "u32": word}.get(kind, f"bitcast<{kind}>({word})")

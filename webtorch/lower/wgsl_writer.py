@@ -20,6 +20,7 @@ from webtorch.ir.dtype import (
     int32,
     integer_limits,
     uint32,
+    wide_int64,
 )
 from webtorch.ir.expr import FUNCTIONS, Expr, Range
 from webtorch.ir.kernel import (
@@ -87,7 +88,7 @@ class Slot:
             base = wgsl_type(self.slot.dtype)
         if self.atomic:
             # A float is changed atomically through its bits.
-            return f"atomic<{'u32' if base == 'f32' else base}>"
+            return f"atomic<{base if base in ('i32', 'u32') else 'u32'}>"
         return f"vec4<{base}>" if self.width == 4 and not self.packed else base
 
 
@@ -135,9 +136,12 @@ class KernelWriter:
         self.fast_inner = bool(kernel.reduces)
         self.fast_count = kernel.inner_count if self.fast_inner else kernel.outer_count
         self.slots: dict[int, Slot] = {}
-        # Whether each invocation adds to elements of its own: there are no atomic words of 64 bits.
+        # Whether each invocation adds to elements of its own: no atomic word has 64 bits, but a sum of integers
+        # is one of low words, which carry into the high ones.
         self.in_turn = any(
-            s.combine != "set" and kernel.buffers[s.buffer].dtype in TWO_WORDS
+            s.combine != "set"
+            and (dtype := kernel.buffers[s.buffer].dtype) in TWO_WORDS
+            and (dtype is not wide_int64 or s.combine != "add")
             for s in kernel.stores
         )
         if self.in_turn and kernel.reduces:
@@ -627,6 +631,9 @@ class KernelWriter:
             if slot.atomic:
                 word = f"atomicLoad(&{word})"
             return extract(word, position, dtype)
+        if slot.atomic and dtype in TWO_WORDS:
+            low, high = (f"atomicLoad(&{slot.name}[2 * ({position}){n}])" for n in ("", " + 1"))
+            return f"{wgsl_type(dtype)}({low}, {high})"
         if slot.atomic:
             text = f"atomicLoad(&{slot.name}[{position}])"
             return f"bitcast<f32>({text})" if wgsl_type(dtype) == "f32" else text
@@ -803,6 +810,16 @@ class KernelWriter:
             if slot.width == 4:
                 return [f"{slot.name}[{position} >> 2u][{position} & 3] = {stored};"]
             return [f"{slot.name}[{position}] = {stored};"]
+        if dtype in TWO_WORDS:
+            low, high = (f"&{slot.name}[2 * {position}{n}]" for n in ("", " + 1"))
+            if how == "set":
+                return [f"atomicStore({low}, {value}.x);", f"atomicStore({high}, {value}.y);"]
+            return [
+                "{",
+                f"  let old = atomicAdd({low}, {value}.x);",
+                f"  atomicAdd({high}, {value}.y + select(0u, 1u, old + {value}.x < old));",
+                "}",
+            ]
         if not slot.packed:
             place = f"&{slot.name}[{position}]"
             if how == "set":

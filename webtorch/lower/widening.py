@@ -38,6 +38,7 @@ from webtorch.lower.templates import generic
 
 Held = tuple[int, int]
 NARROW: Held = integer_limits(int32)
+_LEAST, _MOST = NARROW
 FULL: Held = integer_limits(int64)
 # Of so many kinds of values it is remembered what they need.
 _MOST_KNOWN = 256
@@ -84,6 +85,15 @@ class _Body:
         self.kernel = kernel
         self.stages = kernel.reduces if stages is None else stages
         order = list(ex.walk(*kernel.expressions()))
+        self.stores = [s for s in kernel.stores if kernel.buffers[s.buffer].dtype is int64]
+        # Those that leave nothing of what was there.
+        self.whole = [
+            s
+            for s in self.stores
+            if kernel.buffers[s.buffer].elements == _points(s, kernel)
+            and (s.combine, s.valid) == ("set", None)
+            and affine(s.position)
+        ]
         needed = {n for n in order if n.dtype is int64}
         self.uses = bool(needed) or any(b.dtype is int64 for b in kernel.buffers)
         # Of x + n where x is below 0, else x: the sum counts where it is taken only.
@@ -94,7 +104,22 @@ class _Body:
             if node in needed and node.op != "bitcast":
                 read = node.args[2:] if node.op == "load" else node.args
                 needed.update(a for a in read if a.dtype.kind in ("int", "uint"))
-        self.nodes = [n for n in order if n in needed]
+        # What is the same in every run is known; the other nodes are followed in each.
+        self.known: dict[Expr, Held] = {}
+        self.leaves = False
+        self.nodes: list[Expr] = []
+        changing: set[Expr] = set()
+        for node in order:
+            if node not in needed:
+                continue
+            given = node.dtype is int64 and node.op in ("load", "arg", "reduced")
+            if given or not changing.isdisjoint(node.args):
+                changing.add(node)
+                self.nodes.append(node)
+                continue
+            found = self.known[node] = _within(_bounds_of(node, self.known), node.dtype)
+            if node.dtype is int64 and node not in self.chosen and not _fits(found):
+                self.leaves = True
 
 
 def _counts_from_end(node: Expr) -> bool:
@@ -122,10 +147,25 @@ class Widths:
         self.args = [n for n, d in enumerate(program.args[:given]) if d is int64]
         self.outputs = [i for i, b in enumerate(program.outputs) if self._is_long(b)]
         self.bodies = {n: _bodies(r) for n, r in enumerate(program.routines)}
-        self.uses = any(b.uses for found in self.bodies.values() for b in found) or any(
-            b.dtype is int64 for b in program.buffers
-        )
         self.known: dict[object, Needs] = {}
+        self.long = frozenset([n for n, b in enumerate(program.buffers) if b.dtype is int64])
+        self.taken_over = [
+            (n, b.alias)
+            for n, b in enumerate(program.buffers)
+            if n in self.long and b.role == "output" and b.alias is not None
+        ]
+        self.steps = [
+            (n, step)
+            for n, step in enumerate(program.steps)
+            if not self.long.isdisjoint(step.buffers)
+            or (isinstance(step, Dispatch) and any(b.uses for b in self.bodies[step.routine]))
+        ]
+        self.uses = bool(self.long or self.steps)
+        self.numbers = {
+            given + i: int(v)
+            for i, v in enumerate(program.constants)
+            if program.args[given + i] is int64
+        }
 
     def _is_long(self, buffer: int) -> bool:
         return self.program.buffers[buffer].dtype is int64
@@ -148,44 +188,36 @@ class Widths:
 
     def _found(self, held: Sequence[Held], args: Sequence[Scalar], wide: Sequence[int]) -> Needs:
         program = self.program
-        numbers: dict[int, int] = dict(zip(self.args, map(int, args), strict=True))
-        first = len(program.args) - len(program.constants)
-        numbers |= {
-            first + i: int(v)
-            for i, v in enumerate(program.constants)
-            if program.args[first + i] is int64
-        }
+        numbers = dict(zip(self.args, map(int, args), strict=True)) | self.numbers
         holds: dict[int, Held] = {
             program.inputs[i]: h for i, h in zip(self.inputs, held, strict=True)
         }
-        for number, b in enumerate(program.buffers):
-            if b.role == "output" and b.alias is not None and b.alias in holds:
-                holds[number] = holds[b.alias]
         given = frozenset([program.inputs[i] for i in wide])
         large = set(given)
-        large |= {
-            n for n, b in enumerate(program.buffers) if b.role == "output" and b.alias in large
-        }
+        for number, alias in self.taken_over:
+            if alias in holds:
+                holds[number] = holds[alias]
+            if alias in large:
+                large.add(number)
         steps = set()
-        for number, step in enumerate(program.steps):
+        for number, step in self.steps:
             if isinstance(step, Copy):
                 if step.source in holds:
                     holds[step.target] = holds[step.source]
-                    if step.source in large:
-                        large.add(step.target)
+                if step.source in large:
+                    large.add(step.target)
                 continue
-            flow = _Flow(
-                step, holds, {i: numbers[a] for i, a in enumerate(step.args) if a in numbers}
-            )
+            flow = _Flow(step, holds, numbers)
             flow.follow(program.routines[step.routine], self.bodies[step.routine])
             if flow.leaves:
                 steps.add(number)
-        large |= {b for b, h in holds.items() if not _fits(h) and program.buffers[b].dtype is int64}
-        steps |= {
-            n
-            for n, step in enumerate(program.steps)
-            if isinstance(step, Dispatch) and not large.isdisjoint(step.buffers)
-        }
+        large |= {b for b, h in holds.items() if not _fits(h)}
+        if large:
+            steps |= {
+                n
+                for n, step in self.steps
+                if isinstance(step, Dispatch) and not large.isdisjoint(step.buffers)
+            }
         then = tuple([holds.get(b) for b in program.outputs])
         return Needs(frozenset(large), given, frozenset(steps), then)
 
@@ -206,8 +238,8 @@ def _bodies(routine: Routine) -> list[_Body]:
 class _Flow:
     """One step: what its values may be, of what its buffers hold and its arguments are."""
 
-    def __init__(self, step: Dispatch, holds: dict[int, Held], args: dict[int, int]) -> None:
-        self.step, self.holds, self.args = step, holds, args
+    def __init__(self, step: Dispatch, holds: dict[int, Held], numbers: dict[int, int]) -> None:
+        self.step, self.holds, self.numbers = step, holds, numbers
         # Whether a value may leave 32 bits.
         self.leaves = False
 
@@ -242,11 +274,13 @@ class _Flow:
         before = self.holds.get(buffer)
         self.holds[buffer] = held if before is None else _union(before, held)
 
-    def _noted(self, held: tuple[float, float], dtype: DType) -> Held:
-        found = _within(held, dtype)
-        if dtype is int64 and not _fits(found):
-            self.leaves = True
-        return found
+    def _noted(self, held: tuple[float, float]) -> Held:
+        """Return the bounds of an int64 value, and note whether they are beyond 32 bits."""
+        low, high = held
+        if low >= _LEAST and high <= _MOST:
+            return math.floor(low), math.ceil(high)
+        self.leaves = True
+        return _within(held, int64)
 
     def _product(
         self, r: Matmul | Convolution, places: Sequence[int], bodies: Sequence[_Body]
@@ -259,7 +293,7 @@ class _Flow:
                 for i, b in enumerate(r.buffers[:2])
             ]
             most = math.prod(max(map(abs, s)) for s in sides) * _terms(r)
-            total = self._noted((-most, most), int64)
+            total = self._noted((-most, most))
         if bodies:
             self._run(bodies[0], {0: total}, places)
         elif r.buffers[2].dtype is int64:
@@ -270,7 +304,7 @@ class _Flow:
         if out is not int64:
             return
         held = self._read(0) if source is int64 else _of_type(source)
-        self._put(1, self._noted(_reduced(r.op, held, r.length), int64))
+        self._put(1, self._noted(_reduced(r.op, held, r.length)))
 
     def _run(
         self, body: _Body, reduced: dict[int, Held], places: Sequence[int] | None = None
@@ -278,33 +312,34 @@ class _Flow:
         if not body.uses:
             return
         kernel = body.kernel
-        found: dict[Expr, Held] = {}
+        found = dict(body.known)
+        self.leaves |= body.leaves
         slots = range(len(kernel.buffers)) if places is None else places
         for node in body.nodes:
-            if node.op == "reduced":
+            long = node.dtype is int64
+            if not long or (node.args and node.op != "load"):
+                value = _bounds_of(node, found)
+            elif node.op == "reduced":
                 stage = node.value
                 if stage not in reduced:
                     reduced[stage] = self._stage(body.stages[stage], kernel, found)
-                value: tuple[float, float] = reduced[stage]
-            elif node.op == "load" and node.dtype is int64:
+                value = reduced[stage]
+            elif node.op == "load":
                 value = self._read(slots[node.value])
                 if len(node.args) == 3:
                     value = _union(value, found[node.args[2]])
-            elif node.op == "arg" and node.dtype is int64:
-                number = self.args[node.value]
+            else:
+                number = self.numbers[self.step.args[node.value]]
                 value = number, number
+            if long and node not in body.chosen:
+                found[node] = self._noted(value)
             else:
-                value = _bounds_of(node, found)
-            if node in body.chosen:
-                found[node] = _within(value, int64)
-            else:
-                found[node] = self._noted(value, node.dtype)
+                found[node] = _within(value, node.dtype)
         for stage, reduce in enumerate(body.stages):
             if stage not in reduced and reduce.value.dtype is int64:
                 reduced[stage] = self._stage(reduce, kernel, found)
-        for store in kernel.stores:
-            if kernel.buffers[store.buffer].dtype is int64:
-                self._store(store, kernel, found, slots[store.buffer])
+        for store in body.stores:
+            self._store(store, body, found, slots[store.buffer])
 
     def _stage(self, reduce: Reduce, kernel: Kernel, found: dict[Expr, Held]) -> Held:
         count = kernel.inner_count
@@ -312,18 +347,17 @@ class _Flow:
             return 0, max(count - 1, 0)
         if reduce.value.dtype is not int64:
             return integer_limits(reduce.dtype)
-        return self._noted(_reduced(reduce.op, found[reduce.value], count), int64)
+        return self._noted(_reduced(reduce.op, found[reduce.value], count))
 
-    def _store(self, store: Store, kernel: Kernel, found: dict[Expr, Held], slot: int) -> None:
+    def _store(self, store: Store, body: _Body, found: dict[Expr, Held], slot: int) -> None:
         held = found[store.value]
         if store.combine == "add":
             before = self.holds.get(self.step.buffers[slot], (0, 0))
-            low, high = _reduced("sum", held, _points(store, kernel))
-            held = self._noted((before[0] + low, before[1] + high), int64)
+            low, high = _reduced("sum", held, _points(store, body.kernel))
+            held = self._noted((before[0] + low, before[1] + high))
         elif store.combine not in ("set", "max", "min"):
-            held = self._noted(FULL, int64)
-        whole = kernel.buffers[store.buffer].elements == _points(store, kernel)
-        if whole and store.combine == "set" and store.valid is None and affine(store.position):
+            held = self._noted(FULL)
+        if store in body.whole:
             # Nothing is left of what was there.
             self.holds[self.step.buffers[slot]] = held
         else:

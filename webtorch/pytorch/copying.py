@@ -46,6 +46,7 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.staging import in_huge_pages
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.storage import Storage
@@ -237,6 +238,25 @@ def _put(dst: torch.Tensor, src: torch.Tensor) -> None:
     # Small types travel as they are and are converted on the device, where that moves fewer bytes.
     kind = TO_WEBTORCH[src.dtype if src.element_size() < dst.element_size() else dst.dtype]
     store(dst, upload(src, kind), fresh=True)
+
+
+def expect(x: torch.Tensor, arrival: Arrival) -> None:
+    """Let a tensor on the device have a value that comes later: see `can_expect`."""
+    node = arrival.node(tuple(x.shape), TO_WEBTORCH[x.dtype])
+    store(x, Tensor._from_node(node, runtime()), fresh=True)
+    held = memory_of(x).held
+    if held is not None and held.node is node:
+        # Nothing is computed in the memory of the old value.
+        held.donor = None
+    torch.autograd.graph.increment_version(x)
+
+
+def can_expect(x: torch.Tensor) -> bool:
+    """Whether a tensor may have a value that comes later."""
+    kind = TO_WEBTORCH.get(x.dtype)
+    plain = x.device.type == "webgpu" and x.layout is torch.strided and not x.is_neg()
+    known = kind is not None and not kind.is_complex and kind not in UNSUPPORTED
+    return plain and known and x.numel() > 0
 
 
 def overwrite(dst: torch.Tensor, src: torch.Tensor) -> None:

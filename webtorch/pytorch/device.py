@@ -158,7 +158,11 @@ def flush() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-    """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program."""
+    """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program.
+    Where the gradients have not come from other processes, the next forward pass is recorded meanwhile.
+    """
+    if opened.runtime is not None and opened.runtime.reads_arriving:
+        return
     try:
         flush()
     except errors.OutOfMemoryError as error:

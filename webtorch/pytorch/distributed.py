@@ -29,9 +29,26 @@ from webtorch.functions.joining import cat
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.pytorch import interrupt, sharding
-from webtorch.pytorch.copying import begin_download, host_tensor, overwrite
-from webtorch.pytorch.device import Lain, is_whole, lie, made_of, store, wrap
+from webtorch.pytorch.copying import (
+    begin_download,
+    can_expect,
+    expect,
+    host_tensor,
+    overwrite,
+    upload,
+)
+from webtorch.pytorch.device import (
+    TO_WEBTORCH,
+    Lain,
+    is_whole,
+    lie,
+    made_of,
+    runtime,
+    store,
+    wrap,
+)
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.staging import HostMemory
 from webtorch_autoload.device import NAME, hide, libraries
 
@@ -220,8 +237,18 @@ class _Call:
                 f"{self.title()}: Gloo has no PREMUL_SUM, and PyTorch tells only NCCL its factor; multiply the tensor "
                 "first and use ReduceOp.SUM"
             )
+        if self.reduction in ("BAND", "BOR", "BXOR") and any(
+            x.is_floating_point() for name in self.reads for x in tree_leaves(args[name])
+        ):
+            raise RuntimeError(
+                f"{self.title()}: Cannot use ReduceOp.{self.reduction} with non-integral dtype"
+            )
         # What it has of the host's memory until it is done.
         self._taken: list[torch.Tensor] = []
+        # What it writes, once somebody waits who goes on before it has come; or whether it has been written.
+        self.arrivals: list[tuple[torch.Tensor, Arrival]] | None = None
+        self.is_written = False
+        self._lock = threading.Lock()
         # By the tensor on the device: what gives its values here. Of a sparse one they are read at once.
         self.arriving = {
             id(x): begin_download(x, self.memory) if x.layout is torch.strided else x.detach().cpu
@@ -262,7 +289,33 @@ class _Call:
             host = host.reshape(x.shape[0] if x.dim() else 1, -1).view(torch.uint8)
         return host
 
-    def to_device(self, x: torch.Tensor, host: torch.Tensor) -> None:
+    def expect(self) -> bool:
+        """Let what is written be values that come later, if it is not there; False where it must be waited for."""
+        with self._lock:
+            if self.arrivals is None and not self.is_written:
+                outs = [x for name in self.writes for x in tree_leaves(self.args[name])]
+                if not all(map(can_expect, outs)):
+                    return False
+                # Where it writes nothing, its error comes all the same.
+                self.arrivals = [(x, Arrival()) for x in outs]
+                for x, arrival in self.arrivals:
+                    expect(x, arrival)
+                self.end = Arrival()
+                runtime().arriving += [*[a for _, a in self.arrivals], self.end]
+            return True
+
+    def fail(self, error: Exception) -> None:
+        """Tell who waits for values that they do not come."""
+        with self._lock:
+            self.is_written = True
+            for x, arrival in self.arrivals or ():
+                # What is there instead is anything, as Gloo leaves it.
+                nothing = upload(host_tensor(x.shape, x.dtype).zero_(), TO_WEBTORCH[x.dtype])
+                arrival.come(nothing._storage.node.buffer, error)
+            if self.arrivals is not None:
+                self.end.come(None, error)
+
+    def to_device(self, x: torch.Tensor, host: torch.Tensor, arrival: Arrival | None) -> None:
         """Write what has come back."""
         if x is host:
             return
@@ -275,7 +328,11 @@ class _Call:
             )
         if self.reduction is None and host.dtype is not x.dtype:
             host = host.view(x.dtype)
-        overwrite(x, host.reshape(x.shape))
+        host = host.reshape(x.shape)
+        if arrival is None:
+            overwrite(x, host)
+        else:
+            arrival.come(upload(host, TO_WEBTORCH[x.dtype])._storage.node.buffer)
 
     def issue(self, group: c10d.ProcessGroup) -> tuple[list[Any], dict[int, torch.Tensor]]:
         """Give Gloo the call, and return its works and the tensors in the host's memory, by those on the device."""
@@ -304,10 +361,14 @@ class _Call:
         """Wait for what Gloo does, write what came, and return what was written."""
         for work in works:
             work.wait()
-        with torch.no_grad():
+        with torch.no_grad(), self._lock:
+            coming = {id(x): arrival for x, arrival in self.arrivals or ()}
             for name in self.writes:
                 for x in tree_leaves(self.args[name]):
-                    self.to_device(x, host[id(x)])
+                    self.to_device(x, host[id(x)], coming.get(id(x)))
+            self.is_written = True
+            if self.arrivals is not None:
+                self.end.come(None)
         while self._taken:
             self.lane.memory.keep(self._taken.pop())
         return self.written()
@@ -378,6 +439,7 @@ class _Work(c10d.Work):
         silent = call.lane.silent(call.group) if "transport" in str(error) else ""
         self._error = RuntimeError(f"{call.title()}: {silent}{error}")
         self._error.__cause__ = error
+        call.fail(self._error)
         self._finish()
 
     def _finish(self) -> None:
@@ -390,9 +452,24 @@ class _Work(c10d.Work):
             raise self._error
         return self._found
 
+    def _comes_later(self) -> list[torch.Tensor] | None:
+        """Return what is written, if it is not there and may come later: what reads it waits. Profiles end with it."""
+        call = self._call
+        if torch.autograd._profiler_enabled():
+            return None
+        return call.written() if call is not None and call.expect() else None
+
     def wait(self, timeout: object = None) -> bool:
-        """Wait until it is done. Raises RuntimeError with the rank, the collective and its tensors where it failed."""
+        """Return when what it writes may be used: as with CUDA, what reads that waits for it, and raises RuntimeError
+        with the rank, the collective and its tensors where it failed. With a timeout, wait until it is done.
+        """
         _open.pop(id(self), None)
+        later = None if timeout else self._comes_later()
+        if later is not None:
+            self._found = later
+            if all(x.numel() == 1 for x in later):
+                _numbers.append(self)
+            return True
         try:
             self._promise.wait()
         except RuntimeError:
@@ -406,24 +483,20 @@ class _Work(c10d.Work):
 
     def is_completed(self) -> bool:
         """Whether it is done, or has failed."""
-        return self._promise.done()
+        call = self._call
+        return call is None or call.is_written
 
     def is_success(self) -> bool:
         """Whether it is done."""
-        return self._promise.done() and self.exception() is None
+        return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
         """Return its error, if there is one by now."""
-        if self._promise.done():
-            try:
-                self._promise.value()
-            except Exception as error:
-                return error
-        return None
+        return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """Return what it has written."""
-        return self._promise.value()
+        """Return what it has written, or will have."""
+        return self._found or self._promise.value()
 
     def synchronize(self) -> None:
         """Wait until it is done."""
@@ -432,13 +505,21 @@ class _Work(c10d.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of what it writes."""
         _open.pop(id(self), None)
-        return self._promise
+        later = self._comes_later()
+        if later is None:
+            return self._promise
+        future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        future.set_result(later)
+        return future
 
 
 class _Message(_Work):
     """The work of a message that arrives. It knows whose it is, once it is there."""
 
     source = -1
+
+    def _comes_later(self) -> list[torch.Tensor] | None:
+        return None
 
     def start_waiting(self, works: Sequence[Any], host: dict[int, torch.Tensor]) -> None:
         """Let a thread wait for it."""

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from webtorch.ir.graph import Form, Graph, Node
 from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import kept
 from webtorch.runtime.ahead import Ahead, Counters
+from webtorch.runtime.arrivals import Arrival, read
 from webtorch.runtime.backend import Backend, Executable, Sent
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
@@ -176,6 +177,8 @@ class Runtime:
         self.running = 0
         # What a thread captures: then it computes nothing.
         self.recording: Recording | None = None
+        # What other processes send, and nothing has read yet.
+        self.arriving: list[Arrival] = []
         # Values whose memory NumPy arrays see too.
         self.lent: list[weakref.ref[Node]] = []
         self.debug = debug_level()
@@ -227,6 +230,7 @@ class Runtime:
 
     def record(self, *, elsewhere: bool = False) -> Recording:
         """Compute what is pending, and begin a capture by the running thread."""
+        self.receive()
         with self.lock:
             # Nothing is being computed now.
             self.realize()
@@ -325,7 +329,10 @@ class Runtime:
         # To enter a block with the lock takes twice as long.
         lock = self.lock
         lock.acquire()
+        held: Sequence[weakref.ref[Owner]] = ()
         try:
+            if self.arriving:
+                held = self._receive()
             if not self.pending and not self.apart:
                 return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
@@ -359,7 +366,72 @@ class Runtime:
             finally:
                 self.running -= 1
         finally:
+            if held:
+                self.pending[:0] = held
             lock.release()
+
+    @property
+    def reads_arriving(self) -> bool:
+        """Whether something pending stands on what other processes send."""
+        return bool(self.arriving) and bool(self._awaited())
+
+    def _awaited(self) -> set[Node]:
+        pending = [o.node for r in self.pending[:] if (o := r()) is not None]
+        return read(n for n in pending if n.kind != "arriving")
+
+    def _receive(self) -> Sequence[weakref.ref[Owner]]:
+        """Wait for what pending values stand on of other processes. Return who waits for nothing but such a value, and
+        is taken off the pending ones. The caller holds the lock, which is free meanwhile.
+        """
+        while True:
+            awaited = self._awaited()
+            if all(a.is_there for a in self._sent(awaited)):
+                break
+            self.lock.release()
+            try:
+                for arrival in self._sent(awaited):
+                    arrival.wait()
+            finally:
+                self.lock.acquire()
+        self._settle_arrivals(awaited)
+        waiting = self.pending[:]
+        held = [r for r in waiting if (o := r()) is not None and o.node.kind == "arriving"]
+        if held:
+            kept = {id(r) for r in held}
+            self.pending[: len(waiting)] = [r for r in waiting if id(r) not in kept]
+        return held
+
+    def _sent(self, nodes: Collection[Node]) -> list[Arrival]:
+        return [a for a in self.arriving if a.reference is not None and a.reference() in nodes]
+
+    def receive(self, node: Node | None = None) -> None:
+        """Wait for a value that another process sends, or for all. Raises what kept it from coming."""
+        if not self.arriving:
+            return
+        sent = self.arriving[:] if node is None else self._sent((node,))
+        for arrival in sent:
+            arrival.wait()
+        found = [n for a in sent if a.reference is not None and (n := a.reference()) is not None]
+        with self.lock:
+            self._settle_arrivals(set(found))
+
+    def _settle_arrivals(self, nodes: Collection[Node]) -> None:
+        """Let these nodes, whose values have come, be data, and forget what has come and nobody holds. Raises what
+        kept one from coming, once.
+        """
+        error: Exception | None = None
+        for arrival in self.arriving[:]:
+            node = None if arrival.reference is None else arrival.reference()
+            if arrival.is_there and (node is None or node in nodes):
+                self.arriving.remove(arrival)
+                error = error or arrival.error
+                if node is not None:
+                    node.become_buffer(arrival.buffer)
+        if error is not None:
+            for arrival in self.arriving:
+                if arrival.error is error:
+                    arrival.error = None
+            raise error
 
     def _launch(self) -> Known | None:
         """Compute the one value that is wanted by the program that is known for others of its form. Return what is

@@ -201,6 +201,11 @@ def to_compressed(
         )
     if isinstance(x, SparseTensor):
         return _compressed_of(x, layout, size)
+    if 0 in x._shape[: rank - 2]:
+        name = str(layout).removeprefix("torch.sparse_")
+        raise RuntimeError(
+            f"to_sparse_{name}: Expected product of batch dimensions to be non-zero."
+        )
     # The places of what is not zero; blocks take all of their elements.
     pattern = _compressed_of(_to_coo(x.detach(), rank), layout, size).pattern()
     return pattern.filled(pattern.in_blocks(at(x, pattern.coordinates())), _title(layout))

@@ -67,7 +67,7 @@ def _reduced(name: str, x: SparseTensor, dims: set[int], keepdim: bool) -> Tenso
     values = _inside(name, x.values_of(), inner, keepdim)
     shape = [1 if d in dims else n for d, n in enumerate(x._shape) if keepdim or d not in dims]
     left = [d for d in range(rank) if d not in dims]
-    if len(left) == rank:
+    if rank and len(left) == rank:
         return coo(x.places[0], values, shape, True)
     identity = _IDENTITIES[name](values)
     if not left:

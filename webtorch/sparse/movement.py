@@ -127,27 +127,28 @@ def unsqueeze(input: SparseTensor, dim: int) -> SparseTensor:
 def cat(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = None) -> SparseTensor:
     """Return several tensors as one, along a dim."""
     parts: list[SparseTensor] = []
-    for x in tensors:
+    for n, x in enumerate(tensors):
         if not isinstance(x, SparseTensor):
             raise RuntimeError(
-                "Concatenating sparse tensors, but a dense tensor was found in the list"
+                f"Concatenating sparse tensors, but a dense tensor was found at position {n}."
             )
         parts.append(matching(x, sparse_coo))
     first = parts[0]
     d = _wrapped(dim if axis is None else axis, first.dim())
-    for x in parts:
+    for n, x in enumerate(parts):
         if x.sparse_rank != first.sparse_rank or x.dim() != first.dim():
             raise RuntimeError(
-                "All tensors must have the same number of sparse and dense dims: "
-                f"{first.sparse_rank}, {first.dim() - first.sparse_rank} and {x.sparse_rank}, "
-                f"{x.dim() - x.sparse_rank}"
+                "All tensors must have the same sparse_dim and dense_dim: "
+                f"{first.sparse_rank}, {first.dim() - first.sparse_rank}, but tensor at position {n} has "
+                f"{x.sparse_rank}, {x.dim() - x.sparse_rank}."
             )
         if any(
             a != b for i, (a, b) in enumerate(zip(x._shape, first._shape, strict=True)) if i != d
         ):
             raise RuntimeError(
                 "All tensors must have the same shape: "
-                f"{list(first._shape)} (except in the concatenating dimension), and found {list(x._shape)}"
+                f"{list(first._shape)} (except in the concatenating dimension), but found shape: "
+                f"{list(x._shape)} at position {n}."
             )
     if d >= first.sparse_rank:
         return _cat_values(parts, d)

@@ -103,10 +103,14 @@ def norm(
     input: SparseTensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, **options: Any
 ) -> Tensor:
     """Return a norm of all elements."""
-    if dim not in (None, [], ()):
+    given = [dim] if isinstance(dim, int) else list(dim or ())
+    if given and {d % max(input.dim(), 1) for d in given} != {*range(input.dim())}:
         raise RuntimeError(
-            "norm_sparse currently only supports full reductions, so 'dim' must be empty"
+            "norm_sparse currently only supports full reductions, so 'dim' must either be empty or contain all "
+            "dimensions of the input"
         )
+    if keepdim:
+        raise RuntimeError("norm_sparse currently does not support keepdim=True")
     values = merged(input).values_of()
     return dense.norm(values, p=2 if p in ("fro", None) else p, dtype=options.get("dtype"))
 

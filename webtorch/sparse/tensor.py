@@ -413,7 +413,8 @@ def looked_up(source: SparseTensor, coordinates: Tensor) -> Tensor:
     tail = values._shape[1:]
     if not values._shape[0] or not count:
         nothing = dense.zeros((count, *tail), dtype=values.dtype, device=values.device)
-        return added(nothing, dense.zeros_like(coordinates[0, :0]), values[:0])
+        nowhere = dense.zeros(0, dtype=int64, device=coordinates.device)
+        return added(nothing, nowhere, values[:0])
     pattern = source.pattern()
     shape = source._shape[: pattern.rank]
     wanted, there = keys(coordinates, shape), keys(pattern.coordinates(), shape)

@@ -4,6 +4,7 @@ devices.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from webtorch.functions import public as dense
@@ -399,6 +400,34 @@ def new(x: SparseTensor, *args: Any, device: Any = None) -> Tensor:
             "strided tensor and convert it to sparse via to_sparse."
         )
     return empty_coo(sizes_of("new", args or (0,)), x.dtype, device or x.device)
+
+
+@rule("resize_")
+def resize_rows(x: SparseTensor, *size: Any, memory_format: object = None) -> SparseTensor:
+    """Give compressed rows other sizes: as many values stay as there is room for, in their order."""
+    if x.layout is not sparse_csr or x.dim() > x.sparse_rank:
+        raise no_kernel("resize_", x)
+    shape = sizes_of("resize_", size)
+    if len(shape) < 2:
+        raise RuntimeError(
+            f"torch.resize_: Only batched sparse CSR matrices are supported, but got size {list(shape)}"
+        )
+    *head, rows, columns = shape
+    if columns < x._shape[-1]:
+        raise RuntimeError(
+            "torch.resize_: Resizing columns of sparse CSR tensors to a smaller value is not supported. The original "
+            f"number of columns is {x._shape[-1]} while the requested new number of columns is {columns}."
+        )
+    outer, inner, values = (p.reshape(-1, p._shape[-1]) for p in (*x.places, x.values_of()))
+    count = min(inner._shape[1], rows * columns)
+    more = rows + 1 - outer._shape[1]
+    if more >= 0:
+        outer = dense.cat([outer, outer[:, -1:].expand(-1, more)], 1)
+    else:
+        outer = dense.cat([outer[:, :rows], dense.full_like(outer[:, :1], count)], 1)
+    parts = (outer, inner[:, :count], values[:, :count])
+    *places, values = (p[: math.prod(head)].reshape(*head, -1) for p in parts)
+    return x.become(SparseTensor.of(sparse_csr, places, values, shape, True))
 
 
 @rule("sparse_resize_")

@@ -332,7 +332,7 @@ def _lies_as(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors of one shape lie alike in memory of one size; that of examples of a vmap has any size."""
     steps = zip(one._shape, one._strides, other._strides, strict=True)
     return (
-        one._offset == other._offset
+        (one._offset == other._offset or 0 in one._shape)
         and all(a == b for size, a, b in steps if size != 1)
         and (bool(one._levels) or one._storage.nbytes == other._storage.nbytes)
     )

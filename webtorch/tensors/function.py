@@ -362,6 +362,8 @@ def _as_results(
             found[number] = o
         if o._base is not None:
             o._made_by = made_by_function(number, several)
+            # What forward itself has written is in it.
+            o._base_version = o._counter.version
     return tuple(found)
 
 

@@ -357,7 +357,9 @@ class Storage:
                 # An earlier attempt failed and left it out, and raises its error here. Or another thread
                 # has written the storage since, and nobody else wants the value of before.
                 node = self._now()
-                if node.kind != "buffer":
+                if node.kind == "arriving":
+                    runtime.receive(node)
+                elif node.kind != "buffer":
                     runtime.add(self)
                     runtime.realize()
         return node

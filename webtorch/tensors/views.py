@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from threading import get_ident
 
-from webtorch.errors import DTypeError
 from webtorch.ir.dtype import DType, complex32, int64
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel, overlaps
 from webtorch.ops import primitive
@@ -231,16 +230,11 @@ def seen_as(
     """Return x's memory as elements of `dtype`; the geometry is in these. Outside autograd, as PyTorch's
     `view(dtype)` is.
 
-    Raises DTypeError where the device has no such type, or holds int64 in 32 bits.
+    Raises DTypeError where the device has no such type.
     """
     storage = x._storage
     runtime = storage.runtime
     check_type(dtype, shape, runtime)
-    if runtime.kind == "webgpu" and dtype is not x.dtype and int64 in (dtype, x.dtype):
-        raise DTypeError(
-            f"view: {x.dtype} cannot be seen as {dtype} on {x.device}, which holds int64 in 32 bits. "
-            "Take the view on the CPU, as in x.cpu().view(dtype)"
-        )
     shape, strides = tuple(shape), tuple(strides)
     whole = (
         dtype is storage.dtype

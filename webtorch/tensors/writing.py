@@ -340,6 +340,8 @@ def rebase(x: Tensor, values: Tensor) -> None:
     fn = GradFn("CopySlices", edges, _around_and_inside, (), static)
     set_history(base, fn)
     base._history += 1
+    # Who asked about it since the write has given it the old history.
+    x._base_version = -1
     x._refresh_view()
 
 

@@ -160,6 +160,7 @@ def synchronize(device: _Device = None) -> None:
     _check("synchronize", device)
     if is_initialized():
         runtime = _runtime()
+        runtime.receive()
         runtime.realize()
         runtime.backend.synchronize()
 

@@ -17,7 +17,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.kernel import Kernel, Scan
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates.generic import scan_kernel
-from webtorch.lower.wgsl_reduce import from_bits, to_bits
+from webtorch.lower.wgsl_reduce import leave, taken, word_count
 from webtorch.lower.wgsl_shader import Engine, WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import combine, convert, identity, wgsl_type
 from webtorch.lower.wgsl_writer import KernelWriter
@@ -73,7 +73,8 @@ class _ScanWriter:
         per_part = -(-r.length // plan.parts)
         self.chunk = -(-per_part // self.tile) * self.tile
         self.parts = -(-r.length // self.chunk)
-        self.scratch = (4 * self.rows * self.parts,) if self.parts > 1 else ()
+        words = self.rows * self.parts * word_count(self.kind)
+        self.scratch = (4 * words,) if self.parts > 1 else ()
 
     def join(self, a: str, b: str) -> str:
         """Return the text of two values combined."""
@@ -189,7 +190,7 @@ class _ScanWriter:
         if self.plan.ty > 1:
             self.share(body, "sum")
             total = "total"
-        line = f"scratch0[row * {self.parts} + part] = {to_bits(total, self.kind)};"
+        line = " ".join(leave(total, self.kind, 0, f"row * {self.parts} + part"))
         body.append(f"if (active_row && ty == 0) {{ {line} }}")
         return finish(
             self.w, body, self.shared, self.plan.tx * self.plan.ty, grid, self.scratch, False
@@ -201,7 +202,7 @@ class _ScanWriter:
         body, grid = self.prologue(groups)
         body.append(f"var carry: {self.kind} = {self.neutral};")
         if self.parts > 1:
-            old = from_bits(f"scratch0[safe * {self.parts} + j]", self.kind)
+            old = taken(self.kind, 0, f"safe * {self.parts} + j")
             body.append(
                 f"for (var j: i32 = 0; j < part; j = j + 1) {{ carry = {self.join('carry', old)}; }}"
             )
