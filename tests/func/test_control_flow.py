@@ -288,9 +288,12 @@ def test_what_while_loop_refuses():
         webtorch.while_loop(lambda i: None, lambda i: (i + 1,), (zero,))
     with pytest.raises(RuntimeError, match="overwrote one of its inputs"):
         webtorch.while_loop(lambda i: i < 5, lambda i: (i.add_(1),), (webtorch.tensor(0),))
-    step = webtorch.compile(
-        lambda x: webtorch.while_loop(lambda x: x.sum() < 9, lambda x: (x * 2,), (x,))
-    )
+
+    def doubles(x):
+        return webtorch.while_loop(lambda x: x.sum() < 9, lambda x: (x * 2,), (x,))
+
+    assert webtorch.compile(doubles)(webtorch.ones(2))[0].tolist() == [8, 8]
+    step = webtorch.compile(doubles, fullgraph=True)
     with pytest.raises(webtorch.errors.CaptureError, match="data decide how often it runs"):
         step(webtorch.ones(2))
 

@@ -60,8 +60,8 @@ def while_loop(
 
     Tensors keep their shapes and types; ints may be carried, too. Inside `webtorch.compile` the condition
     must follow from ints: the loop is then part of the program as often as it runs. Raises RuntimeError if
-    the body returns something else than it got or overwrites it, CaptureError where data decide inside a
-    captured function.
+    the body returns something else than it got or overwrites it, CaptureError where data decide inside an
+    exported function or with `fullgraph=True`.
     """
     if not callable(cond_fn) or not callable(body_fn):
         raise RuntimeError("Expect cond_fn and body_fn to be callable.")
