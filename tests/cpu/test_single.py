@@ -36,6 +36,12 @@ def _runtime() -> Any:
     return runtime_for("cpu", 0)
 
 
+@pytest.fixture(autouse=True)
+def _nobody_sees_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays of NumPy's that other tests have left see none."""
+    monkeypatch.setattr(_runtime(), "lent", [])
+
+
 @pytest.fixture
 def others(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was computed in the longer way."""

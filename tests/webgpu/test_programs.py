@@ -537,3 +537,17 @@ def test_description_and_limits(device):
     assert limits.max_buffers_per_kernel >= 6 and limits.max_workgroups_per_dim == 65535
     assert limits.is_gpu == device.adapter.is_hardware
     assert limits.has_f16 == ("shader-f16" in device.features)
+
+
+def test_what_is_written_comes_after_programs_that_wait(device):
+    """New memory may be what a program that is not submitted yet still writes to."""
+    executable = device.compile(scale_program(2))
+    x = device.upload(np.ones(2, "f4").data, float32, 2)
+    executable.run([x], [2.0, 0.5])
+    with device.together():
+        (out,) = executable.run([x], [2.0, 0.5])
+        block = out.block
+        del out
+        words = device.status_words()
+    assert words.block is block
+    assert _values(device, words).tolist() == [0, 0]

@@ -50,7 +50,8 @@ def _listed(name: str, tensors: object) -> tuple[Tensor, ...]:
     for i, part in enumerate(tensors):
         if not isinstance(part, Tensor):
             raise TypeError(
-                f"expected Tensor as element {i} in argument 0, but got {type(part).__name__}"
+                f"expected Tensor as element {i} in argument 0, but got {type(part).__name__} "
+                f"({name}() takes a list of tensors)"
             )
     return tuple(tensors)
 

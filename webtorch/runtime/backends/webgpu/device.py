@@ -435,8 +435,14 @@ class WebGPUBackend:
     def write(self, pointer: Pointer, data: Bytes) -> None:
         """Queue a write to the start of a native buffer, padding the tail to a word. Needs the lock.
 
-        Raises OutOfMemoryError when there is no room for the copy that is queued.
+        Programs that wait to be submitted may use the same memory: they come first. Raises OutOfMemoryError when there
+        is no room for the copy that is queued.
         """
+        self.encoding.send()
+        self.write_ahead(pointer, data)
+
+    def write_ahead(self, pointer: Pointer, data: Bytes) -> None:
+        """Queue the same before what waits to be submitted, which must not use this memory."""
         problem = self._write(pointer, data)
         if problem is not None and is_out_of_memory(problem):
             self.pool.release_unused()

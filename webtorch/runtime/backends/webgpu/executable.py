@@ -298,7 +298,7 @@ class WebGPUExecutable:
                     if device.encoding.holds(self):
                         # What is written comes before all that is submitted after it.
                         device.encoding.send()
-                    device.write(self._uniform.pointer, packed)
+                    device.write_ahead(self._uniform.pointer, packed)
                     self._packed = packed
                 self._encode(plan)
             finally:
