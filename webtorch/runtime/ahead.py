@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from webtorch.ir.graph import Node
 from webtorch.runtime.backend import Backend
@@ -36,12 +35,6 @@ class Counters:
     realized: int = 0
     hits: int = 0
     misses: int = 0
-
-
-class _Owner(Protocol):
-    """What has a value that is pending."""
-
-    node: Node
 
 
 def _mark(node: Node) -> object:
@@ -100,14 +93,14 @@ class Ahead:
         self._count += count
         self.calls = 0
 
-    def is_full(self, owner: _Owner, count: int) -> bool:
-        """Whether the `count` results that are pending are to be computed now, `owner` being the last of them."""
-        mark = _mark(owner.node)
+    def is_full(self, node: Node, count: int) -> bool:
+        """Whether the `count` results that are pending are to be computed now, that of `node` being the last."""
+        mark = _mark(node)
         full = count > MAX_PENDING
         before = self._places.get(mark)
         if before is None and not full:
             return False
-        context = _context(owner.node)
+        context = _context(node)
         if full:
             self.bound, self._places[mark] = _SOME, context
             if len(self._places) > _PLACES:

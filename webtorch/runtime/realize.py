@@ -198,7 +198,7 @@ class Runtime:
         pending = self.pending
         pending.append(weakref.ref(owner))
         ahead = self.ahead
-        if len(pending) > ahead.bound and ahead.is_full(owner, len(pending)):
+        if len(pending) > ahead.bound and ahead.is_full(owner.node, len(pending)):
             ahead.full = True
             try:
                 self.realize()
