@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.pytorch.test_corners import both
-from webtorch.pytorch import device
+from webtorch.pytorch import device as device_parts
 
 
 def test_a_storage_that_grows_is_seen_by_all_its_tensors(webgpu: str) -> None:
@@ -226,8 +226,8 @@ def test_new_tensors_of_a_pytorch_that_cannot_exchange_what_storages_hold(
     monkeypatch: pytest.MonkeyPatch, webgpu: str
 ) -> None:
     """Before 2.13 the address and the length are written to PyTorch's storage itself."""
-    monkeypatch.setattr(device, "_swap", None)
-    assert device._words_of_storages() is not None
+    monkeypatch.setattr(device_parts, "_swap", None)
+    assert device_parts._words_of_storages() is not None
     x = torch.arange(12.0, device=webgpu).reshape(3, 4)
     y = (x * 2 + 1).requires_grad_()
     (y @ y.T).sum().backward()
