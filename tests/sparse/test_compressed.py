@@ -235,7 +235,7 @@ def test_gather_has_a_sparse_gradient(dim: int, index: Any) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("shape, index", [((4,), 2), ((), [0, 0]), ((), 0)])
+@pytest.mark.parametrize(("shape", "index"), [((4,), 2), ((), [0, 0]), ((), 0)])
 def test_gather_of_scalars_has_a_sparse_gradient(shape: Any, index: Any) -> None:
     found = []
     for lib in (torch, webtorch):
