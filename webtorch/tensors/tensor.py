@@ -897,6 +897,7 @@ class Tensor(TensorBase):
                     setattr(out, name, copy.deepcopy(getattr(self, name), memo))
         return out
 
+    @plays("fact")
     def __delattr__(self, name: str) -> None:
         """Delete an attribute. Raises RuntimeError for what a tensor stands on."""
         if name in _STAYS:
