@@ -96,6 +96,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         found = pages.get(place) or (place[5:] if place.startswith("docs/") else "")
         if found and files.get_file_from_path(found):
             return f"[{text}]({posixpath.relpath(found, posixpath.dirname(uri) or '.')}{anchor})"
+        if place.startswith("docs/") and not (ROOT / place).exists():
+            return link[0]
         if config.repo_url:
             return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{place}{anchor})"
         return text
