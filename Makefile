@@ -30,7 +30,7 @@ FAULT_JOBS ?= 1
 WORKERS ?= auto
 
 # Tests whose programs differ on a card.
-AS_GPU := tests/lower tests/engine tests/webgpu/test_programs.py tests/webgpu/test_as_gpu.py tests/compile/test_programs.py \
+AS_GPU := tests/lower tests/engine tests/webgpu/test_programs.py tests/webgpu/test_profiles.py tests/compile/test_programs.py \
 	tests/ops/test_contract.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/pytorch/test_training.py
 
 # Mesa's compiled shaders outlive a run: without them each new kernel costs some 20 ms again.
@@ -41,13 +41,14 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: ready suite upstream suites faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types checks format check system coverage-table clean
+.PHONY: ready suite upstream suites faults meet pyodide conformance conformance-torch models-torch testpage numerics packages docs docs-serve help demo test test-all test-as-gpu test-profiles venv lint types checks format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
 	@echo "make test            lint, types and the suite, in minutes"
 	@echo "make test-all        the same with every case of its matrices and all that trains for long"
 	@echo "make test-as-gpu     a graphics card's kernels, on a software adapter"
+	@echo "make test-profiles   the table's tests as on adapters that we do not have (tests/profiles.toml)"
 	@echo "make venv            .venv with everything that tests need"
 	@echo "make lint            ruff: rules and layout"
 	@echo "make format          ruff: put the layout right"
@@ -62,7 +63,7 @@ help:
 	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
 	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
 	@echo "make packages        packages written for PyTorch, run with webtorch; writes docs/packages.md"
-	@echo "make reference       every public name with its signature and docstring: build/reference/index.html"
+	@echo "make docs            the site: build/site/index.html; make docs-serve shows it while you write"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
 	@echo "make clean           remove .venv and caches"
 
@@ -72,7 +73,7 @@ demo: $(VENV)/.demo
 venv: $(VENV)/.full
 
 # What is long (tests/long.py) is left to test-all.
-test faults: SHORT = PYTEST_ADDOPTS='-m "not long"'
+test test-profiles faults: SHORT = PYTEST_ADDOPTS='-m "not long"'
 test test-all:
 	@$(MAKE) --no-print-directory --jobs=2 ready
 	@$(SHORT) $(MAKE) --no-print-directory --jobs=2 suite checks
@@ -87,7 +88,17 @@ suite: $(VENV)/.full
 # What only a graphics card gets (tiles, split sums, joint products), on a software adapter that says it is one.
 test-as-gpu: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
-	$(TEST_ENV) WEBTORCH_TEST_AS_GPU=H200 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_GPU) $(PYTEST_ARGS)
+	$(TEST_ENV) WEBTORCH_TEST_PROFILE=H200 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_GPU) $(PYTEST_ARGS)
+
+# PROFILES=adreno-740 takes one.
+PROFILES ?= $(shell sed -n 's/^\[\(.*\)\]/\1/p' tests/profiles.toml | grep -vx defaults)
+AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/webgpu/test_programs.py
+
+test-profiles: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	@failed=""; for p in $(PROFILES); do echo "== $$p"; \
+	$(SHORT) $(TEST_ENV) WEBTORCH_TEST_PROFILE=$$p $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_ADAPTER) $(PYTEST_ARGS) \
+	|| failed="$$failed $$p"; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: $(VENV)/.full
 	$(BIN)/ruff check .
@@ -146,9 +157,13 @@ packages: $(VENV)/.full
 	$(BIN)/python -m pip install --quiet --target "$(CACHE)/packages" --no-deps -r tests/packages/requirements.txt
 	PYTHONPATH="$(CACHE)/packages" $(BIN)/python -m tests.packages.run $(PACKAGES)
 
-# build/reference/index.html, with a search.
-reference: $(VENV)/.full
-	$(BIN)/python -m tools.reference
+# The site. REPOSITORY_URL=https://... gives links to the sources.
+docs: $(VENV)/.docs pyodide
+	NO_MKDOCS_2_WARNING=1 WEBTORCH_CACHE_DIR="$(CACHE)/webtorch" $(BIN)/python -m mkdocs build --quiet --strict
+	@echo build/site/index.html
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 WEBTORCH_CACHE_DIR="$(CACHE)/webtorch" $(BIN)/python -m mkdocs serve --dirty
 
 coverage-table: $(VENV)/.full
 	$(BIN)/python -m tools.coverage_table
@@ -169,6 +184,11 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 $(VENV)/.full: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]" "$(TORCH)"
 	@touch $@ $(VENV)/.demo
+
+# What builds the site; the reference imports the package.
+$(VENV)/.docs: pyproject.toml | $(VENV)/.full
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $@
 
 # Of some large packages few files are ever imported: they are compiled then. A file that is no Python is left.
 $(VENV)/.compiled: $(VENV)/.full

@@ -32,6 +32,7 @@ FILES = (
     "optim/test_swa_utils", "test_optim", "distributions/test_distributions",
     "distributions/test_constraints", "distributions/test_transforms", "test_serialization", "test_stateless",
     "test_dataloader", "functorch/test_vmap", "functorch/test_eager_transforms", "test_sparse", "test_sparse_csr",
+    "test_modules",
 )  # fmt: skip
 Task = tuple[str, str, str]
 
