@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,14 +154,16 @@ class InPass:
 
 # Numbers of backward passes.
 _passes = itertools.count()
+# Places among what waits: functions stand at the negative of their number.
+_FIRST, _LAST = -sys.maxsize, 1
 
 
 class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "number", "order",
-        "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
+        "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "left", "needed", "number",
+        "order", "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -193,6 +196,9 @@ class Backward:
         self.order = itertools.count()
         # What the pass begins with.
         self.sent: list[tuple[Edge, Tensor]] = []
+        # How many edges lead to each leaf from what has not run: each takes its gradient once none is left. None while
+        # nobody sees when leaves take theirs: then they do so last.
+        self.left: dict[GradFn, int] | None = None
         # The leaves that something has arrived at.
         self.touched: list[Tensor] = []
         # The function that has come to one of the user's.
@@ -217,8 +223,7 @@ class Backward:
             return
         parts = self.waiting.get(fn)
         if parts is None:
-            parts = self.waiting[fn] = [None] * len(fn.metas)
-            heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+            parts = self._wait(fn)
         if number >= len(parts):
             parts += [None] * (number + 1 - len(parts))
         previous = parts[number]
@@ -229,10 +234,50 @@ class Backward:
 
     def send_none(self, fn: GradFn) -> None:
         """Have a function run, also if no cotangent comes to it: what follows may be a user's, which is given zeros."""
-        awaited = fn in self.waiting or isinstance(fn, AccumulateGrad)
+        awaited = fn in self.waiting or (isinstance(fn, AccumulateGrad) and not _is_seen(fn))
         if not awaited and (self.needed is None or fn in self.needed):
-            self.waiting[fn] = [None] * len(fn.metas)
-            heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+            self._wait(fn)
+
+    def _wait(self, fn: GradFn) -> list[Tensor | None]:
+        """Have a function wait for its turn; return the places of its cotangents."""
+        number, left = fn.sequence, self.left
+        if number >= 0:
+            heapq.heappush(self.heap, (-number, next(self.order), fn))
+        elif left is None or fn not in left:
+            place = _FIRST if left is None and _is_seen(fn) else _LAST
+            heapq.heappush(self.heap, (place, next(self.order), fn))
+        parts: list[Tensor | None] = [None] * (len(fn.metas) if number >= 0 else 1)
+        self.waiting[fn] = parts
+        return parts
+
+    def _count(self, running: GradFn) -> None:
+        """Have each leaf take its gradient as soon as all of it has come, from the running function on."""
+        left: dict[GradFn, int] = {}
+        for fn in graph_of([running, *[fn for _, _, fn in self.heap]]):
+            if self.needed is None or fn in self.needed:
+                for edge in fn.edges:
+                    if edge is not None and edge[0].sequence < 0:
+                        left[edge[0]] = left.get(edge[0], 0) + 1
+        self.left = left
+        functions = [item for item in self.heap if item[2].sequence >= 0]
+        leaves = [item for item in self.heap if item[2].sequence < 0 and item[2] not in left]
+        self.heap[:] = [*functions, *[(_FIRST, n, fn) for _, n, fn in leaves]]
+        heapq.heapify(self.heap)
+
+    def _count_before(self, fn: GradFn, grads: list[Tensor | None]) -> None:
+        """Count what is left for leaves before a function runs whose turn it was."""
+        self.waiting[fn] = grads
+        heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+        self._count(fn)
+
+    def _count_down(self, fn: GradFn) -> None:
+        """Have leaves come next for which nothing is left since a function has run."""
+        left = self.left
+        for edge in fn.edges if left is not None else ():
+            if edge is not None and edge[0] in left:
+                left[edge[0]] -= 1
+                if not left[edge[0]] and edge[0] in self.waiting:
+                    heapq.heappush(self.heap, (_FIRST, next(self.order), edge[0]))
 
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
@@ -245,6 +290,19 @@ class Backward:
         """Run the functions for which something waits, newest first, each once, up to where one of the user's is to be
         called, and return that; None at the end. `given`: what the last one gave.
         """
+        try:
+            return self._go_on(given)
+        except Exception:
+            if self.left is None and self.running is not None and not tracing.active:
+                self._count(self.running)
+                while self.heap and self.heap[0][0] == _FIRST:
+                    end = heapq.heappop(self.heap)[2]
+                    assert isinstance(end, AccumulateGrad)
+                    self._arrive(end, self.waiting.pop(end)[0])
+            raise
+
+    def _go_on(self, given: object) -> Turn | None:
+        """Do what `advance` does."""
         for edge, g in self.sent:
             self.send(edge, g)
         self.sent.clear()
@@ -260,16 +318,17 @@ class Backward:
             fn = self.running = heapq.heappop(heap)[2]
             grads = waiting.pop(fn)
             if isinstance(fn, AccumulateGrad):
-                arrived, leaf = grads[0], fn.variable
-                if leaf._hooks or leaf._post_accumulate or fn.is_watched:
+                if not _is_seen(fn):
+                    self._arrive(fn, grads[0])
+                elif self.left is None:
+                    self._count_before(fn, grads)
+                else:
                     self.paused = self._arrive_watched(fn, grads)
-                elif arrived is not None:
-                    self.touched.append(leaf)
-                    # Its flag may have been taken away since.
-                    if self._keeps(fn, arrived) and leaf._requires_grad:
-                        _accumulate(leaf, arrived, self.create_graph)
             elif fn.turns is not None or fn.recalls or fn.is_watched:
-                self.paused = self._run_watched(fn, grads)
+                if self.left is None:
+                    self._count_before(fn, grads)
+                else:
+                    self.paused = self._run_watched(fn, grads)
             elif self.needed is None or not self._ends(fn, grads):
                 result = self._call(fn, grads)
                 if fn.post_hooks:
@@ -351,6 +410,8 @@ class Backward:
                     self.send_none(edge[0])
                 else:
                     self.send(edge, _fit(g, edge))
+        if self.left is not None:
+            self._count_down(fn)
 
     def _keeps(self, end: AccumulateGrad, g: Tensor) -> bool:
         """Note what arrives at a leaf where it is asked for, and whether it belongs to the leaf's gradient."""
@@ -358,8 +419,18 @@ class Backward:
             self.found[i] = g
         if end.edges and end.edges[0] is not None:
             self.send(end.edges[0], g)
+            self._count_down(end)
             return False
         return self.accumulate
+
+    def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
+        """Take a cotangent at a leaf."""
+        if g is not None:
+            leaf = end.variable
+            self.touched.append(leaf)
+            # Its flag may have been taken away since.
+            if self._keeps(end, g) and leaf._requires_grad:
+                _accumulate(leaf, g, self.create_graph)
 
     def _arrive_watched(self, end: AccumulateGrad, grads: list[Tensor | None]) -> Turns:
         """Take a cotangent at a leaf with hooks."""
@@ -390,6 +461,12 @@ class Backward:
             if fresh and variable.grad is not None:
                 found = variable.grad
         _after(end, (), [found])
+
+
+def _is_seen(end: AccumulateGrad) -> bool:
+    """Whether somebody sees what arrives at a leaf."""
+    leaf = end.variable
+    return bool(leaf._hooks or leaf._post_accumulate or end.is_watched)
 
 
 class TensorHook:
