@@ -154,16 +154,16 @@ class InPass:
 
 # Numbers of backward passes.
 _passes = itertools.count()
-# Places among what waits: functions stand at the negative of their number.
-_FIRST, _LAST = -sys.maxsize, 1
+# The place among what waits of a leaf whose gradient is whole: functions stand at the negative of their number.
+_FIRST = -sys.maxsize
 
 
 class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "left", "needed", "number",
-        "order", "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
+        "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "last", "left", "needed",
+        "number", "order", "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -196,8 +196,9 @@ class Backward:
         self.order = itertools.count()
         # What the pass begins with.
         self.sent: list[tuple[Edge, Tensor]] = []
-        # How many edges lead to each leaf from what has not run: each takes its gradient once none is left. None while
-        # nobody sees when leaves take theirs: then they do so last.
+        # The leaves that come last, each with its number, as nobody sees when they take their gradients.
+        self.last: list[tuple[int, AccumulateGrad]] = []
+        # Where somebody does: how many edges lead to each leaf from what has not run. It comes once none is left.
         self.left: dict[GradFn, int] | None = None
         # The leaves that something has arrived at.
         self.touched: list[Tensor] = []
@@ -223,7 +224,11 @@ class Backward:
             return
         parts = self.waiting.get(fn)
         if parts is None:
-            parts = self._wait(fn)
+            if fn.sequence >= 0:
+                parts = self.waiting[fn] = [None] * len(fn.metas)
+                heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+            else:
+                parts = self._wait_at(fn)
         if number >= len(parts):
             parts += [None] * (number + 1 - len(parts))
         previous = parts[number]
@@ -234,41 +239,41 @@ class Backward:
 
     def send_none(self, fn: GradFn) -> None:
         """Have a function run, also if no cotangent comes to it: what follows may be a user's, which is given zeros."""
-        awaited = fn in self.waiting or (isinstance(fn, AccumulateGrad) and not _is_seen(fn))
-        if not awaited and (self.needed is None or fn in self.needed):
-            self._wait(fn)
+        if fn in self.waiting or (self.needed is not None and fn not in self.needed):
+            return
+        if not isinstance(fn, AccumulateGrad):
+            self.waiting[fn] = [None] * len(fn.metas)
+            heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+        elif fn.sequence < 0 and _is_seen(fn):
+            self._wait_at(fn)
 
-    def _wait(self, fn: GradFn) -> list[Tensor | None]:
-        """Have a function wait for its turn; return the places of its cotangents."""
-        number, left = fn.sequence, self.left
-        if number >= 0:
-            heapq.heappush(self.heap, (-number, next(self.order), fn))
-        elif left is None or fn not in left:
-            place = _FIRST if left is None and _is_seen(fn) else _LAST
-            heapq.heappush(self.heap, (place, next(self.order), fn))
-        parts: list[Tensor | None] = [None] * (len(fn.metas) if number >= 0 else 1)
-        self.waiting[fn] = parts
+    def _wait_at(self, end: GradFn) -> list[Tensor | None]:
+        """Have a leaf wait for all of its gradient; return the place of what has come."""
+        assert isinstance(end, AccumulateGrad)
+        if self.left is None:
+            if _is_seen(end):
+                heapq.heappush(self.heap, (_FIRST, next(self.order), end))
+            else:
+                self.last.append((next(self.order), end))
+        parts: list[Tensor | None] = [None]
+        self.waiting[end] = parts
         return parts
 
     def _count(self, running: GradFn) -> None:
         """Have each leaf take its gradient as soon as all of it has come, from the running function on."""
-        left: dict[GradFn, int] = {}
-        for fn in graph_of([running, *[fn for _, _, fn in self.heap]]):
-            if self.needed is None or fn in self.needed:
-                for edge in fn.edges:
-                    if edge is not None and edge[0].sequence < 0:
-                        left[edge[0]] = left.get(edge[0], 0) + 1
+        reached, needed = graph_of([running, *[fn for _, _, fn in self.heap]]), self.needed
+        left = _edges_to_leaves(fn for fn in reached if needed is None or fn in needed)
         self.left = left
-        functions = [item for item in self.heap if item[2].sequence >= 0]
-        leaves = [item for item in self.heap if item[2].sequence < 0 and item[2] not in left]
-        self.heap[:] = [*functions, *[(_FIRST, n, fn) for _, n, fn in leaves]]
+        whole = [(_FIRST, number, end) for number, end in self.last if end not in left]
+        self.heap[:] = [*[item for item in self.heap if item[2] not in left], *whole]
         heapq.heapify(self.heap)
+        self.last.clear()
 
-    def _count_before(self, fn: GradFn, grads: list[Tensor | None]) -> None:
-        """Count what is left for leaves before a function runs whose turn it was."""
-        self.waiting[fn] = grads
-        heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
-        self._count(fn)
+    def _count_before(self, item: tuple[int, int, GradFn], grads: list[Tensor | None]) -> None:
+        """Count what is left for leaves before that runs whose turn it was."""
+        self.waiting[item[2]] = grads
+        heapq.heappush(self.heap, item)
+        self._count(item[2])
 
     def _count_down(self, fn: GradFn) -> None:
         """Have leaves come next for which nothing is left since a function has run."""
@@ -314,19 +319,22 @@ class Backward:
                     return turn
                 self.paused = given = None
             if not heap:
+                if self._wait_no_more():
+                    continue
                 return Turn(self.callbacks.pop(0), (), (), 0) if self.callbacks else None
-            fn = self.running = heapq.heappop(heap)[2]
+            item = heapq.heappop(heap)
+            fn = self.running = item[2]
             grads = waiting.pop(fn)
             if isinstance(fn, AccumulateGrad):
-                if not _is_seen(fn):
-                    self._arrive(fn, grads[0])
-                elif self.left is None:
-                    self._count_before(fn, grads)
-                else:
+                if self.left is None and fn.sequence < 0:
+                    self._count_before(item, grads)
+                elif _is_seen(fn):
                     self.paused = self._arrive_watched(fn, grads)
+                else:
+                    self._arrive(fn, grads[0])
             elif fn.turns is not None or fn.recalls or fn.is_watched:
                 if self.left is None:
-                    self._count_before(fn, grads)
+                    self._count_before(item, grads)
                 else:
                     self.paused = self._run_watched(fn, grads)
             elif self.needed is None or not self._ends(fn, grads):
@@ -413,15 +421,29 @@ class Backward:
         if self.left is not None:
             self._count_down(fn)
 
-    def _keeps(self, end: AccumulateGrad, g: Tensor) -> bool:
+    def _keeps(self, end: AccumulateGrad, g: Tensor | None) -> bool:
         """Note what arrives at a leaf where it is asked for, and whether it belongs to the leaf's gradient."""
         for _, i in self.targets.get(end, ()):
             self.found[i] = g
         if end.edges and end.edges[0] is not None:
-            self.send(end.edges[0], g)
+            if g is not None:
+                self.send(end.edges[0], g)
             self._count_down(end)
             return False
         return self.accumulate
+
+    def _wait_no_more(self) -> bool:
+        """Have the leaves take their gradients that are left at the end; return whether there were some."""
+        if not self.waiting:
+            return False
+        if self.left is None:
+            for _, end in self.last:
+                self._arrive(end, self.waiting.pop(end)[0])
+            self.last.clear()
+        else:
+            for end in self.waiting:
+                heapq.heappush(self.heap, (_FIRST, next(self.order), end))
+        return True
 
     def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
         """Take a cotangent at a leaf."""
@@ -437,22 +459,20 @@ class Backward:
         if end.tensor_hooks or end.retained:
             grads = yield from _seen_by_tensors(end, grads)
         g, variable = grads[0], end.variable
-        if g is None:
-            return
-        self.touched.append(variable)
+        if g is not None:
+            self.touched.append(variable)
         hooks = variable._hooks or {}
         for key, hook in list(hooks.items()):
             new = yield Turn(hook, (g,), hooks, key)
             if new is not None:
-                g = checked(new, g, hook)
+                g = _replacing(new, g, hook)
         if not self._keeps(end, g):
             return
         (found,) = _before(end, [g])
-        if found is None:
-            return
         if variable._requires_grad:
             fresh = variable.grad is None and not self.create_graph
-            _accumulate(variable, found, self.create_graph)
+            if found is not None:
+                _accumulate(variable, found, self.create_graph)
             hooks = variable._post_accumulate or {}
             for key, hook in list(hooks.items()):
                 if (yield Turn(hook, (variable,), hooks, key)) is not None:
@@ -489,9 +509,7 @@ class TensorHook:
         g = grads[number]
         if new is None:
             return None
-        if g is None:
-            raise RuntimeError("can't replace a None gradient with a non-None value")
-        checked(new, g, self.hook)
+        _replacing(new, g, self.hook)
         return (*grads[:number], new, *grads[number + 1 :])
 
 
@@ -527,6 +545,25 @@ def _after(fn: GradFn, result: Cotangents, grads: list[Tensor | None]) -> Cotang
     return result
 
 
+def _replacing(new: Tensor, g: Tensor | None, hook: Callable[..., object]) -> Tensor:
+    """Return what a hook gave in place of g. Raises RuntimeError if it does not fit."""
+    if g is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not hasattr(new, "_shape"):
+        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
+    if new.dtype is not g.dtype or new.device.type != g.device.type:
+        raise RuntimeError(
+            f"hook '{_title(hook)}' has changed the type of value (was {g.type()} got {new.type()})"
+        )
+    if new._shape != g._shape:
+        raise RuntimeError(f"hook '{_title(hook)}' has changed the size of value")
+    return new
+
+
+def _title(hook: Callable[..., object]) -> str:
+    return getattr(hook, "__name__", repr(hook))
+
+
 def _replaced(
     new: object, grads: list[Tensor | None], hook: Callable[..., object]
 ) -> list[Tensor | None]:
@@ -542,17 +579,36 @@ def _replaced(
             f"but expected {len(grads)})"
         )
     for value, g in zip(given, grads, strict=True):
-        if value is not None and g is None:
-            raise RuntimeError("can't replace a None gradient with a non-None value")
-        if value is not None and g is not None:
-            checked(value, g, hook)
+        if value is not None:
+            _replacing(value, g, hook)
     return given
+
+
+def _edges_to_leaves(functions: Iterable[GradFn]) -> dict[GradFn, int]:
+    """Return how many edges lead from functions to each leaf."""
+    found: dict[GradFn, int] = {}
+    for fn in functions:
+        for edge in fn.edges:
+            if edge is not None and edge[0].sequence < 0:
+                found[edge[0]] = found.get(edge[0], 0) + 1
+    return found
 
 
 def order() -> list[GradFn]:
     """Return the functions of the running backward pass in the order in which they run."""
     assert mode.task is not None
-    return sorted(mode.task.reach(), key=lambda fn: -fn.sequence)
+    reached = mode.task.reach()
+    functions = sorted((fn for fn in reached if fn.sequence >= 0), key=lambda fn: -fn.sequence)
+    left, found = _edges_to_leaves(functions), [fn for fn in reached if fn.sequence < 0]
+    found = [fn for fn in found if fn not in left]
+    for fn in functions:
+        found.append(fn)
+        for edge in fn.edges:
+            if edge is not None and edge[0] in left:
+                left[edge[0]] -= 1
+                if not left[edge[0]] and edge[0] in reached:
+                    found.append(edge[0])
+    return found
 
 
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
@@ -604,23 +660,6 @@ def _reachable(roots: list[GradFn], wanted: set[GradFn]) -> set[GradFn]:
         if any(e is not None and e[0] in needed for e in fn.edges):
             needed.add(fn)
     return needed
-
-
-def checked(new: Tensor, g: Tensor, hook: Callable[..., object]) -> Tensor:
-    """Return what a hook gave in place of g. Raises RuntimeError if it has another shape or type."""
-    if not hasattr(new, "_shape"):
-        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
-    if new.dtype is not g.dtype or new.device.type != g.device.type:
-        raise RuntimeError(
-            f"hook '{_title(hook)}' has changed the type of value (was {g.type()} got {new.type()})"
-        )
-    if new._shape != g._shape:
-        raise RuntimeError(f"hook '{_title(hook)}' has changed the size of value")
-    return new
-
-
-def _title(hook: Callable[..., object]) -> str:
-    return getattr(hook, "__name__", repr(hook))
 
 
 def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:
