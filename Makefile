@@ -30,7 +30,7 @@ FAULT_JOBS ?= 1
 WORKERS ?= auto
 
 # Tests whose programs differ on a card.
-AS_GPU := tests/lower tests/engine tests/webgpu/test_programs.py tests/webgpu/test_as_gpu.py tests/compile/test_programs.py \
+AS_GPU := tests/lower tests/engine tests/webgpu/test_programs.py tests/webgpu/test_profiles.py tests/compile/test_programs.py \
 	tests/ops/test_contract.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/pytorch/test_training.py
 
 # Mesa's compiled shaders outlive a run: without them each new kernel costs some 20 ms again.
@@ -41,13 +41,14 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: ready suite upstream suites faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu venv lint types checks format check system coverage-table clean
+.PHONY: ready suite upstream suites faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu test-profiles venv lint types checks format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
 	@echo "make test            lint, types and the suite, in minutes"
 	@echo "make test-all        the same with every case of its matrices and all that trains for long"
 	@echo "make test-as-gpu     a graphics card's kernels, on a software adapter"
+	@echo "make test-profiles   the table's tests as on adapters that we do not have (tests/profiles.toml)"
 	@echo "make venv            .venv with everything that tests need"
 	@echo "make lint            ruff: rules and layout"
 	@echo "make format          ruff: put the layout right"
@@ -72,7 +73,7 @@ demo: $(VENV)/.demo
 venv: $(VENV)/.full
 
 # What is long (tests/long.py) is left to test-all.
-test faults: SHORT = PYTEST_ADDOPTS='-m "not long"'
+test test-profiles faults: SHORT = PYTEST_ADDOPTS='-m "not long"'
 test test-all:
 	@$(MAKE) --no-print-directory --jobs=2 ready
 	@$(SHORT) $(MAKE) --no-print-directory --jobs=2 suite checks
@@ -87,7 +88,17 @@ suite: $(VENV)/.full
 # What only a graphics card gets (tiles, split sums, joint products), on a software adapter that says it is one.
 test-as-gpu: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
-	$(TEST_ENV) WEBTORCH_TEST_AS_GPU=H200 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_GPU) $(PYTEST_ARGS)
+	$(TEST_ENV) WEBTORCH_TEST_PROFILE=H200 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_GPU) $(PYTEST_ARGS)
+
+# PROFILES=adreno-740 takes one.
+PROFILES ?= $(shell sed -n 's/^\[\(.*\)\]/\1/p' tests/profiles.toml | grep -vx defaults)
+AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/webgpu/test_programs.py
+
+test-profiles: $(VENV)/.full system
+	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
+	@failed=""; for p in $(PROFILES); do echo "== $$p"; \
+	$(SHORT) $(TEST_ENV) WEBTORCH_TEST_PROFILE=$$p $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_ADAPTER) $(PYTEST_ARGS) \
+	|| failed="$$failed $$p"; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: $(VENV)/.full
 	$(BIN)/ruff check .

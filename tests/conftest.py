@@ -11,14 +11,14 @@ from types import SimpleNamespace
 import pytest
 
 import webtorch
-from tests import as_gpu
+from tests import profiles
 from webtorch.errors import DeviceError
 from webtorch.runtime import kept
 from webtorch.runtime.backends.cpu.memory import MEMORY
 from webtorch.tensors.device import resolve
 
 pytest_plugins = ["tests.long", "tests.covers", "tests.browser"]
-as_gpu.pretend()
+profiles.pretend()
 # Processes that tests start would compile the sources again, each of them.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,19 @@ def test_a_working_device_passes(device: str) -> None:
     assert f"Self-test of {device}" in text
     assert "largest error" in text
     assert "numpy" in text
+
+
+def test_a_report_for_an_issue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says what is installed, every adapter and every test, and names no file of the user's."""
+    right = doctor.Check("contract", "one", lambda _: webtorch.tensor([1.0]), lambda: np.ones(1))
+    monkeypatch.setattr(doctor, "checks", lambda: [right])
+    where = tmp_path / "report.json"
+    assert doctor.examine(Console(file=io.StringIO()), "cpu", where) == 0
+    told = json.loads(where.read_text())
+    assert told["versions"]["Python"] and told["device"]["name"] == "cpu"
+    assert [t["passes"] for t in told["tests"]] == [True]
+    assert len(told["adapters"]) == len(doctor.find_adapters()[0])
+    assert str(Path.home()) not in where.read_text()
 
 
 def test_a_wrong_kernel_is_named_and_fails_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

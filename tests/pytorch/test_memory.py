@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.pytorch.test_corners import both
+from webtorch.pytorch import device as device_parts
 
 
 def test_a_storage_that_grows_is_seen_by_all_its_tensors(webgpu: str) -> None:
@@ -219,3 +220,20 @@ def test_a_spread_of_too_few_numbers_warns(webgpu: str, name: str) -> None:
         with pytest.warns(UserWarning, match=rf"{name}\(\): degrees of freedom is <= 0"):
             found = getattr(torch, name)(torch.ones(1, device=device), 0)
         assert torch.as_tensor(found[0] if isinstance(found, tuple) else found).isnan().item()
+
+
+def test_new_tensors_of_a_pytorch_that_cannot_exchange_what_storages_hold(
+    monkeypatch: pytest.MonkeyPatch, webgpu: str
+) -> None:
+    """Before 2.13 the address and the length are written to PyTorch's storage itself."""
+    monkeypatch.setattr(device_parts, "_swap", None)
+    assert device_parts._words_of_storages() is not None
+    x = torch.arange(12.0, device=webgpu).reshape(3, 4)
+    y = (x * 2 + 1).requires_grad_()
+    (y @ y.T).sum().backward()
+    assert y.untyped_storage().nbytes() == y.grad.untyped_storage().nbytes() == 48
+    assert len({t.untyped_storage().data_ptr() for t in (x, y, y.grad, y + 1)}) == 4
+    there = (torch.arange(12.0).reshape(3, 4) * 2 + 1).requires_grad_()
+    (there @ there.T).sum().backward()
+    assert torch.equal(y.grad.cpu(), there.grad)
+    assert torch.equal(y.detach().view(-1)[5:].cpu(), there.detach().view(-1)[5:])

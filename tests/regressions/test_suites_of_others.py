@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -130,3 +132,48 @@ def _with_private_methods(library: Any) -> list[Any]:
 def test_private_methods_have_the_parameters_of_pytorch() -> None:
     found, expected = _with_private_methods(webtorch), _with_private_methods(torch)
     assert found == expected
+
+
+def _scripted(library: Any) -> list[Any]:
+    """What scripted functions and modules raise, and what such a module is (e3nn)."""
+
+    # TorchScript reads the types.
+    def narrow(x: torch.Tensor) -> torch.Tensor:
+        assert x.shape[-1] == 3, "not of three"
+        return x + 1
+
+    def refuses(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 2:
+            raise ValueError("too long")
+        return x.reshape(7)
+
+    layer = library.nn.Linear(2, 2)
+    script = library.jit.script
+    functions, module = [script(narrow), script(refuses)], script(layer)
+    found: list[Any] = [functions[0](library.zeros(3)).tolist()]
+    calls = (
+        lambda: functions[0](library.zeros(2)),
+        lambda: functions[1](library.zeros(3)),
+        lambda: functions[1](library.zeros(2)),
+        lambda: functions[0](),
+        module,
+        lambda: module(1),
+        lambda: library.func.functional_call(module, {}, library.zeros(2)),
+    )
+    for call in calls:
+        with pytest.raises((library.jit.Error, RuntimeError)) as error:
+            call()
+        said = isinstance(error.value, library.jit.Error)
+        found += [said, said and "too long" in str(error.value)]
+    found += [module.weight.data_ptr() == layer.weight.data_ptr(), module(library.zeros(2)).shape]
+    found += [isinstance(module, library.jit.ScriptModule), script(module) is module]
+    copied = copy.deepcopy(module)
+    return [*found, copied.weight.equal(layer.weight), type(copied) is type(module)]
+
+
+@pytest.mark.filterwarnings("ignore:torch.jit.script", "ignore:`torch.jit.script` is")
+def test_errors_of_scripted_code() -> None:
+    found, expected = _scripted(webtorch), _scripted(torch)
+    assert found == expected
+    module = webtorch.jit.script(webtorch.nn.Linear(2, 2))
+    assert pickle.loads(pickle.dumps(module)).weight.equal(module.weight)

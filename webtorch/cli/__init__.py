@@ -168,12 +168,15 @@ def _testpage(commands: _Commands) -> None:
 
 
 def _doctor(commands: _Commands) -> None:
-    commands.add(
+    command = commands.add(
         "doctor",
         on_device=True,
         help="list adapters, say which is used and why, and test it",
         description="List Python, packages and every WebGPU adapter, and test each kernel family on "
         "the device in use. Exit code 0 only when it passes.",
+    )
+    command.add_argument(
+        "--report", type=Path, metavar="FILE", help="write all of it there, to attach to an issue"
     )
 
 

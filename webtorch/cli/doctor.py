@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import math
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
@@ -50,6 +52,11 @@ SHOWN_LIMITS = (
     "min-storage-buffer-offset-alignment",
 )
 PACKAGES = ("webtorch", "numpy", "numba", "wgpu", "wgpudawn", "rich", "torch", "scikit-learn")
+# Variables of the environment that change what a device does; none of them names a user's file.
+_SETTINGS = (
+    "WEBTORCH_DEVICE", "WEBTORCH_WEBGPU", "WEBTORCH_FLOAT64", "WEBTORCH_SCRIPTS", "WEBTORCH_TUNE",
+    "WEBTORCH_MEMORY_LIMIT", "WGPU_BACKEND_TYPE", "GALLIVM_PERF",
+)  # fmt: skip
 # float32 keeps 7 digits; a sum over some hundred of them keeps 5.
 TOLERANCE = 2e-5
 
@@ -121,10 +128,34 @@ def advice() -> str:
     return "Update the driver of your graphics card: Windows then offers D3D12 and Vulkan."
 
 
-def examine(console: Console, requested: str | None = None) -> int:
-    """Print everything, test the chosen device, and return the exit code: 0 only if it passes."""
+def examine(console: Console, requested: str | None = None, report: Path | None = None) -> int:
+    """Print everything, test the chosen device, and return the exit code: 0 only if it passes.
+
+    `report` is written too: what an issue needs to be understood, and nothing about the user's files.
+    """
     console.print(_versions())
     found, missing = find_adapters()
+    told: dict[str, object] = {
+        "versions": dict(versions()),
+        "settings": {k: v for k, v in os.environ.items() if k in _SETTINGS},
+        "adapters": [adapter_record(a) for a in found],
+        "problem": missing,
+    }
+    try:
+        return _examine(console, found, missing, requested, told)
+    finally:
+        if report is not None:
+            report.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            console.print(Text(f"The report is in {report}: attach it to an issue."))
+
+
+def _examine(
+    console: Console,
+    found: list[AdapterInfo],
+    missing: str,
+    requested: str | None,
+    told: dict[str, object],
+) -> int:
     for adapter in found:
         console.print()
         console.print(_adapter_table(adapter))
@@ -136,15 +167,20 @@ def examine(console: Console, requested: str | None = None) -> int:
         choice = choose_device(requested)
     except DeviceError as error:
         console.print(Text(str(error), style="red"))
+        told["problem"] = str(error)
         return 1
+    told["device"] = {"name": choice.device, "is": choice.name, "because": choice.reason}
     console.print(
         f"[bold]Device in use:[/] {escape(choice.device)}, {escape(choice.name)}: "
         f"{escape(choice.reason)}.",
         highlight=False,
     )
+    told["tuning"] = list(_tuning(choice.device))
     for line in _tuning(choice.device):
         console.print(Text(line))
     outcomes = list(self_test(choice.device))
+    # An infinite error is no JSON.
+    told["tests"] = [{**asdict(o), "error": str(o.error), "passes": o.passed} for o in outcomes]
     console.print()
     console.print(_test_table(choice.device, outcomes))
     failed = [outcome for outcome in outcomes if not outcome.passed]
@@ -498,14 +534,32 @@ def _versions() -> Table:
     table = Table(title="Installation", title_justify="left", show_header=False, box=None)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("Python", f"{platform.python_version()} ({sys.executable})")
-    table.add_row("System", f"{platform.system()} {platform.release()} {platform.machine()}")
-    table.add_row("CPU", get_backend("cpu").description())
-    for name in PACKAGES:
-        table.add_row(name, package_version(name) or Text("not installed", style="dim"))
-    for name, version in _native_versions():
-        table.add_row(name, version)
+    for name, version in versions():
+        table.add_row(name, version or Text("not installed", style="dim"))
+    table.add_row("Python's program", sys.executable)
     return table
+
+
+def versions() -> Iterator[tuple[str, str | None]]:
+    """Yield what is installed, each with its version; None for a package that is not."""
+    yield "Python", platform.python_version()
+    yield "System", f"{platform.system()} {platform.release()} {platform.machine()}"
+    yield "CPU", get_backend("cpu").description()
+    for name in PACKAGES:
+        yield name, package_version(name)
+    yield from _native_versions()
+
+
+def adapter_record(adapter: AdapterInfo) -> dict[str, object]:
+    """Return an adapter as a record of tests/profiles.toml has it, with its driver."""
+    return {
+        "adapter": adapter.name,
+        "type": adapter.adapter_type,
+        "interface": adapter.backend_type,
+        "driver": adapter.driver,
+        "features": list(adapter.features),
+        "limits": {n: v for n in SHOWN_LIMITS if (v := _limit(adapter, n)) is not None},
+    }
 
 
 def _native_versions() -> Iterator[tuple[str, str]]:
@@ -565,4 +619,4 @@ def _test_table(device: str, outcomes: Sequence[Outcome]) -> Table:
 
 def main(options: argparse.Namespace, console: Console) -> int:
     """List adapters, say which is used and why, and test it."""
-    return examine(console, options.device)
+    return examine(console, options.device, options.report)

@@ -1,7 +1,7 @@
-"""`webtorch.jit`: functions that TorchScript would compile stay Python functions. Floor 5.
+"""`webtorch.jit`: functions that TorchScript would compile stay Python functions. Floor 1.
 
-`script` and `trace` return what they are given, and say so once: it computes the same. There is no
-file format of programs here; `webtorch.compile` captures a step, `webtorch.web.export` writes one.
+`script` and `trace` return what they are given, with TorchScript's errors, and say so once: it computes the same.
+There is no file format of programs here; `webtorch.compile` captures a step, `webtorch.web.export` writes one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from typing import Any, Final, NoReturn, TypeVar
 
 from webtorch.ir.lines import user_depth
+from webtorch.jit.scripted import Error, ScriptFunction, ScriptModule, scripted
 
 __all__ = [
     "Attribute", "Error", "Final", "ScriptFunction", "ScriptModule", "annotate", "export", "freeze", "ignore",
@@ -21,10 +22,6 @@ __all__ = [
 
 T = TypeVar("T")
 _said: set[str] = set()
-
-
-class Error(Exception):
-    """What a compiled function raises in PyTorch; programs catch it."""
 
 
 class TracerWarning(Warning):
@@ -53,13 +50,13 @@ def script(
     _rcb: object = None,
     example_inputs: object = None,
 ) -> T:
-    """Return `obj` itself, with a warning the first time."""
+    """Return what computes as `obj` does, with TorchScript's errors; it warns the first time."""
     _say("script")
     if getattr(obj, "has_uninitialized_params", bool)():
         raise RuntimeError(
             f"'{type(obj).__name__}' has uninitialized parameters. Did you forget to run a forward pass?"
         )
-    return obj
+    return scripted(obj)
 
 
 class Future:
@@ -107,15 +104,15 @@ def trace(
     example_kwarg_inputs: object = None,
     _store_inputs: bool = True,
 ) -> T:
-    """Return `func` itself, with a warning the first time. Unlike a trace it keeps its branches."""
+    """Return what computes as `func` does, with a warning the first time. Unlike a trace it keeps its branches."""
     _say("trace")
-    return func
+    return scripted(func)
 
 
 def trace_module(mod: T, inputs: object, *args: object, **kwargs: object) -> T:
-    """Return `mod` itself, with a warning the first time."""
+    """Return what computes as `mod` does, with a warning the first time."""
     _say("trace_module")
-    return mod
+    return scripted(mod)
 
 
 def script_if_tracing(fn: T) -> T:
@@ -207,14 +204,6 @@ def load(f: object, map_location: object = None, _extra_files: object = None) ->
         "torch.jit.load: webtorch has no TorchScript programs. Build the module in Python and load its "
         "state_dict()"
     )
-
-
-class ScriptModule:
-    """A class that no object is an instance of, for checks with isinstance."""
-
-
-class ScriptFunction:
-    """A class that no object is an instance of, for checks with isinstance."""
 
 
 _script_if_tracing = script_if_tracing

@@ -8,6 +8,8 @@ calls the engine, and puts the result in the memory of its output: all of it laz
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import itertools
 import os
 import threading
@@ -411,13 +413,34 @@ def flat(storage: Storage) -> Tensor:
 
 # Addresses are never used twice. They are 4 GiB apart, so that data_ptr() tells tensors apart as usual.
 _addresses = itertools.count(1 << 32, 1 << 32)
-# PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory.
+# PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory
+# (from PyTorch 2.13 on).
 _swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 _construct: Callable[..., Any] = torch._C._construct_storage_from_data_pointer
 _create = torch._C._acc.create_empty_tensor
+_address_of, _length_of = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
 _storage_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
 # The operator itself, without the wrapper that every call of `redispatch` would go through.
 _set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+
+
+# The words that every storage of PyTorch's begins with: a table of methods, counts, what it points to, how long it is.
+_Words = ctypes.c_size_t * 7
+
+
+@functools.cache
+def _words_of_storages() -> tuple[int, int] | None:
+    """Return which words of PyTorch's storages are the address and the number of bytes, or None where it is unknown.
+
+    Found by storages whose addresses and lengths are known. Only PyTorch before 2.13 is asked, which cannot exchange
+    what storages hold.
+    """
+    made = [_construct(next(_addresses), DEVICE, 8191 + n) for n in range(3)]
+    words = list(zip(*(_Words.from_address(storage._cdata) for storage in made), strict=True))
+    address, length = (tuple(f(s) for s in made) for f in (_address_of, _length_of))
+    if address not in words or length not in words:
+        return None
+    return words.index(address), words.index(length)
 
 
 def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedStorage, Memory]:
@@ -588,7 +611,8 @@ class Blank:
         # Taking memory over costs a third of `set_`, which goes through PyTorch's dispatcher.
         # PyTorch gives an empty tensor that it makes so other strides than elsewhere.
         rows = strides == contiguous_strides(size) and 0 not in size
-        self.is_plain = _swap is not None and not offset and rows
+        fits = _swap is not None or _words_of_storages() is not None
+        self.is_plain = fits and not offset and rows
 
     def tensor(self, inner: Storage | None = None) -> torch.Tensor:
         """Return a new tensor, with a new storage of PyTorch's, on a webtorch storage, or on nothing yet.
@@ -601,12 +625,17 @@ class Blank:
             home = Memory(self.nbytes, self.held, inner)
             if self.laid and inner is not None:
                 home.storage, home.laid = None, Laid(inner, self.size, self.strides)
-        storage = _construct(next(_addresses), DEVICE, self.nbytes)
         if self.is_plain:
             x = _create(self.size, self.dtype)
-            given, storage = storage, _storage_of(x)
-            _swap(storage, given)  # type: ignore[misc]
+            storage = _storage_of(x)
+            if _swap is not None:
+                _swap(storage, _construct(next(_addresses), DEVICE, self.nbytes))
+            else:
+                address, length = _words_of_storages()  # type: ignore[misc]
+                words = _Words.from_address(storage._cdata)
+                words[address], words[length] = next(_addresses), self.nbytes
         else:
+            storage = _construct(next(_addresses), DEVICE, self.nbytes)
             x = _create((0,), self.dtype)
             _set(CPU, x, storage, self.offset, self.size, self.strides)
         storage._webgpu = home

@@ -17,7 +17,7 @@ from webtorch.ops import primitive
 from webtorch.ops.record import Anew, Op, gradient_title, used_arguments
 from webtorch.tensors.engine import run_backward
 from webtorch.tensors.forward import transposed
-from webtorch.tensors.modes import enable_grad, mode, transforms, unrecorded
+from webtorch.tensors.modes import enable_grad, enable_hooks, mode, transforms, unrecorded
 from webtorch.tensors.primitives import conjugate
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.remember import remembered
@@ -48,7 +48,7 @@ def with_rule(op: Op, inner: Run) -> Run:
         recorded = mode.grad and (
             _one_requires_grad(args) or (kwargs and _one_requires_grad(kwargs.values()))
         )
-        if not (recorded or moves) or (anew and looks_at_each()):
+        if not (recorded or moves) or (anew and looks_at_each(hooks=False)):
             return inner(args, kwargs)
         args = place(args, kwargs)
         with unrecorded():
@@ -305,7 +305,7 @@ def _anew(
     """
     create_graph, given = mode.grad, list(values)
     gs = g if outputs > 1 else (g,)
-    with enable_grad():
+    with enable_grad(), enable_hooks(create_graph):
         for i in unread:
             if given[i] is not None:
                 cotangent = next(c for c in gs if c is not None)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from webtorch.jit import ScriptModule
 from webtorch.nn.module import Module
 from webtorch.nn.parallel import DataParallel
 from webtorch.ops.purity import warn
@@ -54,6 +55,8 @@ def called_with(
     """
     if isinstance(module, DataParallel):
         raise RuntimeError("The stateless API can't be used with nn.DataParallel module")
+    if isinstance(module, ScriptModule):
+        raise RuntimeError("The stateless API can't be used with Jitted modules")
     arguments = () if args is None else args if isinstance(args, tuple) else (args,)
     with _reparametrize_module(
         module, _joined(parameters_and_buffers), tie_weights=tie_weights, strict=strict

@@ -1,4 +1,4 @@
-"""A card's kernels, made and run on a software adapter: a small part of `make test-as-gpu`."""
+"""Adapters that we do not have: the records, and a card's kernels on a software one (some of `make test-as-gpu`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from tests import as_gpu
+from tests import profiles
 from tests.conftest import need_device
 
 # Tiles with parts of k, joint products, several kernels in one dispatch, convolutions and attention.
 _PROGRAM = """
 import json, torch
-from tests import as_gpu
-as_gpu.pretend()
+from tests import profiles
+profiles.pretend()
 import webtorch
 from webtorch.tensors.device import resolve
 from webtorch.ir.kernel import Matmul, Products, Several
@@ -55,7 +55,7 @@ def test_a_card_is_played_by_a_software_adapter() -> None:
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         capture_output=True, text=True, timeout=300,
-        env={**os.environ, as_gpu.VARIABLE: "H200", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+        env={**os.environ, profiles.VARIABLE: "H200", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -64,7 +64,20 @@ def test_a_card_is_played_by_a_software_adapter() -> None:
     assert max(found["far"].values()) < 2e-6, found["far"]
 
 
-def test_a_family_that_is_not_in_the_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(as_gpu.VARIABLE, "RTX9000")
+def test_a_profile_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(profiles.VARIABLE, "RTX9000")
     with pytest.raises(pytest.UsageError, match="RTX9000"):
-        as_gpu.family()
+        profiles.chosen()
+
+
+def test_records_are_whole() -> None:
+    """Every record has a source and no limit below WebGPU's defaults."""
+    found = profiles.profiles()
+    assert len(found) >= 12
+    least = found["chrome-defaults"].limits
+    for profile in found.values():
+        assert profile.source and profile.adapter
+        low, high = profile.subgroup
+        assert 4 <= low <= high <= 128
+        assert profile.limits.keys() == least.keys()
+        assert all(v >= least[n] for n, v in profile.limits.items()), profile.name

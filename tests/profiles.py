@@ -1,0 +1,102 @@
+"""Adapters that we do not have, played by one that we have: their limits, features and kinds, from tests/profiles.toml.
+
+With WEBTORCH_TEST_PROFILE set to the name of a record, such as "adreno-740" or "H200", devices are asked for no more
+than that adapter has, so that the driver itself refuses what would not run there, and the compiler is told that it is
+one: its family in the table of tiles, and whether it is a graphics card. For tests only: a program run so is slow.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from webtorch.ir.limits import Limits
+from webtorch.lower.templates.tuning import family_of
+from webtorch.runtime.backends.webgpu import device
+
+VARIABLE = "WEBTORCH_TEST_PROFILE"
+_FILE = Path(__file__).with_suffix(".toml")
+_real_wanted, _real_limits = device.wanted, device._limits
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What is known of an adapter from published reports."""
+
+    name: str
+    adapter: str
+    type: str
+    source: str
+    features: frozenset[str]
+    subgroup: tuple[int, int]
+    defects: tuple[str, ...]
+    limits: dict[str, int]
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a graphics card."""
+        return self.type != "CPU"
+
+    @property
+    def family(self) -> str:
+        """Its family in the table of tiles."""
+        return family_of(self.adapter, self.type)
+
+    def reduced(self, limits: dict[str, int]) -> dict[str, int]:
+        """Return the limits of an adapter that are those of this one too."""
+        return {n: min(v, self.limits.get(n, v)) for n, v in limits.items()}
+
+    def told(self, real: Limits) -> Limits:
+        """Return what the compiler is told of a device that was made of a real adapter."""
+        return replace(
+            real,
+            is_gpu=self.is_gpu,
+            has_several=self.is_gpu,
+            has_joint_products=self.is_gpu,
+            has_matrix_units=False,
+            family=self.family,
+        )
+
+
+@lru_cache
+def profiles() -> dict[str, Profile]:
+    """Return all records, by name."""
+    read = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    defaults = read.pop("defaults")["limits"]
+    return {
+        name: Profile(
+            name, r["adapter"], r["type"], r["source"], frozenset(r["features"]),
+            (r["subgroup"][0], r["subgroup"][1]), tuple(r["defects"]), {**defaults, **r.get("limits", {})},
+        )
+        for name, r in read.items()
+    }  # fmt: skip
+
+
+def chosen() -> Profile | None:
+    """Return the profile that the environment names; None if adapters are to say the truth."""
+    name = os.environ.get(VARIABLE, "")
+    if name and name not in profiles():
+        raise pytest.UsageError(f"{VARIABLE}: tests/profiles.toml has no record {name!r}")
+    return profiles()[name] if name else None
+
+
+def pretend() -> None:
+    """Let all adapters of this process be the one that the environment names, if any."""
+    profile = chosen()
+    if profile is None:
+        return
+
+    def wanted(adapter: Any) -> tuple[list[str], dict[str, int]]:
+        features, limits = _real_wanted(adapter)
+        return [f for f in features if f in profile.features], profile.reduced(limits)
+
+    def limits(found: dict[str, int], adapter: Any, features: frozenset[str]) -> Limits:
+        return profile.told(_real_limits(profile.reduced(found), adapter, features))
+
+    device.wanted, device._limits = wanted, limits
