@@ -277,8 +277,8 @@ class Backward:
 
     def _count_down(self, fn: GradFn) -> None:
         """Have leaves come next for which nothing is left since a function has run."""
-        left = self.left
-        for edge in fn.edges if left is not None else ():
+        left = self.left or {}
+        for edge in fn.edges if left else ():
             if edge is not None and edge[0] in left:
                 left[edge[0]] -= 1
                 if not left[edge[0]] and edge[0] in self.waiting:
@@ -441,8 +441,7 @@ class Backward:
                 self._arrive(end, self.waiting.pop(end)[0])
             self.last.clear()
         else:
-            for end in self.waiting:
-                heapq.heappush(self.heap, (_FIRST, next(self.order), end))
+            self.heap += [(_FIRST, next(self.order), fn) for fn in self.waiting]
         return True
 
     def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
