@@ -209,6 +209,20 @@ def test_data_of_what_needs_gradients_stays_a_float(lib: Any) -> None:
 
 
 @BOTH
+def test_a_tensor_that_is_no_leaf_is_saved_as_it_is_too(lib: Any) -> None:
+    a = _data(lib, 3)
+    b = a * a
+    c = a * b
+    d = a.exp()
+    assert c.grad_fn._saved_self is a
+    assert c.grad_fn._saved_other is b
+    assert d.grad_fn._saved_result is not d
+    assert c.grad_fn._saved_other.grad_fn is b.grad_fn
+    del b
+    assert c.grad_fn._saved_other.tolist() == [1.0, 4.0, 9.0]
+
+
+@BOTH
 def test_what_a_tensor_stands_on_cannot_be_deleted(lib: Any) -> None:
     x = _data(lib, 2)
     x.note = 1
@@ -235,3 +249,32 @@ def test_a_call_is_one_function_to_hooks_of_saved_tensors(lib: Any) -> None:
         (var + mean).sum().backward()
     assert seen == [(2, 3)]
     assert a.grad.tolist() == [[-2.5, -2.5, -2.5], [3.5, 3.5, 3.5]]
+
+
+@BOTH
+def test_what_a_function_saved_comes_back_as_the_same_tensor(lib: Any) -> None:
+    seen = []
+
+    class Pass(lib.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            ctx.save_for_backward(x, y)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            seen.append(ctx.saved_tensors)
+            return g, None
+
+    a, b = _data(lib, 2), lib.ones(2)
+    x = a * 2
+    Pass.apply(x, b).sum().backward(retain_graph=True)
+    assert seen[0][0] is x
+    assert seen[0][1] is b
+    with lib.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        Pass.apply(x, b).sum().backward()
+    assert seen[1][1] is b
+    y = Pass.apply(a * 1, b)
+    b += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
