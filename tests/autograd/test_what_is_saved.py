@@ -278,3 +278,27 @@ def test_what_a_function_saved_comes_back_as_the_same_tensor(lib: Any) -> None:
     b += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@BOTH
+def test_parts_of_one_tensor_have_one_function(lib: Any) -> None:
+    def gradient(*parts: Any) -> list[Any]:
+        x.grad = None
+        sum((y * y * (i + 1)).sum() for i, y in enumerate(parts)).backward()
+        found: list[Any] = x.grad.tolist()
+        return found
+
+    x = lib.arange(1.0, 9.0).reshape(4, 2).requires_grad_()
+    a = x.unbind()
+    assert [(y.grad_fn is a[0].grad_fn, y.output_nr) for y in a] == [(True, i) for i in range(4)]
+    assert gradient(a[1], a[3]) == [[0, 0], [6, 8], [0, 0], [28, 32]]
+    assert gradient(*x.unbind(1)) == [[2, 8], [6, 16], [10, 24], [14, 32]]
+    assert gradient(x.split([1, 2, 1])[1]) == [[0, 0], [6, 8], [10, 12], [0, 0]]
+    assert gradient(*x.chunk(2)) == [[2, 4], [6, 8], [20, 24], [28, 32]]
+    seen = []
+    a = x.unbind()
+    a[0].register_hook(seen.append)
+    a[1].sum().backward()
+    a[0].sum().backward()
+    assert seen[0] is None
+    assert seen[1].tolist() == [1.0, 1.0]

@@ -918,6 +918,13 @@ def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
         retain(out)
 
 
+def share_history(outs: Sequence[Tensor], fn: GradFn) -> None:
+    """Make fresh tensors the outputs of one function."""
+    for number, out in enumerate(outs):
+        out._grad_fn, out._output_nr, out._requires_grad = fn, number, True
+    fn.metas = [(o._shape, o.dtype, o._storage.runtime, o._levels) for o in outs]
+
+
 def looks_at_each(parts: bool = True, hooks: bool = True) -> bool:
     """Whether more than recording and differentiation looks at each operation: a transform of
     webtorch.func, forward mode, `hooks` of saved tensors (those of checkpoints with `parts`), or anomaly detection.
