@@ -433,8 +433,12 @@ class AccumulateGrad(GradFn):
     def __init__(self, variable: Tensor) -> None:
         super().__init__("torch::autograd::AccumulateGrad", (), None)
         self.variable = variable
-        # Leaves come last.
+        # Leaves have no place in the order of functions: `engine.Backward.last`.
         self.sequence = -1
+
+    def _sequence_nr(self) -> int:
+        """Return the largest number there is: a leaf comes as soon as all of its gradient has."""
+        return 2**64 - 1
 
 
 class Source(GradFn):
