@@ -602,7 +602,7 @@ class SavedTensor:
 
     def _is_plain(self, tensor: Tensor) -> bool:
         """Whether a tensor has no place in a graph, neither as saved nor now."""
-        saved = self.edge is self.leaf is self.output is None
+        saved = self.edge is None and self.leaf is None and self.output is None
         return saved and not (tensor.requires_grad or (transforms.count and mode.forward))
 
     def _forget_leaf(self) -> None:
