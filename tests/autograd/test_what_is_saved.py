@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -302,3 +303,15 @@ def test_parts_of_one_tensor_have_one_function(lib: Any) -> None:
     a[0].sum().backward()
     assert seen[0] is None
     assert seen[1].tolist() == [1.0, 1.0]
+
+
+def test_elements_are_gone_through_in_time_that_grows_with_their_number() -> None:
+    def seconds(count: int) -> float:
+        x = webtorch.ones(count)
+        start = time.process_time()
+        assert len(list(x)) == count
+        return time.process_time() - start
+
+    seconds(100)
+    # Of eight times as many a pass that compares each with all others takes 64 times as long.
+    assert min(seconds(16_000), seconds(16_000)) < 32 * max(seconds(2_000), seconds(2_000))

@@ -389,8 +389,8 @@ def composed(
             if (
                 base is not None
                 and not base._history
-                and not any(r is base for r in results)
                 and not _lies_in(t, args, kwargs)
+                and not any(r is base for r in results)
             ):
                 # A view of what nobody else has is no view: its hooks stay when it is written.
                 t._base = t._made_by = None
