@@ -5,8 +5,11 @@ the time of a step on one card, alone, over the time of a step on each of N, of 
 several forms: without DistributedDataParallel, with it, with its options for speed, and compiled; by PyTorch's device
 and by webtorch's own face (`--faces torch webtorch`). Where PyTorch has CUDA, the same is measured there with NCCL.
 
-    python -m benchmarks.gpu.distributed [--cards 1 4] [--faces torch webtorch] [--device webgpu cuda]
-    WEBTORCH_PYTORCH_ENGINE=cpu python -m benchmarks.gpu.distributed --cards 1 2 --size thread
+    python -m benchmarks.gpu.distributed --cards 2 --seconds 540 [--faces torch webtorch] [--device webgpu cuda]
+    WEBTORCH_PYTORCH_ENGINE=cpu python -m benchmarks.gpu.distributed --cards 2 --size thread
+
+One card is always measured first. Every form has its share of the seconds, and what it leaves goes to those after it:
+one that fails, hangs or takes longer says so, and the others go on in new processes.
 
 Of the first process it tells how long the thread that runs the step computes, and how many programs it gives the card.
 """
@@ -16,11 +19,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
+import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -52,6 +58,7 @@ class _Form(NamedTuple):
 
 
 _FAST = {"gradient_as_bucket_view": True, "broadcast_buffers": False, "bucket_cap_mb": 50}
+_EXCHANGE = "exchange"
 _FORMS = (
     _Form("plain"),
     _Form("DDP", {}),
@@ -138,8 +145,15 @@ def _say(**found: object) -> None:
         print(json.dumps(found), flush=True)
 
 
-def _measure(form: _Form, size: str, device: str, ours: bool) -> None:
-    """Train in one form, and tell what it took."""
+def _is_late(ends: float) -> bool:
+    """Whether the time is over for any process."""
+    late = torch.tensor(float(time.time() > ends))
+    dist.all_reduce(late, dist.ReduceOp.MAX)
+    return bool(late.item())
+
+
+def _measure(form: _Form, size: str, device: str, ours: bool, ends: float) -> None:
+    """Train in one form, and tell what it took; `ends`: begin no turn but the first after this time."""
     started = time.perf_counter()
     step = _Step(form, size, device, ours)
     warm, turns, count = _SIZES[size][3:]
@@ -148,9 +162,9 @@ def _measure(form: _Form, size: str, device: str, ours: bool) -> None:
     _synchronize()
     ready = time.perf_counter() - started
     step.clear()
-    times = []
+    times: list[float] = []
     before = _runs()
-    for _ in range(turns):
+    while len(times) < turns and not (_is_late(ends) and times):
         _synchronize()
         dist.barrier()
         started = time.perf_counter()
@@ -158,10 +172,10 @@ def _measure(form: _Form, size: str, device: str, ours: bool) -> None:
             step()
         _synchronize()
         times.append((time.perf_counter() - started) / count)
-    runs = (_runs() - before) / (turns * count)
+    made = len(times) * count
     _say(
         form=form.name, times=times, compiled=form.compiled, ready=ready,
-        note=f"{step.threads(turns * count)}, {runs:.1f} runs",
+        note=f"{step.threads(made)}, {(_runs() - before) / made:.1f} runs",
     )  # fmt: skip
 
 
@@ -203,51 +217,98 @@ def _rank(ours: bool, device: str, size: str, forms: list[str], ends: float) -> 
         device = f"webgpu:{cards[local % len(cards)]}" if cards else "cpu"
     else:
         torch.get_device_module(device).set_device(local)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
-    several = dist.get_world_size() > 1
-    if several and device != "cpu":
-        _exchange(device, 100_000_000 if size == "full" else 1_000_000)
-    for form in _FORMS:
-        if form.name not in forms or (form.options is not None and not several):
-            continue
-        late = torch.tensor(float(time.time() > ends))
-        if device == "cuda":
-            late = late.to(device)
-        dist.all_reduce(late)
-        if late.item():
-            _say(form=form.name, late=True)
-            continue
-        _measure(form, size, device, ours)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    known = {form.name: form for form in _FORMS}
+    for number, name in enumerate(forms):
+        now = time.time()
+        _say(begins=name)
+        if name != _EXCHANGE:
+            # The rest of its share is for the turn that it has begun.
+            late = now + 0.7 * (ends - now) / (len(forms) - number)
+            _measure(known[name], size, device, ours, late)
+        elif device != "cpu":
+            _exchange(device, 100_000_000 if size == "full" else 1_000_000)
+        _say(ended=name)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _launch(face: str, device: str, cards: int, options: argparse.Namespace) -> list[Any]:
-    """Print and return what the first of some processes finds."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={cards}"]
-    command += ["--standalone", "-m", *(["webtorch", "run", "-m"] if face == "webtorch" else [])]
-    command += [
-        "benchmarks.gpu.distributed",
-        "--rank",
-        face,
-        "--device",
-        device,
-        "--size",
-        options.size,
-    ]
-    command += ["--ends", str(options.ends), "--forms", *options.forms]
-    found = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+def _start(
+    face: str, device: str, cards: int, size: str, forms: list[str], ends: float
+) -> tuple[list[subprocess.Popen[str]], queue.Queue[str | None]]:
+    """Start a process a card, and return them with the lines that they print; None ends these."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", *(["webtorch", "run", "-m"] if face == "webtorch" else [])]
+    command += ["benchmarks.gpu.distributed", "--rank", face, "--device", device, "--size", size]
+    command += ["--ends", str(ends), "--forms", *forms]
+    env = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    if cards > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+    end, into = os.pipe()
+    processes = []
+    for rank in range(cards):
+        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(cards)}
+        processes.append(subprocess.Popen(command, stdout=into, env=env, text=True))
+    os.close(into)
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        with os.fdopen(end) as printed:
+            for line in printed:
+                lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    return processes, lines
+
+
+def _launch(
+    face: str, device: str, cards: int, size: str, forms: list[str], ends: float
+) -> list[str]:
+    """Print what some processes find, and return the forms that are left where one has failed."""
+    left = list(forms)
+    processes, lines = _start(face, device, cards, size, forms, ends)
+
+    def share() -> float:
+        # Others are mostly done before their time, so that one that starts slowly is let go on.
+        return time.time() + (ends - time.time()) / max(min(len(left), 2), 1)
+
+    limit, failed = share(), ""
+    try:
+        while not failed:
+            try:
+                line = lines.get(timeout=1)
+            except queue.Empty:
+                if any(p.poll() for p in processes):
+                    failed = f"processes ended with {[p.poll() for p in processes]}"
+                elif time.time() > limit:
+                    failed = "did not end in its time"
+                continue
+            if line is None:
+                failed = "processes ended" if left else ""
+                break
             if not line.startswith("{"):
                 print(line, end="", flush=True)
                 continue
-            found.append(json.loads(line))
-            _show(face, device, cards, found[-1])
-    if process.returncode:
-        print(f"{face} on {device}, {cards} processes: ended with {process.returncode}", flush=True)
-    return found
+            found = json.loads(line)
+            if "begins" in found:
+                limit = share()
+            elif "ended" in found:
+                left.remove(found["ended"])
+            elif "failed" in found:
+                failed = found["failed"]
+            else:
+                _show(face, device, cards, found)
+    finally:
+        for process in processes:
+            if failed:
+                process.kill()
+            process.wait()
+    if failed and left:
+        _show(face, device, cards, {"form": left.pop(0), "failed": failed})
+    return left
 
 
 # Seconds of a step on one card, by face, device and whether it is compiled.
@@ -257,8 +318,8 @@ _alone: dict[tuple[str, str, bool], float] = {}
 def _show(face: str, device: str, cards: int, found: dict[str, Any]) -> None:
     """Print one row of a table."""
     title = f"| {face} on {device} | {cards} | {found['form']} |"
-    if "late" in found:
-        print(f"{title} left out: no time | | |", flush=True)
+    if "failed" in found:
+        print(f"{title} FAILED: {found['failed']} | | |", flush=True)
         return
     if "parts" in found:
         best = ", ".join([f"{k} {1e3 * min(v):.1f} ms" for k, v in found["parts"].items()])
@@ -270,8 +331,8 @@ def _show(face: str, device: str, cards: int, found: dict[str, Any]) -> None:
     alone = _alone.get((face, device, found["compiled"]))
     efficiency = "" if alone is None else f"{alone / median:.2f} of {_REACH if cards > 1 else 1}"
     print(
-        f"{title} {1e3 * best:.1f} ms, median {1e3 * median:.1f} | {efficiency} | {found['note']}; "
-        f"ready after {found['ready']:.1f} s |",
+        f"{title} {1e3 * best:.1f} ms, median {1e3 * median:.1f} of {len(found['times'])} | {efficiency} | "
+        f"{found['note']}; ready after {found['ready']:.1f} s |",
         flush=True,
     )
 
@@ -280,24 +341,40 @@ def main() -> None:
     """Measure, or be one of the processes."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--size", choices=_SIZES, default="full")
-    parser.add_argument("--cards", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--cards", type=int, nargs="+", default=[2], help="beside one")
     parser.add_argument("--faces", nargs="+", default=["torch"], help="torch, webtorch")
     parser.add_argument("--device", nargs="+", default=["webgpu"], help="webgpu, cuda")
-    parser.add_argument("--forms", nargs="+", default=[f.name for f in _FORMS])
-    parser.add_argument("--seconds", type=float, default=150, help="begin no form after this time")
+    parser.add_argument("--forms", nargs="+", default=[_EXCHANGE, *[f.name for f in _FORMS]])
+    parser.add_argument("--seconds", type=float, default=540, help="for all forms together")
     parser.add_argument("--rank", metavar="FACE", help=argparse.SUPPRESS)
     parser.add_argument("--ends", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         ours, device = options.rank == "webtorch", options.device[0]
-        _rank(ours, device, options.size, options.forms, options.ends)
+        try:
+            _rank(ours, device, options.size, options.forms, options.ends)
+        except Exception as error:
+            traceback.print_exc()
+            what = (str(error).strip() or "?").split("\n")[0][:300]
+            print(json.dumps({"failed": f"{type(error).__name__}: {what}"}), flush=True)
+            # Threads of a group that has failed may wait for ever.
+            os._exit(1)
         return
-    options.ends = time.time() + options.seconds
+    ends = time.time() + options.seconds
+    alone = [f.name for f in _FORMS if f.options is None]
+    runs = [
+        (face, device, cards, [f for f in options.forms if cards > 1 or f in alone])
+        for face in options.faces
+        for device in (options.device if face == "torch" else ["webgpu"])
+        for cards in [1, *[n for n in options.cards if n > 1]]
+    ]
     print("| what | cards | form | a step | efficiency | |\n|---|---|---|---|---|---|", flush=True)
-    for face in options.faces:
-        for device in options.device if face == "torch" else ["webgpu"]:
-            for cards in options.cards:
-                _launch(face, device, cards, options)
+    for number, (face, device, cards, forms) in enumerate(runs):
+        later = sum(len(r[3]) for r in runs[number + 1 :])
+        while forms:
+            now = time.time()
+            share = max(ends - now, 1) * len(forms) / (len(forms) + later)
+            forms = _launch(face, device, cards, options.size, forms, now + share)
 
 
 if __name__ == "__main__":

@@ -206,3 +206,32 @@ def test_data_of_what_needs_gradients_stays_a_float(lib: Any) -> None:
     a.data = lib.tensor(2.0)
     with pytest.raises(RuntimeError, match="must be floating point or complex dtype"):
         a.data = lib.tensor(3)
+
+
+@BOTH
+def test_what_a_tensor_stands_on_cannot_be_deleted(lib: Any) -> None:
+    x = _data(lib, 2)
+    x.note = 1
+    del x.note, x.grad
+    for name in ("data", "_grad_fn", "_backward_hooks", "requires_grad"):
+        with pytest.raises(RuntimeError):
+            delattr(x, name)
+    with pytest.raises(AttributeError):
+        del x.note
+
+
+@BOTH
+def test_a_call_is_one_function_to_hooks_of_saved_tensors(lib: Any) -> None:
+    seen = []
+
+    def pack(x: Any) -> Any:
+        seen.append(tuple(x.shape))
+        return x
+
+    a = _data(lib, 2, 3)
+    with lib.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        var, mean = lib.var_mean(a, dim=0)
+        assert var.grad_fn is mean.grad_fn
+        (var + mean).sum().backward()
+    assert seen == [(2, 3)]
+    assert a.grad.tolist() == [[-2.5, -2.5, -2.5], [3.5, 3.5, 3.5]]

@@ -74,7 +74,7 @@ class Callee:
         autocast: Any = None,
         writes: bool = False,
         role: Role = "operation",
-        watch: Callable[..., tuple[list[object], tuple[object, ...]] | None] | None = None,
+        watch: Callable[..., Any] | None = None,
         find: Run | None = None,
         like: Callable[..., object] | None = None,
         scalars: bool = False,

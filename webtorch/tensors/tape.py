@@ -432,8 +432,12 @@ class AccumulateGrad(GradFn):
     def __init__(self, variable: Tensor) -> None:
         super().__init__("torch::autograd::AccumulateGrad", (), None)
         self.variable = variable
-        # Leaves come last.
+        # Leaves have no place in the order of functions: `engine.Backward.last`.
         self.sequence = -1
+
+    def _sequence_nr(self) -> int:
+        """Return the largest number there is: a leaf comes as soon as all of its gradient has."""
+        return 2**64 - 1
 
 
 class Source(GradFn):
@@ -888,13 +892,14 @@ def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
         retain(out)
 
 
-def looks_at_each(parts: bool = True) -> bool:
+def looks_at_each(parts: bool = True, hooks: bool = True) -> bool:
     """Whether more than recording and differentiation looks at each operation: a transform of
-    webtorch.func, forward mode, hooks of saved tensors (those of checkpoints with `parts`), or anomaly detection.
+    webtorch.func, forward mode, `hooks` of saved tensors (those of checkpoints with `parts`), or anomaly detection.
     """
+    packed = mode.saved_hooks if hooks else ()
     return bool(
         (transforms.count and (mode.vmaps or mode.transforms or mode.forward))
-        or (mode.saved_hooks and (parts or any(not part_of(h) for _, h in mode.saved_hooks)))
+        or (packed and (parts or any(not part_of(h) for _, h in packed)))
         or mode.mutation_allowed is not None
         or anomaly.enabled
     )

@@ -53,6 +53,15 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+# What cannot be deleted, and what is said then.
+_STAYS = {
+    "data": "Deleting tensor data is not allowed. Delete tensor instead!",
+    "requires_grad": "requires_grad must be a bool",
+    "_grad_fn": "Deletion of _grad_fn not allowed. Detach tensor instead!",
+    "_backward_hooks": "Deletion of _backwards_hooks not allowed!",
+}
+
+
 class Tensor(TensorBase):
     """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of
     `webtorch` to make one.
@@ -887,6 +896,13 @@ class Tensor(TensorBase):
                 if name not in TensorBase.__slots__ and hasattr(self, name):
                     setattr(out, name, copy.deepcopy(getattr(self, name), memo))
         return out
+
+    @plays("fact")
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute. Raises RuntimeError for what a tensor stands on."""
+        if name in _STAYS:
+            raise RuntimeError(_STAYS[name])
+        object.__delattr__(self, name)
 
     def as_subclass(self, cls: builtins.type[Any]) -> Any:
         """Return the tensor as an instance of a subclass. Operations on it give such tensors, unless

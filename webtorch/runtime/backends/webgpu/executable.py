@@ -97,6 +97,7 @@ class WebGPUExecutable:
     """A program made ready for one WebGPU device. Made by `WebGPUBackend.compile`."""
 
     reuses = True
+    tells = False
 
     def __init__(
         self,
@@ -202,6 +203,7 @@ class WebGPUExecutable:
         inputs: Sequence[Buffer],
         args: Sequence[bool | int | float],
         into: Mapping[int, Buffer] | None = None,
+        ready: object = None,
     ) -> list[Buffer]:
         """Enqueue the program and return its output buffers, those of `into` among them. Does not wait.
 
