@@ -73,6 +73,11 @@ class Tensor(TensorBase):
         elif data is None:
             made = TABLE["empty"](0, device=device)
         elif isinstance(data, Tensor):
+            if device is not None:
+                raise RuntimeError(
+                    "Legacy tensor constructor of the form torch.Tensor(tensor, device=device) is not supported.  Use "
+                    "torch.tensor(...) or torch.as_tensor(...) instead."
+                )
             made = data.detach()
         elif hasattr(data, "_seen_as"):
             # On the memory of a storage.
