@@ -127,9 +127,9 @@ def _addmm_activation(
     use_gelu: bool = False,
     out: Any = None,
 ) -> Any:
-    """Return what `addmm` gives, through GELU by its approximation, or cut off at zero."""
+    """Return what `addmm` gives, through GELU or cut off at zero."""
     found = webtorch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
-    found = TABLE["gelu"](found, approximate="tanh") if use_gelu else found.relu()
+    found = TABLE["gelu"](found) if use_gelu else found.relu()
     return found if out is None else out.copy_(found)
 
 
