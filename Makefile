@@ -93,7 +93,7 @@ test-as-gpu: $(VENV)/.full system
 
 # PROFILES=adreno-740 takes one.
 PROFILES ?= $(shell sed -n 's/^\[\(.*\)\]/\1/p' tests/profiles.toml | grep -vx defaults)
-AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/webgpu/test_programs.py
+AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py
 
 test-profiles: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"

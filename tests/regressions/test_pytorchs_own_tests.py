@@ -154,6 +154,20 @@ ERRORS: dict[str, Callable[[Any], object]] = {
     "a context that is none": lambda lib: lib.utils.data.DataLoader(
         [1], num_workers=1, multiprocessing_context=b""
     ),
+    "lengths that are no integers": lambda lib: lib.nn.functional.ctc_loss(
+        lib.zeros(4, 1, 3), lib.ones(1, 2).long(), lib.tensor([4.0]), lib.tensor([2])
+    ),
+    "three ratios for two dims": lambda lib: lib.nn.functional.fractional_max_pool2d(
+        lib.ones(1, 1, 4, 4), 2, output_ratio=(0.5, 0.5, 0.5)
+    ),
+    "many targets": lambda lib: lib.nn.functional.nll_loss(lib.ones(2, 3), lib.ones(2, 2).long()),
+    "angles of integers": lambda lib: lib.cosine_similarity(lib.tensor([1]), lib.tensor([2])),
+    "a cell's second state": lambda lib: lib.nn.LSTMCell(2, 3)(
+        lib.ones(4, 2), (lib.ones(4, 3), lib.ones(1, 3))
+    ),
+    "steps of two types": lambda lib: lib.heaviside(lib.ones(2), lib.ones(2).half()),
+    "bins of no range": lambda lib: lib.histc(lib.ones(2).long(), 2, 3, 1),
+    "copies of modules": lambda lib: lib.nn.Linear(1, 1).to("cpu", copy=True),
     "classes of nothing": lambda lib: lib.nn.functional.multi_margin_loss(
         lib.ones(0), lib.zeros(10).long()
     ),
@@ -392,6 +406,21 @@ VALUES: dict[str, Callable[[Any], object]] = {
         small_concentrations(lib, t) for t in (lib.float32, lib.float64)
     ],
     "identities of tensors": identities,
+    "distances of unsigned numbers": lambda lib: [
+        lib.isclose(lib.tensor([0, 5, n], dtype=t), lib.tensor([1, 4, 0], dtype=t), 0, 1).tolist()
+        for t, n in ((lib.uint8, 128), (lib.uint16, 2**15), (lib.uint32, 2**31))
+    ],
+    "angles of two types": lambda lib: lib.cosine_similarity(
+        lib.tensor(12, dtype=lib.int8), lib.tensor(2.0), -1
+    ).item(),
+    "gradients of groups of nothing": lambda lib: [
+        p.grad.tolist()
+        for m in (lib.nn.GroupNorm(1, 2),)
+        for p in (m(lib.zeros(0, 2)).sum().backward(), *m.parameters())[1:]
+    ],
+    "a replica": lambda lib: sorted(
+        vars(lib.nn.Linear(1, 1)._replicate_for_data_parallel())["_parameters"]
+    ),
     "functions of gradients": twice_differentiated,
     "words of old backward hooks": old_hooks,
     "names of a tensor": lambda lib: [n for n in dir(lib.eye(2)) if not seen(lib.eye(2), n)],
