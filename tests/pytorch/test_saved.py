@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch._functorch._aot_autograd import graph_compile
 from torch.utils.checkpoint import checkpoint
 
 from webtorch.pytorch import device as bridge
@@ -174,6 +175,20 @@ def test_one_object_carries_what_is_saved(webgpu: str) -> None:
         out.sum().backward()
     del out, saved
     assert values[0]() is None
+
+
+def test_what_is_saved_is_asked_for_no_storage(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before 2.13 PyTorch takes all that is saved for tensors where it looks for memory that may be used again."""
+
+    def ask(*saved: object) -> list[int]:
+        raise AttributeError("'Saved' object has no attribute 'untyped_storage'")
+
+    monkeypatch.setattr(graph_compile, "collect_bw_donated_buffer_idxs", ask)
+    w = torch.ones(3, device=webgpu, requires_grad=True)
+    torch.compile(lambda x: (x.exp() * x).sum())(w).backward()
+    assert torch.allclose(w.grad.cpu(), torch.full((3,), 2.0).exp().sqrt() * 2)
 
 
 def test_what_is_saved_makes_no_cycle(webgpu: str) -> None:

@@ -256,3 +256,109 @@ def test_options_are_read_again_once_they_may_be_others(follower: Any) -> None:
     with scripts(False):
         expected = trained()
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+BETWEEN: dict[str, Callable[[Training], object]] = {
+    "no gradient": lambda t: setattr(t.weight, "grad", None),
+    "no gradients": lambda t: t.optimizer.zero_grad(),
+    "another gradient": lambda t: setattr(t.weight, "grad", torch.ones(8, 4)),
+    "a gradient is read": lambda t: t.found.append(t.weight.grad.tolist()),
+    "gradients are clipped": lambda t: nn.utils.clip_grad_norm_(t.model.parameters(), 0.1),
+    "rate": lambda t: t.optimizer.param_groups[0].update(lr=0.01 + len(t.found) / 100),
+    "no rate": lambda t: t.optimizer.param_groups[0].update(lr=0.0),
+    "decay": lambda t: t.optimizer.param_groups[0].update(weight_decay=0.5),
+    "new option": lambda t: t.optimizer.param_groups[0].update(name="first"),
+    "fewer parameters": lambda t: t.optimizer.param_groups[0].update(
+        params=t.optimizer.param_groups[0]["params"][:2]
+    ),
+    "the list is shorter": lambda t: t.optimizer.param_groups[0]["params"].pop(),
+    "order of parameters": lambda t: t.optimizer.param_groups[0]["params"].reverse(),
+    "more groups": lambda t: t.optimizer.add_param_group(
+        {"params": [t.optimizer.param_groups[0]["params"].pop()], "lr": 0.2}
+    ),
+    "hook": lambda t: t.optimizer.register_step_post_hook(lambda *_: t.found.append(1.0)),
+    "hook before": lambda t: t.optimizer.register_step_pre_hook(lambda *_: t.found.append(2.0)),
+    "load": _load,
+    "frozen": lambda t: t.weight.requires_grad_(False),
+    "written": lambda t: t.weight.data.mul_(0.5),
+}
+
+
+def _stepped(between: Callable[[Training], object]) -> Any:
+    training = Training()
+    for step in range(30):
+        loss = training.model(training.x).square().mean()
+        training.optimizer.zero_grad()
+        loss.backward()
+        if step in (9, 19, 20):
+            if between is BETWEEN["the list is shorter"] and step > 10:
+                continue
+            between(training)
+        training.optimizer.step()
+        training.found.append(loss.item())
+    return training.found, [p.tolist() for p in training.model.parameters()]
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+def test_a_step_sees_what_changed_since_the_backward_pass(between: Any) -> None:
+    with scripts(True) as follower:
+        found = _stepped(between)
+        assert follower().counts["followed"] > 5
+    with scripts(False):
+        expected = _stepped(between)
+    torch.testing.assert_close(_flat(found), _flat(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_another_thread_waits_for_what_is_given_before_it_is_computed(
+    follower: Any, monkeypatch: Any
+) -> None:
+    executable = pytest.importorskip("webtorch.runtime.backends.cpu.executable").CpuExecutable
+    training = Training()
+    seen: list[float] = []
+    told: list[bool] = []
+    loss = training.model(training.x).square().mean()
+    run = executable.run
+
+    def slow(self: Any, inputs: Any, args: Any, into: Any = None, ready: Any = None) -> Any:
+        def tell(buffers: Any) -> None:
+            ready(buffers)
+            thread.start()
+            thread.join(0.05)
+            told.append(thread.is_alive())
+
+        return run(self, inputs, args, into, ready and tell)
+
+    training.steps(10)
+    expected = training.found[-1]
+    thread = threading.Thread(target=lambda: seen.append(loss.item()))
+    loss = training.model(training.x).square().mean()
+    training.optimizer.zero_grad()
+    loss.backward()
+    monkeypatch.setattr(executable, "run", slow)
+    training.optimizer.step()
+    monkeypatch.undo()
+    thread.join()
+    assert told == [True]
+    assert seen == [loss.item()]
+    assert 0 < seen[0] < expected
+
+
+def test_a_failed_check_raises_where_the_step_is_computed(follower: Any) -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(5, 4)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+
+    def step(*places: int) -> float:
+        loss = table(torch.tensor(places)).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(10):
+        step(0, 1, 2)
+    assert follower().counts["followed"] > 5
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        step(0, 1, 7)
+    before = [step(0, 1, 2) for _ in range(6)]
+    assert before == sorted(before, reverse=True)

@@ -235,6 +235,17 @@ def test_gather_has_a_sparse_gradient(dim: int, index: Any) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(("shape", "index"), [((4,), 2), ((), [0, 0]), ((), 0)])
+def test_gather_of_scalars_has_a_sparse_gradient(shape: Any, index: Any) -> None:
+    found = []
+    for lib in (torch, webtorch):
+        x = lib.full(shape, 3.0).requires_grad_()
+        lib.gather(x, 0, lib.tensor(index), sparse_grad=True).sum().backward()
+        places = x.grad._indices()
+        found.append((tuple(places.shape), places.tolist(), x.grad.to_dense().tolist()))
+    assert found[0] == found[1]
+
+
 def test_sums_of_rows_compressed_have_dense_gradients() -> None:
     found = []
     for lib in (torch, webtorch):

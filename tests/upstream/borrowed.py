@@ -29,10 +29,22 @@ WHEEL = Path(str(distribution("torch").locate_file("")))
 # Files that are read from the wheel; all else is webtorch's.
 BORROWED = ("torch.testing._internal", "torch.testing._comparison", "torch.utils._import_utils",
             "torch.testing._utils", "torch._utils", "torch._utils_internal", "torch._vendor", "functorch")  # fmt: skip
+
+
+def _assert_metadata_eq(equal: Callable[[object, object], object], one: Any, other: Any) -> None:
+    """What a tensor without data has in common with one that has them."""
+    for of in (
+        lambda t: t.dtype, lambda t: t.shape, lambda t: t.requires_grad, lambda t: t.is_leaf, lambda t: t.layout,
+        lambda t: t.stride(), lambda t: t.storage_offset(), lambda t: t._is_view(), lambda t: t.grad is None,
+    ):  # fmt: skip
+        equal(of(one), of(other))
+
+
 # What the machinery asks PyTorch's core, and is told.
 ANSWERS: dict[str, Any] = {
     "torch._C._get_privateuse1_backend_name": lambda: "privateuseone",
     "torch._utils._is_privateuse1_backend_available": lambda: False,
+    "torch._subclasses.meta_utils.assert_metadata_eq": _assert_metadata_eq,
     "torch._inductor.utils.GPU_TYPES": ["cuda", "mps", "xpu", "mtia"],
 }
 

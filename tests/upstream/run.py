@@ -31,8 +31,8 @@ FILES = (
     "nn/test_parametrization", "nn/test_pooling", "nn/test_pruning", "optim/test_optim", "optim/test_lrscheduler",
     "optim/test_swa_utils", "test_optim", "distributions/test_distributions",
     "distributions/test_constraints", "distributions/test_transforms", "test_serialization", "test_stateless",
-    "test_dataloader", "functorch/test_vmap", "functorch/test_eager_transforms", "functorch/test_ops", "test_sparse",
-    "test_sparse_csr", "test_modules",
+    "test_dataloader", "functorch/test_vmap", "functorch/test_eager_transforms", "test_sparse", "test_sparse_csr",
+    "test_modules",
 )  # fmt: skip
 Task = tuple[str, str, str]
 

@@ -21,13 +21,17 @@ class MetaExecutable:
     """A planned program that no device runs."""
 
     scratch_bytes = 0
-    reuses = False
+    reuses = tells = False
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
     def run(
-        self, inputs: Sequence[object], args: Sequence[object], into: object = None
+        self,
+        inputs: Sequence[object],
+        args: Sequence[object],
+        into: object = None,
+        ready: object = None,
     ) -> NoReturn:
         """Raise NoValuesError."""
         raise NoValuesError(NOT_RUN)

@@ -70,6 +70,21 @@ def _check_workers(
             "multiprocessing_context can only be used with multi-process loading "
             f"(num_workers > 0), but got num_workers={num_workers}"
         )
+    if isinstance(multiprocessing_context, str):
+        # A page has no processes.
+        import multiprocessing
+
+        methods = multiprocessing.get_all_start_methods()
+        if multiprocessing_context not in methods:
+            raise ValueError(
+                f"multiprocessing_context option should specify a valid start method in {methods!r}, but got "
+                f"multiprocessing_context={multiprocessing_context!r}"
+            )
+    elif multiprocessing_context is not None and not hasattr(multiprocessing_context, "Process"):
+        raise TypeError(
+            "multiprocessing_context option should be a valid context object or a string specifying the start "
+            f"method, but got multiprocessing_context={multiprocessing_context}"
+        )
 
 
 def _check_iterable(shuffle: bool | None, sampler: object, batch_sampler: object) -> None:

@@ -448,6 +448,7 @@ def _linear_name(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> s
     takes_out=True,
     gradient_name=_linear_name,
     complex_rule=True,
+    bias_first=True,
     vjp=(_cotangent_of_input, _cotangent_of_weight, lambda g, _out, _input, _weight, _bias: g),
     gain=1.0,
 )

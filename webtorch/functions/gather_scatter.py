@@ -437,8 +437,8 @@ def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False)
     with no_grad():
         out = gather_along(input, dim, index)
     at = normalize_dim(dim, max(input.ndim, 1))
-    args = (input._shape, at)
-    return tape.attach(out, "Gather", (input,), _sparse_places, (tape.SavedTensor(index),), args)
+    kept = tape.SavedTensor(index)
+    return tape.attach(out, "Gather", (input,), _sparse_places, (kept,), (input._shape, at))
 
 
 def _sparse_places(g: Tensor, index: Tensor, shape: tuple[int, ...], dim: int) -> Any:

@@ -237,7 +237,13 @@ class Pool:
         self.low = sizes_of(op, "padding", padding, rank)
         self.dilation = sizes_of(op, "dilation", dilation, rank)
         shape = tuple(x.shape)
-        if x.ndim not in (rank + 1, rank + 2) or 0 in shape[-rank - 1 :]:
+        ranked = x.ndim in (rank + 1, rank + 2)
+        if not ranked and rank > 1:
+            raise ShapeError(
+                f"{op}: non-empty {rank + 1}D or {rank + 2}D (batch mode) tensor expected for input, but got: "
+                f"{list(shape)}"
+            )
+        if not ranked or 0 in shape[-rank - 1 :]:
             raise ShapeError(
                 f"{op}: Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 "
                 f"dim batch size for input, but got: {list(shape)}"
@@ -837,6 +843,7 @@ def _adaptive_averaging(rank: int, doc: str, **fields: object) -> Composite[...,
         return _adaptive_avg(f"adaptive_avg_pool{rank}d", rank, input, output_size)
 
     def name(input: Tensor, output_size: int | Sequence[int | None] | None) -> str:
+        """Return what PyTorch calls the gradient function."""
         sizes = (output_size,) if isinstance(output_size, int | None) else output_size
         alone = rank > 1 and set(sizes) == {1}
         return "MeanBackward1" if alone else _named("AdaptiveAvgPool", rank)

@@ -572,7 +572,13 @@ def randint_like(
     return _integers(shape, low, high, dtype, device, generator)
 
 
-@composite(family="random", function_in=TORCH, out="cast", drawn=True)
+@composite(
+    family="random",
+    function_in=TORCH,
+    out="cast",
+    drawn=True,
+    vjp=lambda _g, _out, mean, std, *_: _no_slopes(mean, std),
+)
 def normal(
     mean: float | Tensor = 0.0,
     std: float | Tensor = 1.0,
@@ -620,6 +626,11 @@ def normal(
     return finish(noise * std + mean, requires_grad, out, "normal")
 
 
+def _no_slopes(*parameters: object) -> list[Any]:
+    """Return the gradients of parameters whose numbers do not change with them."""
+    return [creation.zeros_like(x) if isinstance(x, Tensor) else None for x in parameters]
+
+
 def _below(
     op: str, shape: Shape, p: object, dtype: DType, device: DeviceLike, generator: Generator | None
 ) -> Tensor:
@@ -641,7 +652,7 @@ def _drawn_below(drawn: Tensor, p: Tensor, message: str) -> Tensor:
     return demand(comparison.lt(drawn, p), holds, message)
 
 
-@composite(family="random", out="cast", drawn=True)
+@composite(family="random", out="cast", drawn=True, vjp=lambda g, _out, *_: _no_slopes(g))
 def bernoulli(
     input: Tensor,
     p: float | None = None,

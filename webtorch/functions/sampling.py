@@ -13,9 +13,10 @@ from typing import Any
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, movement
 from webtorch.functions.check import demand
+from webtorch.functions.composite import softmax
 from webtorch.functions.creation import TORCH
 from webtorch.functions.random import Generator, check_mapped, default_generator
-from webtorch.ir.dtype import FLOATS, float64
+from webtorch.ir.dtype import FLOATS
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import comparison
 from webtorch.ops.primitive import draw, shown
@@ -23,6 +24,7 @@ from webtorch.ops.record import Elementwise, Example, composite
 from webtorch.ops.samplers import (
     BINOMIAL,
     GAMMA,
+    LOG_GAMMA,
     POISSON,
     SLOTS,
     VON_MISES,
@@ -30,6 +32,7 @@ from webtorch.ops.samplers import (
     standard_gamma_grad,
 )
 from webtorch.tensors.host import reads
+from webtorch.tensors.limits import finfo
 from webtorch.tensors.tensor import Tensor
 
 
@@ -99,11 +102,12 @@ def _standard_gamma(input: Tensor, generator: Generator | None = None) -> Tensor
 def _sample_dirichlet(input: Tensor, generator: Generator | None = None) -> Tensor:
     """Points of the simplex of the last dim, of the Dirichlet distribution of the concentrations `input`."""
     _check_floats("_sample_dirichlet", input=input)
-    total = _sample(GAMMA, (input,), generator)
-    # Numbers of small concentrations may all be 0 in this dtype: the quotient stays finite.
-    tiny = 1e-37 if input.dtype.compute is not float64 else 1e-300
-    total = comparison.clamp_min(total, tiny)
-    return total / total.sum(-1, keepdim=True)
+    # Numbers of small concentrations are too small for any dtype: their logarithms are not.
+    sizes = _sample(LOG_GAMMA, (input,), generator)
+    bounds = finfo(input.dtype)
+    return comparison.clamp_max(
+        comparison.clamp_min(softmax(sizes, -1), bounds.tiny), 1 - bounds.eps / 2
+    )
 
 
 def _dirichlet_backward(x: Tensor, concentration: Tensor, g: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from math import gcd
 from typing import Any
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import int32
+from webtorch.ir.dtype import int32, int64
 from webtorch.ir.expr import Expr
 from webtorch.ir.view import Shape, contiguous_strides
 
@@ -178,12 +178,17 @@ class Index:
         return all(a.kind == "loop" for a, _ in self.terms)
 
     def expr(self) -> Expr:
-        """Return the int32 expression that computes this index."""
+        """Return the expression that computes this index: of int32, or of int64 where a value in it is."""
         total: Expr | None = None
+        terms = []
         for atom, factor in self.terms:
-            term = atom.expression
-            if term is None:
-                term = atom.expression = _atom_expr(atom)
+            if atom.expression is None:
+                atom.expression = _atom_expr(atom)
+            terms.append((atom.expression, factor))
+        long = any(term.dtype is int64 for term, _ in terms)
+        for term, factor in terms:
+            if long:
+                term = ex.cast(term, int64)
             if factor != 1:
                 term = term * factor
             total = term if total is None else total + term

@@ -66,8 +66,24 @@ def _sampler(name: str, count: int, rule: Callable[..., Expr], doc: str) -> Elem
     )
 
 
+def _log_gamma_rule(words: Words, alpha: Expr) -> Expr:
+    """The logarithm of a gamma number, which may be smaller than any float."""
+    size, log_boost = _gamma_parts(words, alpha)
+    return ex.log(size) + log_boost
+
+
 def _gamma_rule(words: Words, alpha: Expr) -> Expr:
-    """Marsaglia and Tsang, "A simple method for generating gamma variables", 2000; of alpha + 1 where alpha < 1."""
+    size, log_boost = _gamma_parts(words, alpha)
+    value = size * ex.where(alpha < 1, ex.exp(log_boost), 1.0)
+    value = ex.where(ex.eq(alpha, 0), ex.const(0.0, alpha.dtype), value)
+    return ex.where(alpha >= 0, value, ex.const(math.nan, alpha.dtype))
+
+
+def _gamma_parts(words: Words, alpha: Expr) -> tuple[Expr, Expr]:
+    """Marsaglia and Tsang, "A simple method for generating gamma variables", 2000; of alpha + 1 where alpha < 1.
+
+    Returns the number, and the logarithm of what it is to be multiplied by, which is 0 for the others.
+    """
     small = alpha < 1
     shape = ex.where(small, alpha + 1, alpha)
     d = shape - 1 / 3
@@ -86,13 +102,14 @@ def _gamma_rule(words: Words, alpha: Expr) -> Expr:
         found = safe if found is None else ex.where(accepted, safe, found)
     assert found is not None
     # gamma(alpha) = gamma(alpha + 1) * u ** (1 / alpha).
-    boost = ex.exp(ex.log(words.uniform(_LAST, 0)) / ex.where(small, alpha, 1.0))
-    value = d * found * ex.where(small, boost, 1.0)
-    value = ex.where(ex.eq(alpha, 0), ex.const(0.0, alpha.dtype), value)
-    return ex.where(alpha >= 0, value, ex.const(math.nan, alpha.dtype))
+    log_boost = ex.log(words.uniform(_LAST, 0)) / ex.where(small, alpha, 1.0)
+    return d * found, ex.where(small, log_boost, 0.0)
 
 
 GAMMA = _sampler("_gamma_sample", 1, _gamma_rule, "Gamma numbers of rate 1.")
+LOG_GAMMA = _sampler(
+    "_log_gamma_sample", 1, _log_gamma_rule, "Logarithms of gamma numbers of rate 1."
+)
 
 
 def _derivative(root: Expr, variable: Expr) -> Expr:

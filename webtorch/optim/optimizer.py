@@ -15,7 +15,7 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import attrgetter, is_
+from operator import is_
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -29,7 +29,7 @@ from webtorch.optim.states import StateDict, States, plain_of, values_of
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.formats import strided
-from webtorch.tensors.host import Varying, bindings, host_scalar, make_before, tracing
+from webtorch.tensors.host import Watched, bindings, host_scalar, make_before, options_in, tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import kept_value, realize
@@ -58,8 +58,6 @@ class _Required:
 
 
 required = _Required()
-
-_GRADIENT = attrgetter("_grad")
 
 _global_pre_hooks: OrderedDict[int, Hook] = OrderedDict()
 _global_post_hooks: OrderedDict[int, Hook] = OrderedDict()
@@ -129,7 +127,7 @@ class Hyper(Mapping[str, float]):
         before = self._options
         if self._stamp is None or len(options) != len(before) or not all(map(is_, options, before)):
             self._options, self._stamp = options, object()
-            if not all(_is_fixed(v) for name, v in self.group.items() if name != "params"):
+            if not all(map(_is_fixed, options_in(self.group).values())):
                 # One that may be written where it is.
                 self._options = ()
         return self._stamp
@@ -410,26 +408,21 @@ class Optimizer:
             self._update_all(group)
         return loss
 
-    def _watched(self, *args: object, **kwargs: object) -> tuple[list[Any], tuple[Any, ...]] | None:
-        """Return what a step depends on, in order: parameters and options, and the state; None where it does more than
-        changing these.
-        """
+    def _watched(self, *args: object, **kwargs: object) -> Watched | None:
+        """Return what a step depends on; None where it does more than changing parameters and state."""
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
             return None
         if self.defaults.get("differentiable"):
             return None
-        found: list[object] = [self.__dict__.get("found_inf")]
-        for group in self.param_groups:
-            found += [
-                Varying(v) if type(v) is float else v
-                for name, v in group.items()
-                if name != "params"
-            ]
-        params = [param for group in self.param_groups for param in group["params"]]
-        found += params
-        found += map(_GRADIENT, params)
-        return found, values_of(self.state)
+        groups = self.param_groups
+        return Watched(
+            self.__dict__.get("found_inf"),
+            groups,
+            [self._hyper(group).stamp() for group in groups],
+            [param for group in groups for param in group["params"]],
+            values_of(self.state),
+        )
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""

@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch._ops import OperatorBase
@@ -62,7 +63,10 @@ def compile_backend(
         # Written in the program, in place, rather than copied after it.
         keep_inference_input_mutations=True,
     )
-    return compiler(gm, example_inputs)
+    # What a forward graph saves is one object of ours, whose memory is not PyTorch's to give away; before 2.13 PyTorch
+    # asks it for a storage all the same.
+    with functorch_config.patch(donated_buffer=False):
+        return compiler(gm, example_inputs)
 
 
 @functools.cache

@@ -38,6 +38,10 @@ class Buffer(Protocol):
     nbytes: int
 
 
+# Is given the output buffers of a program before they are computed.
+Ready = Callable[[Sequence[Any]], None]
+
+
 class Executable(Protocol):
     """A program made ready for one device."""
 
@@ -46,14 +50,17 @@ class Executable(Protocol):
     scratch_bytes: int
     # Whether `run` makes use of `into`.
     reuses: bool
+    # Whether `run` tells `ready` of its outputs before it computes them. All that fails later is a check of values.
+    tells: bool
 
     def run(
         self,
         inputs: Sequence[Buffer],
         args: Sequence[bool | int | float],
         into: Mapping[int, Buffer] | None = None,
+        ready: Ready | None = None,
     ) -> list[Buffer]:
-        """Enqueue the program and return its output buffers. Does not wait.
+        """Enqueue the program and return its output buffers, or none where `ready` is given them. Does not wait.
 
         An output whose declaration names an alias returns the input's own buffer, written in place.
         `into` gives buffers of outputs, by number, that nobody reads any more: they take the new

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import weakref
 from collections import Counter
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
-from webtorch.scripts.late import Waiting, forget_dead, give_value, use_up, wait
+from webtorch.scripts.late import Waiting, filling, forget_dead, give_value, use_up, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.resting import Group, group_for, let_rest, value_of
@@ -21,11 +23,12 @@ from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tensor import Tensor
 
 
-def compute(run: Run, last: Step, program: Program) -> bool:
-    """Run the program of the script that ends with `last`, and give what is alive its value. Return whether that
-    could be done.
+def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], soon: bool) -> bool:
+    """Run the program of the script that ends with `last`, give what is alive its value, and `finish`. Return whether
+    that could be done.
 
-    What a graph needs that no backward pass has used up yet stays promised: `_grad_fn` and `_output_nr`.
+    What a graph needs that no backward pass has used up yet stays promised: `_grad_fn` and `_output_nr`. Kernels push
+    all that Python uses out of the processor's caches, so where that can be, and `soon`, all else is done before.
     """
     runtime = program.runtime
     facts = facts_along(last)
@@ -47,22 +50,46 @@ def compute(run: Run, last: Step, program: Program) -> bool:
         saved = [None if origin[0] == "output" else _at(run, origin)[1] for origin in program.saved]
         if any(node is None and kind != "output" for node, (kind, _) in zip(saved, program.saved)):
             return False
-        counted = False
+        counted = finished = False
+        held: list[Any] | None = None
+        if soon and rest is not None and not holders and _gives_late(run, last, program):
+
+            def ready(buffers: Sequence[Any]) -> None:
+                """Give all that was promised, and end the run."""
+                nonlocal finished
+                forget_dead()
+                program.late.hold(run, buffers)
+                runtime.counters.realized += 1
+                runtime.counters.hits += 1
+                finished = True
+                finish()
+                run.slots, run.externals = [], []
+
+            held = rest
         try:
-            with whole:
+            with whole, contextlib.nullcontext() if held is None else filling:
                 for i, storage in donated:
                     if storage.shares(found[i]):
                         found[i] = storage.own()
-                inputs = _buffers(program, rest, found)
+                # In place where they rest: to copy them would count a reference to each.
+                inputs = _buffers(program, rest, found) if held is None else held
+                for i, node in found.items():
+                    inputs[i] = node.buffer
                 args = _arguments(run, program)
                 # An optimizer's step has written when the program has run; what counts that is at hand now.
                 if last.kind == "step":
                     _count(run, last, group, 1)
                     counted = True
+                if held is not None:
+                    program.executable.run(inputs, args, ready=ready)
+                    writes.note()
+                    return True
                 buffers = program.executable.run(inputs, args)
                 forget_dead()
                 fresh, nodes, kept = _settle(run, program, facts, inputs, buffers, holders)
         except BaseException as error:
+            if finished:
+                raise
             for generator, offset in places:
                 generator._offset = offset
             if counted:
@@ -71,6 +98,10 @@ def compute(run: Run, last: Step, program: Program) -> bool:
                 raise
             # The calls that are made in the usual way fail as they do.
             return False
+        finally:
+            if held is not None:
+                for i in found:
+                    held[i] = None
         runtime.counters.realized += 1
         runtime.counters.hits += 1
         for generator, offset in places:
@@ -85,7 +116,24 @@ def compute(run: Run, last: Step, program: Program) -> bool:
             for node, (kind, value) in zip(saved, program.saved, strict=True)
         ]
         run.saved = [node for node in values if node is not None]
+    finish()
     return True
+
+
+def _gives_late(run: Run, last: Step, program: Program) -> bool:
+    """Whether a program whose written storages rest gives nothing else that is not `late`, so that it may be given
+    before it is computed.
+    """
+    return (
+        program.executable.tells
+        and last.kind == "step"
+        and program.apart
+        and run.program is None
+        and not run.is_kept
+        and not program.open
+        and not program.saved
+        and all(program.outputs[k][0] == "slot" for k in program.others)
+    )
 
 
 def _open_before(run: Run) -> frozenset[int]:

@@ -66,12 +66,12 @@ def _of_step(run: Run, s: Step, name: str, args: Args, kwargs: Kwargs) -> list[s
     if s.kind == "backward":
         found += _of_others(run, s, run.watched_of(s), "a gradient, or how many hooks there are,")
     elif s.kind == "step" and s.callee is not None and s.callee.watch is not None:
-        values = s.callee.watch(*args, **kwargs)
-        if values is None:
+        watched = s.callee.watch(*args, **kwargs)
+        if watched is None:
             found.append("the optimizer's step does more than changing parameters")
         else:
             what = "a parameter, gradient, state or option"
-            found += _of_others(run, s, [*values[0], *values[1]], what)
+            found += _of_others(run, s, [*watched.values(), *watched.state], what)
     return found
 
 

@@ -795,10 +795,15 @@ class Follower:
                 now = graph or not mine or (run.is_kept and at.goes_on is None)
                 if program is not None and program.open and now:
                     program = None
+                # What is done as well, once all has been given, may compute more.
+                soon = mine and not self.asides and not self.unfinished
                 try:
-                    done = program is not None and compute(run, at, program)
+                    done = program is not None and compute(
+                        run, at, program, lambda: self.finish(run, at, program), soon
+                    )
                 except BaseException:
-                    self.leave(run)
+                    if self.run is run:
+                        self.leave(run)
                     raise
                 if not done:
                     self.leave(run)
@@ -806,25 +811,26 @@ class Follower:
                         program.failures += 1
                         if program.failures > _MOST_FAILURES:
                             _forget_programs(at)
-                    return
-                assert program is not None
-                program.failures = 0
-                self.counts["followed"] += 1
-                self.count(run)
-                if at.goes_on is not None and run.may_go_on:
-                    run.go_on(at.goes_on, program, run.saved)
-                    self.counts["steps"] += 1
-                    self.in_vain = 0
-                    self.computed.clear()
-                    self._promise(run)
-                    return
-                if run.is_open:
-                    self.put_aside(run)
-                if self.run is run:
-                    self.begin(followed=True)
             finally:
                 self.depth -= mine
                 self.elsewhere = False
+
+    def finish(self, run: Run, at: Step, program: Program) -> None:
+        """Go on after a program has given what a run has promised."""
+        program.failures = 0
+        self.counts["followed"] += 1
+        self.count(run)
+        if at.goes_on is not None and run.may_go_on:
+            run.go_on(at.goes_on, program, run.saved)
+            self.counts["steps"] += 1
+            self.in_vain = 0
+            self.computed.clear()
+            self._promise(run)
+            return
+        if run.is_open:
+            self.put_aside(run)
+        if self.run is run:
+            self.begin(followed=True)
 
     def wait(self) -> None:
         """Wait for another thread that ends the run's promises."""
@@ -841,10 +847,13 @@ class Follower:
             self.resolve(run, graph=True)
         self.wait()
 
-    def rest(self, why: str) -> None:
-        """End the run, and let go of what it was given. Another thread needs nothing of it."""
-        changes.count += 1
-        give_all()
+    def rest(self, why: str, changed: bool = True) -> None:
+        """End the run, and let go of what it was given. Another thread needs nothing of it. `changed`: tensors may be
+        changed by what comes.
+        """
+        if changed:
+            changes.count += 1
+            give_all()
         if threading.get_ident() != self.thread:
             return
         self.settle(why)

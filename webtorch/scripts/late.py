@@ -29,6 +29,8 @@ Late = tuple[Callable[..., None], *tuple[Any, ...]]
 # Past `__getattr__`, which comes here.
 _late_of = TensorBase._late.__get__
 _lock = threading.RLock()
+# Whoever looks from another thread waits while results are being computed that were given before.
+filling = _lock
 _waiting: list[weakref.ref[Tensor]] = []
 # From how many on these are looked through.
 _most = 1024

@@ -39,6 +39,7 @@ from webtorch.scripts.script import (
     patterns_in,
     picker,
 )
+from webtorch.tensors.host import Watched
 from webtorch.tensors.tensor import Tensor
 
 # Whether a call is that of a step: run, arguments by position and by name.
@@ -62,6 +63,8 @@ _TESTS = {
     ZERO: "type({x}) is not float or repr({x}) != {V}",
     OBJECT: "{x} is None or {V}() is not {x}",
 }
+# Forms of patterns of tensors.
+_OF_TENSORS = frozenset({SLOT, KNOWN, NEW, PRIOR})
 _SINGLE = (type(None), bool, type(Ellipsis), type)
 
 
@@ -265,18 +268,21 @@ class Watch:
         self.all = _Same(patterns)
         # The changes there had been the last time, and how many of those that came again had been found elsewhere.
         self.stamp = self.elsewhere = -1
-        # The storages that rest, as (group, all of the state, what picks the tensors seen first in it), and the
-        # comparison of the rest.
+        # The storages that rest, and the comparisons of all that is not theirs, in one go if that can be.
         self.resting: Callable[[], Any] = nothing
         self.others = self.all
+        self.quick: _Quick | None = None
 
-    def rest(self, resting: Callable[[], Any], count: int) -> None:
+    def rest(self, resting: Callable[[], Any], watched: Watched, count: int) -> None:
         """Compare the first `count` values alone, while the others rest."""
         self.resting, self.others = resting, _Same(self.patterns[:count])
         self.others.keep()
+        group = resting()
+        self.quick = _Quick.of(self.patterns[:count], watched, group.numbers[: group.early])
 
-    def __call__(self, run: Any, values: list[Any], state: tuple[Any, ...]) -> bool:
+    def __call__(self, run: Any, watched: Watched, _: object) -> bool:
         """Whether the values are what the patterns say."""
+        state = watched.state
         if (
             self.stamp == changes.count
             and self.elsewhere == regular.again_elsewhere
@@ -285,17 +291,85 @@ class Watch:
             count = len(run.externals)
             resting = self.resting()
             if resting is not None and resting.state is state:
-                if self.others(run, values):
-                    run.resting = resting, state, resting.new
+                if self.quick is not None and self.quick(run, watched, resting):
+                    assert not CHECKED or self.others(run, watched.values())
+                    run.resting = resting, state, resting.new, True
                     return True
-            elif self.all(run, [*values, *state]):
+                if self.others(run, watched.values()):
+                    run.resting = resting, state, resting.new, False
+                    return True
+            elif self.all(run, [*watched.values(), *state]):
                 return True
             run.forget_externals(count)
-        if not self.each(run, (*values, *state), {}):
+        if not self.each(run, (*watched.values(), *state), {}):
             return False
         if self.all.keep():
             self.stamp, self.elsewhere = changes.count, regular.again_elsewhere
         return True
+
+
+class _Quick:
+    """Whether parameters, their options and gradients are those of the last time, of an optimizer whose state rests."""
+
+    def __init__(
+        self,
+        options: list[Sequence[Pattern]],
+        params: Sequence[Pattern],
+        gradients: Sequence[Pattern],
+    ) -> None:
+        self.options = [matcher(patterns) for patterns in options]
+        self.params = picker([p.number for p in params])
+        given = [i for i, p in enumerate(gradients) if p.form == SLOT]
+        self.slots = picker([gradients[i].number for i in given])
+        self.given = picker(given)
+        self.lacking = picker([i for i, p in enumerate(gradients) if p.form != SLOT])
+
+    @classmethod
+    def of(
+        cls, patterns: Sequence[Pattern], watched: Watched, numbers: Sequence[int]
+    ) -> _Quick | None:
+        """Return the comparison of patterns, if a run gave each gradient or there was none, and parameters are all
+        that was given before; `numbers`: what rests of it.
+        """
+        options, at = [], 1
+        for n in range(len(watched.groups)):
+            end = at + len(watched.options(n))
+            options.append(patterns[at:end])
+            at = end
+        count = len(watched.params)
+        params, gradients = patterns[at : at + count], patterns[at + count :]
+        plain = all(p.form not in _OF_TENSORS for p in patterns_in(patterns[:at]))
+        absent = [p for p in [patterns[0], *gradients] if p.form != SLOT]
+        if (
+            not plain
+            or any(p.form != STATIC or p.value is not None for p in absent)
+            or any(p.form != KNOWN for p in params)
+            or not {*numbers} <= {p.number for p in params}
+        ):
+            return None
+        return cls(options, params, gradients)
+
+    def __call__(self, run: Any, watched: Watched, resting: Any) -> bool:
+        """Whether they are, and the parameters are those that rest."""
+        params, stamps = watched.params, resting.stamps
+        if (
+            watched.found_inf is not None
+            or len(params) != len(resting.params)
+            or len(stamps) != len(watched.stamps)
+            or not all(map(is_, params, resting.params))
+            or not all(map(is_, params, self.params(run.externals)))
+        ):
+            return False
+        if not all(map(is_, stamps, watched.stamps)):
+            for n, stamp in enumerate(watched.stamps):
+                if stamp is not stamps[n]:
+                    if not self.options[n](run, watched.options(n), {}):
+                        return False
+                    stamps[n] = stamp
+        gradients = [param._grad for param in params]
+        return _are(self.slots(run.slots), self.given(gradients)) and all(
+            map(is_, self.lacking(gradients), repeat(None))
+        )
 
 
 class _Same:

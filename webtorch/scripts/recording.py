@@ -119,7 +119,7 @@ class Note:
             found = None if callee.watch is None else callee.watch(*args, **kwargs)
             if found is None:
                 raise Refused("the optimizer's step does more than changing parameters")
-            step.watched = [pattern_of(v, run) for part in found for v in part]
+            step.watched = [pattern_of(v, run) for v in (*found.values(), *found.state)]
         # Only an argument can be written, or what it is a view of, or what a step looks at beside them.
         self.read = sorted({j for p in step.patterns() if (j := _external(p, run)) is not None})
         for j in self.read:

@@ -16,6 +16,7 @@ from webtorch.ir.graph import Node
 from webtorch.scripts.changes import changes
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import KNOWN, NEW, STATIC, Program, Step, Writes, nothing, picker
+from webtorch.tensors.host import Watched
 from webtorch.tensors.storage import Storage
 
 # For how many steps at most storages do not rest where somebody looks at each: twice as many each time.
@@ -39,7 +40,8 @@ class Group:
     """Storages that rest. Their optimizer holds it, so that it goes with it."""
 
     __slots__ = (
-        "__weakref__", "buffers", "early", "new", "numbers", "others", "stamp", "state", "tally", "tensors", "writes",
+        "__weakref__", "buffers", "early", "new", "numbers", "others", "params", "stamp", "stamps", "state", "tally",
+        "tensors", "writes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -51,6 +53,9 @@ class Group:
         self.state: Any = None
         self.new = picker(())
         self.early = 0
+        # The parameters that its optimizer had, and what said whether their options are as they were.
+        self.params: list[Any] = []
+        self.stamps: list[object] = []
         # The memory that the program is given, None where another storage has it: these places. None once it is over.
         self.buffers: list[Any] | None = None
         self.others: list[int] = []
@@ -62,18 +67,18 @@ class Group:
 
     def holds(self, run: Run) -> bool:
         """Whether a run was given the tensors, and nobody has looked."""
+        if self.buffers is None or self.stamp != changes.count:
+            return False
+        if run.resting is not None and run.resting[3]:
+            return True
         # Those of the state are not among them where all of it has been compared as one.
         count = self.early if run.resting is not None else len(self.numbers)
-        return (
-            self.buffers is not None
-            and self.stamp == changes.count
-            and all(map(is_, map(run.externals.__getitem__, self.numbers[:count]), self.tensors))
-        )
+        return all(map(is_, map(run.externals.__getitem__, self.numbers[:count]), self.tensors))
 
     def end(self) -> None:
         """Hold nothing any more. Those that still rest stay as they are until somebody looks."""
         self.buffers = self.state = None
-        self.tensors = []
+        self.tensors, self.params = [], []
 
 
 # By optimizer; and those of which some may still rest.
@@ -151,10 +156,12 @@ def let_rest(run: Run, step: Step, program: Program, inputs: Sequence[object]) -
 
 def _take_state(group: Group, step: Step, optimizer: object) -> None:
     """Let all of an optimizer's state rest as one, if each part does."""
-    values = step.callee.watch(optimizer) if step.callee is not None and step.callee.watch else None
-    if values is None:
+    watched: Watched | None = None
+    if step.callee is not None and step.callee.watch is not None:
+        watched = step.callee.watch(optimizer)
+    if watched is None:
         return
-    count, resting = len(values[0]), set(group.numbers)
+    count, resting = len(watched.values()), set(group.numbers)
     patterns = step.watched[count:]
     new = [i for i, p in enumerate(patterns) if p.form == NEW]
     if new and all(
@@ -162,9 +169,10 @@ def _take_state(group: Group, step: Step, optimizer: object) -> None:
         for p in patterns
     ):
         first = patterns[new[0]].number
-        group.state, group.new = values[1], picker(new)
+        group.state, group.new = watched.state, picker(new)
         group.early = sum(number < first for number in group.numbers)
-        step.watches.rest(weakref.ref(group), count)  # type: ignore[union-attr]
+        group.params, group.stamps = watched.params, watched.stamps
+        step.watches.rest(weakref.ref(group), watched, count)  # type: ignore[union-attr]
 
 
 def value_of(storage: Storage) -> Node:

@@ -158,9 +158,9 @@ class Run:
         # share memory with one that does, or be the same: then it is not enough that those are the tensors of before.
         self.others: list[int] = []
         self.careful = False
-        # The storages that rest and were not compared one by one, with the state that they are of, and what picks the
-        # tensors in it that are not among the external ones for it.
-        self.resting: tuple[Any, tuple[Any, ...], Picker] | None = None
+        # The storages that rest and were not compared one by one, with the state that they are of, what picks the
+        # tensors in it that are not among the external ones for it, and whether the others are known to be theirs.
+        self.resting: tuple[Any, tuple[Any, ...], Picker, bool] | None = None
         # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
         # gradients were recorded, type.
         self.casts: list[Casts] = []
@@ -599,8 +599,8 @@ class Run:
             return not any(t._hooks or has_hooks(t) for t in outside)
         else:
             watch = step.callee.watch if step.callee is not None else None
-            values = None if watch is None else watch(*args)
-            return values is not None and step.watches(self, *values)  # type: ignore[misc]
+            watched = None if watch is None else watch(*args)
+            return watched is not None and step.watches(self, watched, {})  # type: ignore[misc]
         return step.watches is not None and step.watches(self, found, {})
 
     def watched_of(self, step: Step) -> list[Any]:

@@ -552,15 +552,17 @@ def rows_of(indices: Tensor, values: Tensor, shape: Sequence[int]) -> SparseTens
 
 def places_of(g: Tensor, index: Tensor, shape: Sequence[int], dim: int) -> tuple[SparseTensor]:
     """The sparse cotangent of what `gather` reads: a value for each element of `index`."""
+    if not shape:
+        # A scalar has no places to tell apart.
+        none = dense.zeros((0, index.numel()), dtype=int64, device=index.device)
+        return (SparseTensor.of(sparse_coo, (none,), g.reshape(-1), shape),)
+    g, index = (x.reshape(1) if x.dim() == 0 else x for x in (g, index))
     lines = [
         dense.arange(n, device=index.device).reshape(-1, *(1,) * (index.dim() - d - 1))
         for d, n in enumerate(index._shape)
     ]
-    if lines:
-        lines[dim] = index.to(int64)
-    rows = [r.reshape(-1) for r in dense.broadcast_tensors(*lines)] if lines else []
-    empty = dense.zeros((0, index.numel()), dtype=int64, device=index.device)
-    places = dense.stack(rows) if rows else empty
+    lines[dim] = index.to(int64)
+    places = dense.stack([r.reshape(-1) for r in dense.broadcast_tensors(*lines)])
     return (SparseTensor.of(sparse_coo, (places,), g.reshape(-1), shape),)
 
 

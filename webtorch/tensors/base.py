@@ -240,6 +240,11 @@ class TensorBase(Layouts, TensorMethods):
             return 0
         return self.untyped_storage().data_ptr() + self._offset * self.dtype.itemsize
 
+    @property
+    def _cdata(self) -> int:
+        """A number of what the tensor is, which goes to another with `swap_tensors`."""
+        return id(self.__dict__.setdefault("_identity", object()))
+
     def _typed_storage(self) -> object:
         return ask("typed")(
             wrap_storage=ask("untyped")(self._storage), dtype=self.dtype, _internal=True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -153,14 +154,16 @@ class InPass:
 
 # Numbers of backward passes.
 _passes = itertools.count()
+# The place among what waits of a leaf whose gradient is whole: functions stand at the negative of their number.
+_FIRST = -sys.maxsize
 
 
 class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
-        "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "needed", "number", "order",
-        "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
+        "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "last", "left", "needed",
+        "number", "order", "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -193,6 +196,10 @@ class Backward:
         self.order = itertools.count()
         # What the pass begins with.
         self.sent: list[tuple[Edge, Tensor]] = []
+        # The leaves that come last, each with its number, as nobody sees when they take their gradients.
+        self.last: list[tuple[int, AccumulateGrad]] = []
+        # Where somebody does: how many edges lead to each leaf from what has not run. It comes once none is left.
+        self.left: dict[GradFn, int] | None = None
         # The leaves that something has arrived at.
         self.touched: list[Tensor] = []
         # The function that has come to one of the user's.
@@ -217,8 +224,11 @@ class Backward:
             return
         parts = self.waiting.get(fn)
         if parts is None:
-            parts = self.waiting[fn] = [None] * len(fn.metas)
-            heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+            if fn.sequence >= 0:
+                parts = self.waiting[fn] = [None] * len(fn.metas)
+                heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+            else:
+                parts = self._wait_at(fn)
         if number >= len(parts):
             parts += [None] * (number + 1 - len(parts))
         previous = parts[number]
@@ -229,10 +239,50 @@ class Backward:
 
     def send_none(self, fn: GradFn) -> None:
         """Have a function run, also if no cotangent comes to it: what follows may be a user's, which is given zeros."""
-        awaited = fn in self.waiting or isinstance(fn, AccumulateGrad)
-        if not awaited and (self.needed is None or fn in self.needed):
+        if fn in self.waiting or (self.needed is not None and fn not in self.needed):
+            return
+        if not isinstance(fn, AccumulateGrad):
             self.waiting[fn] = [None] * len(fn.metas)
             heapq.heappush(self.heap, (-fn.sequence, next(self.order), fn))
+        elif fn.sequence < 0 and _is_seen(fn):
+            self._wait_at(fn)
+
+    def _wait_at(self, end: GradFn) -> list[Tensor | None]:
+        """Have a leaf wait for all of its gradient; return the place of what has come."""
+        assert isinstance(end, AccumulateGrad)
+        if self.left is None:
+            if _is_seen(end):
+                heapq.heappush(self.heap, (_FIRST, next(self.order), end))
+            else:
+                self.last.append((next(self.order), end))
+        parts: list[Tensor | None] = [None]
+        self.waiting[end] = parts
+        return parts
+
+    def _count(self, running: GradFn) -> None:
+        """Have each leaf take its gradient as soon as all of it has come, from the running function on."""
+        reached, needed = graph_of([running, *[fn for _, _, fn in self.heap]]), self.needed
+        left = _edges_to_leaves(fn for fn in reached if needed is None or fn in needed)
+        self.left = left
+        whole = [(_FIRST, number, end) for number, end in self.last if end not in left]
+        self.heap[:] = [*[item for item in self.heap if item[2] not in left], *whole]
+        heapq.heapify(self.heap)
+        self.last.clear()
+
+    def _count_before(self, item: tuple[int, int, GradFn], grads: list[Tensor | None]) -> None:
+        """Count what is left for leaves before that runs whose turn it was."""
+        self.waiting[item[2]] = grads
+        heapq.heappush(self.heap, item)
+        self._count(item[2])
+
+    def _count_down(self, fn: GradFn) -> None:
+        """Have leaves come next for which nothing is left since a function has run."""
+        left = self.left or {}
+        for edge in fn.edges if left else ():
+            if edge is not None and edge[0] in left:
+                left[edge[0]] -= 1
+                if not left[edge[0]] and edge[0] in self.waiting:
+                    heapq.heappush(self.heap, (_FIRST, next(self.order), edge[0]))
 
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
@@ -245,6 +295,19 @@ class Backward:
         """Run the functions for which something waits, newest first, each once, up to where one of the user's is to be
         called, and return that; None at the end. `given`: what the last one gave.
         """
+        try:
+            return self._go_on(given)
+        except Exception:
+            if self.left is None and self.running is not None and not tracing.active:
+                self._count(self.running)
+                while self.heap and self.heap[0][0] == _FIRST:
+                    end = heapq.heappop(self.heap)[2]
+                    assert isinstance(end, AccumulateGrad)
+                    self._arrive(end, self.waiting.pop(end)[0])
+            raise
+
+    def _go_on(self, given: object) -> Turn | None:
+        """Do what `advance` does."""
         for edge, g in self.sent:
             self.send(edge, g)
         self.sent.clear()
@@ -256,20 +319,24 @@ class Backward:
                     return turn
                 self.paused = given = None
             if not heap:
+                if self._wait_no_more():
+                    continue
                 return Turn(self.callbacks.pop(0), (), (), 0) if self.callbacks else None
-            fn = self.running = heapq.heappop(heap)[2]
+            item = heapq.heappop(heap)
+            fn = self.running = item[2]
             grads = waiting.pop(fn)
             if isinstance(fn, AccumulateGrad):
-                arrived, leaf = grads[0], fn.variable
-                if leaf._hooks or leaf._post_accumulate or fn.is_watched:
+                if self.left is None and fn.sequence < 0:
+                    self._count_before(item, grads)
+                elif _is_seen(fn):
                     self.paused = self._arrive_watched(fn, grads)
-                elif arrived is not None:
-                    self.touched.append(leaf)
-                    # Its flag may have been taken away since.
-                    if self._keeps(fn, arrived) and leaf._requires_grad:
-                        _accumulate(leaf, arrived, self.create_graph)
+                else:
+                    self._arrive(fn, grads[0])
             elif fn.turns is not None or fn.recalls or fn.is_watched:
-                self.paused = self._run_watched(fn, grads)
+                if self.left is None:
+                    self._count_before(item, grads)
+                else:
+                    self.paused = self._run_watched(fn, grads)
             elif self.needed is None or not self._ends(fn, grads):
                 result = self._call(fn, grads)
                 if fn.post_hooks:
@@ -351,37 +418,60 @@ class Backward:
                     self.send_none(edge[0])
                 else:
                     self.send(edge, _fit(g, edge))
+        if self.left is not None:
+            self._count_down(fn)
 
-    def _keeps(self, end: AccumulateGrad, g: Tensor) -> bool:
+    def _keeps(self, end: AccumulateGrad, g: Tensor | None) -> bool:
         """Note what arrives at a leaf where it is asked for, and whether it belongs to the leaf's gradient."""
         for _, i in self.targets.get(end, ()):
             self.found[i] = g
         if end.edges and end.edges[0] is not None:
-            self.send(end.edges[0], g)
+            if g is not None:
+                self.send(end.edges[0], g)
+            self._count_down(end)
             return False
         return self.accumulate
+
+    def _wait_no_more(self) -> bool:
+        """Have the leaves take their gradients that are left at the end; return whether there were some."""
+        if not self.waiting:
+            return False
+        if self.left is None:
+            for _, end in self.last:
+                self._arrive(end, self.waiting.pop(end)[0])
+            self.last.clear()
+        else:
+            self.heap += [(_FIRST, next(self.order), fn) for fn in self.waiting]
+        return True
+
+    def _arrive(self, end: AccumulateGrad, g: Tensor | None) -> None:
+        """Take a cotangent at a leaf."""
+        if g is not None:
+            leaf = end.variable
+            self.touched.append(leaf)
+            # Its flag may have been taken away since.
+            if self._keeps(end, g) and leaf._requires_grad:
+                _accumulate(leaf, g, self.create_graph)
 
     def _arrive_watched(self, end: AccumulateGrad, grads: list[Tensor | None]) -> Turns:
         """Take a cotangent at a leaf with hooks."""
         if end.tensor_hooks or end.retained:
             grads = yield from _seen_by_tensors(end, grads)
         g, variable = grads[0], end.variable
-        if g is None:
-            return
-        self.touched.append(variable)
+        if g is not None:
+            self.touched.append(variable)
         hooks = variable._hooks or {}
         for key, hook in list(hooks.items()):
             new = yield Turn(hook, (g,), hooks, key)
             if new is not None:
-                g = checked(new, g, hook)
+                g = _replacing(new, g, hook)
         if not self._keeps(end, g):
             return
         (found,) = _before(end, [g])
-        if found is None:
-            return
         if variable._requires_grad:
             fresh = variable.grad is None and not self.create_graph
-            _accumulate(variable, found, self.create_graph)
+            if found is not None:
+                _accumulate(variable, found, self.create_graph)
             hooks = variable._post_accumulate or {}
             for key, hook in list(hooks.items()):
                 if (yield Turn(hook, (variable,), hooks, key)) is not None:
@@ -390,6 +480,12 @@ class Backward:
             if fresh and variable.grad is not None:
                 found = variable.grad
         _after(end, (), [found])
+
+
+def _is_seen(end: AccumulateGrad) -> bool:
+    """Whether somebody sees what arrives at a leaf."""
+    leaf = end.variable
+    return bool(leaf._hooks or leaf._post_accumulate or end.is_watched)
 
 
 class TensorHook:
@@ -412,9 +508,7 @@ class TensorHook:
         g = grads[number]
         if new is None:
             return None
-        if g is None:
-            raise RuntimeError("can't replace a None gradient with a non-None value")
-        checked(new, g, self.hook)
+        _replacing(new, g, self.hook)
         return (*grads[:number], new, *grads[number + 1 :])
 
 
@@ -450,6 +544,25 @@ def _after(fn: GradFn, result: Cotangents, grads: list[Tensor | None]) -> Cotang
     return result
 
 
+def _replacing(new: Tensor, g: Tensor | None, hook: Callable[..., object]) -> Tensor:
+    """Return what a hook gave in place of g. Raises RuntimeError if it does not fit."""
+    if g is None:
+        raise RuntimeError("can't replace a None gradient with a non-None value")
+    if not hasattr(new, "_shape"):
+        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
+    if new.dtype is not g.dtype or new.device.type != g.device.type:
+        raise RuntimeError(
+            f"hook '{_title(hook)}' has changed the type of value (was {g.type()} got {new.type()})"
+        )
+    if new._shape != g._shape:
+        raise RuntimeError(f"hook '{_title(hook)}' has changed the size of value")
+    return new
+
+
+def _title(hook: Callable[..., object]) -> str:
+    return getattr(hook, "__name__", repr(hook))
+
+
 def _replaced(
     new: object, grads: list[Tensor | None], hook: Callable[..., object]
 ) -> list[Tensor | None]:
@@ -465,17 +578,36 @@ def _replaced(
             f"but expected {len(grads)})"
         )
     for value, g in zip(given, grads, strict=True):
-        if value is not None and g is None:
-            raise RuntimeError("can't replace a None gradient with a non-None value")
-        if value is not None and g is not None:
-            checked(value, g, hook)
+        if value is not None:
+            _replacing(value, g, hook)
     return given
+
+
+def _edges_to_leaves(functions: Iterable[GradFn]) -> dict[GradFn, int]:
+    """Return how many edges lead from functions to each leaf."""
+    found: dict[GradFn, int] = {}
+    for fn in functions:
+        for edge in fn.edges:
+            if edge is not None and edge[0].sequence < 0:
+                found[edge[0]] = found.get(edge[0], 0) + 1
+    return found
 
 
 def order() -> list[GradFn]:
     """Return the functions of the running backward pass in the order in which they run."""
     assert mode.task is not None
-    return sorted(mode.task.reach(), key=lambda fn: -fn.sequence)
+    reached = mode.task.reach()
+    functions = sorted((fn for fn in reached if fn.sequence >= 0), key=lambda fn: -fn.sequence)
+    left, found = _edges_to_leaves(functions), [fn for fn in reached if fn.sequence < 0]
+    found = [fn for fn in found if fn not in left]
+    for fn in functions:
+        found.append(fn)
+        for edge in fn.edges:
+            if edge is not None and edge[0] in left:
+                left[edge[0]] -= 1
+                if not left[edge[0]] and edge[0] in reached:
+                    found.append(edge[0])
+    return found
 
 
 def will_run(fns: Iterable[GradFn]) -> list[bool]:
@@ -527,23 +659,6 @@ def _reachable(roots: list[GradFn], wanted: set[GradFn]) -> set[GradFn]:
         if any(e is not None and e[0] in needed for e in fn.edges):
             needed.add(fn)
     return needed
-
-
-def checked(new: Tensor, g: Tensor, hook: Callable[..., object]) -> Tensor:
-    """Return what a hook gave in place of g. Raises RuntimeError if it has another shape or type."""
-    if not hasattr(new, "_shape"):
-        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
-    if new.dtype is not g.dtype or new.device.type != g.device.type:
-        raise RuntimeError(
-            f"hook '{_title(hook)}' has changed the type of value (was {g.type()} got {new.type()})"
-        )
-    if new._shape != g._shape:
-        raise RuntimeError(f"hook '{_title(hook)}' has changed the size of value")
-    return new
-
-
-def _title(hook: Callable[..., object]) -> str:
-    return getattr(hook, "__name__", repr(hook))
 
 
 def _accumulate(variable: Tensor, g: Tensor, create_graph: bool) -> None:

@@ -217,8 +217,13 @@ def transposed(
                 pairs = [
                     (c, fitted(t, c))
                     for c, t in zip(rule(us), tangents, strict=False)
-                    if c is not None and t is not None and c.requires_grad
+                    if c is not None and t is not None
                 ]
+            if pairs and not any(c.requires_grad for c, _ in pairs):
+                # A gradient that is zero whatever comes: of numbers that are drawn.
+                for out in outs:
+                    level.set(out, _zeros(out._shape, out, set()))
+            pairs = [(c, t) for c, t in pairs if c.requires_grad]
             if not pairs:
                 continue
             mode.keeps_levels = True

@@ -11,7 +11,7 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.dispatch.call import looking
 from webtorch.ir.dtype import Scalar
@@ -231,6 +231,39 @@ class Varying:
 
     def __init__(self, number: float) -> None:
         self.number = number
+
+
+class Watched(NamedTuple):
+    """What an optimizer's step depends on."""
+
+    # What says whether a step is taken back.
+    found_inf: object
+    # The options of each group, and what is another object once one of them may be another one.
+    groups: list[dict[str, Any]]
+    stamps: list[object]
+    # The parameters of all groups.
+    params: list[Any]
+    # All of the state: the same tuple while nothing has changed in it.
+    state: tuple[Any, ...]
+
+    def options(self, n: int) -> tuple[object, ...]:
+        """Return the options of a group, in order."""
+        return tuple(
+            [Varying(v) if type(v) is float else v for v in options_in(self.groups[n]).values()]
+        )
+
+    def values(self) -> list[Any]:
+        """Return all but the state, in order."""
+        options = [v for n in range(len(self.groups)) for v in self.options(n)]
+        return [self.found_inf, *options, *self.params, *map(_GRADIENT, self.params)]
+
+
+_GRADIENT = operator.attrgetter("_grad")
+
+
+def options_in(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a group is no parameter, nor the names of these."""
+    return {k: v for k, v in group.items() if k != "params" and k != "param_names"}
 
 
 def host_scalar(source: Mapping[Any, Any], key: object, name: str | None = None) -> HostScalar:

@@ -244,6 +244,28 @@ class unrecorded:
         mode.grad, mode.forward = self.before
 
 
+class enable_hooks:
+    """Inside, what is saved goes through the hooks of saved tensors that are on, or with `enabled` False not."""
+
+    __slots__ = ("before", "enabled")
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+
+    def __enter__(self) -> None:
+        self.before = mode.saved_hooks
+        if not self.enabled:
+            mode.saved_hooks = ()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        mode.saved_hooks = self.before
+
+
 class set_grad_enabled(_ModeContext):
     """Set the gradient mode, at once and for a `with` block."""
 

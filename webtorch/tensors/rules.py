@@ -17,7 +17,7 @@ from webtorch.ops import primitive
 from webtorch.ops.record import Anew, Op, gradient_title, used_arguments
 from webtorch.tensors.engine import run_backward
 from webtorch.tensors.forward import transposed
-from webtorch.tensors.modes import enable_grad, mode, transforms, unrecorded
+from webtorch.tensors.modes import enable_grad, enable_hooks, mode, transforms, unrecorded
 from webtorch.tensors.primitives import conjugate
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.remember import remembered
@@ -48,7 +48,7 @@ def with_rule(op: Op, inner: Run) -> Run:
         recorded = mode.grad and (
             _one_requires_grad(args) or (kwargs and _one_requires_grad(kwargs.values()))
         )
-        if not (recorded or moves) or (anew and looks_at_each()):
+        if not (recorded or moves) or (anew and looks_at_each(hooks=False)):
             return inner(args, kwargs)
         args = place(args, kwargs)
         with unrecorded():
@@ -112,11 +112,11 @@ def _by_names(signature: inspect.Signature) -> Callable[[Args], tuple[Args, dict
 class _Rule:
     """The gradient rule of an entry, or its rules for single operands, and what is saved for them."""
 
-    __slots__ = ("chosen", "function", "is_real", "many", "op", "signature", "title")
+    __slots__ = ("bias_first", "chosen", "function", "is_real", "many", "op", "signature", "title")
 
     def __init__(self, op: Op, signature: inspect.Signature) -> None:
         self.op, self.function, self.signature = op, op.function, signature
-        self.many = op.outputs > 1
+        self.many, self.bias_first = op.outputs > 1, op.bias_first
         # Whether it means another one for complex numbers.
         self.is_real = not (op.complex_rule or isinstance(op.vjp, Anew))
         self.title = gradient_title(op.name)
@@ -156,6 +156,8 @@ class _Rule:
         gaps = None if len(needs) == len(edges) else tuple([e is not None for e in edges])
         places = tuple([i for i, _ in tensors if chosen.reads[i]])
         static = _Static(chosen, tuple(values), places, gaps, turns)
+        if self.bias_first and len(edges) == 3:
+            edges = [edges[2], *edges[:2]]
         fn = GradFn(self.title, tuple(edges), self._run, saved, static)
         for number, result in enumerate(results):
             set_history(result, fn, number)
@@ -178,10 +180,12 @@ class _Rule:
             found = rule(tuple(gs), results, *values)
         else:
             found = rule(gs[0], results[0] if results else None, *values)
-        if gaps is None:
-            return cast("Cotangents", found)
-        rest = iter(found)
-        return [next(rest) if there else None for there in gaps]
+        if gaps is not None:
+            rest = iter(found)
+            found = [next(rest) if there else None for there in gaps]
+        if self.bias_first and len(found) == 3:
+            found = (found[2], *found[:2])
+        return cast("Cotangents", found)
 
     def called(self, static: _Static) -> Called:
         """Return what is known of a call, by its parameters."""
@@ -301,7 +305,7 @@ def _anew(
     """
     create_graph, given = mode.grad, list(values)
     gs = g if outputs > 1 else (g,)
-    with enable_grad():
+    with enable_grad(), enable_hooks(create_graph):
         for i in unread:
             if given[i] is not None:
                 cotangent = next(c for c in gs if c is not None)

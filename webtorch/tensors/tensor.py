@@ -73,6 +73,11 @@ class Tensor(TensorBase):
         elif data is None:
             made = TABLE["empty"](0, device=device)
         elif isinstance(data, Tensor):
+            if device is not None:
+                raise RuntimeError(
+                    "Legacy tensor constructor of the form torch.Tensor(tensor, device=device) is not supported.  Use "
+                    "torch.tensor(...) or torch.as_tensor(...) instead."
+                )
             made = data.detach()
         elif hasattr(data, "_seen_as"):
             # On the memory of a storage.
@@ -252,6 +257,12 @@ class Tensor(TensorBase):
             raise RuntimeError("you can only change requires_grad flags of leaf variables.")
         self.requires_grad_(value)
 
+    @requires_grad.deleter
+    @plays("fact")
+    def requires_grad(self) -> None:
+        """Raise RuntimeError."""
+        raise RuntimeError("requires_grad must be a bool")
+
     @plays("mark")
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Start or stop recording gradients for this leaf."""
@@ -373,6 +384,12 @@ class Tensor(TensorBase):
         out = self.detach()
         out._counter = Counter()
         return out
+
+    @data.deleter
+    @plays("fact")
+    def data(self) -> None:
+        """Raise RuntimeError."""
+        raise RuntimeError("Deleting tensor data is not allowed. Delete tensor instead!")
 
     @data.setter
     @plays("alias")

@@ -38,6 +38,7 @@ from webtorch.lower.pysource import python_source
 from webtorch.lower.scansource import scan_source
 from webtorch.lower.sizes import Families, Family
 from webtorch.lower.templates.generic import conv_kernel, without_epilogue
+from webtorch.runtime.backend import Ready
 from webtorch.runtime.backends.cpu import (
     attention,
     contraction,
@@ -655,6 +656,7 @@ class CpuExecutable:
         compile_ahead([self.runners[s.routine] for s in program.steps if isinstance(s, Dispatch)])
         self.status: Array = np.zeros(2, np.int64)
         self.checks = bool(program.sites)
+        self.tells = not any(isinstance(r, Host) for r in program.routines)
         self.names, self.head = self._begin()
         # Kernels that are not machine code yet. Once all are, the steps are written anew.
         self.waiting = (
@@ -663,14 +665,20 @@ class CpuExecutable:
         self.call = self._compile()
 
     def run(
-        self, inputs: Sequence[CpuBuffer], args: Sequence[Scalar], into: object = None
+        self,
+        inputs: Sequence[CpuBuffer],
+        args: Sequence[Scalar],
+        into: object = None,
+        ready: Ready | None = None,
     ) -> list[CpuBuffer]:
-        """Run the program and return its output buffers. Whoever calls has the lock of the device: the runs of
-        one program share temporaries.
+        """Run the program and return its output buffers, if `ready` is not given them. Whoever calls has the lock of
+        the device: the runs of one program share temporaries.
         """
         listener = watch.listener
         outputs: list[CpuBuffer] = (
-            self.call(inputs, args) if listener is None else run_timed(self, listener, inputs, args)
+            self.call(inputs, args, ready)
+            if listener is None
+            else run_timed(self, listener, inputs, args, ready)
         )
         if self.checks and self.status[0]:
             site, value = int(self.status[0]) - 1, int(self.status[1])
@@ -737,7 +745,7 @@ class CpuExecutable:
         names: dict[str, object] = {
             "new": CpuBuffer, "part": PartBuffer, "copy": copy, "status": self.status
         }  # fmt: skip
-        lines = ["def run(inputs, args):"]
+        lines = ["def run(inputs, args, ready):"]
         if program.inputs:
             lines.append(f"    {', '.join(f'x{i}' for i in program.inputs)}, = inputs")
         names |= {f"d{d.name}": d for d in {b.dtype for b in program.buffers}}
@@ -750,6 +758,8 @@ class CpuExecutable:
                     else f"new(d{decl.dtype.name}, {decl.elements})"
                 )
                 lines.append(f"    x{i} = {value}")
+        outputs = ", ".join([f"x{i}" for i in program.outputs])
+        lines.append(f"    if ready is not None: ready([{outputs}])")
         return names, lines
 
     def _compile(self) -> Callable[..., list[CpuBuffer]]:
@@ -778,7 +788,8 @@ class CpuExecutable:
             lines.append(
                 f"    k{number}(({buffers}), ({''.join(f'{v}, ' for v in values)}), status)"
             )
-        lines.append(f"    return [{', '.join(f'x{i}' for i in program.outputs)}]")
+        outputs = ", ".join([f"x{i}" for i in program.outputs])
+        lines.append(f"    return [{outputs}] if ready is None else []")
         self.text = "\n".join(lines) + "\n"
         exec(compile(self.text, "<program>", "exec"), names)
         call: Callable[..., list[CpuBuffer]] = names["run"]

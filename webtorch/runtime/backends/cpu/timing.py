@@ -22,6 +22,7 @@ def run_timed(
     listener: Listener,
     inputs: Sequence[CpuBuffer],
     args: Sequence[object],
+    ready: Function | None = None,
 ) -> list[CpuBuffer]:
     """Run a program, tell the listener, and return the output buffers."""
     program = executable.program
@@ -45,7 +46,7 @@ def run_timed(
     }
     run = FunctionType(executable.call.__code__, names)
     started = perf_counter()
-    outputs: list[CpuBuffer] = run(inputs, args)
+    outputs: list[CpuBuffer] = run(inputs, args, ready)
     ended = perf_counter()
     shown = [
         "copy" if isinstance(s, Copy) else program.routines[s.routine].name for s in program.steps

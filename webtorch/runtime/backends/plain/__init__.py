@@ -110,7 +110,7 @@ class PlainExecutable:
     """A program ready to run in Python."""
 
     scratch_bytes = 0
-    reuses = False
+    reuses = tells = False
 
     def __init__(self, program: Program, failed: Callable[[Program, int, int], None]) -> None:
         self.program = program
@@ -124,6 +124,7 @@ class PlainExecutable:
         inputs: Sequence[PlainBuffer],
         args: Sequence[bool | int | float],
         into: object = None,
+        ready: object = None,
     ) -> list[Any]:
         """Run the program and return its output buffers."""
         program = self.program

@@ -1,0 +1,230 @@
+"""When leaves get their gradients, against PyTorch: as soon as all of these have come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.autograd.both import error, same, tensor
+
+
+def _watch(model: Any, log: list[Any]) -> None:
+    """Note each call of a hook of a model's parameters and modules."""
+    for name, p in model.named_parameters():
+        p.register_hook(lambda g, n=name: log.append(f"hook {n}"))
+        p.register_post_accumulate_grad_hook(lambda t, n=name: log.append(f"post {n}"))
+    for name, module in model.named_modules():
+        module.register_full_backward_hook(lambda m, a, b, n=name: log.append(f"module {n}"))
+
+
+def _linears(t: Any, count: int = 3, bias: bool = True) -> Any:
+    return t.nn.Sequential(*[t.nn.Linear(2, 2, bias=bias) for _ in range(count)])
+
+
+@pytest.mark.parametrize(
+    ("layers", "shape"),
+    [
+        (lambda nn: [nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)], (4, 2)),
+        (lambda nn: [nn.Linear(2, 3, bias=False), nn.Linear(3, 2)], (3, 4, 2)),
+        (lambda nn: [nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 1)], (2, 2, 4, 4)),
+        (lambda nn: [nn.Linear(2, 4), nn.LayerNorm(4), nn.PReLU(4)], (4, 2)),
+        (lambda nn: [nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)], (2, 3, 4)),
+    ],
+)
+def test_hooks_of_leaves_and_modules_come_in_one_order(
+    layers: Callable[[Any], list[Any]], shape: tuple[int, ...]
+) -> None:
+    def program(t: Any) -> Any:
+        model, log = t.nn.Sequential(*layers(t.nn)), []
+        _watch(model, log)
+        model(t.ones(shape, requires_grad=True)).sum().backward()
+        return log
+
+    same(program)
+
+
+def test_hooks_of_shared_leaves_and_of_tensors_between_them() -> None:
+    def program(t: Any) -> Any:
+        log: list[str] = []
+
+        def noted(x: Any, name: str) -> Any:
+            x.register_hook(lambda g: log.append(name))
+            return x
+
+        a, b, c, d, e = [noted(tensor(t, [[1.0, 2.0]]), n) for n in "abcde"]
+        y = noted((a * b + c).tanh(), "y")
+        z = noted(t.cat([y, d, e]).exp(), "z")
+        (z.sum() + noted(a.sin(), "sin").sum() + t.addcmul(a, b, c).sum()).backward()
+        model = _linears(t)
+        model[2].weight = model[0].weight
+        _watch(model, log)
+        model(t.ones(3, 2, requires_grad=True)).sum().backward()
+        return log
+
+    same(program)
+
+
+@pytest.mark.parametrize(
+    "where", ["tensor", "leaf", "post", "written", "module", "prehook", "function"]
+)
+@pytest.mark.parametrize("layer", [0, 2])
+def test_a_pass_that_raises_has_added_to_the_leaves_before(where: str, layer: int) -> None:
+    def program(t: Any) -> Any:
+        class Failing(t.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                return x * 1
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                raise RuntimeError("no")
+
+        def fail(*given: Any) -> None:
+            raise RuntimeError("no")
+
+        model = _linears(t, 4)
+        h = t.ones(3, 2, requires_grad=True)
+        for i, linear in enumerate(model):
+            if i == layer:
+                {
+                    "leaf": linear.weight.register_hook,
+                    "post": linear.bias.register_post_accumulate_grad_hook,
+                    "module": linear.register_full_backward_hook,
+                }.get(where, lambda hook: None)(fail)
+            h = linear(h).tanh()
+            if i == layer:
+                if where == "tensor":
+                    h.register_hook(fail)
+                if where == "prehook":
+                    h.grad_fn.register_prehook(fail)
+                if where == "function":
+                    h = Failing.apply(h)
+                if where == "written":
+                    with t.no_grad():
+                        h.add_(1)
+        (family, _, _) = (error((h.sum() + model[1].weight.sum()).backward) or "").partition(":")
+        return family, [p.grad is not None for p in model.parameters()]
+
+    same(program)
+
+
+def test_a_hook_sees_which_gradients_are_there() -> None:
+    def program(t: Any) -> Any:
+        model, h, log = _linears(t), t.ones(3, 2), []
+        for linear in model:
+            h = linear(h).tanh()
+            h.register_hook(lambda g: log.append([p.grad is not None for p in model.parameters()]))
+        h.sum().backward()
+        return log
+
+    same(program)
+
+
+def test_passes_to_some_leaves_second_passes_and_passes_of_gradients() -> None:
+    def program(t: Any) -> Any:
+        model, log = _linears(t), []
+        _watch(model, log)
+        y = model(t.ones(3, 2, requires_grad=True)).square().sum()
+        y.backward(retain_graph=True, inputs=[model[1].weight, model[0].bias])
+        log.append("gradients")
+        t.autograd.grad(y, [model[2].weight, model[0].weight], retain_graph=True)
+        log.append("recorded")
+        found = t.autograd.grad(y, list(model.parameters()), create_graph=True)
+        log.append("all")
+        (y + sum(g.square().sum() for g in found)).backward()
+        return log
+
+    same(program)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints(reentrant: bool) -> None:
+    def program(t: Any) -> Any:
+        model, log = _linears(t), []
+        for name, p in model.named_parameters():
+            p.register_hook(lambda g, n=name: log.append(n))
+        x = t.ones(3, 2, requires_grad=True)
+        x.register_hook(lambda g: log.append("x"))
+        h = x
+        for linear in model[:2]:
+            h = t.utils.checkpoint.checkpoint(linear, h, use_reentrant=reentrant)
+        model[2](h).sum().backward()
+        return log
+
+    same(program)
+
+
+def test_hooks_of_several_tensors() -> None:
+    def program(t: Any) -> Any:
+        model, log = _linears(t), []
+        several = t.autograd.graph.register_multi_grad_hook
+        several(list(model[2].parameters()), lambda gs: log.append("all of 2"))
+        several(list(model[1].parameters()), lambda g: log.append("one of 1"), mode="any")
+        model[0].register_full_backward_hook(lambda *given: log.append("module 0"))
+        model[1].register_full_backward_pre_hook(lambda *given: log.append("before 1"))
+        model[2].weight.register_hook(lambda g: log.append("weight 2"))
+        model(t.ones(3, 2, requires_grad=True)).sum().backward()
+        return log
+
+    same(program)
+
+
+def test_an_optimizer_steps_while_the_pass_goes_on() -> None:
+    def program(t: Any) -> Any:
+        model, log = _linears(t, 3).double(), []
+        with t.no_grad():
+            for i, p in enumerate(model.parameters()):
+                p.copy_(t.arange(p.numel()).reshape(p.shape) / 4 - 0.1 * i)
+        made = {p: t.optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+        def step(p: Any) -> None:
+            made[p].step()
+            made[p].zero_grad()
+            log.append(p.detach().clone())
+
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        for _ in range(3):
+            model(t.ones(3, 2, dtype=t.float64)).tanh().sum().backward()
+        return log, list(model.parameters())
+
+    same(program)
+
+
+def test_hooks_of_a_leaf_to_which_no_gradient_comes() -> None:
+    def program(t: Any) -> Any:
+        class First(t.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, a: Any, b: Any) -> Any:
+                return a * 1
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g, None
+
+        log: list[Any] = []
+        a, b, c = [tensor(t, [1.0, 2.0]) for _ in range(3)]
+        b.register_hook(lambda g: log.append(("hook", g)))
+        b.register_post_accumulate_grad_hook(lambda x: log.append(("post", x.grad)))
+        First.apply(a, b).sum().backward()
+        c.register_hook(lambda g: t.ones(2))
+        log.append(error(First.apply(a, c).sum().backward))
+        return log, a.grad, b.grad
+
+    same(program)
+
+
+def test_a_hook_of_a_module_comes_after_those_of_leaves_of_younger_ones_in_each_step() -> None:
+    def program(t: Any) -> Any:
+        model, log = _linears(t), []
+        _watch(model, log)
+        optimizer = t.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(t.ones(3, 2, requires_grad=True)).square().sum().backward()
+            optimizer.step()
+        return log
+
+    same(program)

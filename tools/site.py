@@ -1,0 +1,117 @@
+"""Hooks of MkDocs (mkdocs.yml): pages of the reference and of the examples, pages that lie elsewhere, Run buttons.
+
+`make docs` builds the site. Nothing is fetched for it but, where npm is and once, the package that Python in the
+reader's tab is made of; where that cannot be had, the pages have no Run buttons.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+from tools.reference import CLASSES, MODULES
+from webtorch.web.playground import PyodideMissingError, build_playground, find_pyodide
+
+ROOT = Path(__file__).resolve().parent.parent
+LOG = logging.getLogger("mkdocs.site")
+# Pages that lie outside of docs/: page -> source.
+ELSEWHERE = {
+    "benchmarks.md": "benchmarks/README.md",
+    "operations.md": "benchmarks/operations.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+    "examples/index.md": "examples/README.md",
+}
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_playground = False
+
+
+def examples() -> list[Path]:
+    """Return the programs of the gallery, in the order of the examples' table."""
+    table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    return [ROOT / "examples" / name for name in re.findall(r"\]\((\w+\.py)\)", table)]
+
+
+def sources() -> dict[str, str]:
+    """Return where each page comes from that is not in docs/: page -> path in the repository."""
+    programs = {f"examples/{path.stem}.md": f"examples/{path.name}" for path in examples()}
+    return ELSEWHERE | programs
+
+
+def on_config(config: Any) -> Any:
+    """List the pages that are made here, and see whether Python is there for the reader's tab."""
+    global _playground
+    names = (*MODULES[:1], *CLASSES, *MODULES[1:])
+    listed = {
+        "Reference": [{name.removeprefix("webtorch."): f"reference/{name}.md"} for name in names],
+        "Gallery": [
+            {"Programs": "examples/index.md"},
+            *({path.stem.replace("_", " "): f"examples/{path.stem}.md"} for path in examples()),
+        ],
+    }
+    for part in config.nav:
+        part.update({title: pages for title, pages in listed.items() if title in part})
+    try:
+        _playground = bool(find_pyodide())
+    except PyodideMissingError as missing:
+        LOG.info("no Run buttons: %s", missing)
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of the reference, those of the examples and those that lie elsewhere."""
+    for name in (*MODULES, *CLASSES):
+        text = f"---\nsearch:\n  boost: 0.5\n---\n\n# {name}\n\n::: {name}\n"
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    for page, source in sources().items():
+        path = ROOT / source
+        if path.suffix == ".md":
+            files.append(File.generated(config, page, abs_src_path=str(path)))
+            continue
+        text = (
+            f"# {path.stem.replace('_', ' ')}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
+        )
+        files.append(File.generated(config, page, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Turn links out of docs/ to the site's pages, or to the sources where these can be seen."""
+    uri = page.file.src_uri
+    places = sources()
+    source = places.get(uri, f"docs/{uri}")
+    pages = {place: name for name, place in places.items()}
+
+    def turned(link: re.Match[str]) -> str:
+        text, target, anchor = link[1], link[2], link[3] or ""
+        place = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
+        found = pages.get(place) or (place[5:] if place.startswith("docs/") else "")
+        if found and files.get_file_from_path(found):
+            return f"[{text}]({posixpath.relpath(found, posixpath.dirname(uri) or '.')}{anchor})"
+        if place.startswith("docs/") and not (ROOT / place).exists():
+            return link[0]
+        if config.repo_url:
+            return f"[{text}]({config.repo_url.rstrip('/')}/blob/main/{place}{anchor})"
+        return text
+
+    if uri.startswith("reference/"):
+        return markdown
+    markdown = "".join(
+        part if part.startswith("```") else _LINK.sub(turned, part)
+        for part in re.split(r"(^```.*?^```$)", markdown, flags=re.M | re.S)
+    )
+    if _playground and any(fnmatch.fnmatch(uri, pattern) for pattern in config.extra["run"]):
+        markdown += '\n\n<div id="runs-here" hidden></div>\n'
+    return markdown
+
+
+def on_post_build(config: Any) -> None:
+    """Write the playground, which runs the pages' programs."""
+    if _playground:
+        build_playground(Path(config.site_dir) / "playground")
