@@ -48,7 +48,7 @@ INDEX = torch.from_numpy(np.random.default_rng(1).integers(0, 300, 400))
 
 def _in_place(t: Any, x: Any) -> Any:
     y = x.clone()
-    y[100:800] *= 3
+    y[100:500] *= 3
     y[5] = 1
     return y
 
@@ -72,37 +72,40 @@ def _trained(t: Any, x: Any, weight: Any) -> Any:
 
 
 CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
-    "elementwise": (lambda t, x: x.exp() * 2 > 1, (numbers(1000),)),
-    "transposed": (lambda t, x, y: x.t() + y, (numbers(30, 40), numbers(40, 30))),
-    "16 bits": (lambda t, x: x.half().exp().float(), (numbers(1001),)),
-    "whole sum": (lambda t, x: x.sum(), (numbers(1000),)),
-    "sums of columns": (lambda t, x: x.sum(0), (numbers(300, 7),)),
-    "softmax": (lambda t, x: x.softmax(1), (numbers(3, 700),)),
-    "variance": (lambda t, x: x.var(), (numbers(1000),)),
-    "argmax": (lambda t, x: x.argmax(), (numbers(1000),)),
-    "product": (lambda t, x, y: (x @ y).relu() + 1, (numbers(30, 25), numbers(25, 40))),
-    "batched product": (lambda t, x, y: x @ y, (numbers(5, 15, 20), numbers(5, 20, 16))),
+    "elementwise": (lambda t, x: x.exp() * 2 > 1, (numbers(600),)),
+    "transposed": (lambda t, x, y: x.t() + y, (numbers(17, 16), numbers(16, 17))),
+    "16 bits": (lambda t, x: x.half().exp().float(), (numbers(601),)),
+    "whole sum": (lambda t, x: x.sum(), (numbers(600),)),
+    "sums of columns": (lambda t, x: x.sum(0), (numbers(90, 7),)),
+    "softmax": (lambda t, x: x.softmax(1), (numbers(2, 300),)),
+    "variance": (lambda t, x: x.var(), (numbers(600),)),
+    "argmax": (lambda t, x: x.argmax(), (numbers(600),)),
+    "product": (lambda t, x, y: (x @ y).relu() + 1, (numbers(12, 25), numbers(25, 20))),
+    "batched product": (lambda t, x, y: x @ y, (numbers(3, 9, 12), numbers(3, 12, 10))),
     "embedding": (lambda t, w, i: w[i] * 2, (numbers(300, 4), INDEX)),
     "scatter": (_scattered, (numbers(400, 4), INDEX)),
-    "gather": (lambda t, x, i: x.gather(0, i), (numbers(1000), INDEX)),
+    "gather": (lambda t, x, i: x.gather(0, i), (numbers(600), INDEX)),
     "cross entropy": (
         lambda t, x, i: t.nn.functional.cross_entropy(x, i % 4), (numbers(400, 4), INDEX)
     ),
-    "halves": (lambda t, x: x[:500] * x[500:], (numbers(1000),)),
-    "joined": (lambda t, x: t.cat([x, x[:500]]), (numbers(1000),)),
-    "in place": (_in_place, (numbers(1000),)),
-    "running sum": (lambda t, x: x.cumsum(0), (numbers(1000),)),
-    "running sums of columns": (lambda t, x: x.cumsum(0), (numbers(300, 7),)),
-    "sorted rows": (lambda t, x: x.sort(1).values, (numbers(70, 30),)),
+    "halves": (lambda t, x: x[:300] * x[300:], (numbers(600),)),
+    "joined": (lambda t, x: t.cat([x, x[:200]]), (numbers(600),)),
+    "in place": (_in_place, (numbers(600),)),
+    "running sum": (lambda t, x: x.cumsum(0), (numbers(600),)),
+    "running sums of columns": (lambda t, x: x.cumsum(0), (numbers(90, 7),)),
+    "sorted rows": (lambda t, x: x.sort(1).values, (numbers(20, 30),)),
     "convolution": (
         lambda t, x, w: t.nn.functional.conv2d(x, w, padding=1).relu(),
-        (numbers(6, 3, 7, 7), numbers(4, 3, 3, 3)),
+        (numbers(3, 3, 7, 7), numbers(4, 3, 3, 3)),
     ),
     "a layer and its optimizer": (_trained, (numbers(16, 20), numbers(20, 20))),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+# What trains compiles some 40 kernels.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if "optimizer" in n else n for n in CASES]
+)
 def test_more_than_a_binding_is_computed_in_parts(name: str, narrow: Any) -> None:
     run, given = CASES[name]
     expected = run(torch, *given).double()
@@ -126,8 +129,11 @@ def test_windows_are_aligned_and_fit(narrow: Any) -> None:
         for slot, start in zip(slots, step.starts or [0] * len(slots), strict=True):
             assert start * slot.dtype.itemsize % ALIGN == 0
             assert binding_bytes(slot.dtype, slot.elements) <= BINDING
-    # Parts of one size are one kernel.
-    assert len(program.routines) < len(program.steps)
+
+
+def test_parts_of_one_size_are_one_kernel(narrow: Any) -> None:
+    program = within_bindings(_program(lambda t, x: x.exp(), (1024,)), narrow.limits)
+    assert len(program.steps) >= 4 and len(program.routines) == 1
 
 
 def test_a_program_that_fits_is_the_same(narrow: Any) -> None:
@@ -136,9 +142,9 @@ def test_a_program_that_fits_is_the_same(narrow: Any) -> None:
 
 
 def test_what_cannot_be_in_parts_is_refused_and_nothing_is_lost(narrow: Any) -> None:
-    x = webtorch.tensor(numbers(1000).numpy(), device="webgpu")
+    x = webtorch.tensor(numbers(600).numpy(), device="webgpu")
     with pytest.raises(
         OutOfMemoryError, match=r"1024 bytes\), and this cannot be computed in parts"
     ):
         x.sort().values.tolist()
-    assert abs(float(x.sum()) - float(numbers(1000).sum())) < 1e-3
+    assert abs(float(x.sum()) - float(numbers(600).sum())) < 1e-3

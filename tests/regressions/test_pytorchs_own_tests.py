@@ -579,6 +579,34 @@ def test_names_of_torch_itself() -> None:
         assert add(x, lib.ones(2)).tolist() == [0, 4]
 
 
+def test_products_that_pytorch_has_for_its_compiler() -> None:
+    found = []
+    for lib, names in ((torch, torch), (webtorch, top)):
+        x = lib.tensor([[1.0, -2.0, 0.5, 3.0] * 8])
+        weights = lib.arange(512).reshape(16, 32) % 97
+        packed = names._convert_weight_to_int4pack_for_cpu((weights % 16).int(), 2)
+        factors = lib.tensor([[[0.5, 1.0], [2.0, -1.0]] * 8])
+        halves = x.bfloat16(), packed, 32, factors.bfloat16()
+        m, a, b = lib.tensor([0.5, -4.0]), lib.ones(1, 3), lib.tensor([[1.0, 2.0]] * 3)
+        found += [
+            names._weight_int8pack_mm(halves[0], (weights - 30).to(lib.int8), factors[0, :, 0].bfloat16()).tolist(),
+            names._weight_int4pack_mm_for_cpu(*halves).tolist(),
+            names._addmm_activation(m, a, b, beta=2, alpha=-1).tolist(),
+            names._addmm_activation(m, a, b, use_gelu=True).tolist(),
+        ]  # fmt: skip
+    for expected, actual in zip(found[:4], found[4:], strict=True):
+        assert actual == [pytest.approx(row, rel=1e-2, abs=1e-5) for row in expected]
+
+
+@BOTH
+def test_dims_are_whole_numbers(lib: Any) -> None:
+    x = lib.ones(2, 2)
+    with pytest.raises(TypeError):
+        lib.linalg.vector_norm(x, dim=(0, 1.0))
+    with pytest.raises(TypeError):
+        lib.linalg.vector_norm(x, dim=(None,))
+
+
 @BOTH
 def test_new_takes_what_pytorchs_takes(lib: Any) -> None:
     x, y = lib.tensor([]), lib.rand(2, 2)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -64,6 +65,7 @@ from webtorch.ops.record import (
     return_type,
 )
 from webtorch.ops.reduction import is_nonzero_part, norm_slope, root
+from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
@@ -108,7 +110,7 @@ def wrap_dims(name: str, dim: Dims, rank: int) -> tuple[int, ...]:
         return tuple(range(rank))
     if isinstance(dim, int):
         return (wrap_dim(name, dim, rank),)[:rank]
-    dims = [wrap_dim(name, d, rank) for d in dim]
+    dims = [wrap_dim(name, operator.index(d), rank) for d in dim]
     for d in dims:
         if dims.count(d) > 1:
             raise ShapeError(
@@ -157,7 +159,9 @@ def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     if not x._whole:
         return x.reshape(shape)
     if x._grad_fn is None:
-        # A result that nobody has seen yet: it simply is of that shape.
+        # A result that nobody has seen yet, but what keeps saved tensors: it simply is of that shape.
+        if mode.saved_hooks:
+            x = x.detach()
         x._shape, x._strides = shape, contiguous_strides(shape)
         return x
     # What lies in memory in order needs no more than a view.

@@ -356,7 +356,7 @@ class _Again(Part):
         self.looks.append(_look(tensor))
         # What no living gradient function asks for is not kept.
         if handles[number]() is not None:
-            self.values[number] = tensor
+            self.values[number] = tensor.detach()
         if self.frame.early_stop and number == len(handles) - 1:
             raise EnoughComputed
         return tensor
