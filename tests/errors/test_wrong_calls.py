@@ -33,6 +33,21 @@ WRONG: dict[str, tuple[Call, tuple[str, ...]]] = {
     "stack number": (lambda t: t.stack([1, 2]), ("stack", "int")),
     "hstack sizes": (lambda t: t.hstack([t.zeros(2, 3), t.zeros(3, 3)]), ("2", "3")),
     "vstack sizes": (lambda t: t.vstack([t.zeros(2, 3), t.zeros(2, 4)]), ("3", "4")),
+    # places and constructors of old
+    "complex out": (
+        lambda t: t.complex(t.ones(2), t.ones(2), out=t.zeros(2)),
+        (
+            "Expected object of scalar type ComplexFloat but got scalar type Float for argument 'out'",
+        ),
+    ),
+    "Tensor device": (
+        lambda t: t.Tensor(t.ones(1), device="cpu"),
+        ("Legacy tensor constructor of the form torch.Tensor(tensor, device=device)",),
+    ),
+    "new device": (
+        lambda t: t.ones(1).new(t.ones(1), device="cpu"),
+        ("Legacy tensor new of the form tensor.new(tensor, device=device)",),
+    ),
     # shapes
     "view size": (lambda t: t.zeros(2, 3).view(4, 2), ("[4, 2]", "6")),
     "view strides": (lambda t: t.zeros(2, 3).t().view(6), ("view", "reshape")),

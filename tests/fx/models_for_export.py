@@ -116,6 +116,16 @@ def loss(t: Any) -> Any:
     return module(t, forward, out=t.nn.Linear(3, 4)), (t.ones(2, 3), t.zeros(2, dtype=t.int64))
 
 
+def names(t: Any) -> Any:
+    """Parameters whose names are no identifiers."""
+
+    def forward(self: Any, x: Any) -> Any:
+        return x * self.table["a/b"] + self.table["c 1"]
+
+    table = t.nn.ParameterDict({n: t.nn.Parameter(t.ones(2)) for n in ("a/b", "c 1")})
+    return module(t, forward, table=table), (t.ones(2),)
+
+
 def linear(t: Any) -> Any:
     # Its argument has the name of one of Python's functions.
     return t.nn.Linear(3, 2), (t.ones(4, 3),)
@@ -136,5 +146,6 @@ MODELS: dict[str, Callable[[Any], Any]] = {
         dropout,
         types,
         loss,
+        names,
     )
 }

@@ -18,6 +18,7 @@ from tests.ops import table
 from webtorch.ir.dtype import ALL, DType, uint16, uint64
 from webtorch.ops.record import Op
 from webtorch.runtime.backend import FEW
+from webtorch.tensors.device import resolve
 
 OPS = table.tested()
 # PyTorch warns of the degenerate inputs that the layouts include; so do we, and neither is the
@@ -220,6 +221,8 @@ def test_inplace_form_writes_through_views(op: Op) -> None:
 def test_more_than_65535_workgroups(device: str) -> None:
     """One kernel over more points than one dimension of a dispatch can hold."""
     count = 65_536 * 256 + 77
+    if resolve(device).backend.limits.max_binding_bytes < 4 * count:
+        pytest.skip("is computed in parts")
     x = webtorch.arange(count, device=device, dtype=webtorch.int32)
     y = (x % 1000) * 2 + 1
     assert int(y[-1].item()) == ((count - 1) % 1000) * 2 + 1

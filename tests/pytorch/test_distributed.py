@@ -84,3 +84,51 @@ def test_a_group_that_sends_nothing_leaves_tensors_as_they_are() -> None:
         assert layer.bias.grad.to_local().shape == (2,)
     finally:
         dist.destroy_process_group()
+
+
+def _through_a_bucket(device: str, what: str, turn: int) -> list[Any]:
+    """Write products into the parts of one tensor and copy them out, with something that may come between."""
+    shapes = [(2, 3), (4,), (1, 2)]
+    flat = torch.arange(12.0).to(device)
+    views = [flat[0:6].view(2, 3), flat[6:10], flat[10:12].view(1, 2)]
+    values = [
+        (torch.arange(8.0) + turn + i).to(device)[: v.numel()] * 1 for i, v in enumerate(views)
+    ]
+    given = [x.reshape(s) for x, s in zip(values, shapes, strict=True)]
+    found: list[Any] = []
+    for number in (1, 0, 2):
+        torch.mul(given[number], 1.0 if what == "one" else 0.5, out=views[number])
+        if what == "read":
+            found.append(flat.tolist())
+        elif what == "overwritten":
+            given[number].mul_(3)
+        elif what == "partial" and number == 0:
+            break
+        elif what == "written":
+            flat[4:7] = 9.0
+        elif what == "gone":
+            given[number] = values[number] = views[number]
+    if what == "two factors":
+        torch.mul(given[0], 0.25, out=views[0])
+    outs = [torch.zeros(s).to(device) for s in shapes]
+    for out, view in zip(outs, views, strict=True):
+        out.copy_(view)
+        if what == "moved":
+            flat.add_(1)
+    outs[0].add_(1)
+    again = torch.zeros(4).to(device).copy_(views[1])
+    return [*found, flat.tolist(), again.tolist(), *[x.tolist() for x in (*outs, *given)]]
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["nothing", "one", "read", "overwritten", "partial", "written", "gone", "two factors", "moved"],
+)
+def test_parts_of_a_bucket_are_written_and_read(what: str) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for turn in range(5):
+            actual = _through_a_bucket("webgpu", what, turn)
+            assert actual == _through_a_bucket("cpu", what, turn)
+    finally:
+        dist.destroy_process_group()

@@ -154,6 +154,20 @@ ERRORS: dict[str, Callable[[Any], object]] = {
     "a context that is none": lambda lib: lib.utils.data.DataLoader(
         [1], num_workers=1, multiprocessing_context=b""
     ),
+    "lengths that are no integers": lambda lib: lib.nn.functional.ctc_loss(
+        lib.zeros(4, 1, 3), lib.ones(1, 2).long(), lib.tensor([4.0]), lib.tensor([2])
+    ),
+    "three ratios for two dims": lambda lib: lib.nn.functional.fractional_max_pool2d(
+        lib.ones(1, 1, 4, 4), 2, output_ratio=(0.5, 0.5, 0.5)
+    ),
+    "many targets": lambda lib: lib.nn.functional.nll_loss(lib.ones(2, 3), lib.ones(2, 2).long()),
+    "angles of integers": lambda lib: lib.cosine_similarity(lib.tensor([1]), lib.tensor([2])),
+    "a cell's second state": lambda lib: lib.nn.LSTMCell(2, 3)(
+        lib.ones(4, 2), (lib.ones(4, 3), lib.ones(1, 3))
+    ),
+    "steps of two types": lambda lib: lib.heaviside(lib.ones(2), lib.ones(2).half()),
+    "bins of no range": lambda lib: lib.histc(lib.ones(2).long(), 2, 3, 1),
+    "copies of modules": lambda lib: lib.nn.Linear(1, 1).to("cpu", copy=True),
     "classes of nothing": lambda lib: lib.nn.functional.multi_margin_loss(
         lib.ones(0), lib.zeros(10).long()
     ),
@@ -392,6 +406,21 @@ VALUES: dict[str, Callable[[Any], object]] = {
         small_concentrations(lib, t) for t in (lib.float32, lib.float64)
     ],
     "identities of tensors": identities,
+    "distances of unsigned numbers": lambda lib: [
+        lib.isclose(lib.tensor([0, 5, n], dtype=t), lib.tensor([1, 4, 0], dtype=t), 0, 1).tolist()
+        for t, n in ((lib.uint8, 128), (lib.uint16, 2**15), (lib.uint32, 2**31))
+    ],
+    "angles of two types": lambda lib: lib.cosine_similarity(
+        lib.tensor(12, dtype=lib.int8), lib.tensor(2.0), -1
+    ).item(),
+    "gradients of groups of nothing": lambda lib: [
+        p.grad.tolist()
+        for m in (lib.nn.GroupNorm(1, 2),)
+        for p in (m(lib.zeros(0, 2)).sum().backward(), *m.parameters())[1:]
+    ],
+    "a replica": lambda lib: sorted(
+        vars(lib.nn.Linear(1, 1)._replicate_for_data_parallel())["_parameters"]
+    ),
     "functions of gradients": twice_differentiated,
     "words of old backward hooks": old_hooks,
     "names of a tensor": lambda lib: [n for n in dir(lib.eye(2)) if not seen(lib.eye(2), n)],
@@ -528,6 +557,34 @@ def test_names_of_torch_itself() -> None:
         x = lib.tensor([-2.0, 3])
         add = torch._VF._add_relu if lib is torch else top._add_relu
         assert add(x, lib.ones(2)).tolist() == [0, 4]
+
+
+def test_products_that_pytorch_has_for_its_compiler() -> None:
+    found = []
+    for lib, names in ((torch, torch), (webtorch, top)):
+        x = lib.tensor([[1.0, -2.0, 0.5, 3.0] * 8])
+        weights = lib.arange(512).reshape(16, 32) % 97
+        packed = names._convert_weight_to_int4pack_for_cpu((weights % 16).int(), 2)
+        factors = lib.tensor([[[0.5, 1.0], [2.0, -1.0]] * 8])
+        halves = x.bfloat16(), packed, 32, factors.bfloat16()
+        m, a, b = lib.tensor([0.5, -4.0]), lib.ones(1, 3), lib.tensor([[1.0, 2.0]] * 3)
+        found += [
+            names._weight_int8pack_mm(halves[0], (weights - 30).to(lib.int8), factors[0, :, 0].bfloat16()).tolist(),
+            names._weight_int4pack_mm_for_cpu(*halves).tolist(),
+            names._addmm_activation(m, a, b, beta=2, alpha=-1).tolist(),
+            names._addmm_activation(m, a, b, use_gelu=True).tolist(),
+        ]  # fmt: skip
+    for expected, actual in zip(found[:4], found[4:], strict=True):
+        assert actual == [pytest.approx(row, rel=1e-2, abs=1e-5) for row in expected]
+
+
+@BOTH
+def test_dims_are_whole_numbers(lib: Any) -> None:
+    x = lib.ones(2, 2)
+    with pytest.raises(TypeError):
+        lib.linalg.vector_norm(x, dim=(0, 1.0))
+    with pytest.raises(TypeError):
+        lib.linalg.vector_norm(x, dim=(None,))
 
 
 @BOTH

@@ -18,6 +18,7 @@ from tests.scripts.following import scripts
 from webtorch import nn
 from webtorch.nn import recurrence
 from webtorch.scripts import following, stop_to_look
+from webtorch.scripts.changes import changes
 from webtorch.scripts.following import Follower
 from webtorch.tensors import remember
 
@@ -1438,6 +1439,37 @@ def test_steps_follow_beside_a_compiled_function(follower: Any) -> None:
             expected.append((loss, weight.sum().item(), [i + 1.0] * 3))
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(_numbers(a), _numbers(b), rtol=1e-5, atol=1e-5)
+
+
+def test_a_compiled_step_leaves_what_was_compared_as_it_is(follower: Any) -> None:
+    """It writes parameters and state where they lie: lazy steps need not compare all of them anew."""
+
+    def trained() -> tuple[list[float], int]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        x, found = torch.ones(2, 4), []
+
+        def step() -> Any:
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        compiled = torch.compile(step)
+        for i in range(20):
+            if i == 14:
+                before = changes.count
+            found += [step().item(), compiled().item(), *model[0].bias.tolist()]
+        return [*found, *model[2].weight.flatten().tolist()], changes.count - before
+
+    found, more = trained()
+    assert follower().counts["followed"] > 10
+    assert more <= 6
+    with scripts(False):
+        expected, _ = trained()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def _numbers(found: tuple[float, float, list[float]]) -> list[float]:

@@ -44,6 +44,8 @@ _WORDS = (
     "torch._neg_view",
     "torch._efficientzerotensor",
     "webtorch has no TorchScript programs",
+    "'function' object has no attribute 'graph'",
+    "torch.utils.data.datapipes",
     "of a nested tensor: the device has no kernel",
 )
 

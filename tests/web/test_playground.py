@@ -292,3 +292,40 @@ def test_the_command_writes_the_folder(
     page = (tmp_path / "s" / "index.html").read_text(encoding="utf-8")
     assert "http:" not in page
     assert "https:" not in page
+
+
+@pytest.mark.long
+def test_the_programs_of_a_documentation_page_run_in_it(
+    folder: Path, chromium: Any, tmp_path: Path
+) -> None:
+    """docs/assets/site.js: a block goes on from those before it; a block that cannot run has no button."""
+    (tmp_path / "playground").symlink_to(folder)
+    (tmp_path / "assets").mkdir()
+    shutil.copyfile(
+        HERE.parents[2] / "docs" / "assets" / "site.js", tmp_path / "assets" / "site.js"
+    )
+    blocks = [
+        "x = 2",
+        "<!-- page: no -->",
+        "import numpy",
+        "<!-- run first:\ny = 3\n-->",
+        "print(x * y)",
+    ]
+    text = "".join(
+        b if b[0] == "<" else f'<div class="language-python"><code>{b}</code></div>\n'
+        for b in blocks
+    )
+    script = '<div id="runs-here"></div><script type="module" src="assets/site.js"></script>'
+    (tmp_path / "index.html").write_text(f"<!doctype html>{text}{script}", encoding="utf-8")
+    running = server(tmp_path)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    opened = Playground(chromium.new_page())
+    opened.page.goto(f"http://127.0.0.1:{running.server_port}/")
+    opened.until("document.querySelectorAll('button.run').length === 2")
+    opened.page.locator("button.run").nth(1).click()
+    opened.until("!document.querySelector('button.run').disabled")
+    assert opened.page.locator(".run-output").nth(1).inner_text().strip() == "6"
+    assert "#code=" in opened.page.locator(".run-open").nth(1).get_attribute("href")
+    opened.page.close()
+    running.shutdown()
+    running.server_close()

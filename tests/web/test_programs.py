@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import webtorch as torch
 from tests.web.steps import MLP
 from webtorch import nn
 from webtorch.errors import CaptureError, DTypeError, ShapeError
-from webtorch.web import export_json
+from webtorch.tensors.tensor import Tensor
+from webtorch.web import BROWSER_LIMITS, export_json
 from webtorch.web.settings import Settings
 
 F = nn.functional
@@ -74,6 +76,21 @@ def test_programs_of_every_kind_replay_as_in_python(page, serve, tmp_path):
     expected["views"] = [
         [r.tolist() for r in blend({"a": a, "b": b}, alpha)] for alpha in (2.0, 0.25)
     ]
+
+    # Tensors larger than a binding, computed in parts.
+    @torch.compile
+    def large(x, table, rows):
+        return (x.relu() @ x.t()).softmax(1).sum(0), table[rows] * 2, x.sum(), x.cumsum(0)
+
+    given = torch.randn(30, 20), torch.randn(90, 4), torch.arange(0, 90, 7)
+    for _ in range(3):
+        large(*given)
+    narrow = replace(BROWSER_LIMITS, max_binding_bytes=1024)
+    torch.export(large, tmp_path / "large", name="step", limits=narrow)
+    calls["large"] = [
+        {"inputs": dict(zip(("x", "table", "rows"), map(Tensor.tolist, given), strict=True))}
+    ]
+    expected["large"] = [r.reshape(-1).tolist() for r in large(*given)]
 
     # State that is exchanged and copied, and a state that is returned.
     first, second, third = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.zeros(2)
@@ -173,6 +190,10 @@ def test_programs_of_every_kind_replay_as_in_python(page, serve, tmp_path):
         assert mine["out1"]["data"] == pytest.approx(theirs[1], rel=1e-6)
         assert mine["out2"]["data"] == [int(v) for row in theirs[2] for v in row]
         assert mine["out2"]["dtype"] == "bool"
+    flat = [r["data"] for r in found["large"][0].values()]
+    assert sorted(map(len, flat)) == sorted(map(len, expected["large"]))
+    for mine, theirs in zip(flat, expected["large"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-4, abs=1e-5)
     assert [r["out"]["data"] for r in found["state"]] == expected["state"]
     for mine, (loss, seen) in zip(found["groups"], expected["groups"], strict=True):
         assert mine["loss"]["data"][0] == pytest.approx(loss, rel=1e-4)

@@ -137,10 +137,10 @@ def test_a_cycle_that_dies_in_the_collector_gives_its_memory_back(device):
 
 
 @pytest.mark.covers("N12")
-def test_more_than_one_binding_is_refused_with_both_figures(device):
-    most = device.limits.max_binding_bytes
+def test_more_than_one_buffer_is_refused_with_both_figures(device):
+    most = device.pool._max_buffer
     with pytest.raises(
-        OutOfMemoryError, match=r"GiB \(\d+ bytes\), is more than.*\([\d.]+ [MG]iB, "
+        OutOfMemoryError, match=r"GiB \(\d+ bytes\), is more than one buffer.*\([\d.]+ [MG]iB, "
     ):
         device.allocate(float32, (most * 9) // 4)
 

@@ -6,11 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests import profiles
 from tests.conftest import need_device
+from webtorch.ir.dtype import float32
+from webtorch.ir.kernel import BufferSlot, Matmul
+from webtorch.ir.limits import Limits
+from webtorch.lower.templates import gemm
+from webtorch.lower.templates.matmul import product
+from webtorch.lower.templates.tuning import FAMILIES
+from webtorch.runtime.backends.webgpu.device import _limits
 
 # Tiles with parts of k, joint products, several kernels in one dispatch, convolutions and attention.
 _PROGRAM = """
@@ -76,8 +85,50 @@ def test_records_are_whole() -> None:
     assert len(found) >= 12
     least = found["chrome-defaults"].limits
     for profile in found.values():
+        if profile.source.startswith("made up"):
+            continue
         assert profile.source and profile.adapter
         low, high = profile.subgroup
         assert 4 <= low <= high <= 128
         assert profile.limits.keys() == least.keys()
         assert all(v >= least[n] for n, v in profile.limits.items()), profile.name
+
+
+# Rows, columns, inner: squares, a layer of a small network, the head of a language model, one row.
+PRODUCTS = (
+    (4096, 4096, 4096),
+    (512, 512, 512),
+    (256, 1024, 784),
+    (512, 50257, 768),
+    (1, 4096, 4096),
+)
+
+
+def limits_of(profile: profiles.Profile) -> Limits:
+    """Return what the compiler would know of such an adapter."""
+    adapter: Any = SimpleNamespace(
+        name=profile.adapter, adapter_type=profile.type, is_hardware=profile.is_gpu
+    )
+    return profile.told(_limits(profile.limits, adapter, profile.features))
+
+
+@pytest.mark.parametrize("name", profiles.profiles())
+def test_tiles_suit_each_adapter(name: str) -> None:
+    """A tile fits into a workgroup, and what is large keeps most multiprocessors at work until the end."""
+    limits = limits_of(profiles.profiles()[name])
+    for m, n, k in PRODUCTS:
+        sizes = (m * k, k * n, m * n)
+        slots = tuple(
+            BufferSlot(float32, access, s)
+            for access, s in zip(("read", "read", "write"), sizes, strict=True)
+        )
+        r = Matmul("product", (), m, n, k, (k, 1), (n, 1), 0, 0, slots)
+        tile, split = gemm.choose(product(r), limits)
+        assert split >= 1 and (tile is not None or not limits.is_gpu or m == 1)
+        if tile is None:
+            continue
+        assert tile.threads <= limits.max_workgroup_invocations
+        assert tile.shared_bytes <= limits.workgroup_memory_bytes
+        groups, many = split * -(-m // tile.rows) * -(-n // tile.columns), FAMILIES[limits.family]
+        turns = -(-groups // many.multiprocessors)
+        assert groups / (turns * many.multiprocessors) >= 0.5, (tile, split, groups)

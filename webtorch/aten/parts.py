@@ -782,6 +782,7 @@ def _mul_backward(needs: Any, g: object, _out: object, x: Any, y: Any) -> tuple[
     """What the operands give each other, which a number has no part in."""
 
     def to(operand: Any, other: Any) -> object:
+        """Return the gradient to one factor of a product."""
         is_complex = isinstance(other, complex) or getattr(other, "is_complex", bool)()
         factor = aten.conj(other) if is_complex and isinstance(other, Tensor) else other
         factor = factor.conjugate() if isinstance(factor, complex) else factor

@@ -105,6 +105,12 @@ class Capture:
             self.reads[getattr(a, "when", 0)].append((a, places))
 
     @property
+    def changes_tensors(self) -> bool:
+        """Whether a replay may change what tensors are like that are there, beside values and gradients."""
+        shares = self.one_value_twice is not False or (self.backward and self.overwritten)
+        return bool(shares or self.effects or self.actions)
+
+    @property
     def random_count(self) -> int:
         """How many counters of the device's default generator the call uses up."""
         generator = default_generator(device_of(self.runtime))

@@ -27,7 +27,7 @@ def replay(
     `given` are the caller's own tensors, where `tensors` are copies or parts of them. Return what
     the call returns, and its named intermediate results.
     """
-    settle_scripts("a compiled function is called")
+    settle_scripts("a compiled function is called", captured.changes_tensors)
     runtime = captured.runtime
     given = tensors if given is None else given
     # What is pending may read memory that the program overwrites.

@@ -142,7 +142,7 @@ class Follower(Protocol):
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
 
-    def rest(self, why: str) -> None:
+    def rest(self, why: str, changed: bool = True) -> None:
         """Compute what is promised, or record it, and let go of what was given."""
 
     def refuse(self, why: str) -> None:
@@ -249,10 +249,12 @@ def _meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     return found
 
 
-def settle_scripts(why: str) -> None:
-    """Compute what a script has promised, or record it; and let go of what it was given."""
+def settle_scripts(why: str, changed: bool = True) -> None:
+    """Compute what a script has promised, or record it; and let go of what it was given. `changed`: what comes may
+    change what tensors are like that are there, beside their values.
+    """
     if active.follower is not None:
-        active.follower.rest(why)
+        active.follower.rest(why, changed)
 
 
 def refuse_scripts(why: str) -> None:

@@ -21,6 +21,7 @@ from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, reduce_dims
 from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE, Autocast, Example, composite
+from webtorch.tensors.promotion import result_type
 from webtorch.tensors.tensor import Tensor
 
 # -- softmax ----------------------------------------------------------------------------------------------------------
@@ -319,8 +320,13 @@ def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -
 )
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle between x1 and x2 along `dim`; norms are at least eps."""
-    shape = broadcast_shapes(x1._shape, x2._shape)
-    x1, x2 = x1.expand(shape), x2.expand(shape)
+    shape, common = broadcast_shapes(x1._shape, x2._shape), result_type(x1, x2)
+    if not common.has_gradient:
+        raise DTypeError(
+            f"cosine_similarity: expected common dtype to be floating point, yet common dtype is {common.legacy}. "
+            "Convert one with .float()."
+        )
+    x1, x2 = x1.to(common).expand(shape), x2.to(common).expand(shape)
     first, second = (x / clamp_min(vector_norm(x, 2, dim, True), eps) for x in (x1, x2))
     return sum(first * second, dim)
 

@@ -450,6 +450,11 @@ def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | No
                 f"{name}: Expected input batch_size ({input.shape[0]}) to match target batch_size "
                 f"({target.shape[0] if target.ndim else 1})."
             )
+        if input.ndim == 2:
+            raise ShapeError(
+                f"{name}: 0D or 1D target tensor expected, multi-target not supported, but got {list(target.shape)} "
+                f"with input {list(input.shape)}."
+            )
         raise ShapeError(
             f"{name}: Expected target size {list(expected)}, got {list(target.shape)} with input {list(input.shape)}."
         )

@@ -26,11 +26,36 @@ from webtorch.tensors.tensor import Tensor
 MASKED = ("masked",)
 
 
-def extreme(x: Tensor, largest: bool) -> Scalar:
-    if x.dtype.has_gradient:
-        return math.inf if largest else -math.inf
-    low, high = integer_limits(x.dtype)
-    return high if largest else low
+# ---- what changes nothing --------------------------------------------------------------------
+
+
+def _zero(*operands: object) -> Scalar:
+    return 0
+
+
+def _one(*operands: object) -> Scalar:
+    return 1
+
+
+def lowest(x: Tensor, *operands: object) -> Scalar:
+    """Return the lowest value of a tensor's type."""
+    return -math.inf if x.dtype.has_gradient else integer_limits(x.dtype)[0]
+
+
+def highest(x: Tensor, *operands: object) -> Scalar:
+    """Return the highest value of a tensor's type."""
+    return math.inf if x.dtype.has_gradient else integer_limits(x.dtype)[1]
+
+
+def _of_norm(x: Tensor, ord: float = 2.0, *operands: object) -> Scalar:
+    return math.inf if ord == -math.inf else 0
+
+
+def _ambiguous(*operands: object) -> None:
+    """Nothing: how many elements there are matters too."""
+
+
+# ---- operations ------------------------------------------------------------------------------
 
 
 def _filled(x: Tensor, mask: Tensor | None, value: Any) -> Tensor:
@@ -64,14 +89,20 @@ def _dims(dim: Dims, rank: int) -> Dims:
     return dim if dim is None or isinstance(dim, int) else tuple(dim) or None
 
 
-def _masked(function: Callable[P, R]) -> Composite[P, R]:
-    name = function.__name__.strip("_")
-    return composite(
-        name=f"masked_{name}", family="index", function_in=MASKED, torch=f"masked.{name}"
-    )(function)
+def _masked(
+    identity: Callable[..., Scalar | None] | None = None, on_groups: bool = False
+) -> Callable[[Callable[P, R]], Composite[P, R]]:
+    def declare(function: Callable[P, R]) -> Composite[P, R]:
+        name = function.__name__.strip("_")
+        return composite(
+            name=f"masked_{name}", family="index", function_in=MASKED, torch=f"masked.{name}",
+            identity=identity, on_groups=on_groups,
+        )(function)  # fmt: skip
+
+    return declare
 
 
-@_masked
+@_masked(_zero, True)
 def sum_(
     input: Tensor,
     dim: Any = None,
@@ -85,7 +116,7 @@ def sum_(
     return reduce.sum(x, _dims(dim, x.ndim), keepdim, dtype=x.dtype)
 
 
-@_masked
+@_masked(_one, True)
 def prod_(
     input: Tensor,
     dim: Any = None,
@@ -103,7 +134,7 @@ def prod_(
     return x
 
 
-@_masked
+@_masked(lowest, True)
 def amax_(
     input: Tensor,
     dim: Any = None,
@@ -114,11 +145,11 @@ def amax_(
 ) -> Tensor:
     """The largest of the elements that count."""
     x = _numbers("amax", _typed(input, dtype), mask is not None)
-    x = _filled(x, mask, extreme(x, False))
+    x = _filled(x, mask, lowest(x))
     return reduce.amax(x, () if dim is None else dim, keepdim)
 
 
-@_masked
+@_masked(highest, True)
 def amin_(
     input: Tensor,
     dim: Any = None,
@@ -129,11 +160,11 @@ def amin_(
 ) -> Tensor:
     """The smallest of the elements that count."""
     x = _numbers("amin", _typed(input, dtype), mask is not None)
-    x = _filled(x, mask, extreme(x, True))
+    x = _filled(x, mask, highest(x))
     return reduce.amin(x, () if dim is None else dim, keepdim)
 
 
-@_masked
+@_masked(lowest)
 def argmax_(
     input: Tensor,
     dim: int | None = None,
@@ -144,10 +175,10 @@ def argmax_(
 ) -> Tensor:
     """Where the largest of the elements that count is."""
     x = _numbers("argmax", _typed(input, dtype))
-    return cast_to(reduce.argmax(_filled(x, mask, extreme(x, False)), dim, keepdim), x.dtype)
+    return cast_to(reduce.argmax(_filled(x, mask, lowest(x)), dim, keepdim), x.dtype)
 
 
-@_masked
+@_masked(highest)
 def argmin_(
     input: Tensor,
     dim: int | None = None,
@@ -158,7 +189,7 @@ def argmin_(
 ) -> Tensor:
     """Where the smallest of the elements that count is."""
     x = _numbers("argmin", _typed(input, dtype))
-    return cast_to(reduce.argmin(_filled(x, mask, extreme(x, True)), dim, keepdim), x.dtype)
+    return cast_to(reduce.argmin(_filled(x, mask, highest(x)), dim, keepdim), x.dtype)
 
 
 def _counted(x: Tensor, mask: Tensor | None, dim: Any, keepdim: bool, dtype: DType) -> Tensor:
@@ -170,7 +201,7 @@ def _counted(x: Tensor, mask: Tensor | None, dim: Any, keepdim: bool, dtype: DTy
     return reduce.sum(ones, _dims(dim, x.ndim), keepdim, dtype=dtype)
 
 
-@_masked
+@_masked(_ambiguous, True)
 def mean_(
     input: Tensor,
     dim: Dims = None,
@@ -190,7 +221,7 @@ def mean_(
     return total / _counted(x, mask, dim, keepdim, x.dtype)
 
 
-@_masked
+@_masked(lambda *operands: math.nan)
 def median_(
     input: Tensor,
     dim: int = -1,
@@ -206,7 +237,7 @@ def median_(
     return found[0]
 
 
-@_masked
+@_masked(lowest)
 def logsumexp_(
     input: Tensor,
     dim: Any = None,
@@ -219,12 +250,12 @@ def logsumexp_(
     x = _typed(input, dtype)
     if x.dtype is bool_ and mask is not None:
         raise NotImplementedError(f"identity of logsumexp on {x.dtype} input")
-    x = _filled(x, mask, extreme(x, False))
+    x = _filled(x, mask, lowest(x))
     found = reduce.logsumexp(x, tuple(range(x.ndim)) if dim is None else dim, keepdim)
     return cast_to(found, x.dtype)
 
 
-@_masked
+@_masked(lowest)
 def logaddexp_(
     input: Tensor,
     other: Tensor,
@@ -239,7 +270,7 @@ def logaddexp_(
     return elementwise.logaddexp(x, y)
 
 
-@_masked
+@_masked(_of_norm)
 def norm_(
     input: Tensor,
     ord: float = 2.0,
@@ -250,7 +281,7 @@ def norm_(
     mask: Tensor | None = None,
 ) -> Tensor:
     """The norm of the elements that count."""
-    x = _filled(_typed(input, dtype), mask, math.inf if ord == -math.inf else 0)
+    x = _filled(_typed(input, dtype), mask, _of_norm(input, ord))
     return reduce.vector_norm(x, ord, _dims(dim, x.ndim), keepdim)
 
 
@@ -285,7 +316,7 @@ def _spread(
     return cast_to(out.sqrt() if root else out, x.dtype)
 
 
-@_masked
+@_masked(_ambiguous)
 def var_(
     input: Tensor,
     dim: Dims = None,
@@ -300,7 +331,7 @@ def var_(
     return _spread(input, dim, unbiased, correction, keepdim, dtype, mask, False)
 
 
-@_masked
+@_masked(_ambiguous)
 def std_(
     input: Tensor,
     dim: Dims = None,
@@ -315,7 +346,7 @@ def std_(
     return _spread(input, dim, unbiased, correction, keepdim, dtype, mask, True)
 
 
-@_masked
+@_masked(_zero)
 def cumsum_(
     input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
 ) -> Tensor:
@@ -324,7 +355,7 @@ def cumsum_(
     return cumulative.cumsum(x, dim, dtype=x.dtype)
 
 
-@_masked
+@_masked(_one)
 def cumprod_(
     input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
 ) -> Tensor:
@@ -333,7 +364,7 @@ def cumprod_(
     return cumulative.cumprod(x, dim, dtype=x.dtype)
 
 
-@_masked
+@_masked()
 def softmax_(
     input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
 ) -> Tensor:
@@ -341,7 +372,7 @@ def softmax_(
     return norms.softmax(_filled(_floats("softmax", _typed(input, dtype)), mask, -math.inf), dim)
 
 
-@_masked
+@_masked()
 def log_softmax_(
     input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
 ) -> Tensor:
@@ -351,7 +382,7 @@ def log_softmax_(
     )
 
 
-@_masked
+@_masked()
 def softmin_(
     input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
 ) -> Tensor:
@@ -359,7 +390,7 @@ def softmin_(
     return norms.softmax(-_filled(_floats("softmin", _typed(input, dtype)), mask, math.inf), dim)
 
 
-@_masked
+@_masked()
 def normalize_(
     input: Tensor,
     ord: float,

@@ -206,7 +206,9 @@ def group_norm(
         )
     _check_channels("group_norm", channels, weight=weight, bias=bias)
     if 0 in input.shape:
-        return input.clone()
+        # The gradients of weights are zeros.
+        rank = input.ndim
+        return _affine(input, _per_channel(weight, rank), _per_channel(bias, rank), input.dtype)
     size = [samples * channels // num_groups, num_groups, *input.shape[2:]]
     if math.prod(size) == num_groups:
         raise ValueError(ONE_VALUE.format(size))

@@ -100,6 +100,11 @@ def new(self: Tensor, *args: object, size: Any = None, device: DeviceLike = None
     if size is not None:
         return creation.empty(tuple(size), dtype=self.dtype, device=where)
     if len(args) == 1 and isinstance(args[0], Tensor):
+        if device is not None:
+            raise RuntimeError(
+                "Legacy tensor new of the form tensor.new(tensor, device=device) is not supported.  Use "
+                "torch.as_tensor(...) instead."
+            )
         if args[0].dtype is not self.dtype:
             raise TypeError(
                 f"expected {self.dtype} (got {args[0].dtype}): use tensor.to({self.dtype}), which converts"

@@ -18,6 +18,7 @@ from webtorch.ir.dtype import (
     float16,
     float32,
     float64,
+    int64,
     uint8,
 )
 from webtorch.ir.view import wrap_dim
@@ -344,6 +345,10 @@ def isclose(
         )
     if input.dtype is bool_:
         input, other = input.to(float32), other.to(float32)
+    elif input.dtype.kind == "uint":
+        # Their differences wrap around. Integers below 2**24 are exact as floats.
+        wide = float32 if input.dtype.itemsize < 4 else int64
+        input, other = input.to(wide), other.to(wide)
     close = eq(input, other)
     if equal_nan and input.dtype.has_gradient:
         close = close | (isnan(input) & isnan(other))

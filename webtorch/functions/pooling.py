@@ -843,6 +843,7 @@ def _adaptive_averaging(rank: int, doc: str, **fields: object) -> Composite[...,
         return _adaptive_avg(f"adaptive_avg_pool{rank}d", rank, input, output_size)
 
     def name(input: Tensor, output_size: int | Sequence[int | None] | None) -> str:
+        """Return what PyTorch calls the gradient function."""
         sizes = (output_size,) if isinstance(output_size, int | None) else output_size
         alone = rank > 1 and set(sizes) == {1}
         return "MeanBackward1" if alone else _named("AdaptiveAvgPool", rank)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -108,7 +109,7 @@ def wrap_dims(name: str, dim: Dims, rank: int) -> tuple[int, ...]:
         return tuple(range(rank))
     if isinstance(dim, int):
         return (wrap_dim(name, dim, rank),)[:rank]
-    dims = [wrap_dim(name, d, rank) for d in dim]
+    dims = [wrap_dim(name, operator.index(d), rank) for d in dim]
     for d in dims:
         if dims.count(d) > 1:
             raise ShapeError(

@@ -272,6 +272,8 @@ def _wanted(
             "...,sK) format."
         )
     wanted = tuple(math.floor(s * float(f)) for s, f in zip(sizes, factors, strict=True))
+    if any(abs(n) >= 2**63 for n in wanted):
+        raise RuntimeError(f"interpolate: Overflow: {scale_factor} gives sizes that no tensor has")
     return wanted, None if recompute else tuple(float(f) for f in factors)
 
 

@@ -44,8 +44,9 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import looks
-from webtorch.ops.record import Example, composite
+from webtorch.ops.record import TABLE, Example, composite
 from webtorch.tensors.made_by import several_views
+from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge, share_history
 from webtorch.tensors.tensor import Tensor
 
 # -- windows ---------------------------------------------------------------------------------------
@@ -177,13 +178,44 @@ def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     return window(input, dim, start, length)
 
 
+def _by_one(
+    views: tuple[Tensor, ...], x: Tensor, dim: int, lengths: Sequence[int], picks: bool = False
+) -> tuple[Tensor, ...]:
+    """Return views of x that lie one after the other along `dim` as the results of one gradient function."""
+    if len(views) > 1 and views[0]._grad_fn is not None:
+        parts = x._shape, dim, tuple(lengths), picks
+        share_history(views, GradFn("Split", (gradient_edge(x),), _from_parts, (), parts))
+    return views
+
+
+def _from_parts(gs: Cotangents, _saved: object, static: Any) -> Cotangents:
+    """Return the cotangent of a whole from those of its parts, of which some may be missing."""
+    shape, dim, lengths, picks = static
+    pieces: list[Any] = []
+    # How many zeros come before the next piece, and before the first.
+    gap = start = 0
+    for g, length in zip(gs, lengths, strict=True):
+        if g is None:
+            gap += length
+            continue
+        if gap and pieces:
+            pieces.append(fill((*shape[:dim], gap, *shape[dim + 1 :]), 0, g.dtype, g.device))
+        start = start if pieces else gap
+        pieces.append(unsqueeze(g, dim) if picks else g)
+        gap = 0
+    whole = pieces[0] if len(pieces) == 1 else TABLE["cat"](pieces, dim)
+    return (pad_dim(whole, dim, start, gap),)
+
+
 @composite(family="movement", gradient_name="UnbindBackward0", traced=True)
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The views at each position of `dim`."""
     if not input._shape:
         raise IndexError("Dimension specified as 0 but tensor has no dimensions")
     dim = normalize_dim(dim, len(input._shape))
-    return several_views(tuple([pick(input, dim, i) for i in range(input._shape[dim])]))
+    count = input._shape[dim]
+    views = several_views(tuple([pick(input, dim, i) for i in range(count)]))
+    return _by_one(views, input, dim, (1,) * count, True)
 
 
 def _split_by(x: Tensor, lengths: Sequence[int], dim: int) -> tuple[Tensor, ...]:
@@ -207,14 +239,14 @@ def _split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int) -> tuple[Tensor
             f"dimension {dim}), but got split_sizes={list(sizes)}, which sum to {sum(sizes)}: shape "
             f"{list(x._shape)}"
         )
-    return several_views(_split_by(x, sizes, dim))
+    return _by_one(several_views(_split_by(x, sizes, dim)), x, dim, sizes)
 
 
 def _split_evenly(x: Tensor, length: int, dim: int) -> tuple[Tensor, ...]:
     size = x._shape[dim]
     count = max(1, -(-size // length)) if length else 1
     lengths = [length] * (count - 1) + [size - length * (count - 1)]
-    return several_views(_split_by(x, lengths, dim))
+    return _by_one(several_views(_split_by(x, lengths, dim)), x, dim, lengths)
 
 
 def _splittable(op: str, x: Tensor, dim: int) -> int:
@@ -268,7 +300,8 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
     length = -(-input._shape[dim] // chunks)
     if not length:
-        return several_views(_split_by(input, [0] * chunks, dim))
+        lengths = [0] * chunks
+        return _by_one(several_views(_split_by(input, lengths, dim)), input, dim, lengths)
     return _split_evenly(input, length, dim)
 
 

@@ -357,7 +357,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
 
     On the CPU of floats only, as in PyTorch; elsewhere of integers, too.
     """
-    if input.device.type == "cpu" and not input.dtype.is_floating_point:
+    if input.device.type == "cpu" and not input.dtype.is_floating_point and max >= min:
         raise NotImplementedError(f"histc: not implemented for {input.dtype} on the CPU")
     return _histc(input, bins, min, max)
 
@@ -367,10 +367,10 @@ def _histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Te
     """histc() of floats and integers on each device."""
     if bins <= 0:
         raise RuntimeError("bins must be > 0")
+    if max < min:
+        raise RuntimeError("torch.histc: max must be larger than min")
     if input.dtype.is_complex or input.dtype.kind == "bool":
         raise NotImplementedError(f"histc: not implemented for {input.dtype}")
-    if max < min:
-        raise RuntimeError("max must be larger than min")
     x = movement.reshape(input, (-1,))
     low, high = float(min), float(max)
     if low == high and x.numel():

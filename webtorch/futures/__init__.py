@@ -86,6 +86,7 @@ class Future(Generic[T]):
         made: Future[S] = Future()
 
         def finish(before: Future[T]) -> None:
+            """Give what the callback makes of the result, or raises."""
             try:
                 made.set_result(callback(before))
             except Exception as error:
@@ -105,6 +106,7 @@ def collect_all(futures: Sequence[Future[Any]]) -> Future[list[Future[Any]]]:
     made: Future[list[Future[Any]]] = Future()
 
     def comes(wait: bool) -> bool:
+        """Return whether all have come; they are waited for on demand."""
         if not made._done and [f for f in given if not f._look(wait)] == []:
             made.set_result(given)
         return made._done

@@ -368,8 +368,8 @@ class GraphModule(Module):
                 lines.append(f"        setattr(self, '{name}', torch.nn.Parameter({empty}))")
         lines.append(f"        self.load_state_dict(torch.load(r'{place}/state_dict.pt'))")
         lines.append(_addindent(self.code, 4))
-        (place / "module.py").write_text("\n".join(lines) + "\n")
-        (place / "__init__.py").write_text("from .module import *")
+        (place / "module.py").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (place / "__init__.py").write_text("from .module import *", encoding="utf-8")
         if pickled:
             warnings.warn(
                 "Was not able to save the following children modules as reprs -"

@@ -35,13 +35,15 @@ class Dispatch:
     """Run routine number `routine` on the buffers, with the program arguments named by number in
     `args`.
 
-    No buffer is named twice: a kernel that works in place has one "read_write" slot for it.
+    No buffer is named twice: a kernel that works in place has one "read_write" slot for it. Where there are `starts`,
+    the routine's slots are windows of the buffers, from these elements on (lower/windows.py); several may be of one.
     """
 
     routine: int
     buffers: tuple[int, ...]
     args: tuple[int, ...]
     line: str = ""
+    starts: tuple[int, ...] = ()
 
 
 @serial.register
@@ -141,7 +143,8 @@ class Program:
             if isinstance(step, Copy):
                 lines.append(f"  copy #{step.source} -> #{step.target}")
             else:
-                buffers = ", ".join(f"#{b}" for b in step.buffers)
+                starts = [f"+{s}" if s else "" for s in step.starts] or [""] * len(step.buffers)
+                buffers = ", ".join(f"#{b}{s}" for b, s in zip(step.buffers, starts, strict=True))
                 args = "".join(f", {self.argument(a)}" for a in step.args)
                 lines.append(f"  {self.routines[step.routine].name}({buffers}{args})")
         return "\n".join(lines)

@@ -134,7 +134,7 @@ class Rendered:
 class Pass:
     """A dispatch of one compute shader: pass `part` of the routine of the program's step `step`.
 
-    `memory` are (piece, bytes) in binding order; then come the arguments, the status words and the
+    `memory` are (piece, bytes, first byte) in binding order; then come the arguments, the status words and the
     sizes, as far as there are any. `uniform` and `sizes` are (offset, bytes) in the uniform buffer.
     """
 
@@ -142,7 +142,7 @@ class Pass:
     routine: int
     part: int
     shader: WgslPass
-    memory: tuple[tuple[int, int], ...]
+    memory: tuple[tuple[int, int, int], ...]
     uniform: tuple[int, int] | None = None
     sizes: tuple[int, int] | None = None
 
@@ -214,7 +214,7 @@ class Layout:
             if isinstance(s, Move):
                 lines.append(f"  copy @{s.source} -> @{s.target}, {s.nbytes} bytes")
                 continue
-            bound = [f"@{piece}[{nbytes}]" for piece, nbytes in s.memory]
+            bound = [f"@{p}{f'+{start}' if start else ''}[{n}]" for p, n, start in s.memory]
             bound += [f"uniform +{place[0]}" for place in (s.uniform,) if place]
             bound += ["status"] if s.shader.has_status else []
             bound += [f"sizes +{place[0]}" for place in (s.sizes,) if place]
@@ -261,14 +261,24 @@ def lay_out(
             out.append((one.shader, numbers[own], passed(one.sizes)))
         return out
 
-    def bound(buffer: int) -> tuple[int, int]:
-        """Return the place of a buffer in memory, and how many bytes are bound."""
+    def whole(buffer: int) -> tuple[int, int]:
+        """Return the place of a buffer in memory, and its bytes."""
         declared = program.buffers[buffer]
         return memory.places[buffer], binding_bytes(declared.dtype, declared.elements)
 
+    def bound(step: Dispatch, slot: int) -> tuple[int, int, int]:
+        """Return the place of what a slot binds, its bytes and its first byte."""
+        if not step.starts:
+            return *whole(step.buffers[slot]), 0
+        buffer = step.buffers[slot]
+        dtype = program.buffers[buffer].dtype
+        elements = program.routines[step.routine].buffers[slot].elements
+        first = device_bytes(dtype, step.starts[slot])
+        return memory.places[buffer], binding_bytes(dtype, elements), first
+
     for number, step in enumerate(program.steps):
         if isinstance(step, Copy):
-            (source, nbytes), (target, _) = bound(step.source), bound(step.target)
+            (source, nbytes), (target, _) = whole(step.source), whole(step.target)
             if source != target:
                 steps.append(Move(source, target, nbytes))
             continue
@@ -276,11 +286,11 @@ def lay_out(
             rendered[step.routine] = parts_of(step.routine)
         for part, (shader, own, sizes) in enumerate(rendered[step.routine]):
             _check_grid(program.routines[step.routine], shader, max_workgroups_per_dim)
-            bindings = [bound(step.buffers[slot]) for slot in shader.slots]
+            bindings = [bound(step, slot) for slot in shader.slots]
             for place, nbytes in enumerate(map(aligned, shader.scratch)):
                 scratch.extend([0] * (place + 1 - len(scratch)))
                 scratch[place] = max(scratch[place], nbytes)
-                bindings.append((first + place, nbytes))
+                bindings.append((first + place, nbytes, 0))
             steps.append(
                 Pass(
                     number,

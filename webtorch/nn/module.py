@@ -362,6 +362,14 @@ class Module:
                 self._buffers[name] = fn(buffer)
         return self
 
+    def _replicate_for_data_parallel(self: _Self) -> _Self:
+        """Return a module without parameters of its own, and with what else this one has."""
+        twin = self.__new__(type(self))
+        twin.__dict__ = {**self.__dict__, "_parameters": {}, "_is_replica": True}
+        for table in ("_buffers", "_modules"):
+            twin.__dict__[table] = self.__dict__[table].copy()
+        return twin
+
     def apply(self: _Self, fn: Callable[[Module], None]) -> _Self:
         """Call `fn` on every submodule, children first, then on the module; return the module."""
         for module in self.children():
@@ -999,10 +1007,14 @@ def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
     non_blocking = kwargs.get("non_blocking", False)
     if "tensor" in kwargs:
         args = (kwargs["tensor"], *args)
+    if kwargs.get("copy"):
+        raise RuntimeError(".to() does not accept copy argument")
     for position, value in enumerate(args):
         if isinstance(value, Tensor) and position == 0:
             device, dtype = value.device, value.dtype
-        elif isinstance(value, bool):
+        elif isinstance(value, bool) and (
+            position > 1 or isinstance(args[0], (Tensor, webtorch.dtype))
+        ):
             non_blocking = value
         elif isinstance(value, webtorch.dtype):
             dtype = value

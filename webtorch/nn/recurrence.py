@@ -452,6 +452,17 @@ def gru(*args: object, **kwargs: object) -> tuple[Tensor, ...]:
     return _sequence(_GRU, args, kwargs)
 
 
+def _check_state(x: Tensor, h: Tensor, w_hh: Tensor, number: int) -> None:
+    if h.shape[0] != x.shape[0]:
+        raise RuntimeError(
+            f"Input batch size {x.shape[0]} doesn't match hidden{number} batch size {h.shape[0]}"
+        )
+    if h.shape[1] != w_hh.shape[1]:
+        raise RuntimeError(
+            f"hidden{number} has inconsistent hidden_size: got {h.shape[1]}, expected {w_hh.shape[1]}"
+        )
+
+
 def _products(
     x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
 ) -> tuple[Tensor, Tensor]:
@@ -460,14 +471,7 @@ def _products(
         raise RuntimeError(
             f"input has inconsistent input_size: got {x.shape[1]} expected {w_ih.shape[1]}"
         )
-    if h.shape[0] != x.shape[0]:
-        raise RuntimeError(
-            f"Input batch size {x.shape[0]} doesn't match hidden0 batch size {h.shape[0]}"
-        )
-    if h.shape[1] != w_hh.shape[1]:
-        raise RuntimeError(
-            f"hidden0 has inconsistent hidden_size: got {h.shape[1]}, expected {w_hh.shape[1]}"
-        )
+    _check_state(x, h, w_hh, 0)
     return F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
 
 
@@ -510,6 +514,7 @@ def lstm_cell(
 ) -> tuple[Tensor, Tensor]:
     """Return (h, c) of one step: (N, features), ((N, H), (N, H)) to two of (N, H)."""
     a, b = _products(input, hx[0], w_ih, w_hh, b_ih, b_hh)
+    _check_state(input, hx[1], w_hh, 1)
     (h, c), _ = _lstm_step(a, b, tuple(hx))
     return h, c
 

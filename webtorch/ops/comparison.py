@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
@@ -17,6 +17,7 @@ from webtorch.ops.elementwise import (
     is_finite,
     is_inf,
     is_nan,
+    is_tensor,
     less,
     less_equal,
     no_derivative,
@@ -26,9 +27,6 @@ from webtorch.ops.record import (
     Elementwise,
     elementwise,
 )
-
-if TYPE_CHECKING:
-    pass
 
 # -- comparisons and predicates --------------------------------------------------------------------
 
@@ -358,6 +356,13 @@ copysign = elementwise(
     doc="The size of input with the sign of other.",
     saves_values=True,
 )
+
+
+def _check_one_type(x: Any, values: Any) -> None:
+    if is_tensor(x) and is_tensor(values) and x.dtype is not values.dtype:
+        raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
+
+
 heaviside = elementwise(
     "heaviside",
     lambda x, values: (
@@ -367,6 +372,7 @@ heaviside = elementwise(
     ),
     tensors=("input", "values"),
     vjp=no_derivative("heaviside"),
+    operands_fit=_check_one_type,
     out="exact",
     numbers_for="none",
     doc="0 for negative input, 1 for positive, values at 0. No backward, as in PyTorch.",

@@ -205,6 +205,10 @@ class Op:
     # Of a composite: whether each element of the result is of one element, and 0 of 0, so that of a sparse tensor the
     # values alone are computed.
     on_values: bool = False
+    # Of a masked operation: the value that changes nothing in it, told by its operands; None where none is known.
+    identity: Callable[..., Scalar | None] | None = None
+    # Of a masked reduction: whether it takes sparse tensors, whose elements are reduced group by group.
+    on_groups: bool = False
     # Whether PyTorch has it for lists of tensors: `torch._foreach_...`.
     foreach: bool = False
     # Which of Python's operators it is: "add" stands for `__add__`, `__radd__` and `__iadd__`.

@@ -20,6 +20,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ops import primitive
 from webtorch.ops.layout import of_first
 from webtorch.pytorch import interrupt
+from webtorch.pytorch.buckets import give
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -172,6 +173,8 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
     """Copy between devices, or within this one, converting and broadcasting to `dst`."""
     interrupt.check()
     if src.device.type == dst.device.type and not (src.is_neg() or dst.is_neg()):
+        if give(src, dst):
+            return dst
         nodes: list[Node] = []
         if is_whole(dst):
             plan = None if is_whole(src) else _wholes.find((src,), {}, nodes, [], dst)

@@ -57,7 +57,7 @@ def install() -> bool:
         return False
     root = Path(torch.__file__).parent
     try:
-        header = (root / "include/c10/core/impl/DeviceGuardImplInterface.h").read_text()
+        header = (root / "include/c10/core/impl/DeviceGuardImplInterface.h").read_text("utf-8")
         suffix = "dylib" if sys.platform == "darwin" else "so"
         library = ctypes.CDLL(str(root / "lib" / f"libc10.{suffix}"))
         registered = (ctypes.c_void_p * (_PLACE + 1)).in_dll(library, _REGISTRY)

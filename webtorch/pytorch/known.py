@@ -150,11 +150,11 @@ class Plan:
         line: object,
     ) -> None:
         """Record a call, and overwrite a tensor with each of its results."""
-        made = self._all(nodes, numbers, line) if numbers else self._results(nodes, line)
+        made = self._all(nodes, numbers, line) if numbers else self.results_of(nodes, line)
         for out, place, node in zip(outs, self.places, made, strict=True):
             self._put(out, node, place)
 
-    def _results(self, nodes: list[Node], line: object) -> list[Node]:
+    def results_of(self, nodes: list[Node], line: object) -> list[Node]:
         """Record a call with its own numbers, and return the nodes that stand for its results."""
         leaves = tuple(nodes) if self.is_straight else self._sources(nodes)
         results: list[weakref.ref[Node]] = []
@@ -256,7 +256,7 @@ class Plan:
                 )
             return place.tensor(Storage.waiting(node, home, place.elements))
         places = self.places
-        made = self._all(nodes, numbers, line) if numbers else self._results(nodes, line)
+        made = self._all(nodes, numbers, line) if numbers else self.results_of(nodes, line)
         if outs:
             new = len(made) - len(outs)
             for out, place, node in zip(outs, places[new:], made[new:], strict=True):
@@ -325,7 +325,7 @@ class Kinds:
         """
         home = opened.runtime
         if (
-            (active.count and not _alone())
+            (active.count and not alone())
             or transforms.count
             or home is None
             or home.recording is not None
@@ -467,7 +467,7 @@ def _repeats(values: Sequence[object]) -> tuple[int, ...]:
     return tuple([numbers.index(n) for n in numbers])
 
 
-def _alone() -> bool:
+def alone() -> bool:
     """Whether nobody looks at calls but a script, which then leaves alone what follows: PyTorch calls each operator
     with tensors that are wrapped anew. Who is asked about the classes of arguments has none here to see.
     """

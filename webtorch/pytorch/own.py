@@ -20,6 +20,7 @@ from webtorch.ops.primitive import fill, iota
 from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE
 from webtorch.pytorch import device
+from webtorch.pytorch.buckets import gather
 from webtorch.pytorch.copying import copy_from, item, to_copy
 from webtorch.pytorch.device import (
     Lain,
@@ -36,7 +37,15 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.interrupt import check, flag
-from webtorch.pytorch.kernels import Kernel, composed, functional, own, structured, whole
+from webtorch.pytorch.kernels import (
+    Kernel,
+    composed,
+    functional,
+    kernel_for,
+    own,
+    structured,
+    whole,
+)
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.pytorch.random import dropped, random_numbers, source, uniform_like
 from webtorch.pytorch.wide import placed
@@ -247,6 +256,17 @@ for _operator, _kind in (
     own(_operator._name.removeprefix("aten::"))(_drawn(_operator, _kind))
 
 _clones = Kinds()
+
+
+_product = kernel_for(torch.ops.aten.mul.out, op.mul)
+
+
+@own("mul.out")
+def _multiplied(x: torch.Tensor, other: Any, *, out: torch.Tensor) -> torch.Tensor:
+    if type(other) is float and gather(x, other, out):
+        return out
+    product: torch.Tensor = _product(x, other, out=out)
+    return product
 
 
 @own("clone")

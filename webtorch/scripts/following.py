@@ -847,10 +847,13 @@ class Follower:
             self.resolve(run, graph=True)
         self.wait()
 
-    def rest(self, why: str) -> None:
-        """End the run, and let go of what it was given. Another thread needs nothing of it."""
-        changes.count += 1
-        give_all()
+    def rest(self, why: str, changed: bool = True) -> None:
+        """End the run, and let go of what it was given. Another thread needs nothing of it. `changed`: tensors may be
+        changed by what comes.
+        """
+        if changed:
+            changes.count += 1
+            give_all()
         if threading.get_ident() != self.thread:
             return
         self.settle(why)

@@ -8,6 +8,7 @@ from typing import Any
 from webtorch.functions import masked
 from webtorch.functions import public as dense
 from webtorch.ir.dtype import DType, int64
+from webtorch.ops.record import TABLE
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.layouts import (
     broadcast,
@@ -22,18 +23,15 @@ from webtorch.sparse.tensor import SparseTensor, keys
 from webtorch.tensors.formats import sparse_coo, sparse_csr
 from webtorch.tensors.tensor import Tensor
 
-Identity = Callable[[Tensor], Any]
-# Reductions, and what changes nothing in them.
-_IDENTITIES: dict[str, Identity] = {
-    "sum": lambda x: 0,
-    "prod": lambda x: 1,
-    "amax": lambda x: masked.extreme(x, False),
-    "amin": lambda x: masked.extreme(x, True),
-    "mean": lambda x: 0,
-}
+
+def _identity(name: str) -> Callable[..., Any]:
+    """Return the function that gives the value that changes nothing in a reduction."""
+    found = TABLE[f"masked_{name}"].identity
+    assert found is not None
+    return found
 
 
-def _taken(x: SparseTensor, mask: Any, identity: Identity) -> SparseTensor:
+def _taken(x: SparseTensor, mask: Any, identity: Callable[..., Any]) -> SparseTensor:
     """Return, in COO, the elements that the mask takes."""
     x = coalesce(matching(x, sparse_coo))
     if mask is None:
@@ -69,7 +67,7 @@ def _reduced(name: str, x: SparseTensor, dims: set[int], keepdim: bool) -> Tenso
     left = [d for d in range(rank) if d not in dims]
     if rank and len(left) == rank:
         return coo(x.places[0], values, shape, True)
-    identity = _IDENTITIES[name](values)
+    identity = _identity(name)(values)
     if not left:
         start = dense.full(values._shape[1:], identity, dtype=values.dtype, device=values.device)
         total = _inside(name, values, [0], False) if len(values) else start
@@ -116,7 +114,7 @@ def _rule(name: str) -> None:
             raise RuntimeError(
                 "reduction operations on CSR tensors with keepdim=False is unsupported"
             )
-        x = _taken(input, mask, _IDENTITIES[name])
+        x = _taken(input, mask, _identity("sum" if name == "mean" else name))
         if dtype is None and name in ("sum", "prod") and not x.dtype.has_gradient:
             dtype = int64
         if dtype is not None:
@@ -134,5 +132,5 @@ def _rule(name: str) -> None:
         return matching(out, input.layout)
 
 
-for _name in _IDENTITIES:
-    _rule(_name)
+for _op in [op for op in TABLE.values() if op.on_groups]:
+    _rule(_op.name.removeprefix("masked_"))

@@ -477,8 +477,9 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
         if place.dtype is not result.dtype:
             raise RuntimeError(
                 f"expected scalar_type {result.dtype.legacy} but found {place.dtype.legacy}. "
-                f"{name}: Expected out tensor to have dtype {result.dtype}, but got {place.dtype} instead "
-                f"(scalar type {result.dtype.legacy}, not {place.dtype.legacy})"
+                f"{name}: Expected out tensor to have dtype {result.dtype}, but got {place.dtype} instead. "
+                f"Expected object of scalar type {result.dtype.legacy} but got scalar type {place.dtype.legacy} for "
+                "argument 'out'"
             )
 
 

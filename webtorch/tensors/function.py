@@ -667,6 +667,8 @@ def _kept(tensor: Tensor, output: int | None) -> SavedTensor:
     saved = SavedTensor(tensor, output)
     if tensor.layout is not strided and saved.packed is None:
         saved.keep(tensor)
+    if output is None:
+        saved.given = tensor
     return saved
 
 

@@ -7,6 +7,7 @@ Every differentiable operation attaches a `GradFn` to its result, with an edge t
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import sys
 import traceback
@@ -347,7 +348,7 @@ def _of_call(fn: GradFn, name: str) -> object:
         if asked in names:
             if fn.saved is not None:
                 kept = fn.saved[names.index(asked)]
-                return kept if lead else kept.unpack()
+                return kept if lead else kept.shown()
             if lead:
                 return Nothing("after it has been freed. " + FREED)
             raise RuntimeError(FREED)
@@ -388,8 +389,8 @@ def composed(
             if (
                 base is not None
                 and not base._history
-                and not any(r is base for r in results)
                 and not _lies_in(t, args, kwargs)
+                and not any(r is base for r in results)
             ):
                 # A view of what nobody else has is no view: its hooks stay when it is written.
                 t._base = t._made_by = None
@@ -504,6 +505,8 @@ class SavedTensor:
     present: Tensor | None = None
     # The `allow_mutation_on_saved_tensors` that it was saved in, and is good for.
     kept_by: Keeper | None = None
+    # The tensor itself, where a user's function has saved one that it did not make.
+    given: Tensor | None = None
     # Of a result: the function that made it, which holds this.
     owner: weakref.ref[GradFn] | None = None
 
@@ -578,8 +581,9 @@ class SavedTensor:
     ) -> None:
         """Keep what a hook gives for the tensor in its place."""
         with no_grad():
-            value = tensor.detach()
+            value = tensor if self._is_plain(tensor) else tensor.detach()
             if mode.overwriting is not None:
+                value = tensor.detach()
                 # What is written in place now has its old value for whoever unpacks it.
                 shared = tensor._storage
                 value._storage = value._counter = Storage(shared.share(), shared.runtime)
@@ -595,6 +599,11 @@ class SavedTensor:
             self.present = value
         self.storage = self.counter = None
         self._forget_leaf()
+
+    def _is_plain(self, tensor: Tensor) -> bool:
+        """Whether a tensor has no place in a graph, neither as saved nor now."""
+        saved = self.edge is None and self.leaf is None and self.output is None
+        return saved and not (tensor.requires_grad or (transforms.count and mode.forward))
 
     def _forget_leaf(self) -> None:
         """Have another tensor than the leaf itself come back, with its gradient."""
@@ -627,7 +636,7 @@ class SavedTensor:
                     "Output of saved tensor unpack_hook expected to be a Tensor but got result of type "
                     f"{type(tensor).__name__}"
                 )
-            return self._with_history(tensor.detach())
+            return tensor if self._is_plain(tensor) else self._with_history(tensor.detach())
         self.check()
         if self.kept_by is not None and not self.kept_by.knows(self.storage):
             raise AssertionError(
@@ -636,7 +645,28 @@ class SavedTensor:
             )
         if self.leaf is not None:
             return self.leaf
+        if self.given is not None and self.is_of(self.given):
+            return self.given
         return self._with_history(ask("tensor_on")(self.storage, *self.geometry))
+
+    def shown(self) -> Tensor:
+        """Return the tensor as a user sees it: the one that was saved, while somebody holds it."""
+        tensor = self.unpack()
+        if self.storage is None or tensor is self.leaf:
+            return tensor
+        # Nobody notes the tensors of a storage: who asks pays.
+        others = [x for x in gc.get_referrers(self.storage) if hasattr(type(x), "_grad_fn")]
+        return next((x for x in others if x is not tensor and self.is_of(x)), tensor)
+
+    def is_of(self, tensor: Tensor) -> bool:
+        """Whether a tensor is as the saved one was, with its place in the graph."""
+        place = None if tensor._grad_fn is None else (tensor._grad_fn, tensor._output_nr)
+        return (
+            place == self.edge
+            and self.output is None
+            and tensor._storage is self.storage
+            and geometry_of(tensor) == self.geometry
+        )
 
     def check(self) -> None:
         """Raise RuntimeError if the tensor has been overwritten since."""
@@ -890,6 +920,13 @@ def set_history(out: Tensor, fn: GradFn, number: int = 0) -> None:
         fn.metas = (meta,)
     if out._retains:
         retain(out)
+
+
+def share_history(outs: Sequence[Tensor], fn: GradFn) -> None:
+    """Make fresh tensors the outputs of one function."""
+    for number, out in enumerate(outs):
+        out._grad_fn, out._output_nr, out._requires_grad = fn, number, True
+    fn.metas = [(o._shape, o.dtype, o._storage.runtime, o._levels) for o in outs]
 
 
 def looks_at_each(parts: bool = True, hooks: bool = True) -> bool:

@@ -53,15 +53,6 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# What cannot be deleted, and what is said then.
-_STAYS = {
-    "data": "Deleting tensor data is not allowed. Delete tensor instead!",
-    "requires_grad": "requires_grad must be a bool",
-    "_grad_fn": "Deletion of _grad_fn not allowed. Detach tensor instead!",
-    "_backward_hooks": "Deletion of _backwards_hooks not allowed!",
-}
-
-
 class Tensor(TensorBase):
     """An n-dimensional array on a device. Use `webtorch.tensor(...)` and the functions of
     `webtorch` to make one.
@@ -82,6 +73,11 @@ class Tensor(TensorBase):
         elif data is None:
             made = TABLE["empty"](0, device=device)
         elif isinstance(data, Tensor):
+            if device is not None:
+                raise RuntimeError(
+                    "Legacy tensor constructor of the form torch.Tensor(tensor, device=device) is not supported.  Use "
+                    "torch.tensor(...) or torch.as_tensor(...) instead."
+                )
             made = data.detach()
         elif hasattr(data, "_seen_as"):
             # On the memory of a storage.
@@ -261,6 +257,12 @@ class Tensor(TensorBase):
             raise RuntimeError("you can only change requires_grad flags of leaf variables.")
         self.requires_grad_(value)
 
+    @requires_grad.deleter
+    @plays("fact")
+    def requires_grad(self) -> None:
+        """Raise RuntimeError."""
+        raise RuntimeError("requires_grad must be a bool")
+
     @plays("mark")
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
         """Start or stop recording gradients for this leaf."""
@@ -382,6 +384,12 @@ class Tensor(TensorBase):
         out = self.detach()
         out._counter = Counter()
         return out
+
+    @data.deleter
+    @plays("fact")
+    def data(self) -> None:
+        """Raise RuntimeError."""
+        raise RuntimeError("Deleting tensor data is not allowed. Delete tensor instead!")
 
     @data.setter
     @plays("alias")
@@ -896,13 +904,6 @@ class Tensor(TensorBase):
                 if name not in TensorBase.__slots__ and hasattr(self, name):
                     setattr(out, name, copy.deepcopy(getattr(self, name), memo))
         return out
-
-    @plays("fact")
-    def __delattr__(self, name: str) -> None:
-        """Delete an attribute. Raises RuntimeError for what a tensor stands on."""
-        if name in _STAYS:
-            raise RuntimeError(_STAYS[name])
-        object.__delattr__(self, name)
 
     def as_subclass(self, cls: builtins.type[Any]) -> Any:
         """Return the tensor as an instance of a subclass. Operations on it give such tensors, unless

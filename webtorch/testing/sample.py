@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.limits import finfo, iinfo
 from webtorch.tensors.tensor import Tensor
 
@@ -42,7 +44,14 @@ def make_tensor(
     if dtype.kind == "uint":
         lowest = 0
     first, last = lowest if low is None else low, highest if high is None else high
-    if first >= last:
+    if first == last and not whole:
+        warnings.warn(
+            "Passing `low==high` to `torch.testing.make_tensor` for floating or complex types is deprecated since 2.1 "
+            "and will be removed in 2.3. Use `torch.full(...)` instead.",
+            FutureWarning,
+            stacklevel=user_depth(),
+        )
+    elif first >= last:
         raise ValueError(f"make_tensor: low must be below high, got {first} >= {last}")
     wide = (*sizes[:-1], 2 * sizes[-1]) if noncontiguous and sizes else sizes
     if whole:

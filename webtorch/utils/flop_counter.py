@@ -143,6 +143,7 @@ def conv_backward_flop(
     """Count the gradients of a convolution, which are convolutions of the other kind, or with the other operand."""
 
     def turned(shape: Sizes) -> Sizes:
+        """Return a shape with its first two dims exchanged."""
         return [shape[1], shape[0], *shape[2:]]
 
     count = 0
@@ -244,10 +245,12 @@ class FlopCounterMode:
         suffix = get_suffix_str(whole)
 
         def row(title: str, count: int) -> list[str]:
+            """Return a title, its count, and its share of the whole."""
             shown = convert_num_with_suffix(count, suffix) if suffix else str(count)
             return [title, shown, convert_to_percent_str(count, whole)]
 
         def rows(name: str, indent: int) -> list[list[str]]:
+            """Return the rows of a module: its own, and one for each operator."""
             counts = self.flop_counts[name]
             pad = " " * indent
             return [row(pad + name, sum(counts.values()))] + [
@@ -298,6 +301,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
 
     def line(cells: list[str]) -> str:
+        """Return a row: a title to the left, numbers to the right."""
         first, *rest = zip(cells, widths, strict=True)
         return "  ".join([first[0].ljust(first[1]), *[c.rjust(w) for c, w in rest]])
 

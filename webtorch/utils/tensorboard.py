@@ -265,10 +265,13 @@ def _film(tag: str, given: Values, rate: float) -> Message:
     frames = x.reshape(times, rows * height, -1, channels).astype(np.float32) * factor
     import tempfile
 
-    with tempfile.NamedTemporaryFile(suffix=".gif") as file:
+    # In a folder: Windows opens no file twice.
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "clip.gif")
         clip = ImageSequenceClip(list(frames.clip(0, 255).astype(np.uint8)), fps=rate)
-        clip.write_gif(file.name, logger=None)
-        data = file.read()
+        clip.write_gif(path, logger=None)
+        with open(path, "rb") as file:
+            data = file.read()
     image = _summary.Summary.Image(
         height=frames.shape[1],
         width=frames.shape[2],

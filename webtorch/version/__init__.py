@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import zip_longest
 
-# The version of webtorch itself.
+# The version of webtorch itself: packages are built with it, and a release's tag must be it.
 PACKAGE = "0.1.0"
 # The release whose documentation, names and defaults are followed.
 PYTORCH = "2.13.0"

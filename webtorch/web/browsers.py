@@ -141,7 +141,7 @@ def _started(
         else:
             settings = {**_FIREFOX, **dict.fromkeys(_WEBGPU, webgpu)}
             lines = [f"user_pref({json.dumps(k)}, {json.dumps(v)});" for k, v in settings.items()]
-            (Path(profile) / "user.js").write_text("\n".join(lines) + "\n")
+            (Path(profile) / "user.js").write_text("\n".join(lines) + "\n", encoding="utf-8")
             command = [program, "--headless", "--no-remote", "--profile", profile, address]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:

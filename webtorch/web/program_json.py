@@ -15,6 +15,7 @@ from webtorch.ir.graph import Graph
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.compiler import compile_graph
+from webtorch.lower.in_parts import within_bindings
 from webtorch.lower.layout import Layout, Move, Rendered, lay_out
 from webtorch.lower.wgsl import WgslPass, render
 
@@ -106,7 +107,7 @@ def lay_out_for_page(program: Program, limits: Limits) -> Layout:
                 f"convert it in Python, as in x.to(torch.float32)"
             )
     return lay_out(
-        program,
+        within_bindings(program, limits),
         lambda routine: [Rendered(shader) for shader in render(routine, limits, "dawn")],
         limits.max_workgroups_per_dim,
     )
@@ -122,7 +123,10 @@ def steps_json(layout: Layout, kernels: Kernels) -> list[Json]:
         shown: Json = {
             "kernel": kernels.number(step.shader, layout.name(step)),
             "grid": list(step.shader.grid),
-            "bind": [list(bound) for bound in step.memory],
+            "bind": [
+                [piece, nbytes, first] if first else [piece, nbytes]
+                for piece, nbytes, first in step.memory
+            ],
         }
         if step.uniform is not None:
             shown["uniform"] = list(step.uniform)
@@ -138,8 +142,9 @@ def steps_json(layout: Layout, kernels: Kernels) -> list[Json]:
 def needed_limits(layout: Layout, limits: Limits) -> dict[str, int]:
     """Return the limits that a program needs beyond what every device has."""
     largest = max((p.nbytes for p in layout.memory.pieces), default=0)
+    bound = max((nbytes for p in layout.passes for _, nbytes, _ in p.memory), default=0)
     needed = {
-        "maxStorageBufferBindingSize": (largest, 128 << 20),
+        "maxStorageBufferBindingSize": (bound, 128 << 20),
         "maxBufferSize": (max(largest, layout.uniform_bytes), _DEFAULT_BUFFER_BYTES),
         "maxStorageBuffersPerShaderStage": (layout.storage_buffers, _DEFAULT_STORAGE_BUFFERS),
         "maxComputeInvocationsPerWorkgroup": (limits.max_workgroup_invocations, 256),

@@ -541,7 +541,7 @@ class Program {
     if (groups) return groups;
     groups = this.description.steps.map((step) => {
       if (step.copy) return null;
-      const resources = step.bind.map(([entry, size]) => ({ buffer: this.buffer(entry), size }));
+      const resources = step.bind.map(([entry, size, offset = 0]) => ({ buffer: this.buffer(entry), offset, size }));
       if (step.uniform) resources.push({ buffer: this.uniform, offset: step.uniform[0], size: step.uniform[1] });
       if (step.status) resources.push({ buffer: this.status, size: 8 });
       const entries = resources.map((resource, binding) => ({ binding, resource }));

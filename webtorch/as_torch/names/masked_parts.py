@@ -6,37 +6,25 @@ import inspect
 import math
 from typing import Any
 
+from webtorch.functions import masked
 from webtorch.functions import public as webtorch
+from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
-
-# What a masked value becomes, where it is the same in all types.
-_IDENTITIES = {"sum": 0, "cumsum": 0, "prod": 1, "cumprod": 1}
-_LOWEST = ("amax", "argmax", "logaddexp", "logsumexp")
-_AMBIGUOUS = ("mean", "var", "std")
 
 
 def _reduction_identity(op_name: str, input: Tensor, *args: object) -> Tensor | None:
     """Return the value that changes nothing in a reduction, as a tensor; None where there is none."""
     name, dtype = op_name.rpartition(".")[2], input.dtype
-    if name in _AMBIGUOUS:
-        return None
-    value: Any
-    if name in _IDENTITIES:
-        value = _IDENTITIES[name]
-    elif name == "norm":
-        value = math.inf if args and args[0] == -math.inf else 0
-    elif name == "median":
-        value, dtype = math.nan, dtype if dtype.is_floating_point else webtorch.float32
-    elif (lowest := name in _LOWEST) or name in ("amin", "argmin"):
-        if dtype.is_floating_point or (dtype.is_complex and name == "logsumexp"):
-            value = -math.inf if lowest else math.inf
-        elif dtype.is_complex or dtype is webtorch.bool:
-            raise NotImplementedError(f"identity of {name} on {dtype} input")
-        else:
-            limits = webtorch.iinfo(dtype)
-            value = limits.min if lowest else limits.max
-    else:
+    op = TABLE.get(f"masked_{name}")
+    identity = None if op is None else op.identity
+    narrow = dtype is webtorch.bool or (dtype.is_complex and name != "logsumexp")
+    if identity is None or (narrow and identity in (masked.lowest, masked.highest)):
         raise NotImplementedError(f"identity of {name} on {dtype} input")
+    value = identity(input, *args)
+    if value is None:
+        return None
+    if math.isnan(value) and not dtype.is_floating_point:
+        dtype = webtorch.float32
     return webtorch.tensor(value, dtype=dtype, device=input.device)
 
 

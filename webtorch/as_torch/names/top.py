@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from webtorch import webgpu
 from webtorch.as_torch.names.foreach import NAMES, foreach
 from webtorch.functions import public as webtorch
+from webtorch.ops.record import TABLE
 from webtorch.tensors.absent import why_missing
 from webtorch.tensors.formats import layout
 from webtorch.version import __version__ as __version__
@@ -114,6 +115,47 @@ def _int_mm(input: Any, mat2: Any, *, out: Any = None) -> Any:
                 f"int_mm_out_cpu: Expected {name} dtype to be {kinds} but got {x.dtype.c_name}"
             )
     return webtorch.mm(input.int(), mat2.int(), out=out)
+
+
+def _addmm_activation(
+    input: Any,
+    mat1: Any,
+    mat2: Any,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+    use_gelu: bool = False,
+    out: Any = None,
+) -> Any:
+    """Return what `addmm` gives, through GELU or cut off at zero."""
+    found = webtorch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
+    found = TABLE["gelu"](found) if use_gelu else found.relu()
+    return found if out is None else out.copy_(found)
+
+
+def _weight_int8pack_mm(input: Any, mat2: Any, scales: Any) -> Any:
+    """Return the product with weights of int8, which lie as those of a linear layer, and of which each row has a
+    factor.
+    """
+    return webtorch.mm(input, mat2.to(input.dtype).t()) * scales
+
+
+def _convert_weight_to_int4pack_for_cpu(input: Any, innerKTiles: int) -> Any:
+    """Return numbers from 0 to 15, two in a byte, in their order."""
+    pairs = input.reshape(input.shape[0], -1, 2).to(webtorch.int32)
+    return (pairs[..., 0] + pairs[..., 1] * 16).to(webtorch.uint8)
+
+
+def _weight_int4pack_mm_for_cpu(input: Any, mat2: Any, qGroupSize: int, qScaleAndZeros: Any) -> Any:
+    """Return the product with weights of 4 bits, as those of a linear layer: of each group of a row there are a factor
+    and what the number 8 stands for.
+    """
+    low, high = mat2.to(webtorch.int32) % 16, mat2.to(webtorch.int32) // 16
+    whole = webtorch.stack([low, high], 2).reshape(mat2.shape[0], -1, qGroupSize) - 8
+    # Factors lie by groups, then rows.
+    scale, zero = (qScaleAndZeros[..., i].t().unsqueeze(2) for i in (0, 1))
+    weights = whole.to(input.dtype) * scale + zero
+    return webtorch.mm(input, weights.reshape(mat2.shape[0], -1).t())
 
 
 def _unique2(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from operator import add as _ADD
@@ -134,7 +135,7 @@ def _state(mod: Module) -> list[tuple[str, Tensor, InputSpec]]:
         ("c", InputKind.CONSTANT_TENSOR, plain),
     ):
         for target, x in table.items():
-            name = f"{prefix}_{target.replace('.', '_')}"
+            name = f"{prefix}_{re.sub('[^0-9a-zA-Z]', '_', target)}"
             kept = target in persistent if kind is InputKind.BUFFER else None
             found.append((name, x, InputSpec(kind, TensorArgument(name), target, kept)))
     return found

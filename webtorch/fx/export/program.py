@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -158,7 +159,9 @@ class ExportedProgram:
             if spec.kind is not InputKind.USER_INPUT:
                 target = str(spec.target)
                 root[target] = self._value(target)
-                made[node] = graph.create_node("get_attr", target, name=target.replace(".", "_"))
+                made[node] = graph.create_node(
+                    "get_attr", target, name=re.sub("[^0-9a-zA-Z]", "_", target)
+                )
         if check_guards:
             root["_guards_fn"] = _Guards(self._names, self._leaves, self._where)
             graph.call_module("_guards_fn", tuple([made[n] for n in own]))

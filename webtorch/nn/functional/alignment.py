@@ -24,6 +24,8 @@ _NEVER = -math.inf
 
 def _counts(lengths: Tensor | Sequence[int], batch: int, name: str) -> list[int]:
     """Return lengths as ints, one for each sample."""
+    if isinstance(lengths, Tensor) and lengths.is_floating_point():
+        raise RuntimeError(f"{name} must be integral")
     listed = lengths.reshape(-1).tolist() if isinstance(lengths, Tensor) else list(lengths)
     if len(listed) != batch:
         raise RuntimeError(f"{name} must be of size batch_size")

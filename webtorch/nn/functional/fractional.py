@@ -61,6 +61,10 @@ def _pooled(
             )
     if output_size is None and output_ratio is None:
         raise ValueError(f"{name} requires specifying either an output_size or an output_ratio")
+    if output_size is None and len(_each(output_ratio, rank)) != rank:
+        raise ValueError(
+            f"{name} requires output_ratio to either be a single Int or tuple of Ints."
+        )
     if input.dim() not in (rank + 1, rank + 2):
         raise RuntimeError(
             f"{name}: Expected {rank + 1}D or {rank + 2}D tensor, but got: {list(input.shape)}"

@@ -603,5 +603,6 @@ def _known_symbol(name: str) -> None:
 @cache
 def libm() -> object:
     """Return the C mathematics library."""
-    name = ctypes.util.find_library("m") or ("msvcrt" if os.name == "nt" else None)
+    # On Windows Python's own: the older "msvcrt" lacks what C99 added (expm1, erf, fmodf, ...).
+    name = "ucrtbase" if os.name == "nt" else ctypes.util.find_library("m")
     return ctypes.CDLL(name)

@@ -34,6 +34,7 @@ from webtorch.ir.dtype import DType, uint32
 from webtorch.ir.kernel import Convolution, Matmul, Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
+from webtorch.lower.in_parts import within_bindings
 from webtorch.lower.templates.tuning import family_of
 from webtorch.lower.widening import Widths, least_wide
 from webtorch.runtime.backend import Buffer, webgpu_bounds
@@ -169,7 +170,6 @@ class WebGPUBackend:
         self.trash: Trash = deque()
         self.pool = Pool(
             self.native,
-            self.limits.max_binding_bytes,
             device.limits["max-buffer-size"],
             self._forget_memory,
             self.error,
@@ -193,7 +193,7 @@ class WebGPUBackend:
         self._tunes = tuner.tuning_mode() == "on"
         if tuner.tuning_mode() != "off":
             self.tuned.update(tuner.load(self))
-        self.staging = Staging(self.native, self.limits.max_binding_bytes)
+        self.staging = Staging(self.native, device.limits["max-buffer-size"])
         self._unflushed = 0
         self._marks: deque[object] = deque()
         # Reads that were asked for asynchronously and not submitted yet, see `settle`.
@@ -242,12 +242,16 @@ class WebGPUBackend:
 
     def kept_form(self, program: Program) -> Sequence[Sequence[WgslPass]]:
         """Return the passes of each routine."""
-        return [self.render(routine) for routine in least_wide(program).routines]
+        return [self.render(routine) for routine in self._least(program).routines]
 
     def put_kept(self, program: Program, rendered: Sequence[Sequence[WgslPass]]) -> None:
         """Use these passes for a program's routines."""
-        for routine, passes in zip(least_wide(program).routines, rendered, strict=True):
+        for routine, passes in zip(self._least(program).routines, rendered, strict=True):
             self._rendered.setdefault(routine, passes)
+
+    def _least(self, program: Program) -> Program:
+        """Return a program as it is run where its values have 32 bits."""
+        return within_bindings(least_wide(program), self.limits)
 
     def caches(self) -> dict[str, dict[str, int]]:
         """Return the counters of the caches of compiled work, by name."""
@@ -298,7 +302,7 @@ class WebGPUBackend:
     def foresee(self, program: Program) -> None:
         """Note the texts of a varying program's kernels."""
         with self.lock:
-            for routine in least_wide(program).routines:
+            for routine in self._least(program).routines:
                 for part in self.render(routine, varying=True):
                     self.pipelines.family(part)
 

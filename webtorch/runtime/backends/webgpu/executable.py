@@ -19,6 +19,7 @@ from webtorch.errors import DeviceError
 from webtorch.ir.dtype import DType, wide_int64
 from webtorch.ir.kernel import Routine
 from webtorch.ir.program import Dispatch, Program
+from webtorch.lower.in_parts import within_bindings
 from webtorch.lower.layout import Move, Pass, Rendered, aligned, lay_out
 from webtorch.lower.widening import Needs, Widths, held_by, widen
 from webtorch.runtime.backend import Buffer
@@ -112,7 +113,7 @@ class WebGPUExecutable:
             program = widen(program, self._least)
             self._others: dict[tuple[frozenset[int], ...], WebGPUExecutable] = {}
             self._varying = varying
-        self.program = program
+        program = self.program = within_bindings(program, device.limits)
         self._device = device
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
         pipelines: dict[int, list[Pipeline]] = {}
@@ -402,12 +403,12 @@ class WebGPUExecutable:
 
     def _group(self, step: _Dispatch, key: tuple[int, ...], blocks: list[Block]) -> Owned:
         place = step.layout
-        used = tuple([key[piece] for piece, _ in place.memory])
+        used = tuple([key[piece] for piece, _, _ in place.memory])
         found = step.groups.get(used)
         if found is not None:
             step.groups.move_to_end(used)
             return found
-        bindings = [(blocks[piece].pointer, 0, nbytes) for piece, nbytes in place.memory]
+        bindings = [(blocks[p].pointer, first, nbytes) for p, nbytes, first in place.memory]
         if place.uniform is not None:
             assert self._uniform is not None
             bindings.append((self._uniform.pointer, *place.uniform))

@@ -140,13 +140,11 @@ class Pool:
     def __init__(
         self,
         native: Native,
-        max_binding: int,
         max_buffer: int,
         on_release: Callable[[], None],
         error: Callable[[Problem, str], Exception],
     ) -> None:
         self._native = native
-        self._max_binding = max_binding
         self._max_buffer = max_buffer
         self._on_release = on_release
         self._error = error
@@ -254,10 +252,10 @@ class Pool:
 
     def _grow(self, capacity: int, nbytes: int, dtype: DType | None, elements: int) -> Block:
         what = f"{dtype.name}[{elements}], " if dtype is not None else ""
-        if nbytes > self._max_binding or capacity > self._max_buffer:
-            most = min(self._max_binding, self._max_buffer)
+        if capacity > self._max_buffer:
+            most = self._max_buffer
             raise OutOfMemoryError(
-                f"allocate: {what}{_size(nbytes)} ({nbytes} bytes), is more than a kernel can use at once "
+                f"allocate: {what}{_size(nbytes)} ({nbytes} bytes), is more than one buffer can be "
                 f"on this adapter ({_size(most)}, {most} bytes); split the tensor, or use device 'cpu'"
             )
         if self.limit is not None and self.reserved + capacity > self.limit:

@@ -1,0 +1,150 @@
+"""Tensors larger than a binding: each dispatch in parts that bind windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import webtorch
+from tests.conftest import need_device
+from webtorch.errors import OutOfMemoryError
+from webtorch.ir.program import Program
+from webtorch.lower.in_parts import within_bindings
+from webtorch.lower.layout import binding_bytes
+from webtorch.lower.windows import ALIGN
+from webtorch.tensors.device import resolve
+
+# Bytes: 256 numbers of 32 bits.
+BINDING = 1024
+
+
+@pytest.fixture
+def narrow() -> Iterator[Any]:
+    """Return a device that binds at most 1 KiB."""
+    need_device("webgpu")
+    runtime = resolve("webgpu")
+    backend: Any = runtime.backend
+    before = backend.limits
+    backend.limits = replace(before, max_binding_bytes=BINDING)
+    runtime.programs.clear()
+    yield backend
+    backend.limits = before
+    runtime.programs.clear()
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    """Return random numbers, the same ones each time."""
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return torch.from_numpy(values)
+
+
+INDEX = torch.from_numpy(np.random.default_rng(1).integers(0, 300, 400))
+
+
+def _in_place(t: Any, x: Any) -> Any:
+    y = x.clone()
+    y[100:500] *= 3
+    y[5] = 1
+    return y
+
+
+def _scattered(t: Any, rows: Any, index: Any) -> Any:
+    return t.zeros(300, 4, device=rows.device).index_add(0, index, rows)
+
+
+def _trained(t: Any, x: Any, weight: Any) -> Any:
+    """Return a weight after two steps of Adam."""
+    layer = t.nn.Linear(20, 20, device=x.device)
+    with t.no_grad():
+        layer.weight.copy_(weight)
+        layer.bias.fill_(0.0)
+    optimizer = t.optim.Adam(layer.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (t.nn.functional.layer_norm(layer(x), (20,)) - x).pow(2).mean().backward()
+        optimizer.step()
+    return layer.weight.detach()
+
+
+CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "elementwise": (lambda t, x: x.exp() * 2 > 1, (numbers(600),)),
+    "transposed": (lambda t, x, y: x.t() + y, (numbers(17, 16), numbers(16, 17))),
+    "16 bits": (lambda t, x: x.half().exp().float(), (numbers(601),)),
+    "whole sum": (lambda t, x: x.sum(), (numbers(600),)),
+    "sums of columns": (lambda t, x: x.sum(0), (numbers(90, 7),)),
+    "softmax": (lambda t, x: x.softmax(1), (numbers(2, 300),)),
+    "variance": (lambda t, x: x.var(), (numbers(600),)),
+    "argmax": (lambda t, x: x.argmax(), (numbers(600),)),
+    "product": (lambda t, x, y: (x @ y).relu() + 1, (numbers(12, 25), numbers(25, 20))),
+    "batched product": (lambda t, x, y: x @ y, (numbers(3, 9, 12), numbers(3, 12, 10))),
+    "embedding": (lambda t, w, i: w[i] * 2, (numbers(300, 4), INDEX)),
+    "scatter": (_scattered, (numbers(400, 4), INDEX)),
+    "gather": (lambda t, x, i: x.gather(0, i), (numbers(600), INDEX)),
+    "cross entropy": (
+        lambda t, x, i: t.nn.functional.cross_entropy(x, i % 4), (numbers(400, 4), INDEX)
+    ),
+    "halves": (lambda t, x: x[:300] * x[300:], (numbers(600),)),
+    "joined": (lambda t, x: t.cat([x, x[:200]]), (numbers(600),)),
+    "in place": (_in_place, (numbers(600),)),
+    "running sum": (lambda t, x: x.cumsum(0), (numbers(600),)),
+    "running sums of columns": (lambda t, x: x.cumsum(0), (numbers(90, 7),)),
+    "sorted rows": (lambda t, x: x.sort(1).values, (numbers(20, 30),)),
+    "convolution": (
+        lambda t, x, w: t.nn.functional.conv2d(x, w, padding=1).relu(),
+        (numbers(3, 3, 7, 7), numbers(4, 3, 3, 3)),
+    ),
+    "a layer and its optimizer": (_trained, (numbers(16, 20), numbers(20, 20))),
+}  # fmt: skip
+
+
+# What trains compiles some 40 kernels.
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long) if "optimizer" in n else n for n in CASES]
+)
+def test_more_than_a_binding_is_computed_in_parts(name: str, narrow: Any) -> None:
+    run, given = CASES[name]
+    expected = run(torch, *given).double()
+    found = run(webtorch, *[webtorch.tensor(x.numpy(), device="webgpu") for x in given])
+    error = (torch.tensor(found.tolist()).double() - expected).abs().max()
+    assert error <= 2e-6 * max(1.0, float(expected.abs().max())) * (1000 if "16" in name else 10)
+
+
+def _program(run: Callable[..., Any], *shapes: tuple[int, ...]) -> Program:
+    compiled = webtorch.compile(lambda *x: run(webtorch, *x))
+    compiled(*[webtorch.zeros(*s, device="webgpu") for s in shapes])
+    return compiled.program()
+
+
+def test_windows_are_aligned_and_fit(narrow: Any) -> None:
+    run, given = CASES["product"]
+    program = within_bindings(_program(run, *[tuple(x.shape) for x in given]), narrow.limits)
+    assert any(step.starts for step in program.steps)
+    for step in program.steps:
+        slots = program.routines[step.routine].buffers
+        for slot, start in zip(slots, step.starts or [0] * len(slots), strict=True):
+            assert start * slot.dtype.itemsize % ALIGN == 0
+            assert binding_bytes(slot.dtype, slot.elements) <= BINDING
+
+
+def test_parts_of_one_size_are_one_kernel(narrow: Any) -> None:
+    program = within_bindings(_program(lambda t, x: x.exp(), (1024,)), narrow.limits)
+    assert len(program.steps) >= 4 and len(program.routines) == 1
+
+
+def test_a_program_that_fits_is_the_same(narrow: Any) -> None:
+    program = _program(lambda t, x: x.exp(), (200,))
+    assert within_bindings(program, narrow.limits) is program
+
+
+def test_what_cannot_be_in_parts_is_refused_and_nothing_is_lost(narrow: Any) -> None:
+    x = webtorch.tensor(numbers(600).numpy(), device="webgpu")
+    with pytest.raises(
+        OutOfMemoryError, match=r"1024 bytes\), and this cannot be computed in parts"
+    ):
+        x.sort().values.tolist()
+    assert abs(float(x.sum()) - float(numbers(600).sum())) < 1e-3
