@@ -229,7 +229,7 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
     callee = Callee("step", lambda args, kwargs: run(*args, **kwargs), role="step", watch=watch)
 
     @functools.wraps(step)
-    def entered(*args: object, **kwargs: object) -> Any:
+    def entered(*args: Any, **kwargs: Any) -> Any:
         """Call the step, or the interpreters that are on."""
         if takes_closure and len(args) + len(kwargs) == 2:
             return _step_after(callee, args[0], *args[1:], **kwargs)
