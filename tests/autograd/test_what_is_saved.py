@@ -315,3 +315,26 @@ def test_elements_are_gone_through_in_time_that_grows_with_their_number() -> Non
     seconds(100)
     # Of eight times as many a pass that compares each with all others takes 64 times as long.
     assert min(seconds(16_000), seconds(16_000)) < 32 * max(seconds(2_000), seconds(2_000))
+
+
+def test_what_hooks_are_given_keeps_its_shape(device: str) -> None:
+    def story(t: Any, tensor: Any) -> Any:
+        x = tensor([[1.0, 2.0], [3.0, 4.0]])
+        x.requires_grad_()
+        given: list[Any] = []
+
+        def pack(saved: Any) -> Any:
+            given.append(saved)
+            return saved
+
+        with t.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            best = x.max(0).values
+            out = (best * best.exp()).sum() + x.min(1).values.sum() + x.median(0).values.sum()
+        out.backward()
+        return [list(s.shape) for s in given if s.dtype is t.int64], x.grad.tolist()
+
+    def place(values: Any) -> Any:
+        return webtorch.tensor(values, device=device)
+
+    (ours, gradient), (_, expected) = story(webtorch, place), story(torch, torch.tensor)
+    assert ours and gradient == [pytest.approx(row, rel=1e-6) for row in expected]

@@ -11,6 +11,7 @@ import torch
 
 import webtorch
 from webtorch.as_torch.names import core, masked_parts, top
+from webtorch.nn import switches as nn_switches
 from webtorch.utils import data, swap_tensors
 
 LIBS = {"torch": torch, "webtorch": webtorch}
@@ -345,6 +346,24 @@ def small_concentrations(lib: Any, dtype: Any) -> list[Any]:
     return [bool(((x > 0) & (x < 1)).all()), *(abs(e - 0.49) < 0.05 for e in ends)]
 
 
+def swapped(lib: Any) -> list[Any]:
+    """Convert a module whose parameters are to be swapped: they stay, with other contents."""
+    switches = torch.__future__ if lib is torch else nn_switches
+    switch = switches.set_swap_module_params_on_conversion
+    layer = lib.nn.Linear(1, 1)
+    layer(lib.ones(1, 1)).sum().backward()
+    weight, grad, bias = layer.weight, layer.weight.grad, layer.bias._cdata
+    before = weight._cdata, grad._cdata
+    switch(True)
+    try:
+        layer.double()
+    finally:
+        switch(False)
+    assert layer.weight is weight and weight.grad is grad
+    found = [weight._cdata != before[0], grad._cdata != before[1], layer.bias._cdata != bias]
+    return [*found, grad.tolist(), weight.is_leaf, str(weight.dtype)[-2:], str(grad.dtype)[-2:]]
+
+
 def identities(lib: Any) -> list[bool]:
     """What a tensor is stays with its data, and goes with a swap."""
     x, y = lib.ones(1), lib.ones(1)
@@ -406,6 +425,7 @@ VALUES: dict[str, Callable[[Any], object]] = {
         small_concentrations(lib, t) for t in (lib.float32, lib.float64)
     ],
     "identities of tensors": identities,
+    "swapped parameters": swapped,
     "distances of unsigned numbers": lambda lib: [
         lib.isclose(lib.tensor([0, 5, n], dtype=t), lib.tensor([1, 4, 0], dtype=t), 0, 1).tolist()
         for t, n in ((lib.uint8, 128), (lib.uint16, 2**15), (lib.uint32, 2**31))

@@ -65,6 +65,7 @@ from webtorch.ops.record import (
     return_type,
 )
 from webtorch.ops.reduction import is_nonzero_part, norm_slope, root
+from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
@@ -158,7 +159,9 @@ def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     if not x._whole:
         return x.reshape(shape)
     if x._grad_fn is None:
-        # A result that nobody has seen yet: it simply is of that shape.
+        # A result that nobody has seen yet, but what keeps saved tensors: it simply is of that shape.
+        if mode.saved_hooks:
+            x = x.detach()
         x._shape, x._strides = shape, contiguous_strides(shape)
         return x
     # What lies in memory in order needs no more than a view.

@@ -22,7 +22,8 @@ from webtorch.nn.member import public_names, register_buffer, remember
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.nn.state_dict import _IncompatibleKeys, _LoadHook, load_one, load_tree
-from webtorch.nn.switches import overwrites
+from webtorch.nn.swapping import swap_tensors
+from webtorch.nn.switches import get_swap_module_params_on_conversion, overwrites
 from webtorch.tensors.above import ask
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import bindings, tracing
@@ -351,6 +352,14 @@ class Module:
                     if grad is not None:
                         new.grad = fn(grad).requires_grad_(grad.requires_grad)
                 self._parameters[name] = new
+                continue
+            if get_swap_module_params_on_conversion():
+                param.grad = None
+                with webtorch.no_grad():
+                    swap_tensors(param, Parameter(fn(param), param.requires_grad))
+                    if grad is not None:
+                        swap_tensors(grad, fn(grad).requires_grad_(grad.requires_grad))
+                        param.grad = grad
                 continue
             with webtorch.no_grad():
                 param.data = fn(param.data)

@@ -30,7 +30,7 @@ def overwrites() -> bool:
 
 
 def set_swap_module_params_on_conversion(value: bool) -> None:
-    """Let conversions keep each parameter and give it the new tensor's content, as they do by default here."""
+    """Let conversions swap each parameter with the new one, so that it stays, whatever its class becomes."""
     global _swap
     _swap = value
 

@@ -327,17 +327,20 @@ class Graph:
         self.layouts: dict[int, tuple[int, ...]] = {}
         # Those of them that the trace says have memory of their own.
         self.own: set[int] = set()
-        for node in map(_source, leaves[:visible]):
-            if isinstance(node, torch.fx.Node) and node.op == "call_function":
-                if _is_new(node):
-                    self.own.add(slots[node])
-                self._lay(node, slots)
+        self._lay_results(leaves[:visible], slots)
         for node in nodes:
             if str(node.target).startswith("aten.as_strided"):
                 read = _source(node.args[0])
                 # An input may be what an operator returned, which lies otherwise than its trace said.
                 if read.op == "call_function" or number.get(read) not in (None, *written):
                     self._lay(read, slots)
+
+    def _lay_results(self, leaves: list[Any], slots: dict[torch.fx.Node, int]) -> None:
+        for node in map(_source, leaves):
+            if isinstance(node, torch.fx.Node) and node.op == "call_function":
+                if _is_new(node):
+                    self.own.add(slots[node])
+                self._lay(node, slots)
 
     def _lay(self, node: torch.fx.Node, slots: dict[torch.fx.Node, int]) -> None:
         order = _traced_order(node.meta.get("val"))

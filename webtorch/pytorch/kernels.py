@@ -332,75 +332,85 @@ def _check_out(
 
 
 def _out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
+    if len(outs) == 1:
+        return _one_out(name, placed(function), is_free(function), outs[0])
+    return _several_out(name, placed(function), outs)
+
+
+def _one_out(name: str, function: Kernel, free: bool, target: str) -> Kernel:
+    """Return the kernel of an operator that writes one result to `target`."""
     known = _known(name)
     rule, overlap = known.layout, known.overlap
-    free, function = is_free(function), placed(function)
-    if len(outs) == 1:
-        (target,) = outs
-        typed = known.out == "into"
-        inplace = overlap in ("whole", "first")
-        kinds, parts = Kinds(free), Kinds(free)
-        apart = inplace or overlap == "any"
+    typed = known.out == "into"
+    inplace = overlap in ("whole", "first")
+    kinds, parts = Kinds(free), Kinds(free)
+    apart = inplace or overlap == "any"
 
-        def partly(values: Any, options: object) -> Lain | Tensor:
-            """Return all of a memory of which the first tensor is overwritten."""
-            part, *given = values
-            result = function(*given)
-            if result.dtype is not part.dtype or result._shape != part._shape:
-                looks()
-                return result
-            return overwritten((part, result), {})
+    def partly(values: Any, options: object) -> Lain | Tensor:
+        """Return all of a memory of which the first tensor is overwritten."""
+        part, *given = values
+        result = function(*given)
+        if result.dtype is not part.dtype or result._shape != part._shape:
+            looks()
+            return result
+        return overwritten((part, result), {})
 
-        def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
-            """Run the operator, and write its result to `out`, resized if need be."""
-            if flag.pressed:
-                check()
-            out = kwargs.pop(target)
-            nodes: list[Node] = []
-            numbers: list[float] = []
-            plan = kinds.find(args, kwargs, nodes, numbers, out, apart)
-            if type(plan) is Plan:
-                plan.write(out, nodes, numbers, user_line())
-                return out
-            key = None
-            if plan is None and not kwargs and out.numel() and not is_whole(out):
-                numbers = []
-                key = parts.find((out, *args), {}, nodes := [], numbers, out, True)
-                if type(key) is Plan:
-                    key.write(out, nodes, numbers, user_line())
-                    return out
-            values = [operand(a, name) for a in args]
-            if type(key) is tuple:
-                given = (wrap(out), *values)
-                parts.watch(key, partly, given, {}, nodes, numbers)
-            if overlap != "any":
-                # In place, the tensor that is written is the first argument as well.
-                rest = 1 if inplace and args and args[0] is out else 0
-                held = values[0]._storage if rest else device.memory_of(out).held
-                if held is not None and held in _storages(values[rest:]):
-                    _refuse_overlaps(args[rest:], out, whole=overlap == "whole")
-            if typed and kwargs.get("dtype") is None:
-                kwargs["dtype"] = out.dtype
-            options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
-
-            def call(values: Any, options: Any) -> Any:
-                """Return the result as it is stored in `out`."""
-                result = function(*values, **options)
-                if TO_WEBTORCH[out.dtype] is not result.dtype:
-                    _check_out(name, out, result.dtype, known, values)
-                if tuple(out.shape) != result._shape:
-                    looks()
-                    resize_to(out, result._shape, rule and rule(forms_of(args), result._shape))
-                return _fitted(out, result, _is_fresh(result, values))
-
-            if type(plan) is tuple:
-                result = kinds.watch(plan, call, values, options, nodes, numbers)
-            else:
-                result = call(values, options)
-            _put(out, result)
+    def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
+        """Run the operator, and write its result to `out`, resized if need be."""
+        if flag.pressed:
+            check()
+        out = kwargs.pop(target)
+        nodes: list[Node] = []
+        numbers: list[float] = []
+        plan = kinds.find(args, kwargs, nodes, numbers, out, apart)
+        if type(plan) is Plan:
+            plan.write(out, nodes, numbers, user_line())
             return out
+        key = None
+        if plan is None and not kwargs and out.numel() and not is_whole(out):
+            numbers = []
+            key = parts.find((out, *args), {}, nodes := [], numbers, out, True)
+            if type(key) is Plan:
+                key.write(out, nodes, numbers, user_line())
+                return out
+        values = [operand(a, name) for a in args]
+        if type(key) is tuple:
+            given = (wrap(out), *values)
+            parts.watch(key, partly, given, {}, nodes, numbers)
+        if overlap != "any":
+            # In place, the tensor that is written is the first argument as well.
+            rest = 1 if inplace and args and args[0] is out else 0
+            held = values[0]._storage if rest else device.memory_of(out).held
+            if held is not None and held in _storages(values[rest:]):
+                _refuse_overlaps(args[rest:], out, whole=overlap == "whole")
+        if typed and kwargs.get("dtype") is None:
+            kwargs["dtype"] = out.dtype
+        options = {k: operand(v, name) for k, v in kwargs.items()} if kwargs else kwargs
 
-        return kernel
+        def call(values: Any, options: Any) -> Any:
+            """Return the result as it is stored in `out`."""
+            result = function(*values, **options)
+            if TO_WEBTORCH[out.dtype] is not result.dtype:
+                _check_out(name, out, result.dtype, known, values)
+            if tuple(out.shape) != result._shape:
+                looks()
+                resize_to(out, result._shape, rule and rule(forms_of(args), result._shape))
+            return _fitted(out, result, _is_fresh(result, values))
+
+        if type(plan) is tuple:
+            result = kinds.watch(plan, call, values, options, nodes, numbers)
+        else:
+            result = call(values, options)
+        _put(out, result)
+        return out
+
+    return kernel
+
+
+def _several_out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
+    """Return the kernel of an operator that writes several results."""
+    known = _known(name)
+    rule = known.layout
 
     def many(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
         """Run the operator, and write its results to the tensors given."""

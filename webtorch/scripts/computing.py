@@ -52,7 +52,16 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
             return False
         counted = finished = False
         held: list[Any] | None = None
-        if soon and rest is not None and not holders and _gives_late(run, last, program):
+        if (
+            soon
+            and rest is not None
+            and not holders
+            and last.kind == "step"
+            and program.apart
+            and program.all_late
+            and run.program is None
+            and not run.is_kept
+        ):
 
             def ready(buffers: Sequence[Any]) -> None:
                 """Give all that was promised, and end the run."""
@@ -120,22 +129,6 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
     return True
 
 
-def _gives_late(run: Run, last: Step, program: Program) -> bool:
-    """Whether a program whose written storages rest gives nothing else that is not `late`, so that it may be given
-    before it is computed.
-    """
-    return (
-        program.executable.tells
-        and last.kind == "step"
-        and program.apart
-        and run.program is None
-        and not run.is_kept
-        and not program.open
-        and not program.saved
-        and all(program.outputs[k][0] == "slot" for k in program.others)
-    )
-
-
 def _open_before(run: Run) -> frozenset[int]:
     return frozenset() if run.program is None else run.program.open
 
@@ -177,6 +170,12 @@ def _plan(facts: list[Facts], program: Program) -> None:
     program.others = [k for k in program.others if k not in places]
     program.slots = [k for k in range(len(facts)) if k not in slots]
     program.late = Waiting(late)
+    program.all_late = (
+        program.executable.tells
+        and not program.open
+        and not program.saved
+        and all(program.outputs[k][0] == "slot" for k in program.others)
+    )
 
 
 def _hand_out(

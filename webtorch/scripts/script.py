@@ -288,6 +288,8 @@ class Program:
     # Outputs that wait for somebody to look, as a rule, once that was asked (`late.Waiting`). And all other slots, and
     # other outputs.
     late: Any = field(init=False, default=None)
+    # Whether there are no others, but for storages that rest: all may be given before it is computed.
+    all_late: bool = field(init=False, default=False)
     slots: list[int] = field(init=False, default_factory=list)
     # How often in a row it could not run. What it reads may be gone: it is recorded anew then.
     failures: int = field(init=False, default=0)

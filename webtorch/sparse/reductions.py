@@ -61,16 +61,7 @@ def _sum(
         return attach(out, "Sum", (input,), _all_alike, (), args)
     x = matching(input.like(values, "Sum"), sparse_coo)
     rank, sparse = x.dim(), x.sparse_rank
-    given = [dim] if isinstance(dim, int) else list(dim)
-    for d in given:
-        if not -rank <= d < rank:
-            raise IndexError(
-                f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {d})"
-            )
-    dims = {d % rank for d in given}
-    if len(dims) != len(given):
-        d = next(d % rank for i, d in enumerate(given) if d % rank in [e % rank for e in given[:i]])
-        raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
+    dims = _set_of([dim] if isinstance(dim, int) else list(dim), rank)
     values = x.values_of()
     inner = [d - sparse + 1 for d in sorted(dims) if d >= sparse]
     if inner:
@@ -88,6 +79,20 @@ def _sum(
     some = len(left) < sparse
     out = coo(dense.stack(rows), values, shape, x.coalesced and not some, "SparseSum")
     return coalesce(out) if some else out
+
+
+def _set_of(given: list[int], rank: int) -> set[int]:
+    """Return dims, counted from the first. Raises IndexError out of range and RuntimeError for one given twice."""
+    dims: set[int] = set()
+    for d in given:
+        if not -rank <= d < rank:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {d})"
+            )
+        if d % rank in dims:
+            raise RuntimeError(f"dim {d % rank} appears multiple times in the list of dims")
+        dims.add(d % rank)
+    return dims
 
 
 def _all_alike(g: Tensor, shape: tuple[int, ...], dims: tuple[int, ...] = ()) -> tuple[Tensor]:

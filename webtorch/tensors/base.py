@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from inspect import getattr_static
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import plays
@@ -35,6 +36,9 @@ LATE = frozenset((
 def wraps(x: TensorBase) -> bool:
     """Whether a tensor wraps others (`_make_wrapper_subclass`): it has no data of its own."""
     return "_shown_device" in x.__dict__
+
+
+_identities = count(1)
 
 
 class TensorBase(Layouts, TensorMethods):
@@ -243,7 +247,10 @@ class TensorBase(Layouts, TensorMethods):
     @property
     def _cdata(self) -> int:
         """A number of what the tensor is, which goes to another with `swap_tensors`."""
-        return id(self.__dict__.setdefault("_identity", object()))
+        own = self.__dict__
+        if "_identity" not in own:
+            own["_identity"] = next(_identities)
+        return own["_identity"]
 
     def _typed_storage(self) -> object:
         return ask("typed")(

@@ -42,6 +42,18 @@ def _starts(samples: Tensor, size: int, window: int, out: int) -> Tensor:
     return webtorch.cat([begun, end], 2)
 
 
+def _check_samples(samples: Tensor, batch: int, channels: int, rank: int) -> None:
+    """Raise RuntimeError unless there is a sample for each channel of each example, and each dim."""
+    if samples.shape[0] < batch:
+        raise RuntimeError("Expect _random_samples.size(0) no less then input batch size.")
+    if samples.shape[1] != channels:
+        raise RuntimeError("Expect _random_samples.size(1) equals to input channel size.")
+    if samples.shape[2] != rank:
+        raise RuntimeError(
+            f"Expect _random_samples.size(2) equals to {rank}; got {samples.shape[2]}."
+        )
+
+
 def _pooled(
     rank: int,
     input: Tensor,
@@ -90,14 +102,7 @@ def _pooled(
             )
     if samples is None:
         samples = webtorch.rand((batch, channels, rank), dtype=x.dtype, device=x.device)
-    if samples.shape[0] < batch:
-        raise RuntimeError("Expect _random_samples.size(0) no less then input batch size.")
-    if samples.shape[1] != channels:
-        raise RuntimeError("Expect _random_samples.size(1) equals to input channel size.")
-    if samples.shape[2] != rank:
-        raise RuntimeError(
-            f"Expect _random_samples.size(2) equals to {rank}; got {samples.shape[2]}."
-        )
+    _check_samples(samples, batch, channels, rank)
     if not batch or 0 in outs:
         shape = (*input.shape[:-rank], *outs)
         return x.new_zeros(shape) + x.sum() * 0, x.new_zeros(shape, dtype=webtorch.int64)

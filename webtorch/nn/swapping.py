@@ -1,4 +1,4 @@
-"""Tensors that change places. Floor 6."""
+"""Tensors that change places. May import floors 0 to 4."""
 
 from __future__ import annotations
 
