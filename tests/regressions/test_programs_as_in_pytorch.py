@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import operator
 import pickle
 import warnings
@@ -730,3 +731,14 @@ def test_a_program_gives_what_it_gives_on_pytorchs_cpu(
         expected = _plain(program(torch, "cpu"))
         found = _plain(program(torch if library == "torch" else webtorch, device))
     assert repr(found) == repr(expected)
+
+
+def test_a_long_sum_of_what_takes_many_turns(device: str) -> None:
+    # An exact remainder of a large number takes sixteen turns of a loop; a software adapter leaves loops after 65,535.
+    count = 1 << 21
+    x = webtorch.tensor(np.full(count, 3e38, np.float32), device=device)
+    one = math.fmod(float(np.float32(3e38)), 7.0)
+    # (Named first: pytest keeps the parts of what it asserts, which then are kernels of their own.)
+    total, rows = float(x.remainder(7).sum()), float(x.reshape(64, -1).remainder(7).sum(1)[5])
+    assert total == pytest.approx(one * count, rel=1e-6)
+    assert rows == pytest.approx(one * count / 64, rel=1e-6)

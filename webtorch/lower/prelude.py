@@ -346,3 +346,9 @@ def needed(texts: Iterable[str], extra: dict[str, str] | None = None) -> str:
         for name in sorted(set(_NAME.findall(text))):
             visit(name)
     return "\n".join(out)
+
+
+# The scalar functions that have a loop, by their names in expressions: a remainder that is cut is `fmod`.
+LOOPING = frozenset(
+    [n.rpartition("_")[2] for n in HELPERS if "while (" in needed([n])] + ["truncmod"]
+)

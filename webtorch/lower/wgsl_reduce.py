@@ -27,6 +27,7 @@ from webtorch.ir.kernel import (
     Store,
 )
 from webtorch.ir.limits import Limits
+from webtorch.lower import prelude
 from webtorch.lower.affine import affine
 from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
@@ -64,11 +65,20 @@ class Geometry:
 # Mesa's llvmpipe leaves a loop, without a word, after 65,535 turns of all loops of an invocation
 # together (LP_MAX_TGSI_LOOP_ITERATIONS).
 _ITERATIONS = 1 << 14
+# How many turns the loop of a scalar function may take for each point, such as an exact remainder's.
+_TURNS_OF_FUNCTIONS = 64
 
 
 def power_below(n: int) -> int:
     """Return the largest power of two that is at most `n` (1 for less)."""
     return 1 << (max(n, 1).bit_length() - 1)
+
+
+def _iterations(writer: KernelWriter) -> int:
+    """Return how many turns of its loop an invocation on the CPU gets at most."""
+    nodes = ex.walk(*writer.kernel.expressions())
+    loops = any(n.op in prelude.LOOPING for n in nodes)
+    return _ITERATIONS // _TURNS_OF_FUNCTIONS if loops else _ITERATIONS
 
 
 def choose_geometry(writer: KernelWriter) -> Geometry:
@@ -80,7 +90,7 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
     columns = _reads_columns(writer)
     # (On a software adapter a barrier costs more to compile than some hundred turns of a loop to run.)
-    if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _ITERATIONS) or n <= 512)):
+    if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _iterations(writer)) or n <= 512)):
         return Geometry(64 if m >= 64 else power_below(m), 1, True)
     if columns:
         tx = min(32, power_below(m))
@@ -117,7 +127,7 @@ def _split(
     needed = 1
     if not writer.limits.is_gpu:
         target, least = 4, 16384
-        needed = -(-n // (per_turn * _ITERATIONS))
+        needed = -(-n // (per_turn * _iterations(writer)))
     if any(s.level == "inner" for s in k.stores) or (groups * 2 > target and needed == 1):
         return 1
     if any(c.level == "inner" for c in k.checks) or any(
