@@ -216,6 +216,18 @@ def test_hooks_of_a_leaf_to_which_no_gradient_comes() -> None:
     same(program)
 
 
+def test_casts_of_autocast_come_in_the_order_of_pytorchs() -> None:
+    def program(t: Any) -> Any:
+        model, log = _linears(t), []
+        _watch(model, log)
+        with t.autocast("cpu", t.bfloat16):
+            out = model(t.ones(3, 2, requires_grad=True))
+        out.sum().backward()
+        return log
+
+    same(program)
+
+
 def test_a_hook_of_a_module_comes_after_those_of_leaves_of_younger_ones_in_each_step() -> None:
     def program(t: Any) -> Any:
         model, log = _linears(t), []

@@ -55,10 +55,22 @@ def end(running: Any) -> None:
 
 
 def _can_be_compiled(running: Any) -> bool:
-    """Whether nothing asks for second derivatives, which no compiled function has."""
+    """Whether nothing asks for second derivatives, which no compiled function has, or for the order of its leaves."""
     orders = {"second-order", "penalty", "inner-step"}
     ours = running.torch.__name__.startswith("webtorch")
-    return ours and not orders & {name for name, *_ in running.loop.events}
+    return (
+        ours
+        and not vars(running).get("more_handles")
+        and not orders & {name for name, *_ in running.loop.events}
+    )
+
+
+def _is_ordered(running: Any) -> bool:
+    """Whether leaves get their gradients in PyTorch's order: recurrent layers have their weights in another one, and
+    PyTorch goes on with casts of older steps.
+    """
+    loop = running.loop
+    return loop.kind != "recurrent" and not (loop.autocast == "around" and loop.cached)
 
 
 def _named(running: Any) -> dict[str, Any]:
@@ -110,6 +122,70 @@ def inference(running: Any, step: int, x: Any) -> Any:
     with running.torch.inference_mode():
         before = running.table[step : step + len(x)].sum(1, keepdim=True) * 2
     return running.model(x + before.clone())
+
+
+@_into(FORWARD)
+def compiled_then_written(running: Any, step: int, x: Any) -> Any:
+    # What a compiled function gives is differentiated outside, and written in place before.
+    out = compiled(running, step, x) if _can_be_compiled(running) else running.model(x)
+    twice = out * 2
+    try:
+        out[:, 0] = twice[:, 1] * 0.5
+    except RuntimeError:
+        # What hooks of modules give are views.
+        return out
+    out.add_(twice.mean(0))
+    return out.mul_(0.75)
+
+
+@_into(FORWARD)
+def compiled_map(running: Any, step: int, x: Any) -> Any:
+    torch, model = running.torch, running.model
+    if not _can_be_compiled(running):
+        return torch.vmap(lambda row: row.tanh() + row.sum())(model(x))
+    made = vars(running).setdefault("compiled_map", [None, None])
+    if made[0] is not model:
+        made[:] = (
+            model,
+            torch.compile(lambda x: torch.vmap(lambda row: row.tanh() + row.sum())(model(x))),
+        )
+    return made[1](x)
+
+
+@_into(FORWARD)
+def checkpoint_with_hooks(running: Any, step: int, x: Any) -> Any:
+    torch, log = running.torch, running.seen
+    watched = list(enumerate(running.parameters)) if _is_ordered(running) else []
+    handles = [p.register_hook(lambda g, i=i: log.append(i)) for i, p in watched if p.requires_grad]
+    vars(running).setdefault("more_handles", []).extend(handles)
+
+    def part(x: Any) -> Any:
+        out = running.model(x).tanh()
+        if out.requires_grad:
+            out.register_hook(lambda g: g * 1.25)
+        return out
+
+    out = torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False)
+    if out.requires_grad:
+        out.register_hook(lambda g: log.append("out"))
+    return out
+
+
+@_into(FORWARD)
+def changing_sizes(running: Any, step: int, x: Any) -> Any:
+    rows = running.table[step : step + 2 + step % 5]
+    return running.model(x) + running.model(rows).mean(0) * 0.5
+
+
+@_into(FORWARD)
+def used_before(running: Any, step: int, x: Any) -> Any:
+    # A tensor that the step has used gets a gradient.
+    shift = running.table[step, :3].clone()
+    near = running.model(x) * shift.exp()
+    shift.requires_grad_()
+    out = near + shift.sin()
+    vars(running).setdefault("shifts", []).append(shift)
+    return out
 
 
 # ---- what becomes of a result
@@ -219,6 +295,38 @@ def looked_at_in_a_thread(running: Any, step: int, x: Any, out: Any) -> Any:
     thread.join()
     running.seen += found
     return out
+
+
+@_into(CHANGED)
+def checkpoint_gradient(running: Any, step: int, x: Any, out: Any) -> Any:
+    torch = running.torch
+    w = torch.linspace(0.5, 1.5, 3).requires_grad_()
+    near = torch.utils.checkpoint.checkpoint(
+        lambda v: (v * w).sin() * w, x[:, :3].contiguous(), use_reentrant=False
+    )
+    (g,) = torch.autograd.grad(near.square().sum(), [w])
+    return out * g.to(out.dtype)
+
+
+@_into(CHANGED)
+def written_while_read(running: Any, step: int, x: Any, out: Any) -> Any:
+    # One thread reads what another one's writes follow.
+    found: list[Any] = []
+    source = running.table[step : step + 4] * 1.5
+    kept = [source.clone(), source.sum(0), source.detach()[1:].clone()]
+    source.mul_(2)
+
+    def look() -> None:
+        found.extend(t.sum().item() for t in kept)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for i in range(3):
+        source[i].add_(i)
+        source.t()[0].mul_(0.5)
+    thread.join()
+    running.seen += [*found, source.sum().item()]
+    return out + source[:, :3].mean()
 
 
 # ---- what happens after the update
@@ -357,6 +465,88 @@ def gradients_seen(running: Any, step: int, out: Any, loss: Any) -> None:
         if t.grad is not None:
             running.seen.append(t.grad.sum().item())
     vars(running).pop("retains", None)
+
+
+@_into(AFTER)
+def order_of_leaves(running: Any, step: int, out: Any, loss: Any) -> None:
+    if not _is_ordered(running):
+        return
+    log, handles = running.seen, []
+    for i, p in enumerate(running.parameters):
+        if p.requires_grad:
+            handles.append(p.register_post_accumulate_grad_hook(lambda p, i=i: log.append(i)))
+    for i, m in enumerate(running.model.modules()):
+        handles.append(m.register_full_backward_hook(lambda m, a, b, i=i: log.append(f"m{i}")))
+    x = running.table[step : step + 4].clone().requires_grad_()
+    with running.cast("forward"):
+        value = running.model(x).square().mean()
+    value.backward()
+    for handle in handles:
+        handle.remove()
+    running.see(x.grad)
+
+
+@_into(AFTER)
+def raises_at_a_leaf(running: Any, step: int, out: Any, loss: Any) -> None:
+    wanted = [p for p in running.parameters if p.requires_grad]
+    if not wanted or not _is_ordered(running):
+        return
+    for p in running.parameters:
+        p.grad = None
+
+    def fail(g: Any) -> None:
+        raise RuntimeError("no")
+
+    handle = wanted[step % len(wanted)].register_hook(fail)
+    with running.cast("forward"):
+        value = running.model(running.table[step : step + 4]).square().mean()
+    try:
+        value.backward()
+    except RuntimeError:
+        running.seen.append([p.grad is not None for p in running.parameters])
+    handle.remove()
+
+
+@_into(AFTER)
+def stepped_in_hooks(running: Any, step: int, out: Any, loss: Any) -> None:
+    torch, handles = running.torch, []
+    for p in running.parameters:
+        if p.requires_grad:
+            optimizer = torch.optim.SGD([p], lr=0.01)
+
+            def move(p: Any, optimizer: Any = optimizer) -> None:
+                optimizer.step()
+                optimizer.zero_grad()
+
+            handles.append(p.register_post_accumulate_grad_hook(move))
+    if handles:
+        with running.cast("forward"):
+            value = running.model(running.table[step : step + 4]).square().mean()
+        value.backward()
+    for handle in handles:
+        handle.remove()
+
+
+@_into(AFTER)
+def traced_model(running: Any, step: int, out: Any, loss: Any) -> None:
+    if running.loop.kind in ("recurrent", "attention", "own"):
+        return
+    traced = running.torch.fx.symbolic_trace(running.model)
+    with running.torch.no_grad():
+        running.see(traced(running.table[step : step + 4]))
+
+
+@_into(AFTER)
+def shifts_seen(running: Any, step: int, out: Any, loss: Any) -> None:
+    for t in vars(running).pop("shifts", ()):
+        if t.grad is not None:
+            running.see(t.grad)
+
+
+@_into(AFTER)
+def hooks_removed(running: Any, step: int, out: Any, loss: Any) -> None:
+    for handle in vars(running).pop("more_handles", ()):
+        handle.remove()
 
 
 NAMES = sorted([*FORWARD, *CHANGED, *AFTER])

@@ -228,8 +228,8 @@ class _Running:
                 loss.backward()
             except RuntimeError as error:
                 self.seen.append("inplace" if "inplace" in str(error) else "error")
-                # Which leaves have got a gradient by then hangs on other graphs that are there.
-                for p in self.parameters:
+                # When the casts of parameters have their turn hangs on the graph that they were made for.
+                for p in self.parameters if self.loop.autocast else ():
                     p.grad = None
         features.end(self)
         for p in self.parameters:

@@ -1812,3 +1812,23 @@ def test_backward_passes_are_followed_in_each_form(form: str) -> None:
         assert follower().counts["followed"] >= 3
     y = (x @ weight).tanh()
     assert found == pytest.approx([((1 - y * y).T @ x).sum().item()] * 6, rel=1e-4)
+
+
+def test_a_step_with_a_closure_is_followed(follower: Any) -> None:
+    def trained() -> list[float]:
+        training, losses = Training(), []
+
+        def closure() -> Any:
+            training.optimizer.zero_grad()
+            loss = training.forward().square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(8):
+            losses.append(training.optimizer.step(closure))
+        return [loss.item() for loss in losses]
+
+    followed = trained()
+    assert follower().counts["followed"] > 1
+    with scripts(False):
+        assert trained() == pytest.approx(followed, rel=1e-6)

@@ -166,8 +166,24 @@ OF_BETAS: dict[str, Derived] = {
 }
 
 
-def _hooked(step: Callable[..., object]) -> Callable[..., object]:
-    """Return a class's `step` with hooks around it, without autograd unless differentiable."""
+def _step_after(
+    callee: Callee, optimizer: Optimizer, closure: Callable[[], object] | None = None
+) -> Any:
+    """Take a step with a closure, whose calls are like those of other code where nobody looks at the step."""
+    seen = closure is None or tracing.active or optimizer._watched() is None
+    if seen or "found_inf" in vars(optimizer):
+        return enter(callee, (optimizer, closure), {})
+    assert closure is not None
+    with webtorch.enable_grad():
+        loss = closure()
+    enter(callee, (optimizer,), {})
+    return loss
+
+
+def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callable[..., object]:
+    """Return a class's `step` with hooks around it, without autograd unless differentiable. `takes_closure`: it calls
+    the closure that it is given once, before all else.
+    """
 
     @functools.wraps(step)
     def run(self: Optimizer, *args: object, **kwargs: object) -> Any:
@@ -213,8 +229,10 @@ def _hooked(step: Callable[..., object]) -> Callable[..., object]:
     callee = Callee("step", lambda args, kwargs: run(*args, **kwargs), role="step", watch=watch)
 
     @functools.wraps(step)
-    def entered(*args: object, **kwargs: object) -> Any:
+    def entered(*args: Any, **kwargs: Any) -> Any:
         """Call the step, or the interpreters that are on."""
+        if takes_closure and len(args) + len(kwargs) == 2:
+            return _step_after(callee, args[0], *args[1:], **kwargs)
         return enter(callee, args, kwargs)
 
     entered.hooked = True  # type: ignore[attr-defined]
@@ -739,7 +757,7 @@ class Optimizer:
             hook(self)
 
 
-Optimizer.step = _hooked(Optimizer.step)  # type: ignore[method-assign]
+Optimizer.step = _hooked(Optimizer.step, takes_closure=True)  # type: ignore[method-assign]
 
 
 # Memory of the copies of a step count in a state dict -> the count. Without it some counts of a state

@@ -275,7 +275,7 @@ def _ruled(
             dtype = float32
         case "promote":
             dtype = _widest(callee.name, tensors, kind)
-    return (
-        tuple([_all_cast(a, dtype, kind) for a in args]),
-        {k: _all_cast(a, dtype, kind) for k, a in kwargs.items()},
-    )
+    # From the last one on, as PyTorch's compiler has it: so the casts of weights are older than those of inputs, and
+    # come later backward.
+    named = {k: _all_cast(a, dtype, kind) for k, a in reversed(kwargs.items())}
+    return tuple([_all_cast(a, dtype, kind) for a in reversed(args)])[::-1], named
