@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._library.fake_class_registry import FakeScriptObject
 from torch._library.opaque_object import register_opaque_type
-from torch._opaque_base import OpaqueBase
+from torch._opaque_base import OpaqueBase, OpaqueBaseMeta
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import py_sym_types
@@ -90,6 +91,17 @@ class Saved(OpaqueBase):
 register_opaque_type(Saved, typ="reference")
 
 
+class Traced(FakeScriptObject, metaclass=OpaqueBaseMeta):
+    """What stands for a `Saved` while a graph is traced.
+
+    Two classes at once: PyTorch 2.11 counts the objects that a graph saves by the first. Where DistributedDataParallel
+    cuts a graph, PyTorch takes what was traced for the result of a first call, which must be of a registered class.
+    """
+
+
+register_opaque_type(Traced, typ="reference")
+
+
 def nodes_of(values: Argument) -> list[Any]:
     """Return the values of a list among a node's arguments: nodes, and numbers."""
     assert isinstance(values, (list, tuple))
@@ -126,8 +138,8 @@ def pack(forward: GraphModule, backward: GraphModule, visible: int) -> None:
         packed = forward.graph.call_function(Saved, (None, tuple(saved)))
     with backward.graph.inserting_before(taken[0]):
         holder = backward.graph.placeholder("saved")
-    # Where DistributedDataParallel cuts a graph, PyTorch takes this for the result of a first call.
-    packed.meta["val"] = holder.meta["val"] = Saved(None, ())
+    token: Any = Saved(None, ())
+    packed.meta["val"] = holder.meta["val"] = Traced(token, "Saved", token)
     output.args = ((*results[:visible], packed, *rest[len(saved) :]),)
     with backward.graph.inserting_after(holders[-1]):
         for i, node in reversed(list(enumerate(taken))):
@@ -183,4 +195,4 @@ def contents(node: object) -> list[Node] | None:
     if node.target is Saved:
         return nodes_of(node.args[1])
     value = node.meta.get("val") if node.op == "placeholder" else None
-    return sorted(node.users, key=_place) if isinstance(value, Saved) else None
+    return sorted(node.users, key=_place) if isinstance(value, Traced) else None
