@@ -139,7 +139,7 @@ CHANGES: dict[str, tuple[Callable[[Program], None], str, str]] = {
     "a layer": (
         _layer,
         "`model.2` is another Linear",
-        "`model.2.weight.grad` was None, and is there",
+        "`model.2.bias.grad` was None, and is there",
     ),
 }
 

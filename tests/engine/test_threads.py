@@ -12,6 +12,9 @@ import pytest
 
 import webtorch
 from tests import crowd
+from webtorch.runtime.arrivals import Arrival
+from webtorch.runtime.realize import Runtime
+from webtorch.tensors.device import resolve
 
 # What is tested here is nearly the same on all devices.
 pytestmark = pytest.mark.one_in(3, device="webgpu")
@@ -169,3 +172,26 @@ def test_copies_stay_apart_from_what_is_written_meanwhile(device: str) -> None:
 
     crowd.together([write, copy, copy], 60)
     assert w.tolist() == [60.0] * 64
+
+
+def test_what_another_thread_begins_to_receive_meanwhile_is_left_to_come(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = resolve(device)
+    arrival, later, take = Arrival(), list[webtorch.Tensor](), Runtime._take
+
+    def begun(self: Runtime) -> Any:
+        if not later:
+            self.arriving.append(arrival)
+            later.append(webtorch.Tensor._from_node(arrival.node((3,), webtorch.float32), self))
+            later.append(later[0] * 2)
+        return take(self)
+
+    come = webtorch.full((3,), 5.0, device=device)
+    come.tolist()
+    sums = [webtorch.ones(3, device=device) + n for n in range(3)]
+    monkeypatch.setattr(Runtime, "_take", begun)
+    assert sums[0].tolist() == [1.0] * 3 and len(later) == 2
+    arrival.come(come._storage.node.buffer)
+    assert later[1].tolist() == [10.0] * 3 and not runtime.arriving
+    assert sums[2].tolist() == [3.0] * 3

@@ -233,7 +233,10 @@ ERRORS = {
         "pad should be at most half of effective kernel size",
     ),
     "too small": (lambda lib, x: lib.F.max_pool2d(x, 9), "Output size is too small"),
-    "rank": (lambda lib, x: lib.F.max_pool2d(x[0, 0], 2), "Expected 3D or 4D (batch mode) tensor"),
+    "rank": (
+        lambda lib, x: lib.F.max_pool2d(x[0, 0], 2),
+        "3D or 4D (batch mode) tensor expected for input",
+    ),
     "stride": (lambda lib, x: lib.F.avg_pool2d(x, 2, stride=0), "stride should not be zero"),
     "divisor": (
         lambda lib, x: lib.F.avg_pool2d(x, 2, divisor_override=0),

@@ -85,7 +85,7 @@ def test_tangled_tensors_give_the_same_numbers(seed: int) -> None:
 def test_loops_follow_scripts() -> None:
     # In a process of its own: what other tests left on, such as a mode, would be looked at.
     done = subprocess.run(
-        [sys.executable, "-m", "tests.scripts.loops", "--count", "12", "--seed", "100"],
+        [sys.executable, "-m", "tests.scripts.loops", "--count", "12", "--seed", "200"],
         capture_output=True,
         text=True,
         timeout=300,
@@ -95,4 +95,4 @@ def test_loops_follow_scripts() -> None:
     followed = re.search(r"12 programs, 0 differ; .*'followed': (\d+)", done.stdout)
     # Those that compute nothing before their end have none.
     assert followed, done.stdout
-    assert int(followed[1]) >= 20
+    assert int(followed[1]) >= 60

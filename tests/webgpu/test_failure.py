@@ -131,7 +131,7 @@ def test_nothing_is_submitted_when_encoding_failed(in_process):
         """
 from dataclasses import replace
 step = exe._steps[0]
-too_large = tuple((piece, 1 << 40) for piece, _ in step.layout.memory)
+too_large = tuple((piece, 1 << 40, first) for piece, _, first in step.layout.memory)
 step.layout = replace(step.layout, memory=too_large)
 for _ in range(3):
     try:

@@ -298,10 +298,11 @@ class _Call:
                     return False
                 # Where it writes nothing, its error comes all the same.
                 self.arrivals = [(x, Arrival()) for x in outs]
+                self.end = Arrival()
+                # First of all, as another thread may compute what is pending at any time.
+                runtime().arriving += [*[a for _, a in self.arrivals], self.end]
                 for x, arrival in self.arrivals:
                     expect(x, arrival)
-                self.end = Arrival()
-                runtime().arriving += [*[a for _, a in self.arrivals], self.end]
             return True
 
     def fail(self, error: Exception) -> None:

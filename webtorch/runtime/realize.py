@@ -359,6 +359,8 @@ class Runtime:
                 self.ahead.take(len(self.pending))
             taken = self._take()
             try:
+                if self.arriving:
+                    taken = self._that_can_be(taken)
                 if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
                     self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
                 if taken:
@@ -588,13 +590,24 @@ class Runtime:
             raise
         except BaseException:
             # Stopped before it ran: the results are still wanted.
-            with self.writing:
-                waiting = [t for t in taken if t.node.kind != "buffer"]
-                for t in waiting:
-                    if t.owner.node is t.node:
-                        t.owner.donor = t.donor
-                self.pending[:0] = [weakref.ref(t.owner) for t in waiting]
+            self._give_back([t for t in taken if t.node.kind != "buffer"])
             raise
+
+    def _give_back(self, taken: list[Taken]) -> None:
+        """Let what was taken be pending again."""
+        with self.writing:
+            for t in taken:
+                if t.owner.node is t.node:
+                    t.owner.donor = t.donor
+            self.pending[:0] = [weakref.ref(t.owner) for t in taken]
+
+    def _that_can_be(self, taken: list[Taken]) -> list[Taken]:
+        """Return what can be computed. The rest stands on what other threads have begun to receive since: it waits."""
+        if not read([t.node for t in taken]):
+            return taken
+        late = {t for t in taken if read([t.node])}
+        self._give_back([t for t in taken if t in late])
+        return [t for t in taken if t not in late]
 
     def _run_apart(self, owners: Sequence[Value]) -> None:
         """After a failure, compute what can be computed: one bad operation must not block
