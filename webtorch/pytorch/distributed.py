@@ -514,6 +514,11 @@ class _Work(c10d.Work):
         return future
 
 
+# A compiled DistributedDataParallel calls these before its forward pass: Dynamo must not compile what they call.
+for _method in (_Work.wait, _Work.is_completed, _Work.is_success, _Work.exception, _Work.result):
+    hide(_method)
+
+
 class _Message(_Work):
     """The work of a message that arrives. It knows whose it is, once it is there."""
 
