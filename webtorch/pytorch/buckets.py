@@ -32,7 +32,7 @@ from webtorch.pytorch.device import (
     offset_of,
     runtime,
 )
-from webtorch.pytorch.known import Kinds, Plan, alone
+from webtorch.pytorch.known import Key, Kinds, Plan, alone
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -131,22 +131,11 @@ def _is_calm() -> bool:
     )
 
 
-def _found(kinds: Kinds, key: tuple[Any, ...], nodes: Sequence[Node]) -> Any:
-    """Return the plan of a call over nodes, or True if it is to be watched."""
+def _found(kinds: Kinds, key: Key, nodes: Sequence[Node]) -> Plan | Key | None:
+    """Return the plan of a call over nodes, or its kind if it is to be watched."""
     if not _is_calm() or len(set(nodes)) < len(nodes):
         return None
-    if len(kinds.found) > 256:
-        kinds.forget()
-        _seen.clear()
-    found = kinds.found.setdefault(key, False)
-    if found is False and key in _seen:
-        return True
-    _seen.add(key)
-    return found
-
-
-# Kinds of calls that have come once.
-_seen: set[object] = set()
+    return kinds.look_up(key)
 
 
 def _kind_of(node: Node) -> tuple[Any, ...]:
@@ -173,7 +162,7 @@ def _joined(nodes: list[Node], factor: float) -> Node:
         return lie(joined if factor == 1.0 else joined * factor, True)
 
     values = [Tensor._from_node(node, runtime()) for node in nodes]
-    if plan is True:
+    if plan is not None:
         made: Lain = _joins.watch(key, call, values, {}, nodes, ())
     else:
         made = call(values, {})
@@ -194,7 +183,7 @@ def _split(storage: Storage, first: int, shapes: tuple[Shape, ...]) -> list[Node
         return tuple([lie(x.reshape(s), False) for x, s in zip(parts, shapes, strict=True)])
 
     values = [flat(storage)]
-    if plan is True:
+    if plan is not None:
         made: tuple[Lain, ...] = _splits.watch(key, call, values, {}, nodes, ())
     else:
         made = call(values, {})

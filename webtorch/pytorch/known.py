@@ -372,16 +372,23 @@ class Kinds:
                     if offsets is None or offsets == [offset_of(x) for x in seen]:
                         return each.plan
         key = brief, tuple([_lies(x) for x in tensors])
+        found = self.look_up(key)
+        if type(found) is Plan and seen:
+            self._keep_near(brief, seen, found)
+        elif found is None and not _are_typed(tensors, nodes):
+            self.found[key] = None
+        return found
+
+    def look_up(self, key: Key) -> Plan | Key | None:
+        """Return the plan of a kind, or the kind if it has come once; None where it is new, or cannot be known."""
         found = self.found.get(key, _NEW)
         if found is False:
             return key
         if found is not _NEW:
-            if found is not None and seen:
-                self._keep_near(brief, seen, found)
             return found
         if len(self.found) >= _MOST_KINDS:
             self.forget()
-        self.found[key] = False if _are_typed(tensors, nodes) else None
+        self.found[key] = False
         return None
 
     def _keep_near(self, brief: Key, tensors: Sequence[torch.Tensor], plan: Plan) -> None:
