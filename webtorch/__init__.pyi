@@ -31,6 +31,7 @@ from webtorch import ops as ops
 from webtorch import optim as optim
 from webtorch import overrides as overrides
 from webtorch import profiler as profiler
+from webtorch import quantization as quantization
 from webtorch import quasirandom as quasirandom
 from webtorch import random as random
 from webtorch import runtime as runtime
