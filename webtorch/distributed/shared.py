@@ -200,7 +200,7 @@ class Exchange:
         try:
             if given is not None:
                 own = self._own(place, elements * dtype.itemsize).buffer(dtype, elements)
-                self._program(None, dtype, elements).run([given, own])
+                self._program(None, dtype, elements).run((given, own).__getitem__)
                 self._backend.fence()()
             file, size = (-1, 0) if place.own is None else (place.own.file, place.own.view.nbytes)
             work, turn.headers = self._gather([
@@ -242,9 +242,15 @@ class Exchange:
                 place.shared[rank], place.files[rank] = self._backend.on_host(view), (file, size)
         if recipe is None:
             return None
-        buffers = [None if s is None else s.buffer(dtype, elements) for s in place.shared]
-        buffers[self._rank] = turn.given
-        result = self._program(recipe, dtype, elements).run(buffers)
+
+        def put_by(rank: int) -> Buffer | None:
+            """Return what a rank has put."""
+            shared = place.shared[rank]
+            if rank == self._rank or shared is None:
+                return turn.given
+            return shared.buffer(dtype, elements)
+
+        result = self._program(recipe, dtype, elements).run(put_by)
         turn.fence = self._backend.fence()
         return result
 
@@ -279,9 +285,9 @@ class _Program(NamedTuple):
     order: Sequence[int]
     args: Sequence[Scalar]
 
-    def run(self, buffers: Sequence[Buffer | None]) -> Buffer:
+    def run(self, buffer: Callable[[int], Buffer | None]) -> Buffer:
         """Enqueue it, and return its result."""
-        given = [b for n in self.order if (b := buffers[n]) is not None]
+        given = [b for n in self.order if (b := buffer(n)) is not None]
         return self.executable.run(given, self.args)[0]
 
 
