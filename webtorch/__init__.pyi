@@ -22,6 +22,7 @@ from webtorch import io as io
 from webtorch import ir as ir
 from webtorch import jit as jit
 from webtorch import linalg as linalg
+from webtorch import llm as llm
 from webtorch import lower as lower
 from webtorch import masked as masked
 from webtorch import multiprocessing as multiprocessing

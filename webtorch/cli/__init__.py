@@ -88,7 +88,9 @@ def _demo(commands: _Commands) -> None:
         "a CNN on handwritten digits; `gpt` is a character GPT on the source of Python's standard "
         "library.",
     )
-    command.add_argument("what", nargs="?", choices=("digits", "gpt"), default="digits")
+    command.add_argument(
+        "what", nargs="?", choices=("digits", "gpt"), default="digits", metavar="digits|gpt"
+    )
     command.add_argument(
         "--preset", choices=("tiny", "small", "base"),
         help="gpt: size of the model (default tiny; base has 10.7 million parameters)",
@@ -119,7 +121,7 @@ def _serve(commands: _Commands) -> None:
     )
     command.add_argument("folder", type=Path, metavar="DIR")
     command.add_argument(
-        "--port", type=_positive, default=8000, metavar="N", help="(default 8000; else a free one)"
+        "--port", type=_positive, metavar="N", help="(default 8000; else a free one)"
     )
     command.add_argument("--no-browser", action="store_true", help="print the address only")
 
