@@ -641,6 +641,18 @@ def copy(source: CpuBuffer, target: CpuBuffer) -> None:
     target.array[...] = source.array
 
 
+def _report(
+    program: Program,
+    status: Array,
+    failed: Callable[[Program, int, int, bool], None],
+    now: bool = False,
+) -> None:
+    """Report the check that failed, and begin anew."""
+    site, value = int(status[0]) - 1, int(status[1])
+    status[:] = 0
+    failed(program, site, value, now)
+
+
 def _save(*buffers: CpuBuffer) -> list[Array]:
     return [b.array.copy() for b in buffers]
 
@@ -663,11 +675,12 @@ class CpuExecutable:
         varying: bool = False,
     ) -> None:
         self.program = program
-        self.failed = failed
         self.runners = [runner(r, varying) for r in program.routines]
         compile_ahead([self.runners[s.routine] for s in program.steps if isinstance(s, Dispatch)])
         self.status: Array = np.zeros(2, np.int64)
         self.checks = bool(program.sites)
+        # No method: nothing of an executable holds it.
+        self.report = functools.partial(_report, program, self.status, failed)
         self.tells = not any(isinstance(r, Host) for r in program.routines)
         self.names, self.head = self._begin()
         # Kernels that are not machine code yet. Once all are, the steps are written anew.
@@ -693,19 +706,13 @@ class CpuExecutable:
             else run_timed(self, listener, inputs, args, ready)
         )
         if self.checks and self.status[0]:
-            self._report()
+            self.report()
         if self.waiting:
             while self.waiting and self.waiting[-1].native is not None:
                 self.waiting.pop()
             if not self.waiting:
                 self.call = self._compile()
         return outputs
-
-    def _report(self, now: bool = False) -> None:
-        """Report the check that failed, and begin anew."""
-        site, value = int(self.status[0]) - 1, int(self.status[1])
-        self.status[:] = 0
-        self.failed(self.program, site, value, now)
 
     def plan(
         self, kind: str, number: int | None, same: Sequence[int], numbers: int, known: Bound
@@ -759,9 +766,10 @@ class CpuExecutable:
         """Return the names of the straight-line function, and its lines before the steps."""
         program = self.program
         names: dict[str, object] = {
-            "new": CpuBuffer, "part": PartBuffer, "copy": copy, "status": self.status, "report": self._report,
-            "save": _save, "give_back": _give_back,
+            "new": CpuBuffer, "part": PartBuffer, "copy": copy, "status": self.status
         }  # fmt: skip
+        if self.checks:
+            names |= {"report": self.report, "save": _save, "give_back": _give_back}
         lines = ["def run(inputs, args, ready):"]
         if program.inputs:
             lines.append(f"    {', '.join(f'x{i}' for i in program.inputs)}, = inputs")
@@ -828,14 +836,14 @@ class CpuExecutable:
         )
         if first is None or not checks:
             return {}
-        stops = {first: ["    if status[0]: report(True)"]} if min(checks) < first else {}
+        stops = {first: ["    if status[0]: report(now=True)"]} if min(checks) < first else {}
         last = max(checks)
         written = sorted(set().union(*overwriting[first : last + 1]))
         decls = [program.buffers[b] for b in written]
         if last >= first and sum(d.elements * d.dtype.itemsize for d in decls) <= _SAVED_BYTES:
             given = ", ".join([f"x{b}" for b in written])
             stops.setdefault(first, []).append(f"    saved = save({given})")
-            stops[last + 1] = [f"    if status[0]: give_back(saved, {given}); report(True)"]
+            stops[last + 1] = [f"    if status[0]: give_back(saved, {given}); report(now=True)"]
         return stops
 
     def _temporaries(self, names: dict[str, object], lines: list[str]) -> None:
