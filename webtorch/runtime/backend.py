@@ -38,6 +38,14 @@ class Buffer(Protocol):
     nbytes: int
 
 
+class Shared(Protocol):
+    """Memory of the host's in which a device's buffers lie, and which other processes may read and write."""
+
+    def buffer(self, dtype: DType, elements: int) -> Buffer:
+        """Return its beginning as a buffer."""
+        ...
+
+
 # Is given the output buffers of a program before they are computed.
 Ready = Callable[[Sequence[Any]], None]
 
@@ -123,6 +131,14 @@ class Backend(Protocol):
 
         Raises OverflowError for int64 values that a device with 32-bit integers cannot hold.
         """
+        ...
+
+    def on_host(self, memory: memoryview) -> Shared | None:
+        """Return the host's memory, of whole pages, as some of this device's, where that is possible."""
+        ...
+
+    def fence(self) -> Callable[[], None]:
+        """Return what waits, in any thread, until all that was enqueued by now is done."""
         ...
 
     def download(

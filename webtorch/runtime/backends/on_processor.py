@@ -6,7 +6,7 @@ A processor has done its work when `run` returns, so nothing waits and reads are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -37,6 +37,10 @@ class Count(Protocol):
     @property
     def live(self) -> int:
         """Bytes that live buffers hold now."""
+
+
+def _nothing() -> None:
+    pass
 
 
 class ProcessorBackend:
@@ -85,6 +89,10 @@ class ProcessorBackend:
     ) -> Any:
         """Return a view of the contents as an array of NumPy's, where there is one."""
         return None
+
+    def fence(self) -> Callable[[], None]:
+        """Return what waits for nothing: all is done."""
+        return _nothing
 
     def kept_form(self, program: Program) -> Sequence[Sequence[object]]:
         """Return nothing: what is kept of kernels has files of its own, if any."""

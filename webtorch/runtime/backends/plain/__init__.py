@@ -210,6 +210,9 @@ class PlainBackend(ProcessorBackend):
 
     adopt = lend
 
+    def on_host(self, memory: memoryview) -> None:
+        """There is none without NumPy."""
+
     def compile(self, program: Program, varying: bool = False) -> PlainExecutable:
         """Make a program ready."""
         return PlainExecutable(program, self.failed)
