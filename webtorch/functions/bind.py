@@ -12,7 +12,6 @@ from typing import Any
 from webtorch.dispatch.call import (
     Args,
     Callee,
-    Foreign,
     Kwargs,
     active,
     bind,
@@ -158,7 +157,7 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
         other = args[1]
         if not isinstance(other, (Tensor, float, int, complex)):
             if override.is_foreign((other,), {}):
-                raise Foreign(f"{name}: expected a tensor or a number")
+                raise TypeError(f"{name}: expected a tensor or a number")
             if _is_number_like(other):
                 args = (args[0], other.item()) if direct else args
             elif op.operator == "eq" and hasattr(other, "__array_interface__"):
