@@ -102,7 +102,8 @@ class TensorBase(Layouts, TensorMethods):
 
     def __dir__(self) -> list[str]:
         """Return the names of what there is."""
-        cls, names = type(self), [n for n in object.__dir__(self) if n != "_late"]
+        cls = type(self)
+        names = [n for n in object.__dir__(self) if n not in ("_late", "_living")]
         return [n for n in names if type(getattr_static(cls, n, None)) is not Absent]
 
     @property
