@@ -27,6 +27,9 @@ from webtorch.io import Tokenizer, load_model
 
 nn, F = torch.nn, torch.nn.functional
 
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
+
 PEOPLE = {
     "Ada": ("she", "Bergen", "cat", "baker"),
     "Tom": ("he", "Lyon", "dog", "smith"),
@@ -283,8 +286,10 @@ def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[fl
         x, y = (t.to(device) for t in batch(step))
         losses.append(update(x, y).item())
         schedule.step()
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end=END, flush=True
+            )
     print()
     return model, losses
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from typing import Any
 
 import webtorch as torch
 
 nn, F = torch.nn, torch.nn.functional
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 SIZE, LATENT = 16, 16
 
@@ -92,13 +96,13 @@ def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[fl
         judged, made = update(real, noise, more_noise)
         with torch.no_grad():
             gaps.append((game.generator(noise).mean() - real.mean()).abs().item())
-        done = 30 * (step + 1) // steps
-        print(
-            f"\r[{'#' * done:30}] {step + 1}/{steps}  discriminator {judged.item():6.3f}  "
-            f"generator {made.item():6.3f}",
-            end="",
-            flush=True,
-        )
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  discriminator {judged.item():6.3f}  "
+                f"generator {made.item():6.3f}",
+                end=END,
+                flush=True,
+            )
     print()
     return game.generator, gaps
 

@@ -10,12 +10,16 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 from collections import deque
 from typing import Any
 
 import webtorch as torch
 
 nn, F = torch.nn, torch.nn.functional
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 LONGEST, BATCH, DISCOUNT = 200, 64, 0.98
 
@@ -114,8 +118,12 @@ def train(episodes: int, device: str, compiled: bool = False) -> tuple[Any, list
                 columns = zip(*cart.draw.sample(memory, BATCH), strict=True)
                 update(*(torch.tensor(column, device=device) for column in columns))
         lasted.append(cart.steps)
-        done = 30 * (episode + 1) // episodes
-        print(f"\r[{'#' * done:30}] {episode + 1}/{episodes}  stood {cart.steps:3}", end="", flush=True)  # fmt: skip
+        if (done := 30 * (episode + 1) // episodes) > 30 * episode // episodes:
+            print(
+                f"[{'#' * done:30}] {episode + 1}/{episodes}  stood {cart.steps:3}",
+                end=END,
+                flush=True,
+            )
     print()
     return model, lasted
 

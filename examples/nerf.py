@@ -10,11 +10,15 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 from typing import Any
 
 import webtorch as torch
 
 nn, F = torch.nn, torch.nn.functional
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 WIDTH, BANDS, SAMPLES, RAYS = 48, 4, 24, 128
 NEAR, FAR = 1.0, 3.0
@@ -117,8 +121,10 @@ def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[fl
     losses = []
     for step in range(steps):
         losses.append(update(*(t.to(device) for t in batch(step))).item())
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.4f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.4f}", end=END, flush=True
+            )
     print()
     return model, losses
 

@@ -24,6 +24,9 @@ import webtorch as torch
 
 nn, F = torch.nn, torch.nn.functional
 
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
+
 RATE, WINDOW, HOP = 8000, 256, 64  # samples a second, of a window, and between windows
 BINS, FRAMES, LETTERS = WINDOW // 2 + 1, 84, 10  # of a spectrum; at most in a word
 PITCH, WIDTH, FLOOR = 125.0, 64, 0.05
@@ -226,8 +229,10 @@ def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[fl
     for step in range(steps):
         losses.append(update(*(t.to(device) for t in batch(step))).item())
         schedule.step()
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end=END, flush=True
+            )
     print()
     return model, losses
 

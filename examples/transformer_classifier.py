@@ -11,11 +11,15 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import sys
 from typing import Any
 
 import webtorch as torch
 
 nn, F = torch.nn, torch.nn.functional
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 PAD, SYMBOLS, LONGEST = 0, 12, 12
 
@@ -89,8 +93,10 @@ def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[fl
         x, y = (t.to(device) for t in batch(step))
         losses.append(update(x, y).item())
         schedule.step()
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end=END, flush=True
+            )
     print()
     return model, losses
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from typing import Any
 
 import webtorch as torch
 
 nn, F = torch.nn, torch.nn.functional
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 KINDS = {
     "animal": ["cat", "dog", "horse", "cow", "goat", "duck"],
@@ -94,8 +98,10 @@ def train(steps: int, device: str, compiled: bool = False) -> tuple[Any, list[fl
     losses = []
     for step in range(steps):
         losses.append(update(*(t.to(device) for t in batch(step))).item())
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end=END, flush=True
+            )
     print()
     return model, losses
 

@@ -1,6 +1,6 @@
 """Real PyTorch on WebGPU: train a CNN on images of shapes, eagerly or compiled.
 
-    pip install "webtorch[torch]"
+    pip install ".[torch]"
     python examples/pytorch/cnn.py              # compiled, on "webgpu"
     python examples/pytorch/cnn.py --eager
     python examples/pytorch/cnn.py --quick      # a few steps, to see that it runs

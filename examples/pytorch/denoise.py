@@ -4,7 +4,7 @@ A small latent diffusion model: a U-Net with cross attention to a condition pred
 for a little while, and denoises latents step by step (DDIM), twice the batch at each step. With diffusers
 installed its UNet2DConditionModel takes the network's place unchanged.
 
-    pip install "webtorch[torch]"
+    pip install ".[torch]"
     python examples/pytorch/denoise.py [--quick] [--eager] [--half]
 """
 

@@ -4,7 +4,7 @@ The transformer first learns to fill in letters of short texts; then its head is
 to tell two kinds of text apart, its lower half frozen. Weights go through a file, as one would load
 published ones; with transformers installed, any of its models takes the network's place.
 
-    pip install "webtorch[torch]"
+    pip install ".[torch]"
     python examples/pytorch/fine_tune.py [--quick] [--eager]
 """
 

@@ -4,7 +4,7 @@ A small GPT learns a sentence, then writes. One step of generation is one progra
 the text: keys and values lie in a cache that the program writes in place, and the next token is drawn on
 the device, so that nothing is read back before the end.
 
-    pip install "webtorch[torch]"
+    pip install ".[torch]"
     python examples/pytorch/generate.py [--quick] [--eager]
 """
 

@@ -1,6 +1,6 @@
 """Real PyTorch on WebGPU: train a small network, eagerly and compiled.
 
-    pip install "webtorch[torch]"
+    pip install ".[torch]"
     python examples/pytorch/mlp.py            # on "webgpu"
     python examples/pytorch/mlp.py cpu        # the same numbers from PyTorch's own CPU kernels
 

@@ -1,6 +1,6 @@
 """Real PyTorch into a web page: the model and its training step run in the visitor's browser, on WebGPU.
 
-    pip install "webtorch[torch,cpu]"
+    pip install ".[torch,cpu]"
     python examples/pytorch/to_page.py site     # writes the folder `site`
     webtorch serve site
 

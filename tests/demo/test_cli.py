@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ from rich.console import Console
 
 from tests.conftest import need_device
 from webtorch import cli
-from webtorch.cli import doctor
+from webtorch.cli import doctor, serve
 from webtorch.cli.demo import digits, gpt
 from webtorch.cli.demo.progress import Meter
 from webtorch.runtime import disk
+from webtorch.runtime.backends import cpu
 from webtorch.runtime.backends.webgpu import AdapterInfo
+from webtorch.web.server import server
 
 LAVAPIPE = AdapterInfo(0, "llvmpipe", "Vulkan", "CPU", "Mesa", "Mesa 22", (), {}, None)
 CARD = AdapterInfo(0, "Card 9000", "Vulkan", "DiscreteGPU", "X", "X 1", (), {}, None)
@@ -114,7 +117,7 @@ def test_demo_gpt_trains_samples_and_reports(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["demo", "mnist"], "invalid choice"),
+        (["demo", "digitz"], "argument digits|gpt: invalid choice: 'digitz'"),
         (["demo", "--device", "cuda"], "'cuda' is no device"),
         (["demo", "--epochs", "0"], "not a whole number above 0"),
         (["demo", "--preset", "tiny"], "--preset is for `webtorch demo gpt`"),
@@ -167,6 +170,30 @@ def test_the_environment_chooses_a_device(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(doctor, "webgpu_adapters", lambda: [CARD])
     choice = doctor.choose_device()
     assert (choice.device, choice.reason) == ("cpu", "WEBTORCH_DEVICE says so")
+
+
+def test_a_port_that_was_asked_for_is_taken_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "index.html").write_text("", "utf-8")
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", lambda self: None)
+    command = ["serve", str(tmp_path), "--no-browser"]
+    with server(tmp_path) as other:
+        taken = other.server_address[1]
+        assert cli.main([*command, "--port", str(taken)]) == 1
+        assert f"--port {taken}: " in capsys.readouterr().err
+        monkeypatch.setattr(serve, "_PORT", taken)
+        assert cli.main(command) == 0
+    said = capsys.readouterr().out
+    assert f"port {taken} is another program's" in said and "is at http://127.0.0.1:" in said
+
+
+def test_a_processor_without_vector_code_says_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu.jit, "available", lambda: False)
+    assert "pip install numba" in doctor.choose_device("cpu").name
+    assert "pip install numba" in dict(doctor.versions())["CPU"]
 
 
 def test_cache_shows_what_is_kept_and_clears_it(

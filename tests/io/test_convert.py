@@ -99,6 +99,19 @@ def test_what_cannot_be_done_is_said(
     assert not (tmp_path / words[0]).exists()
 
 
+@pytest.mark.parametrize("nn", [torch.nn, webtorch.nn])
+def test_a_saved_model_is_refused_in_a_line(
+    nn: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "model.pt"
+    library = torch if nn is torch.nn else webtorch
+    library.save({"model": nn.Sequential(nn.Linear(2, 1))}, path)
+    assert main(["convert", str(path), str(tmp_path / "x.safetensors")]) == 2
+    said = capsys.readouterr().err
+    assert "container.Sequential" in said and "save `model.state_dict()`" in said
+    assert said.count("\n") == 1
+
+
 def test_nested_checkpoints_become_names_with_points(tmp_path: Path) -> None:
     path = tmp_path / "training.pt"
     moments = [{"m": webtorch.ones(2)}, {"m": webtorch.zeros(2), "step": 4}]

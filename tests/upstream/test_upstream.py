@@ -146,17 +146,23 @@ def test_causes() -> None:
 
 
 def test_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of which nothing is kept stay, and the last row is the sum of those that are written."""
+    """Rows of which nothing is kept stay, or fewer tests than they have; the last row is the sum of those written."""
     page = tmp_path / "upstream.md"
-    old = "| `test_b` | 9 of 10 | 90.0 % | 2 | 3 of 4 | 75.0 % | - |\n| all | 1 of 1 | 100.0 % | - | - | - | 7 |\n"
+    old = (
+        "| `test_b` | 9 of 10 | 90.0 % | 2 | 0 of 1 | 0.0 % | - |\n"
+        "| `test_c` | - | - | - | 1 of 2 | 50.0 % | - |\n"
+        "| all | 1 of 1 | 100.0 % | - | - | - | 7 |\n"
+    )
     page.write_text(f"before\n\n{report.TABLE}{old}\n## After\n")
     monkeypatch.setattr(report, "PAGE", page)
     results = {"x": {"outcome": "passed"}, "y": {"outcome": "failed", "message": "ValueError: 1"}}
-    report.write({"test_a": {"torch": results}, "test_b": {"torch": {"x": results["x"]}}})
+    sample = {"torch": {"x": results["x"]}}
+    report.write({"test_a": {"torch": results}, "test_b": sample, "test_c": sample})
     rows = [
         "| `test_a` | - | - | - | 1 of 2 | 50.0 % | - |",
         "| `test_b` | 9 of 10 | 90.0 % | 2 | 1 of 1 | 100.0 % | - |",
-        "| all | 9 of 10 | 90.0 % | 2 | 2 of 3 | 66.7 % | - |",
+        "| `test_c` | - | - | - | 1 of 2 | 50.0 % | - |",
+        "| all | 9 of 10 | 90.0 % | 2 | 3 of 5 | 60.0 % | - |",
     ]
     assert page.read_text() == "\n".join(
         [f"before\n\n{report.TABLE}{rows[0]}", *rows[1:], "\n## After\n"]

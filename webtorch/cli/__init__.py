@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     commands = _Commands(parser)
     for add in (
-        _demo, _serve, _playground, _check, _testpage, _doctor, _run, _convert, _tune, _cache,
+        _demo, _serve, _playground, _lite, _check, _testpage, _doctor, _run, _convert, _tune, _cache,
     ):  # fmt: skip
         add(commands)
     return parser
@@ -88,7 +88,9 @@ def _demo(commands: _Commands) -> None:
         "a CNN on handwritten digits; `gpt` is a character GPT on the source of Python's standard "
         "library.",
     )
-    command.add_argument("what", nargs="?", choices=("digits", "gpt"), default="digits")
+    command.add_argument(
+        "what", nargs="?", choices=("digits", "gpt"), default="digits", metavar="digits|gpt"
+    )
     command.add_argument(
         "--preset", choices=("tiny", "small", "base"),
         help="gpt: size of the model (default tiny; base has 10.7 million parameters)",
@@ -119,7 +121,7 @@ def _serve(commands: _Commands) -> None:
     )
     command.add_argument("folder", type=Path, metavar="DIR")
     command.add_argument(
-        "--port", type=_positive, default=8000, metavar="N", help="(default 8000; else a free one)"
+        "--port", type=_positive, metavar="N", help="(default 8000; else a free one)"
     )
     command.add_argument("--no-browser", action="store_true", help="print the address only")
 
@@ -136,6 +138,22 @@ def _playground(commands: _Commands) -> None:
         "--pyodide", type=Path, metavar="FOLDER",
         help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
     )  # fmt: skip
+
+
+def _lite(commands: _Commands) -> None:
+    command = commands.add(
+        "lite",
+        help="write JupyterLite with webtorch in its kernel",
+        description="Write a static folder with JupyterLite, whose kernel runs in the tab and in which `import torch` "
+        "means webtorch. Needs the extra webtorch[lite]. `webtorch serve DIR` shows it.",
+    )
+    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument(
+        "--pyodide",
+        type=Path,
+        metavar="FOLDER",
+        help="the npm package pyodide (default: as for playground)",
+    )
 
 
 def _check(commands: _Commands) -> None:

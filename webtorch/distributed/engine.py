@@ -21,7 +21,7 @@ Foreign: TypeAlias = Any
 
 MISSING = (
     "webtorch.distributed: processes are connected by PyTorch's Gloo, and PyTorch is not installed: "
-    "pip install 'webtorch[distributed]'"
+    "pip install torch==2.13.0"
 )
 
 

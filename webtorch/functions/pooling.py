@@ -669,13 +669,17 @@ def _adaptive_averaging(rank: int, doc: str, **fields: object) -> Composite[...,
     def function(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
         return _adaptive_avg(f"adaptive_avg_pool{rank}d", rank, input, output_size)
 
+    def pools(input: Tensor, output_size: int | Sequence[int | None] | None) -> bool:
+        """Whether PyTorch calls a function of its own, which saves the input, and not `mean`."""
+        sizes = (output_size,) if isinstance(output_size, int | None) else output_size
+        return set(sizes) != {1}
+
     def name(input: Tensor, output_size: int | Sequence[int | None] | None) -> str:
         """Return what PyTorch calls the gradient function."""
-        sizes = (output_size,) if isinstance(output_size, int | None) else output_size
-        alone = rank > 1 and set(sizes) == {1}
+        alone = rank > 1 and not pools(input, output_size)
         return "MeanBackward1" if alone else _named("AdaptiveAvgPool", rank)
 
-    fields |= {"refuses": NOT_FLOATS, "gradient_name": name, "vjp": _LINEAR}
+    fields |= {"refuses": NOT_FLOATS, "gradient_name": name, "vjp": _LINEAR, "once": pools}
     return ranked("adaptive_avg_pool", rank, doc, function, **fields)
 
 

@@ -577,7 +577,7 @@ def randint_like(
     function_in=TORCH,
     out="cast",
     drawn=True,
-    vjp=lambda _g, _out, mean, std, *_: _no_slopes(mean, std),
+    vjp=lambda g, _out, mean_shape, std_shape, *_: _no_slopes(g, mean_shape, std_shape),
 )
 def normal(
     mean: float | Tensor = 0.0,
@@ -626,9 +626,12 @@ def normal(
     return finish(noise * std + mean, requires_grad, out, "normal")
 
 
-def _no_slopes(*parameters: object) -> list[Any]:
-    """Return the gradients of parameters whose numbers do not change with them."""
-    return [creation.zeros_like(x) if isinstance(x, Tensor) else None for x in parameters]
+def _no_slopes(g: Tensor, *shapes: object) -> list[Any]:
+    """Return the gradients of parameters of these shapes, or numbers, whose results do not change with them."""
+    return [
+        creation.zeros(s, dtype=g.dtype, device=g.device) if isinstance(s, tuple) else None
+        for s in shapes
+    ]
 
 
 def _below(
@@ -652,7 +655,7 @@ def _drawn_below(drawn: Tensor, p: Tensor, message: str) -> Tensor:
     return demand(comparison.lt(drawn, p), holds, message)
 
 
-@composite(family="random", out="cast", drawn=True, vjp=lambda g, _out, *_: _no_slopes(g))
+@composite(family="random", out="cast", drawn=True, vjp=lambda g, _out, *_: _no_slopes(g, g._shape))
 def bernoulli(
     input: Tensor,
     p: float | None = None,

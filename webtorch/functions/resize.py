@@ -291,12 +291,25 @@ def _interpolate_name(
     return f"Upsample{kind}{input.ndim - 2}DBackward0"
 
 
+def _pools(
+    input: Tensor,
+    size: object = None,
+    scale_factor: object = None,
+    mode: str = "nearest",
+    *_: object,
+    **__: object,
+) -> bool:
+    """Whether this is adaptive pooling, and not a mean."""
+    return mode == "area" and set(_wanted(input, size, scale_factor, size is None)[0]) != {1}
+
+
 @composite(
     family="composite",
     function_in=FUNCTIONAL,
     torch="nn.functional.interpolate",
     autocast=Autocast(gpu="fp32"),
     gradient_name=_interpolate_name,
+    once=_pools,
     vjp=Anew(unread=("input",)),
     operators=(
         "upsample_nearest1d",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ def read_weights(path: FilePath) -> dict[str, Tensor]:
     elif place.suffix == ".gguf":
         found = dict(load_gguf(path, device="cpu").tensors)
     elif place.suffix in _PYTORCH:
-        loaded = load(path, map_location="cpu")
+        loaded = _loaded(place)
         # What training loops put around a model's own.
         inner = loaded.get("state_dict") if isinstance(loaded, Mapping) else None
         found = dict(_tensors(inner if isinstance(inner, Mapping) else loaded, ""))
@@ -45,6 +46,19 @@ def read_weights(path: FilePath) -> dict[str, Tensor]:
     if not found:
         raise ConvertError(f"{place}: holds no tensors")
     return found
+
+
+def _loaded(place: Path) -> Any:
+    try:
+        return load(place, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        unknown = re.search(r"holds an object of '?([\w.]+)", str(error))
+        if unknown is None:
+            raise ConvertError(str(error)) from error
+        raise ConvertError(
+            f"{place}: holds an object of {unknown[1]}, and making that would run code; of weights alone it can be "
+            "read: save `model.state_dict()`, not the model"
+        ) from error
 
 
 def _tensors(item: object, name: str) -> Iterator[tuple[str, Tensor]]:

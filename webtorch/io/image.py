@@ -1,6 +1,6 @@
 """Images: PNG, JPEG and what else Pillow reads, as uint8 tensors (channels, height, width). Floor 6.
 
-Names and shapes are torchvision's. Needs Pillow (`pip install "webtorch[images]"`).
+Names and shapes are torchvision's. Needs Pillow (`pip install pillow`).
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ def _pillow(what: str) -> Any:
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:
-        raise ImportError(
-            f"{what} needs Pillow: pip install 'webtorch[images]'", name="PIL"
-        ) from error
+        raise ImportError(f"{what} needs Pillow: pip install pillow", name="PIL") from error
 
 
 def _mode(mode: Any) -> ImageReadMode:

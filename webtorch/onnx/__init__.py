@@ -1,6 +1,6 @@
 """`webtorch.onnx`: modules as ONNX files, and ONNX files as modules. Floor 6.
 
-Both need the onnx package (`pip install "webtorch[onnx]"`), which is loaded when one is used.
+Both need the onnx package (`pip install onnx`), which is loaded when one is used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
         if error.name not in ("onnx", "google", "google.protobuf"):
             raise
         raise ImportError(
-            f"webtorch.onnx.{name} needs the onnx package: pip install 'webtorch[onnx]'",
+            f"webtorch.onnx.{name} needs the onnx package: pip install onnx",
             name=error.name,
         ) from error
     found = getattr(home, name)

@@ -188,8 +188,8 @@ class Op:
     # What the rule here takes of them then keeps its values.
     saves_values: bool = False
     # Whether a backward pass uses up its gradient function though that saves no tensor: PyTorch saves one, such as a
-    # number that it makes a tensor of.
-    once: bool = False
+    # number that it makes a tensor of. Of a composite also a function of the call's arguments that tells it.
+    once: bool | Callable[..., bool] = False
     # What `out=` may be, or a function of the call's arguments that tells it.
     out: OutRule | Callable[..., OutRule] = "exact"
     # Whether the function in nn.functional takes `out=` too, as those in torch and its libraries do.

@@ -363,14 +363,14 @@ def composed(
     title: str | Callable[..., str] | None,
     renamed: Mapping[str, str] | None = None,
     own_view: bool = False,
-    once: bool = False,
+    once: bool | Callable[..., bool] = False,
 ) -> Run:
     """Return a call whose results show one gradient function, named `title`, and are no views of
     what it made itself, unless `own_view` says so.
 
     A callable `title` is given the arguments of the call; without one, functions keep their names. What
     is computed backward stays as it is. `renamed`: other names of parameters, and the function's own. `once`: a
-    backward pass uses the function up.
+    backward pass uses the function up, or a function of the arguments that tells whether it does.
     """
 
     unchanged = title is None and own_view and not once
@@ -397,9 +397,10 @@ def composed(
             fn = getattr(t, "_grad_fn", None) if first else None
             # An older function is an input's: the operation returned its input.
             if fn is not None and fn.sequence > first:
-                if once and not fn.saved:
+                used_up = once if isinstance(once, bool) else once(*args, **kwargs)
+                if used_up and not fn.saved:
                     fn.saved = ONCE
-                elif not once and fn.saved is NUMBER:
+                elif not used_up and fn.saved is NUMBER:
                     # Where PyTorch itself calls with a number, it makes no tensor of that.
                     fn.saved = ()
                 if title is None:

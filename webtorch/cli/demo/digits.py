@@ -46,7 +46,7 @@ def load_digits() -> Digits:
     except ImportError as error:
         raise DataError(
             "the digits are those that scikit-learn ships, and it is not installed: "
-            'pip install "webtorch[demo]"'
+            "pip install scikit-learn"
         ) from error
     data = sklearn_digits()
     images: list[list[float]] = (data.data / 16.0).tolist()

@@ -23,7 +23,7 @@ Engine = Literal["naga", "dawn"]
 # The value of WEBTORCH_WEBGPU -> the module, and what to install for it.
 _MODULES: dict[BindingName, tuple[str, str]] = {
     "wgpu": ("wgpu", 'pip install "wgpu>=0.32,<0.33"'),
-    "dawn": ("wgpudawn", 'pip install "webtorch[dawn]"'),
+    "dawn": ("wgpudawn", 'pip install "wgpudawn>=0.32,<0.33"'),
     # Python in a page (Pyodide).
     "browser": ("webtorch.runtime.backends.webgpu.browser", "it is part of webtorch"),
 }
