@@ -19,6 +19,12 @@ let judging = null;
 let batches = {};
 let resultName = null;
 let running = false;
+// Which run it is: a loop ends when another one begins.
+let turn = 0;
+// Whether the weights began at random numbers here.
+let fresh = false;
+// Of each other number that a step gives: its latest values.
+const others = new Map();
 let started = 0;
 let startedAt = 0;
 let looked = 0;
@@ -44,9 +50,12 @@ function say(words, bad = false) {
 
 function fail(error) {
   running = false;
-  $("run").textContent = "Run";
+  $("run").textContent = doing();
   say(error.message, true);
 }
+
+/** Return what the button does when nothing runs. */
+const doing = () => (!model?.functions[training]?.writes ? "Run" : model.program.initial && !fresh ? "Continue" : "Train");
 
 /** Return the mean of the steps around one. */
 function mean(values, at) {
@@ -74,12 +83,13 @@ function draw(at = null) {
   const step = 10 ** Math.floor(Math.log10(high - low));
   const tick = (high - low) / step > 5 ? 2 * step : (high - low) / step > 2 ? step : step / 2;
   [low, high] = [Math.floor(low / tick) * tick, Math.ceil(high / tick) * tick];
-  const last = Math.max(values.length - 1, 9);
+  const last = Math.max(values.length - 1, 8);
   const x = (i) => left + ((width - left - right) * i) / last;
   const y = (v) => top + (height - top - bottom) * (1 - (v - low) / (high - low));
+  if (!finite.length) add("text", { class: "empty", x: (left + width) / 2, y: height / 2, "text-anchor": "middle" }, "Each step adds a point here");
   for (let v = low; v <= high + tick / 2; v += tick) {
     add("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) });
-    add("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, String(Number(v.toPrecision(6))));
+    if (finite.length) add("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, String(Number(v.toPrecision(6))));
   }
   for (let i = 0; i <= 4; i++) {
     const s = Math.round((last * i) / 4);
@@ -135,15 +145,25 @@ async function step() {
   const outputs = await model[training](given[values.length % given.length]);
   if (resultName) show(outputs[resultName].data[0]);
   else show(NaN, summary(outputs));
+  for (const [name, latest] of others) {
+    latest.push(outputs[name].data[0]);
+    if (latest.length > 2 * HALF) latest.shift();
+    const mean = latest.reduce((sum, v) => sum + v, 0) / latest.length;
+    if (name === beside()) $("size").textContent = /^acc/i.test(name) ? `${(100 * mean).toFixed(1)} %` : text(mean);
+  }
 }
+
+/** Return the second number of a training step, which has the fourth figure where no function of its own judges. */
+const beside = () => (judging ? null : ([...others.keys()][0] ?? null));
 
 async function run() {
   running = !running;
-  $("run").textContent = running ? "Pause" : "Run";
+  const mine = ++turn;
+  $("run").textContent = running ? "Pause" : doing();
   [started, startedAt] = [values.length, performance.now()];
   try {
     let drawn = 0;
-    while (running) {
+    while (running && mine === turn) {
       await step();
       if (performance.now() - drawn > 50) {
         draw();
@@ -153,8 +173,27 @@ async function run() {
         await new Promise(requestAnimationFrame);
       }
     }
+    if (mine !== turn) return;
     draw();
     await look();
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/** Train from the weights before any training. */
+async function startFromRandom() {
+  running = false;
+  turn++;
+  try {
+    await model.loadState(inline("initial.safetensors") ?? (await fetchFile(new URL("./", location.href), "initial.safetensors")));
+    fresh = true;
+    values.length = 0;
+    for (const latest of others.values()) latest.length = 0;
+    $("values").replaceChildren();
+    $("steps").textContent = "0";
+    await look();
+    await run();
   } catch (error) {
     fail(error);
   }
@@ -200,6 +239,9 @@ function describe() {
       return row;
     }),
   );
+  // Where no step has a line of a program, there is no column of them.
+  const lines = rows.some((row) => row.cells[2].textContent);
+  for (const row of [...rows, $("program").parentElement.tHead.rows[0]]) row.cells[2].hidden = !lines;
   $("program").replaceChildren(...rows);
   $("summary").textContent = Object.entries(model.functions).map(([name, f]) => `${name}: ${parts(f).length} ${model.device === "cpu" ? "calls" : "dispatches"}`).join(", ");
   const size = bytesText(model.program.states.reduce((sum, s) => sum + s.bytes, 0));
@@ -212,7 +254,7 @@ async function measure() {
     const { rows } = await model.profile(name, batches[name]?.[0] ?? (await given()));
     rows.forEach((row, i) => {
       const cell = document.querySelector(`[data-step="${CSS.escape(`${name}.${i}`)}"] td:last-child`);
-      cell.textContent = (row.ms * 1e3).toPrecision(3);
+      cell.textContent = rate(row.ms * 1e3);
     });
   } catch (error) {
     fail(error);
@@ -281,7 +323,11 @@ function imageInput(argument, example) {
   const canvas = make("canvas", { className: "draw", title: "Draw here" });
   canvas.setAttribute("aria-label", `${argument.name}: draw here`);
   const top = dtype === "uint8" ? 255 : 1;
-  const redraw = () => paint(canvas, { data: batch, shape }, 0, dtype);
+  const hint = make("span", { textContent: "Draw here" });
+  const redraw = () => {
+    paint(canvas, { data: batch, shape }, 0, dtype);
+    hint.hidden = batch.subarray(0, size).some((v) => v !== 0);
+  };
   let shownExample = 0;
   const put = (values) => {
     batch.set(values, 0);
@@ -342,7 +388,7 @@ function imageInput(argument, example) {
   if (example && channels === 3) put(Array.from(example.data.slice(0, size), Number));
   else redraw();
   readers.set(argument.name, () => ({ data: dtype === "uint8" ? Array.from(batch, Math.round) : batch, shape }));
-  return make("div", { className: "drawing" }, canvas, buttons);
+  return make("div", { className: "drawing" }, make("div", { className: "pad" }, canvas, hint), buttons);
 }
 
 function textInput(argument, example) {
@@ -386,8 +432,10 @@ function addInputs() {
   const parts = description.arguments.map((argument) => {
     const beside = example[argument.name];
     const editor = argument.kind === "image" ? imageInput(argument, beside) : isText(argument) ? textInput(argument, beside) : numbersInput(argument, beside);
-    const form = `${argument.name} · ${argument.dtype}[${argument.shape.join(", ")}]`;
-    return make("fieldset", {}, make("legend", { textContent: form }), editor);
+    const [height, width] = argument.shape.slice(-2);
+    const form = argument.kind === "image" ? `a picture of ${width} × ${height}` : isText(argument) ? "text" : argument.kind === "integers" ? "whole numbers" : "numbers";
+    const legend = make("legend", { textContent: `${argument.name}: ${form}`, title: `${argument.dtype}[${argument.shape.join(", ")}]` });
+    return make("fieldset", {}, legend, editor);
   });
   for (const { name, value } of description.numbers) {
     const field = make("input", { type: "number", step: "any", value: String(value) });
@@ -397,7 +445,7 @@ function addInputs() {
   }
   $("inputs").replaceChildren(...parts);
   const writes = textOutput() !== null;
-  $("ask").textContent = writes ? "Write" : "Run";
+  $("ask").textContent = writes ? "Write" : "Answer";
   $("ask").addEventListener("click", () => (writes ? write() : answer()));
 }
 
@@ -545,18 +593,25 @@ async function look() {
   const scores = scoresOutput();
   if (!(image && scores) && !wording) return;
   const outputs = await model[answering](batch);
+  let score = "";
   if (image && scores) {
     const { data, shape } = outputs[scores.name];
     const count = Math.min(24, elementsOf(image.shape.slice(0, -3)));
     const size = shape.at(-1);
+    const { targets } = model.program;
+    let right = 0;
     const nodes = Array.from({ length: count }, (_, i) => {
       const canvas = document.createElement("canvas");
       paint(canvas, batch[image.name], i, image.dtype);
       const parts = shares(Array.from(data.slice(i * size, (i + 1) * size)));
       const best = parts.indexOf(Math.max(...parts));
-      return make("figure", {}, canvas, make("figcaption", { textContent: `${labelOf(best)} · ${Math.round(100 * parts[best])} %` }));
+      const read = `${labelOf(best)} · ${Math.round(100 * parts[best])} %`;
+      const wrong = targets && targets[i] !== best;
+      right += !wrong;
+      return make("figure", {}, canvas, make("figcaption", { textContent: wrong ? `${read}, is ${labelOf(targets[i])}` : read, className: wrong ? "wrong" : "" }));
     });
     $("samples").replaceChildren(...nodes);
+    score = targets ? `, ${right} of ${count} right` : "";
   } else {
     const { input, output } = wording;
     const length = input.shape.at(-1);
@@ -564,15 +619,16 @@ async function look() {
       const row = outputs[output.name].data.slice(t * vocabulary.length, (t + 1) * vocabulary.length);
       return row.indexOf(Math.max(...row));
     });
-    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("");
+    // Line breaks are shown, so that both lines stay one above the other.
+    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
     $("samples").className = "text";
     $("samples").replaceChildren(
-      make("pre", { textContent: `reads    ${JSON.stringify(words(Array.from(batch[input.name].data.slice(0, length))))}` }),
-      make("pre", { textContent: `expects  ${JSON.stringify(words(best))}` }),
+      make("pre", { textContent: `reads    ${words(Array.from(batch[input.name].data.slice(0, length)))}` }),
+      make("pre", { textContent: `expects  ${words(best)}` }),
     );
   }
   $("sampling").hidden = false;
-  $("sampled").textContent = values.length ? `after ${values.length} steps` : "before any step here";
+  $("sampled").textContent = (values.length ? `after ${values.length} steps` : "before any step here") + score;
 }
 
 // --- start ------------------------------------------------------------------------------------------------------------
@@ -605,7 +661,13 @@ async function start() {
   say([`Ready on ${model.deviceName}.`, model.reason].filter(Boolean).join(" "));
   if (training) {
     $("training").hidden = false;
-    resultName = model.functions[training].returns.find(isOne)?.name ?? null;
+    const numbers = model.functions[training].returns.filter(isOne).map((r) => r.name);
+    resultName = numbers.shift() ?? null;
+    for (const name of numbers) others.set(name, []);
+    if (beside()) [$("fourth-name").textContent, $("size").textContent] = [beside(), "–"];
+    $("run").textContent = doing();
+    $("random").hidden = !model.program.initial;
+    if (model.program.initial) $("reset").textContent = "Trained weights";
     $("chart-name").textContent = $("last-name").textContent = resultName ?? "Result";
     if (perStep() > 1) $("speed-unit").textContent = "examples/s";
     if (!resultName) {
@@ -632,6 +694,7 @@ async function start() {
   $("profile").disabled = !(batches[training ?? answering].length || answering);
   $("profile").addEventListener("click", measure);
   $("run").addEventListener("click", run);
+  $("random").addEventListener("click", startFromRandom);
   $("once").addEventListener("click", () => step().then(() => (draw(), look())).catch(fail));
   $("reset").addEventListener("click", async () => {
     running = false;
@@ -659,7 +722,7 @@ async function start() {
     if (!values.length) return;
     const box = $("chart").getBoundingClientRect();
     const share = (event.clientX - box.left - 52) / (box.width - 60);
-    const at = Math.round(share * Math.max(values.length - 1, 9));
+    const at = Math.round(share * Math.max(values.length - 1, 8));
     draw(Math.max(0, Math.min(values.length - 1, at)));
   });
   $("chart").addEventListener("pointerleave", () => draw());
